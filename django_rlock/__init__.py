@@ -1,0 +1,1 @@
+"""Distributed locks for Django and Celery, equal to Redisson's in Redis."""
