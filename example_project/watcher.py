@@ -1,0 +1,43 @@
+"""Runs one server and ends it when told to, or when the process that asked for it has ended, by SIGKILL too.
+
+    python watcher.py <pid of that process> <folder of the server> <command> ...
+
+Linux's PR_SET_PDEATHSIG would not do: it fires when the *thread* that started the server ends. The exit
+status stays uncollected until the end, so the pid that is printed remains the server's own. The server
+inherits the pipe that this line goes through, and the watcher closes its copy: end of file in that pipe means
+that the server has ended.
+"""
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+
+CHECK_INTERVAL = 1.0
+"""Seconds between two looks at the parent, whose forks may hold its end of our standard input open."""
+
+
+def main(parent: str, folder: str, *command: str) -> None:
+    """Print the server's pid, wait for one byte on standard input, and end the server."""
+    server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL)
+    sys.stdout.write(f"{server.pid}\n")
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    told = _wait_for_word(int(parent))
+    server.kill()
+    server.wait()
+    if not told:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for_word(parent: int) -> bool:
+    """Whether the parent told us to end; False when it has ended itself."""
+    while os.getppid() == parent:
+        if select.select([0], [], [], CHECK_INTERVAL)[0]:
+            return bool(os.read(0, 1))
+    return False
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
