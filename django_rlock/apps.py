@@ -1,0 +1,16 @@
+"""Wires what registers itself: the checks."""
+
+from django.apps import AppConfig
+from django.core import checks
+from django.utils.translation import gettext_lazy as _
+
+
+class RLockConfig(AppConfig):
+    name = "django_rlock"
+    verbose_name = _("Distributed locks")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_rlock.checks import check_settings
+
+        checks.register(check_settings, checks.Tags.caches)

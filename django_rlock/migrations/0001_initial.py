@@ -1,0 +1,31 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    """Gives the model without a table its content type, which the permissions and the admin's log refer to."""
+
+    initial = True
+    dependencies = []
+    operations = [
+        migrations.CreateModel(
+            name="Lock",
+            fields=[
+                (
+                    "id",
+                    models.CharField(
+                        max_length=1000, primary_key=True, serialize=False, verbose_name="alias and name"
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "lock",
+                "verbose_name_plural": "locks",
+                "managed": False,
+                "default_permissions": (),
+                "permissions": [
+                    ("view_lock", "Can view locks, their holders and who waits for them"),
+                    ("force_release_lock", "Can free a lock that somebody else holds"),
+                ],
+            },
+        ),
+    ]
