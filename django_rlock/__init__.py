@@ -1,1 +1,23 @@
 """Distributed locks for Django and Celery, equal to Redisson's in Redis."""
+
+from django_rlock.exceptions import (
+    KeyTemplateError,
+    LockLostError,
+    LockNotOwnedError,
+    LockTimeoutError,
+    LockUnavailableError,
+    RLockError,
+)
+from django_rlock.locks import FairLock, RLock, rlock
+
+__all__ = [
+    "FairLock",
+    "KeyTemplateError",
+    "LockLostError",
+    "LockNotOwnedError",
+    "LockTimeoutError",
+    "LockUnavailableError",
+    "RLock",
+    "RLockError",
+    "rlock",
+]

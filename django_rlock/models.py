@@ -1,11 +1,11 @@
-"""A model without a table: the locks live in Redis, Django keeps their permissions and their place in the admin."""
+"""A model without a table: locks live in Redis, Django keeps their permissions and their place in the admin."""
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 
 class Lock(models.Model):
-    """One lock, as the admin and its log name it: ``<alias>/<name>``. Never read from or written to a database."""
+    """One lock, as the admin and its log name it: ``<alias>/<name>``. Never read from a database."""
 
     id = models.CharField(_("alias and name"), primary_key=True, max_length=1000)
 

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    """Gives the model without a table its content type, which the permissions and the admin's log refer to."""
+    """Gives the model without a table its content type, for permissions and the log."""
 
     initial = True
     dependencies = []

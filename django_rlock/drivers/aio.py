@@ -1,0 +1,74 @@
+"""The asyncio driver: commands are awaited on the running loop's own connections.
+
+Waiting goes through the process's one listener, whose thread wakes tasks as well; renewal and clean-up are the
+background thread's, so a loop that is stalled for a while does not lose its locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from django_rlock.connections import async_pool
+from django_rlock.drivers import pubsub
+from django_rlock.drivers.base import ScriptDriver, Waiter, check_nonce
+from django_rlock.drivers.identity import Owner, task_owner
+
+
+class AsyncDriver(ScriptDriver):
+    """Awaits real asyncio I/O; the owner is the running task."""
+
+    def owner(self) -> Owner:
+        return task_owner()
+
+    async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
+        pool = await async_pool(self.using)
+        connection = await pool.get_connection()
+        limit = connection.socket_timeout or 5.0
+        try:
+            await connection.send_packed_command([packed])
+            reply = await connection.read_response(disable_decoding=True, timeout=min(timeout, limit))
+            return check_nonce(reply, nonce)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def overhear(self, channel: str, token: str | None) -> Waiter | None:
+        return pubsub.listener(self.using).overhear(channel, token, pubsub.TaskWaiter)
+
+    async def listen(self, channel: str, token: str | None) -> Waiter:
+        listener = await asyncio.to_thread(pubsub.listener, self.using)
+        waiter = pubsub.TaskWaiter(listener, channel, token)
+        listener.join(waiter)
+        try:
+            await asyncio.to_thread(listener.settle, channel)
+        except BaseException:
+            waiter.close()
+            raise
+        return waiter
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.to_thread(function, *args)
+
+
+@lru_cache(maxsize=None)
+def async_driver(using: str) -> AsyncDriver:
+    """The driver for callers in asyncio tasks."""
+    return AsyncDriver(using)
+
+
+def _reset_on_setting(*, setting: str, **_: object) -> None:
+    if setting in {"RLOCK", "CACHES"}:
+        async_driver.cache_clear()
+
+
+setting_changed.connect(_reset_on_setting, dispatch_uid="django_rlock.drivers.aio")

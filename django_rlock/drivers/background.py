@@ -1,0 +1,135 @@
+"""The one background thread of a process. It runs jobs that others register: renewal, beats, reports, clean-up.
+
+It sleeps while nothing is held or waited for. The acquire path tells it by ``wake_by`` when it is needed, which costs
+one comparison when the thread will be up by then anyway.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+logger = logging.getLogger("django_rlock.background")
+
+Job = Callable[[float], float]
+"""Called with the monotonic time; answers when it wants to run next (math.inf: only when others do)."""
+
+SLOWEST_TICK = 1.0
+"""The longest sleep between two rounds while there is work, in seconds."""
+_IDLE_ROUNDS = 5
+_EXIT_BUDGET = 1.0
+
+_jobs: list[Job] = []
+_exit_jobs: list[Callable[[], None]] = []
+
+
+def add_job(job: Job) -> None:
+    """Have a job called in each round. What it raises is logged."""
+    _jobs.append(job)
+
+
+def add_exit_job(job: Callable[[], None]) -> None:
+    """Have a job called when the interpreter ends, after the deferred calls, while the time budget lasts."""
+    _exit_jobs.append(job)
+
+
+def defer(attempt: Callable[[], None], until: float) -> None:
+    """Have the thread call ``attempt`` until it raises nothing, or the monotonic time ``until`` has come."""
+    _loop.deferred.append((attempt, until))
+    _loop.nudge()
+
+
+def wake_by(due: float) -> None:
+    """Make sure that a round begins at the monotonic time ``due``, or before."""
+    if due < _loop.wakes_at:
+        _loop.nudge()
+
+
+class _Loop:
+    def __init__(self) -> None:
+        self.wakes_at = math.inf
+        self.deferred: deque[tuple[Callable[[], None], float]] = deque()
+        self._bell = threading.Event()
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def nudge(self) -> None:
+        self._bell.set()
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        with self._mutex:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="rlock-background", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            self._bell.clear()
+            # Whatever comes during the round rings the bell, since the round may have looked too early to see it.
+            self.wakes_at = math.inf
+            due = self.round()
+            # After some rounds without work the thread sleeps until it is needed; not at once, because locks that
+            # are taken and released in quick succession would wake it each time.
+            idle = idle + 1 if due == math.inf else 0
+            if idle <= _IDLE_ROUNDS:
+                due = min(due, time.monotonic() + SLOWEST_TICK)
+            self.wakes_at = due
+            self._bell.wait(None if due == math.inf else max(due - time.monotonic(), 0))
+
+    def round(self) -> float:
+        """Run all that is due; answer when the next round should begin."""
+        due = self._run_deferred()
+        for job in list(_jobs):
+            try:
+                due = min(due, job(time.monotonic()))
+            except Exception:
+                logger.exception("A background job failed; it runs again in the next round.")
+                due = min(due, time.monotonic() + SLOWEST_TICK)
+        return due
+
+    def _run_deferred(self) -> float:
+        for _ in range(len(self.deferred)):
+            attempt, until = self.deferred.popleft()
+            try:
+                attempt()
+            except Exception as error:
+                if time.monotonic() < until:
+                    self.deferred.append((attempt, until))
+                else:
+                    logger.warning(
+                        "Gave up on cleaning up a lock, which frees itself by its lease: %s", error
+                    )
+        return time.monotonic() + SLOWEST_TICK / 2 if self.deferred else math.inf
+
+
+_loop = _Loop()
+
+
+def _after_fork() -> None:
+    global _loop  # noqa: PLW0603 - a child has neither the parent's thread nor its duties
+    _loop = _Loop()
+
+
+def _at_exit() -> None:
+    give_up_at = time.monotonic() + _EXIT_BUDGET
+    _loop._run_deferred()
+    for job in _exit_jobs:
+        if time.monotonic() < give_up_at:
+            try:
+                job()
+            except Exception as error:
+                logger.info("Not cleaned up at exit: %s", error)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

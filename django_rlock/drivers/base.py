@@ -1,0 +1,234 @@
+"""The driver protocol, and the part that all drivers share: sending one script call until its outcome is known.
+
+Scripts are idempotent (they are told absolute counts), so a call whose reply was lost is simply sent again. A reply is
+believed only when it echoes the call's nonce: a connection that comes from a pool may still hold another command's
+reply, after a signal interrupted whoever used it last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Coroutine
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar
+
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError as RedisConnectionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+)
+
+from django_rlock.drivers.identity import Owner
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.scripts import Script
+
+T = TypeVar("T")
+
+REPLY_GRACE = 1.0
+"""How long a call may take beyond its caller's deadline, in seconds, so that trying once leaves time for an answer."""
+PATIENCE = 30.0
+"""How long a call without a deadline outlasts an unreachable server, in seconds."""
+_BACKOFF = 0.05, 1.0
+_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
+
+_nonces = itertools.count(int.from_bytes(os.urandom(4)))
+
+
+class ScriptCall:
+    """One script with its keys and arguments (without the nonce), for the lock called ``name``.
+
+    ``sends`` counts how often it went to the server; ``sent_at`` is the monotonic time of the last time, in seconds.
+    """
+
+    __slots__ = ("args", "keys", "name", "script", "sends", "sent_at")
+
+    def __init__(self, name: str, script: Script, keys: tuple[str, ...], args: tuple[str | int, ...]) -> None:
+        self.name = name
+        self.script = script
+        self.keys = keys
+        self.args = args
+        self.sends = 0
+        self.sent_at = 0.0
+
+
+class Waiter(Protocol):
+    """Somebody who sleeps until a wake-up comes; one wake-up is kept when it comes early."""
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Sleep until woken (True) or for ``timeout`` seconds (False); None sleeps until woken."""
+
+    def wake(self) -> None:
+        """Wake it, from any thread."""
+
+    def close(self) -> None:
+        """Leave; a wake-up that it did not use goes to the next waiter of its channel."""
+
+
+class Driver(Protocol):
+    """What a lock's flow needs from the outside world. Every coroutine of a blocking driver blocks instead."""
+
+    def now(self) -> float:
+        """Monotonic time, in seconds."""
+
+    def owner(self) -> Owner:
+        """Who is asking."""
+
+    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+        """Run a script and return its reply, nonce first.
+
+        Connection failures are retried until the monotonic time ``until`` (None: for PATIENCE seconds).
+        LockUnavailableError when the server cannot be asked or refuses.
+        """
+
+    def overhear(self, channel: str, token: str | None) -> Waiter | None:
+        """A waiter on a channel that this process listens to already; else None."""
+
+    async def listen(self, channel: str, token: str | None) -> Waiter:
+        """A waiter on a channel, once the server has confirmed the subscription.
+
+        It is woken by messages that equal ``token``; None takes its turn among the waiters for any message.
+        """
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a blocking function without blocking an event loop."""
+
+
+def run_sync(coro: Coroutine[Any, Any, T]) -> T:
+    """Run to its end a coroutine that never suspends, because its driver blocks."""
+    try:
+        coro.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    coro.close()
+    raise RuntimeError("A lock's flow suspended under a blocking driver.")
+
+
+class ScriptDriver:
+    """Runs script calls over an exchange of bytes, which the sync and the asyncio driver each bring."""
+
+    now = staticmethod(time.monotonic)
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
+        """Send one command and read its reply, within ``timeout`` seconds or the connection's own limit.
+
+        Any exception in between closes the connection. StaleReplyError when the reply does not echo the nonce.
+        """
+        raise NotImplementedError
+
+    async def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+        nonce = next_nonce()
+        call.sends += 1
+        call.sent_at = now = self.now()
+        try:
+            return await self.exchange(pack(call, nonce), nonce, _time_left(until, now))
+        except (RedisError, OSError) as error:
+            failure: Exception = error
+        return await self._run_again(call, until, failure)
+
+    async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:
+        give_up_at = call.sent_at + PATIENCE if until is None else until
+        pause = 0.0
+        verb = "EVALSHA"
+        while True:
+            if isinstance(failure, NoScriptError):
+                verb = "EVAL"
+            elif _is_final(failure) and call.sends > 1:
+                # Even an error reply may be another command's; only a second one, on a new connection, counts.
+                raise unavailable(call.name, failure) from failure
+            else:
+                pause = await self._pause(call, pause, give_up_at, failure)
+            nonce = next_nonce()
+            call.sends += 1
+            call.sent_at = now = self.now()
+            try:
+                return await self.exchange(pack(call, nonce, verb), nonce, _time_left(give_up_at, now))
+            except (RedisError, OSError) as error:
+                failure = error
+
+    async def _pause(self, call: ScriptCall, pause: float, give_up_at: float, failure: Exception) -> float:
+        """Sleep before the next try, and answer how long; the first retry comes at once."""
+        if call.sends == 1 and not isinstance(failure, RedisTimeoutError):
+            return 0.0
+        now = self.now()
+        if now >= give_up_at:
+            raise unavailable(call.name, failure) from failure
+        pause = min(max(pause * 2, _BACKOFF[0]), _BACKOFF[1])
+        await self.sleep(min(pause * random.uniform(0.5, 1.0), give_up_at - now))  # noqa: S311 - jitter
+        return pause
+
+
+monotonic = time.monotonic
+"""The clock of all deadlines, in seconds; wall clocks may be set back."""
+
+
+def next_nonce() -> bytes:
+    """What a reply must echo; never the same twice in a process."""
+    return b"%d" % next(_nonces)
+
+
+def _time_left(until: float | None, now: float) -> float:
+    return math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE
+
+
+class StaleReplyError(RedisConnectionError):
+    """A reply that belongs to another command."""
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether trying again cannot help: the server understood and refused."""
+    if isinstance(
+        error, RedisConnectionError | RedisTimeoutError | OSError | BusyLoadingError | ReadOnlyError
+    ):
+        return type(error).__name__.startswith("Authentication")
+    return isinstance(error, ResponseError) and not str(error).startswith(_PASSING)
+
+
+def unavailable(name: str, error: Exception) -> LockUnavailableError:
+    """The error for a server that cannot be asked, or that refuses, with advice where the reason is known."""
+    text = str(error)
+    advice = None
+    if "WRONGTYPE" in text:
+        text = "the key under its name holds another type of value, not a lock"
+        advice = "Nothing was changed; use another lock name or KEY_PREFIX, or delete that key yourself."
+    elif "OOM" in text or type(error).__name__ == "OutOfMemoryError":
+        advice = "Nothing was locked; raise maxmemory or free some, and keep locks away from a full cache."
+    elif type(error).__name__ in {"NoPermissionError", "AuthenticationError"} or "NOPERM" in text:
+        advice = "Nothing was locked; check the credentials and the ACL of the Redis user."
+    return LockUnavailableError(name, reason=text.rstrip("."), advice=advice)
+
+
+def check_nonce(reply: Any, nonce: bytes) -> list[Any]:
+    """The reply itself, when it is this call's."""
+    if isinstance(reply, list) and reply and reply[0] == nonce:
+        return reply
+    raise StaleReplyError("The connection held a reply of another command; it was closed.")
+
+
+def pack(call: ScriptCall, nonce: bytes, verb: str = "EVALSHA") -> bytes:
+    """The call as the server reads it (RESP). Twice as fast as a general packer, since the head is kept."""
+    parts = [_head(verb, call.script, call.keys, len(call.args)), b"$%d\r\n%b\r\n" % (len(nonce), nonce)]
+    for arg in call.args:
+        data = str(arg).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=4096)
+def _head(verb: str, script: Script, keys: tuple[str, ...], args: int) -> bytes:
+    words = [verb, script.sha if verb == "EVALSHA" else script.source, str(len(keys)), *keys]
+    packed = (b"$%d\r\n%b\r\n" % (len(data), data) for data in (word.encode() for word in words))
+    return b"*%d\r\n" % (len(words) + 1 + args) + b"".join(packed)

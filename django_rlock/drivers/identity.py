@@ -1,0 +1,121 @@
+"""Who is asking: the owner of a lock is a thread, a task or a greenlet of one process.
+
+On the wire an owner is ``<client id>:<number>``, plus ``:<label>`` where one is set (a Celery task's id). The client id
+is new in every process and after every fork. The number belongs to one thread, task or greenlet for its life, and is
+never used twice: the system recycles thread idents and ``id()``, so both are kept out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+
+class Owner:
+    """One thread, task or greenlet. It lives as long as that does, so a weak reference tells when it ended.
+
+    ``serial`` never changes. ``name`` is the wire name, which may. ``place`` is what reports call it.
+    """
+
+    __slots__ = ("__weakref__", "label", "name", "place", "serial")
+
+    def __init__(self, place: str) -> None:
+        self.serial = next(_process.numbers)
+        self.place = place
+        self.label = ""
+        self.renew_name()
+
+    def renew_name(self) -> None:
+        """Take a fresh wire name, so that late commands under the old one can do no harm.
+
+        Called when the outcome of a command is unknown: it may still reach the server after those that follow.
+        Holds keep the name that they were taken with.
+        """
+        self.name = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
+
+    @contextmanager
+    def labelled(self, label: str) -> Iterator[None]:
+        """Add a label to the wire name of the locks taken inside, for others to see in Redis."""
+        self.label = f":{label}"
+        self.renew_name()
+        try:
+            yield
+        finally:
+            self.label = ""
+            self.renew_name()
+
+
+class _Process:
+    """What a forked child must not share with its parent."""
+
+    def __init__(self) -> None:
+        self.client_id = str(uuid.UUID(bytes=os.urandom(16), version=4))
+        self.numbers = itertools.count(1)
+        self.threads = threading.local()
+        self.tasks: WeakKeyDictionary[asyncio.Task[Any], Owner] = WeakKeyDictionary()
+        self.greenlets: WeakKeyDictionary[Any, Owner] = WeakKeyDictionary()
+
+
+_process = _Process()
+
+
+def client_id() -> str:
+    """This process's id in Redis: 36 characters, new after a fork."""
+    return _process.client_id
+
+
+def thread_owner() -> Owner:
+    """The owner of the running thread, or of the running greenlet where there is one."""
+    greenlet = sys.modules.get("greenlet")
+    # Without monkey patching, or with late patching, all greenlets of a thread share its threading.local.
+    if greenlet is not None and greenlet.getcurrent().parent is not None:
+        return _lasting(_process.greenlets, greenlet.getcurrent(), _thread_name)
+    try:
+        owner: Owner = _process.threads.owner
+    except AttributeError:
+        owner = _process.threads.owner = Owner(_thread_name())
+    return owner
+
+
+def task_owner() -> Owner:
+    """The owner of the running asyncio task. RuntimeError outside of a task."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("A lock's async methods need a running asyncio task: it is the owner of the lock.")
+    return _lasting(_process.tasks, task, task.get_name)
+
+
+def current_owner() -> Owner:
+    """The running task inside an event loop, else the running thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return thread_owner() if task is None else task_owner()
+
+
+def _lasting(owners: WeakKeyDictionary[Any, Owner], key: Any, place: Callable[[], str]) -> Owner:
+    owner = owners.get(key)
+    if owner is None:
+        owner = owners[key] = Owner(place())
+    return owner
+
+
+def _thread_name() -> str:
+    return threading.current_thread().name
+
+
+def _after_fork() -> None:
+    global _process  # noqa: PLW0603 - the one place where the child gets its own
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_after_fork)

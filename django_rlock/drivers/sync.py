@@ -1,0 +1,169 @@
+"""The blocking driver: for threads and greenlets, and for the background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import redis
+from django.core.exceptions import SynchronousOnlyOperation
+from django.core.signals import setting_changed
+
+from django_rlock.connections import background_pool, command_pool
+from django_rlock.drivers import background, pubsub
+from django_rlock.drivers.base import (
+    ScriptCall,
+    ScriptDriver,
+    Waiter,
+    check_nonce,
+    next_nonce,
+    pack,
+    run_sync,
+    unavailable,
+)
+from django_rlock.drivers.identity import Owner, thread_owner
+from django_rlock.exceptions import LockUnavailableError
+
+_BATCH = 500
+
+
+class SyncDriver(ScriptDriver):
+    """Blocks instead of suspending, so ``run_sync`` can run any flow over it."""
+
+    def __init__(self, using: str, pool: Callable[[str], redis.ConnectionPool] = command_pool) -> None:
+        super().__init__(using)
+        self._pool = pool(using)
+        self._limit: float = self._pool.connection_kwargs.get("socket_timeout") or 5.0
+
+    def owner(self) -> Owner:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return thread_owner()
+        raise SynchronousOnlyOperation(
+            "A lock was used synchronously inside an event loop, which would block it. "
+            "Use the async methods (aacquire, arelease, async with) or sync_to_async."
+        )
+
+    async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
+        pool = self._pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command([packed])
+            if timeout >= self._limit:
+                reply = connection.read_response(disable_decoding=True)
+            else:
+                reply = _read_within(connection, timeout)
+            return check_nonce(reply, nonce)
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+
+    async def run_all(self, calls: list[ScriptCall]) -> list[Any]:
+        """Run many calls in few round trips; an exception stands in for a reply that did not come."""
+        replies: list[Any] = []
+        for start in range(0, len(calls), _BATCH):
+            batch = calls[start : start + _BATCH]
+            try:
+                replies += await self._exchange_batch(batch)
+            except (redis.RedisError, OSError) as error:
+                replies += [unavailable(call.name, error) for call in batch]
+        return replies
+
+    async def _exchange_batch(self, calls: list[ScriptCall]) -> list[Any]:
+        nonces = [next_nonce() for _ in calls]
+        sent_at = self.now()
+        pool = self._pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command([b"".join(map(pack, calls, nonces))])
+            for call in calls:
+                call.sent_at = sent_at
+            replies = [_reply_or_error(connection, nonce) for nonce in nonces]
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+        return [await self._alone(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    async def _alone(self, call: ScriptCall, reply: Any) -> Any:
+        """The reply; where it is an error, what the call answers when it is sent by itself."""
+        if not isinstance(reply, Exception):
+            return reply
+        try:
+            return await self.run(call, until=self.now())
+        except LockUnavailableError as error:
+            return error
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def overhear(self, channel: str, token: str | None) -> Waiter | None:
+        return pubsub.listener(self.using).overhear(channel, token, pubsub.ThreadWaiter)
+
+    async def listen(self, channel: str, token: str | None) -> Waiter:
+        listener = pubsub.listener(self.using)
+        waiter = pubsub.ThreadWaiter(listener, channel, token)
+        listener.join(waiter)
+        try:
+            listener.settle(channel)
+        except BaseException:
+            waiter.close()
+            raise
+        return waiter
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+def _read_within(connection: Any, timeout: float) -> Any:
+    # redis-py before 8 has no timeout for one read, so the socket's own is set and put back.
+    connection._sock.settimeout(timeout)
+    reply = connection.read_response(disable_decoding=True)
+    connection._sock.settimeout(connection.socket_timeout)
+    return reply
+
+
+def _reply_or_error(connection: Any, nonce: bytes) -> Any:
+    try:
+        return check_nonce(connection.read_response(disable_decoding=True), nonce)
+    except redis.ResponseError as error:
+        return error
+
+
+@lru_cache(maxsize=None)
+def sync_driver(using: str) -> SyncDriver:
+    """The driver for callers in threads."""
+    return SyncDriver(using)
+
+
+@lru_cache(maxsize=None)
+def background_driver(using: str) -> SyncDriver:
+    """The driver of the background thread, on connections that no request closes."""
+    return SyncDriver(using, background_pool)
+
+
+def defer(using: str, call: ScriptCall, until: float) -> None:
+    """Have the background thread run a call until it succeeds or the monotonic time ``until`` has come."""
+    background.defer(lambda: run_sync(background_driver(using).run(call, until=time.monotonic())), until)
+
+
+def _reset() -> None:
+    sync_driver.cache_clear()
+    background_driver.cache_clear()
+
+
+def _reset_on_setting(*, setting: str, **_: object) -> None:
+    if setting in {"RLOCK", "CACHES"}:
+        _reset()
+
+
+setting_changed.connect(_reset_on_setting, dispatch_uid="django_rlock.drivers.sync")
+os.register_at_fork(after_in_child=_reset)

@@ -1,0 +1,136 @@
+"""Who holds which lock, what they do with it, and who waits; and freeing a lock that somebody else holds.
+
+Names come from the process reports (``reports``), which are written a little later than the truth. Each is compared
+with the lock itself, so a lock that is gone is never shown, and a holder is always who holds it now.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from fnmatch import translate
+
+import redis
+
+from django_rlock.connections import get_client
+from django_rlock.drivers.base import unavailable
+from django_rlock.drivers.identity import client_id
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.inspection import reading
+from django_rlock.inspection.building import Builder
+from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
+from django_rlock.locks.base import BaseLock, set_inspector
+from django_rlock.reports import local_report
+from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
+
+__all__ = [
+    "Holder",
+    "LockInfo",
+    "LockState",
+    "Party",
+    "Waiter",
+    "force_release",
+    "iter_locks",
+    "listed_aliases",
+    "lock_info",
+    "lock_infos",
+]
+
+
+def iter_locks(
+    using: str | None = None, pattern: str | None = None, scan: bool = False
+) -> Iterator[LockInfo]:
+    """The locks that are held now, of one alias or (None) of all.
+
+    ``pattern`` is a shell pattern for their names (``stock:*``); None takes all. Held for less than half a second, a
+    lock is not listed yet. ``scan=True`` also finds locks that no report names, as those of Java clients: it looks at
+    every key of the server, in steps. LockUnavailableError when the Redis of an alias cannot be asked.
+    """
+    for alias in listed_aliases() if using is None else [using]:
+        yield from _read_locks(alias, pattern, scan)
+
+
+def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
+    """A lock's holders and waiters, or None when it is free. LockUnavailableError when Redis cannot be asked."""
+    return next(iter(lock_infos([name], using)), None)
+
+
+def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
+    """Those of some locks that are held, in two or three round trips. Errors as ``lock_info``."""
+    keys = [get_settings(using).key_prefix + name for name in names]
+    with _asking(", ".join(keys), using) as client:
+        now, reports = reading.read_all_reports(client)
+        builder = Builder(using, now, [*reports, _local_report(now)])
+        return builder.infos(reading.read_states(client, keys))
+
+
+def force_release(name: str, owner: str | None = None, using: str = DEFAULT_ALIAS, reason: str = "") -> bool:
+    """Free a lock that somebody else holds, and let its next waiter in. Returns whether it was held.
+
+    With ``owner`` only while that owner holds it, so that the next holder is never freed by mistake; None frees
+    whoever holds it. The holder learns of it at its next renewal, and goes on until then: two may be inside. ``reason``
+    goes to the log and to the signal. LockUnavailableError when Redis cannot be asked.
+    """
+    raise NotImplementedError
+
+
+def listed_aliases() -> list[str]:
+    """The aliases without those that show the same locks as another: same cache, same prefix."""
+    seen = {}
+    for alias in reversed(get_aliases()):
+        options = get_settings(alias)
+        seen[options.cache, options.key_prefix] = alias
+    return sorted(seen.values())
+
+
+def _read_locks(using: str, pattern: str | None, scan: bool) -> list[LockInfo]:
+    prefix = get_settings(using).key_prefix
+    with _asking(pattern or "*", using) as client:
+        now, reports = reading.read_all_reports(client)
+        builder = Builder(using, now, [*reports, _local_report(now)])
+        told = builder.keys()
+        states = reading.read_states(client, _matching(told, prefix, pattern))
+        if scan:
+            found = reading.read_states(
+                client, _matching({*reading.scan_keys(client, prefix)} - told, prefix, pattern)
+            )
+            states |= {key: state for key, state in found.items() if state.has_lock_owners}
+        return builder.infos(states)
+
+
+def _matching(keys: Iterable[str], prefix: str, pattern: str | None) -> list[str]:
+    matches = re.compile(translate(pattern or "*")).match
+    return sorted(key for key in keys if matches(key.removeprefix(prefix)))
+
+
+def _local_report(now: float) -> reading.Report:
+    """This process's own report, which is true at once."""
+    return reading.parse_report(client_id(), now, local_report(now - time.monotonic()))
+
+
+@contextmanager
+def _asking(name: str, using: str) -> Iterator[redis.Redis]:
+    try:
+        yield get_client(using)
+    except (redis.RedisError, OSError) as error:
+        raise unavailable(name, error) from error
+
+
+def _describe(lock: BaseLock) -> LockInfo | None:
+    return lock_info(lock.name, lock.using)
+
+
+def _holder_text(lock: BaseLock) -> str | None:
+    """Who holds a lock, for an error message: one report is read, not all."""
+    with suppress(LockUnavailableError), _asking(lock.name, lock.using) as client:
+        states = reading.read_states(client, [lock.key])
+        processes = {owner[:CLIENT_LENGTH] for state in states.values() for owner in state.holds}
+        now, reports = reading.read_reports(client, processes)
+        for info in Builder(lock.using, now, [*reports, _local_report(now)]).infos(states):
+            return str(info.holder)
+    return None
+
+
+set_inspector(_describe, _holder_text)

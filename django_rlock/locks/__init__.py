@@ -1,0 +1,40 @@
+"""The locks: one module for each kind, over flows that they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_rlock.locks import watchdog as _watchdog  # noqa: F401 - registers itself with the background thread
+from django_rlock.locks.base import BaseLock
+from django_rlock.locks.durations import Duration
+from django_rlock.locks.fair import FairLock
+from django_rlock.locks.rlock import RLock
+from django_rlock.settings import DEFAULT_ALIAS, get_settings
+
+__all__ = ["KINDS", "BaseLock", "Duration", "FairLock", "RLock", "rlock"]
+
+KINDS: dict[str, type[BaseLock]] = {cls.kind: cls for cls in (FairLock, RLock)}
+
+
+def rlock(
+    name: str,
+    *,
+    wait_time: Duration | None = None,
+    lease_time: Duration | None = None,
+    using: str = DEFAULT_ALIAS,
+    kind: str | None = None,
+    owner: str | None = None,
+    **options: Any,
+) -> BaseLock:
+    """A lock of an alias's kind, or of the ``kind`` named: the front door.
+
+    ``wait_time`` and ``lease_time`` are seconds; None waits for ever, respectively is renewed by the watchdog. ``owner``
+    and further options are those of the lock classes. ValueError for an unknown kind; ImproperlyConfigured for a bad
+    alias.
+    """
+    chosen = kind or get_settings(using).kind
+    if chosen not in KINDS:
+        raise ValueError(f"There is no lock kind {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
+    return KINDS[chosen](
+        name, wait_time=wait_time, lease_time=lease_time, using=using, owner=owner, **options
+    )

@@ -1,0 +1,179 @@
+"""What this process holds and waits for: the truth on the client's side, which the watchdog and the reports read."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import weakref
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from django_rlock.drivers.identity import Owner
+from django_rlock.signals import lock_lost
+
+if TYPE_CHECKING:
+    from django_rlock.drivers.base import Waiter
+    from django_rlock.locks.base import BaseLock
+
+logger = logging.getLogger("django_rlock.holds")
+
+context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
+"""What the process is doing now, for reports: route and user of a request, name and id of a task."""
+
+Key = tuple[str, str, int | str]
+
+
+class Hold:
+    """A lock held by one owner of this process. Times are monotonic seconds.
+
+    ``deadline`` is when the lease surely still runs, counted from before its command was sent; after it the lock counts
+    as lost whatever else happens. ``lost`` is the reason, once it is lost. ``lost_below`` counts enclosing holds of
+    the same owner that were lost before this one was taken; they still have to be told when they are released.
+    """
+
+    __slots__ = (
+        "context",
+        "count",
+        "deadline",
+        "key",
+        "lease",
+        "lock",
+        "lost",
+        "lost_below",
+        "max_until",
+        "owner",
+        "owner_ref",
+        "place",
+        "renewed",
+        "scoped",
+        "since",
+    )
+
+    def __init__(self, lock: BaseLock, owner: Owner | str, name: str, now: float) -> None:
+        self.key = key_of(lock, owner)
+        self.lock = lock
+        self.owner = name
+        self.owner_ref = None if isinstance(owner, str) else weakref.ref(owner)
+        self.place = "" if isinstance(owner, str) else owner.place
+        self.context = context.get()
+        self.since = now
+        self.max_until = math.inf if lock.max_hold_time is None else now + lock.max_hold_time
+        self.count = 1
+        self.scoped = 0
+        self.lost: str | None = None
+        self.lost_below = 0
+
+    def outlives(self, outer: Hold) -> None:
+        """Take over from a lost hold of the same owner, whose enclosing blocks have yet to be told."""
+        self.scoped = outer.scoped
+        self.lost_below = outer.lost_below + outer.count
+
+    def lease_from(self, sent_at: float, lease: float, renewed: bool) -> None:
+        """Note a lease that the server has confirmed."""
+        self.lease = lease
+        self.renewed = renewed
+        self.deadline = sent_at + lease
+
+    @property
+    def renew_at(self) -> float:
+        """When the watchdog should renew it: after a third of its lease."""
+        return self.deadline - self.lease * 2 / 3
+
+    @property
+    def owner_ended(self) -> bool:
+        """Whether the thread or task that holds it is gone, so that nobody can release it."""
+        return self.owner_ref is not None and self.owner_ref() is None
+
+
+class Wait:
+    """An owner of this process that waits for a lock. Times are monotonic seconds; ``beat_at`` is the next beat's."""
+
+    __slots__ = ("beat_at", "context", "lock", "owner", "place", "since", "waiter")
+
+    def __init__(self, lock: BaseLock, owner: Owner | str, name: str, now: float, waiter: Waiter) -> None:
+        self.lock = lock
+        self.owner = name
+        self.place = "" if isinstance(owner, str) else owner.place
+        self.context = context.get()
+        self.since = now
+        self.waiter = waiter
+        self.beat_at = now
+
+
+class Holds:
+    """Holds by alias, key and owner. Each entry is written by its owner only, and dict operations are atomic."""
+
+    def __init__(self) -> None:
+        self._table: dict[Key, Hold] = {}
+
+    def get(self, lock: BaseLock, owner: Owner | str) -> Hold | None:
+        return self._table.get(key_of(lock, owner))
+
+    def put(self, hold: Hold) -> None:
+        self._table[hold.key] = hold
+
+    def remove(self, hold: Hold) -> None:
+        if hold in self:
+            del self._table[hold.key]
+
+    def __contains__(self, hold: Hold) -> bool:
+        return self._table.get(hold.key) is hold
+
+    def snapshot(self) -> list[Hold]:
+        return list(self._table.values())
+
+    def of(self, owner: Owner) -> list[Hold]:
+        """What one thread or task holds."""
+        return [hold for hold in self.snapshot() if hold.owner_ref is not None and hold.owner_ref() is owner]
+
+    def clear(self) -> None:
+        self._table.clear()
+
+
+class Waits:
+    """Waits of this process, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self._table: dict[int, Wait] = {}
+
+    def add(self, wait: Wait) -> None:
+        self._table[id(wait)] = wait
+
+    def remove(self, wait: Wait) -> None:
+        self._table.pop(id(wait), None)
+
+    def snapshot(self) -> list[Wait]:
+        return list(self._table.values())
+
+    def clear(self) -> None:
+        self._table.clear()
+
+
+def key_of(lock: BaseLock, owner: Owner | str) -> Key:
+    return lock.using, lock.key, owner if isinstance(owner, str) else owner.serial
+
+
+HOLDS = Holds()
+WAITS = Waits()
+
+
+def lose(hold: Hold, reason: str) -> None:
+    """Mark a hold as lost and tell everybody: the log, the receivers of ``lock_lost`` and the hold's own callback."""
+    hold.lost = reason
+    lock = hold.lock
+    logger.warning("Lock %r (%s) was lost while held by %s: %s.", lock.name, lock.key, hold.owner, reason)
+    lock_lost.send_robust(sender=type(lock), lock=lock, owner=hold.owner, reason=reason)
+    if lock.on_lost is not None:
+        try:
+            lock.on_lost(lock)
+        except Exception:
+            logger.exception("The on_lost callback of lock %r failed.", lock.name)
+
+
+def _after_fork() -> None:
+    HOLDS.clear()
+    WAITS.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

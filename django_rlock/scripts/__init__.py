@@ -1,0 +1,45 @@
+"""The Lua scripts, loaded once from the files beside this module.
+
+A script takes a nonce as ``ARGV[1]`` and returns it first, so a reply that belongs to another command is recognised.
+The line ``-- include: name`` in a script stands for the text of ``name.lua``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+
+_INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Script:
+    """One Lua script; ``sha`` is what EVALSHA calls it by."""
+
+    name: str
+    source: str
+    sha: str
+
+    @classmethod
+    def load(cls, name: str) -> Script:
+        source = _read(name)
+        sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        return cls(name, source, sha)
+
+
+def _read(name: str) -> str:
+    text = files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: _read(found.group(1)), text)
+
+
+LOCK_STATE = Script.load("lock_state")
+LOCK_RENEW = Script.load("lock_renew")
+LOCK_FORCE_RELEASE = Script.load("lock_force_release")
+RLOCK_ACQUIRE = Script.load("rlock_acquire")
+RLOCK_RELEASE = Script.load("rlock_release")
+FAIR_ACQUIRE = Script.load("fair_acquire")
+FAIR_RELEASE = Script.load("fair_release")
+FAIR_LEAVE = Script.load("fair_leave")
+FAIR_BEAT = Script.load("fair_beat")

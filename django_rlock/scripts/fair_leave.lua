@@ -1,0 +1,23 @@
+-- Ends an attempt whose outcome nobody wants any more: gives up the ticket, and the lock if it was granted.
+--
+-- KEYS[1]  hash of owner -> holds
+-- KEYS[2]  queue: member -> ticket
+-- KEYS[3]  alive: client -> epoch ms
+-- KEYS[4]  Redisson's channel
+-- ARGV[1]  nonce
+-- ARGV[2]  owner, as it stands in the queue
+-- ARGV[3]  claim time, ms
+--
+-- Returns {nonce, 1} when the lock was given back, else {nonce, 0}.
+
+-- include: fair_grant
+
+redis.call('zrem', KEYS[2], ARGV[2])
+if redis.call('hexists', KEYS[1], owner_of(ARGV[2])) == 0 then
+    return {ARGV[1], 0}
+end
+redis.call('del', KEYS[1])
+if not grant(KEYS[1], KEYS[2], KEYS[3], ARGV[3]) then
+    redis.call('publish', KEYS[4], '0')
+end
+return {ARGV[1], 1}

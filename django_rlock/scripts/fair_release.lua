@@ -1,0 +1,30 @@
+-- Gives back one hold of a fair lock; the last one hands it to the next waiter, or frees it.
+--
+-- KEYS[1]  hash of owner -> holds
+-- KEYS[2]  queue: member -> ticket
+-- KEYS[3]  alive: client -> epoch ms
+-- KEYS[4]  Redisson's channel
+-- ARGV[1]  nonce
+-- ARGV[2]  owner
+-- ARGV[3]  holds left after this release; 0 frees the lock
+-- ARGV[4]  lease that the remaining holds get, ms
+-- ARGV[5]  claim time, ms
+--
+-- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
+
+-- include: fair_grant
+
+if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
+    return {ARGV[1], 0}
+end
+if ARGV[3] == '0' then
+    redis.call('del', KEYS[1])
+    if not grant(KEYS[1], KEYS[2], KEYS[3], ARGV[5]) then
+        redis.call('publish', KEYS[4], '0')
+    end
+else
+    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+    redis.call('pexpire', KEYS[1], ARGV[4])
+    redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
+end
+return {ARGV[1], 1}

@@ -1,0 +1,28 @@
+-- Takes Redisson's plain lock, or tells how long the other's lease runs.
+--
+-- KEYS[1]  hash of owner -> holds
+-- ARGV[1]  nonce
+-- ARGV[2]  owner
+-- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[4]  lease, ms
+--
+-- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
+
+if redis.call('exists', KEYS[1]) == 0 then
+    if ARGV[3] ~= '1' then
+        return {ARGV[1], 'LOST'}
+    end
+    redis.call('hset', KEYS[1], ARGV[2], 1)
+    redis.call('pexpire', KEYS[1], ARGV[4])
+    return {ARGV[1], 'OK'}
+end
+if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+    redis.call('pexpire', KEYS[1], ARGV[4])
+    redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
+    return {ARGV[1], 'OK'}
+end
+if ARGV[3] ~= '1' then
+    return {ARGV[1], 'LOST'}
+end
+return {ARGV[1], redis.call('pttl', KEYS[1])}

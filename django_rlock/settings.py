@@ -1,0 +1,198 @@
+"""The ``RLOCK`` setting, parsed into one frozen object per alias.
+
+``RLOCK`` maps an alias to its options, as CACHES and DATABASES do; without it there is one alias, ``default``, on
+``CACHES["default"]``. Unknown keys and wrong values raise ImproperlyConfigured with the text that the system check
+shows. Parsed once, and again when a test overrides the settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+DEFAULT_ALIAS = "default"
+KINDS = ("fair", "rlock")
+LOCKED_STATUSES = (423, 409, 429, 503)
+BEAT_SHARE = 0.3
+"""A process beats for its waiters at this share of their alive time."""
+
+
+class _Refused(ValueError):
+    """Why a value is not acceptable, in words that follow "must be"."""
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _Refused("a string")
+    return value
+
+
+def _alias_name(value: object) -> str:
+    name = _text(value)
+    if name not in django_settings.CACHES:
+        known = ", ".join(sorted(django_settings.CACHES))
+        raise _Refused(f"an alias of CACHES ({known}){_did_you_mean(name, django_settings.CACHES)}")
+    return name
+
+
+def _prefix(value: object) -> str:
+    text = _text(value)
+    if any(char in "{}" or not char.isprintable() for char in text):
+        raise _Refused("printable and without braces, which are Redis Cluster's hash tags")
+    return text
+
+
+def _seconds(value: object) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value <= 0
+    ):
+        raise _Refused("a number of seconds above 0")
+    return float(value)
+
+
+def _wait_seconds(value: object) -> float | None:
+    if value is None or value == 0:
+        return None if value is None else 0.0
+    return _seconds(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Refused("True or False")
+    return value
+
+
+def _one_of(*choices: object) -> Callable[[object], Any]:
+    def parse(value: object) -> object:
+        if value not in choices:
+            raise _Refused(f"one of {', '.join(map(repr, choices))}")
+        return value
+
+    return parse
+
+
+def _option(default: object, parse: Callable[[object], Any]) -> Any:
+    return field(default=default, metadata={"parse": parse})
+
+
+@dataclass(frozen=True, slots=True)
+class AliasSettings:
+    """The options of one alias. Durations are seconds."""
+
+    alias: str
+    cache: str = _option("default", _alias_name)
+    """The CACHES alias, served by django-redis, where the locks live."""
+    key_prefix: str = _option("rlock:", _prefix)
+    """Put before every name; empty where Java clients use bare names."""
+    kind: str = _option("fair", _one_of(*KINDS))
+    """The kind that ``rlock()``, the decorator and tasks use."""
+    watchdog_timeout: float = _option(30.0, _seconds)
+    """Lease of a lock taken without a lease time; renewed every third of it."""
+    view_wait_time: float | None = _option(3.0, _wait_seconds)
+    """How long a decorated view waits; 0 tries once, None waits for ever."""
+    locked_status: int = _option(423, _one_of(*LOCKED_STATUSES))
+    """HTTP status of a view whose lock is taken."""
+    claim_time: float = _option(5.0, _seconds)
+    """How long a fair lock is kept for a waiter that was woken."""
+    waiter_alive_time: float = _option(10.0, _seconds)
+    """How long a waiting process counts as alive after it was last heard of."""
+    record_context: bool = _option(True, _flag)
+    """Write the request's route and user, and the task's name and id, into the process report."""
+    slow_hold: float = _option(10.0, _seconds)
+    """A hold longer than this is coloured in the admin and named in the log."""
+
+
+_OPTIONS = {item.name.upper(): item for item in fields(AliasSettings) if item.default is not MISSING}
+
+
+def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
+    """The options of an alias. ImproperlyConfigured when it is unknown or has a bad entry."""
+    return _parse_alias(alias)
+
+
+def get_aliases() -> list[str]:
+    """All aliases, ``default`` among them even where RLOCK does not name it."""
+    return sorted({DEFAULT_ALIAS, *_entries()})
+
+
+@lru_cache(maxsize=None)
+def _parse_alias(alias: str) -> AliasSettings:
+    entries = _entries()
+    if alias not in entries and alias != DEFAULT_ALIAS:
+        known = ", ".join(get_aliases())
+        raise ImproperlyConfigured(
+            f"RLOCK has no alias {alias!r}{_did_you_mean(alias, get_aliases())}. Known aliases: {known}."
+        )
+    options = entries.get(alias, {})
+    if not isinstance(options, dict):
+        raise ImproperlyConfigured(f"RLOCK[{alias!r}] must be a dict of options, not {options!r}.")
+    parsed = AliasSettings(
+        alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options}
+    )
+    _alias_name_exists(parsed)
+    _check_claim(parsed)
+    return parsed
+
+
+def _entries() -> dict[str, Any]:
+    entries = getattr(django_settings, "RLOCK", None) or {}
+    if not isinstance(entries, dict):
+        raise ImproperlyConfigured(f"RLOCK must be a dict of alias → options, not {type(entries).__name__}.")
+    return entries
+
+
+def _known_option(alias: str, key: object) -> str:
+    if key not in _OPTIONS:
+        raise ImproperlyConfigured(
+            f"RLOCK[{alias!r}] has an unknown option {key!r}{_did_you_mean(str(key), _OPTIONS)}. "
+            f"Known options: {', '.join(_OPTIONS)}."
+        )
+    return str(key).lower()
+
+
+def _parse(alias: str, key: str, value: object) -> Any:
+    try:
+        return _OPTIONS[key].metadata["parse"](value)
+    except _Refused as refused:
+        raise ImproperlyConfigured(f"RLOCK[{alias!r}][{key!r}] must be {refused}, not {value!r}.") from None
+
+
+def _alias_name_exists(parsed: AliasSettings) -> None:
+    if parsed.cache not in django_settings.CACHES:
+        raise ImproperlyConfigured(
+            f"RLOCK[{parsed.alias!r}] uses CACHES[{parsed.cache!r}], which does not exist. "
+            f"Name a CACHES alias that django-redis serves in RLOCK[{parsed.alias!r}]['CACHE']."
+        )
+
+
+def _check_claim(parsed: AliasSettings) -> None:
+    # A grant shortens its process's alive mark to the claim time; the next beat must come before that ends.
+    if not BEAT_SHARE * parsed.waiter_alive_time < parsed.claim_time <= parsed.waiter_alive_time:
+        raise ImproperlyConfigured(
+            f"RLOCK[{parsed.alias!r}]['CLAIM_TIME'] must be above {BEAT_SHARE} times WAITER_ALIVE_TIME and not above "
+            f"it, not {parsed.claim_time} of {parsed.waiter_alive_time}."
+        )
+
+
+def _did_you_mean(name: str, known: Any) -> str:
+    match = get_close_matches(name, [str(item) for item in known], n=1)
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def _reset(*, setting: str, **_: object) -> None:
+    if setting in {"RLOCK", "CACHES"}:
+        _parse_alias.cache_clear()
+
+
+setting_changed.connect(_reset, dispatch_uid="django_rlock.settings")
