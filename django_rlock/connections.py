@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import redis
@@ -30,14 +30,24 @@ _ASYNC_CLASSES: dict[type, type[aio.AbstractConnection]] = {
     redis.connection.SSLConnection: aio.SSLConnection,
     redis.connection.UnixDomainSocketConnection: aio.UnixDomainSocketConnection,
 }
-_ASYNC_OPTIONS = frozenset(
-    "host port path db username password credential_provider socket_timeout socket_connect_timeout socket_keepalive "
-    "socket_keepalive_options client_name protocol health_check_interval".split()
-)
+_ASYNC_OPTIONS = {
+    "credential_provider",
+    "client_name",
+    "db",
+    "health_check_interval",
+    "host",
+    "password",
+    "path",
+    "port",
+    "protocol",
+    "socket_connect_timeout",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "socket_timeout",
+    "username",
+}
 
-_async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, aio.ConnectionPool]] = (
-    WeakKeyDictionary()
-)
+_async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, aio.ConnectionPool]] = WeakKeyDictionary()
 
 
 def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
@@ -52,23 +62,23 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
             f"({type(caches[cache]).__name__}). Set its BACKEND to 'django_redis.cache.RedisCache', or name another "
             f"CACHES alias in RLOCK[{using!r}]['CACHE']."
         ) from error
-    return client
+    return cast("redis.Redis", client)
 
 
-@lru_cache(maxsize=None)
+@cache
 def command_pool(using: str) -> redis.ConnectionPool:
     """The alias's own pool, which it shares with the cache."""
     return get_client(using).connection_pool
 
 
-@lru_cache(maxsize=None)
+@cache
 def background_pool(using: str) -> redis.ConnectionPool:
     """A pool beside the alias's, for the background thread and the listener."""
     get_client(using)  # refuses an alias without a Redis client
-    client: Any = caches[get_settings(using).cache].client
-    factory = client.connection_factory
+    cache: Any = caches[get_settings(using).cache]
+    client, factory = cache.client, cache.client.connection_factory
     pool: redis.ConnectionPool = factory.get_connection_pool(
-        factory.make_connection_params(client._server[0])
+        factory.make_connection_params(client._server[0])  # noqa: SLF001 - the primary's URL
     )
     return pool
 
@@ -120,9 +130,7 @@ def _make_async_pool(using: str) -> aio.ConnectionPool:
         for name, value in pool.connection_kwargs.items()
         if name in _ASYNC_OPTIONS or name.startswith("ssl_")
     }
-    return aio.ConnectionPool(
-        connection_class=connection_class, max_connections=pool.max_connections, **options
-    )
+    return aio.ConnectionPool(connection_class=connection_class, max_connections=pool.max_connections, **options)
 
 
 def reset() -> None:

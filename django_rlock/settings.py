@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -25,13 +25,13 @@ BEAT_SHARE = 0.3
 """A process beats for its waiters at this share of their alive time."""
 
 
-class _Refused(ValueError):
+class _RefusedError(ValueError):
     """Why a value is not acceptable, in words that follow "must be"."""
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise _Refused("a string")
+        raise _RefusedError("a string")
     return value
 
 
@@ -39,25 +39,20 @@ def _alias_name(value: object) -> str:
     name = _text(value)
     if name not in django_settings.CACHES:
         known = ", ".join(sorted(django_settings.CACHES))
-        raise _Refused(f"an alias of CACHES ({known}){_did_you_mean(name, django_settings.CACHES)}")
+        raise _RefusedError(f"an alias of CACHES ({known}){_did_you_mean(name, django_settings.CACHES)}")
     return name
 
 
 def _prefix(value: object) -> str:
     text = _text(value)
     if any(char in "{}" or not char.isprintable() for char in text):
-        raise _Refused("printable and without braces, which are Redis Cluster's hash tags")
+        raise _RefusedError("printable and without braces, which are Redis Cluster's hash tags")
     return text
 
 
 def _seconds(value: object) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise _Refused("a number of seconds above 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise _RefusedError("a number of seconds above 0")
     return float(value)
 
 
@@ -69,14 +64,14 @@ def _wait_seconds(value: object) -> float | None:
 
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise _Refused("True or False")
+        raise _RefusedError("True or False")
     return value
 
 
 def _one_of(*choices: object) -> Callable[[object], Any]:
     def parse(value: object) -> object:
         if value not in choices:
-            raise _Refused(f"one of {', '.join(map(repr, choices))}")
+            raise _RefusedError(f"one of {', '.join(map(repr, choices))}")
         return value
 
     return parse
@@ -126,7 +121,7 @@ def get_aliases() -> list[str]:
     return sorted({DEFAULT_ALIAS, *_entries()})
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse_alias(alias: str) -> AliasSettings:
     entries = _entries()
     if alias not in entries and alias != DEFAULT_ALIAS:
@@ -137,9 +132,7 @@ def _parse_alias(alias: str) -> AliasSettings:
     options = entries.get(alias, {})
     if not isinstance(options, dict):
         raise ImproperlyConfigured(f"RLOCK[{alias!r}] must be a dict of options, not {options!r}.")
-    parsed = AliasSettings(
-        alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options}
-    )
+    parsed = AliasSettings(alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options})
     _alias_name_exists(parsed)
     _check_claim(parsed)
     return parsed
@@ -164,7 +157,7 @@ def _known_option(alias: str, key: object) -> str:
 def _parse(alias: str, key: str, value: object) -> Any:
     try:
         return _OPTIONS[key].metadata["parse"](value)
-    except _Refused as refused:
+    except _RefusedError as refused:
         raise ImproperlyConfigured(f"RLOCK[{alias!r}][{key!r}] must be {refused}, not {value!r}.") from None
 
 

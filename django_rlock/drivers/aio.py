@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -26,7 +26,7 @@ class AsyncDriver(ScriptDriver):
         return task_owner()
 
     async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
-        pool = await async_pool(self.using)
+        pool: Any = await async_pool(self.using)  # redis-py's connections are half typed
         connection = await pool.get_connection()
         limit = connection.socket_timeout or 5.0
         try:
@@ -60,7 +60,7 @@ class AsyncDriver(ScriptDriver):
         return await asyncio.to_thread(function, *args)
 
 
-@lru_cache(maxsize=None)
+@cache
 def async_driver(using: str) -> AsyncDriver:
     """The driver for callers in asyncio tasks."""
     return AsyncDriver(using)

@@ -88,8 +88,8 @@ class _Loop:
 
     def round(self) -> float:
         """Run all that is due; answer when the next round should begin."""
-        due = self._run_deferred()
-        for job in list(_jobs):
+        due = self.run_deferred()
+        for job in _jobs:
             try:
                 due = min(due, job(time.monotonic()))
             except Exception:
@@ -97,18 +97,16 @@ class _Loop:
                 due = min(due, time.monotonic() + SLOWEST_TICK)
         return due
 
-    def _run_deferred(self) -> float:
+    def run_deferred(self) -> float:
         for _ in range(len(self.deferred)):
             attempt, until = self.deferred.popleft()
             try:
                 attempt()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
                 if time.monotonic() < until:
                     self.deferred.append((attempt, until))
                 else:
-                    logger.warning(
-                        "Gave up on cleaning up a lock, which frees itself by its lease: %s", error
-                    )
+                    logger.warning("Gave up on cleaning up a lock, which frees itself by its lease: %s", error)
         return time.monotonic() + SLOWEST_TICK / 2 if self.deferred else math.inf
 
 
@@ -122,12 +120,12 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     give_up_at = time.monotonic() + _EXIT_BUDGET
-    _loop._run_deferred()
+    _loop.run_deferred()
     for job in _exit_jobs:
         if time.monotonic() < give_up_at:
             try:
                 job()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - nobody is left to raise it to
                 logger.info("Not cleaned up at exit: %s", error)
 
 

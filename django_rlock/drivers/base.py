@@ -18,11 +18,15 @@ from typing import Any, Protocol, TypeVar
 
 from redis.exceptions import (
     BusyLoadingError,
-    ConnectionError as RedisConnectionError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
@@ -190,9 +194,7 @@ class StaleReplyError(RedisConnectionError):
 
 def _is_final(error: Exception) -> bool:
     """Whether trying again cannot help: the server understood and refused."""
-    if isinstance(
-        error, RedisConnectionError | RedisTimeoutError | OSError | BusyLoadingError | ReadOnlyError
-    ):
+    if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError | BusyLoadingError | ReadOnlyError):
         return type(error).__name__.startswith("Authentication")
     return isinstance(error, ResponseError) and not str(error).startswith(_PASSING)
 

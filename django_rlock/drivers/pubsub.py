@@ -139,8 +139,8 @@ class Listener:
     """
 
     def __init__(self, using: str) -> None:
-        self._client = redis.Redis(connection_pool=background_pool(using))
-        self._pubsub = self._client.pubsub()
+        self._client: Any = redis.Redis(connection_pool=background_pool(using))
+        self._pubsub: Any = self._client.pubsub()
         self._mutex = threading.Lock()
         self._io = threading.Lock()
         self._channels: dict[str, _Channel] = {}
@@ -197,9 +197,7 @@ class Listener:
         with self._io:
             before = time.monotonic() - KEEP_CHANNEL
             with self._mutex:
-                idle = [
-                    name for name, it in self._channels.items() if not it.waiters and it.idle_since < before
-                ]
+                idle = [name for name, it in self._channels.items() if not it.waiters and it.idle_since < before]
                 for name in idle:
                     del self._channels[name]
             if idle:
@@ -232,9 +230,7 @@ class Listener:
         while not self._stopped:
             try:
                 message = self._pubsub.get_message(timeout=_READ_FOR)
-            except (
-                Exception
-            ) as error:  # another thread's failed SUBSCRIBE takes the socket away in several ways
+            except Exception as error:  # noqa: BLE001 - a failed SUBSCRIBE takes the socket away in several ways
                 if self._stopped:
                     return
                 logger.info("Listening connection lost (%s); subscribing again.", error)
@@ -276,7 +272,7 @@ class Listener:
         with self._io:
             with contextlib.suppress(RedisError, OSError):
                 self._pubsub.close()
-            self._pubsub = self._client.pubsub()
+            self._pubsub: Any = self._client.pubsub()
             with self._mutex:
                 for channel in self._channels.values():
                     channel.confirmed.clear()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import redis
@@ -36,7 +36,7 @@ class SyncDriver(ScriptDriver):
 
     def __init__(self, using: str, pool: Callable[[str], redis.ConnectionPool] = command_pool) -> None:
         super().__init__(using)
-        self._pool = pool(using)
+        self._pool: Any = pool(using)  # redis-py's connections are half typed
         self._limit: float = self._pool.connection_kwargs.get("socket_timeout") or 5.0
 
     def owner(self) -> Owner:
@@ -125,9 +125,9 @@ class SyncDriver(ScriptDriver):
 
 def _read_within(connection: Any, timeout: float) -> Any:
     # redis-py before 8 has no timeout for one read, so the socket's own is set and put back.
-    connection._sock.settimeout(timeout)
+    connection._sock.settimeout(timeout)  # noqa: SLF001
     reply = connection.read_response(disable_decoding=True)
-    connection._sock.settimeout(connection.socket_timeout)
+    connection._sock.settimeout(connection.socket_timeout)  # noqa: SLF001
     return reply
 
 
@@ -138,13 +138,13 @@ def _reply_or_error(connection: Any, nonce: bytes) -> Any:
         return error
 
 
-@lru_cache(maxsize=None)
+@cache
 def sync_driver(using: str) -> SyncDriver:
     """The driver for callers in threads."""
     return SyncDriver(using)
 
 
-@lru_cache(maxsize=None)
+@cache
 def background_driver(using: str) -> SyncDriver:
     """The driver of the background thread, on connections that no request closes."""
     return SyncDriver(using, background_pool)
@@ -152,7 +152,11 @@ def background_driver(using: str) -> SyncDriver:
 
 def defer(using: str, call: ScriptCall, until: float) -> None:
     """Have the background thread run a call until it succeeds or the monotonic time ``until`` has come."""
-    background.defer(lambda: run_sync(background_driver(using).run(call, until=time.monotonic())), until)
+
+    def attempt() -> None:
+        run_sync(background_driver(using).run(call, until=time.monotonic()))
+
+    background.defer(attempt, until)
 
 
 def _reset() -> None:

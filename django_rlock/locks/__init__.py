@@ -28,13 +28,11 @@ def rlock(
 ) -> BaseLock:
     """A lock of an alias's kind, or of the ``kind`` named: the front door.
 
-    ``wait_time`` and ``lease_time`` are seconds; None waits for ever, respectively is renewed by the watchdog. ``owner``
-    and further options are those of the lock classes. ValueError for an unknown kind; ImproperlyConfigured for a bad
-    alias.
+    ``wait_time`` and ``lease_time`` are seconds; None waits for ever, respectively is renewed by the watchdog.
+    ``owner`` and further options are those of the lock classes. ValueError for an unknown kind;
+    ImproperlyConfigured for a bad alias.
     """
     chosen = kind or get_settings(using).kind
     if chosen not in KINDS:
         raise ValueError(f"There is no lock kind {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
-    return KINDS[chosen](
-        name, wait_time=wait_time, lease_time=lease_time, using=using, owner=owner, **options
-    )
+    return KINDS[chosen](name, wait_time=wait_time, lease_time=lease_time, using=using, owner=owner, **options)

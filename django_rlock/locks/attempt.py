@@ -42,7 +42,7 @@ class Attempt:
 
     async def once(self, waiting: bool = False) -> bool:
         """Try to take the lock. ``waiting`` keeps a place in the queue of a kind that has one."""
-        call = self.lock._acquire_call(self.name, 1, self.lease, waiting)
+        call = self.lock.acquire_call(self.name, 1, self.lease, waiting)
         reply = await self.driver.run(call, self.until)
         if reply[1] == b"OK":
             self.sent_at = call.sent_at
@@ -52,7 +52,7 @@ class Attempt:
 
     async def wait(self) -> bool:
         """Take the lock, if need be after a wait."""
-        channel, token = self.lock._wake_up(self.name)
+        channel, token = self.lock.wake_up(self.name)
         waiter = self.driver.overhear(channel, token)
         try:
             # Where the process listens already, the first try queues; else it may well succeed without listening.
@@ -84,7 +84,7 @@ class Attempt:
     def _pause(self, wait: Wait) -> float:
         """How long to sleep until woken; not above 0 when the time is up."""
         now = self.driver.now()
-        poll, beat = self.lock._pauses(self.left_ms)
+        poll, beat = self.lock.pauses(self.left_ms)
         wait.beat_at = now + beat
         background.wake_by(wait.beat_at)
         return poll if self.until is None else min(poll, self.until - now)

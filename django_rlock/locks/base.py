@@ -106,9 +106,7 @@ class BaseLock(LockHooks):
         LockLostError when this thread holds it and that hold turns out to be lost.
         """
         driver = sync_driver(self.using)
-        return run_sync(
-            self._acquire(driver, self._owner(driver), *self._times(blocking, wait_time, lease_time))
-        )
+        return run_sync(self._acquire(driver, self._owner(driver), *self._times(blocking, wait_time, lease_time)))
 
     def aacquire(
         self,
@@ -131,9 +129,7 @@ class BaseLock(LockHooks):
             self.lease_time if lease is _UNSET else lease_seconds(lease),
         )
 
-    async def _acquire(
-        self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None
-    ) -> bool:
+    async def _acquire(self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None) -> bool:
         return await self._take(driver, owner, wait, lease) is None
 
     async def _take(
@@ -168,7 +164,7 @@ class BaseLock(LockHooks):
     async def _enter_again(self, driver: Driver, hold: Hold, seconds: float, renewed: bool) -> None:
         # A nested hold never shortens the lease, nor stops the renewal that the outer one counts on.
         lease = max(seconds, hold.deadline - driver.now())
-        call = self._acquire_call(hold.owner, hold.count + 1, lease, False)
+        call = self.acquire_call(hold.owner, hold.count + 1, lease, False)
         reply = await driver.run(call, hold.deadline)
         if reply[1] != b"OK":
             lose(hold, "it was gone when its owner took it again")
@@ -186,7 +182,7 @@ class BaseLock(LockHooks):
         if isinstance(owner, str):
             return
         owner.renew_name()
-        defer(self.using, self._leave_call(name), driver.now() + lease)
+        defer(self.using, self.leave_call(name), driver.now() + lease)
 
     # --- release -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +212,7 @@ class BaseLock(LockHooks):
         hold.count -= 1
         if hold.count == 0:
             HOLDS.remove(hold)  # before the command, so that no renewal starts
-        call = self._release_call(hold.owner, hold.count, hold.lease)
+        call = self.release_call(hold.owner, hold.count, hold.lease)
         try:
             reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
         except BaseException as error:
@@ -228,9 +224,7 @@ class BaseLock(LockHooks):
             self._uncover_lost(hold)
         # "Not yours" to a release that was sent twice: the first one did it.
         if reply[1] == 0 and not (call.sends > 1 and driver.now() < hold.deadline):
-            raise LockLostError(
-                self.name, reason="another owner or an operator freed it, or the server lost it"
-            )
+            raise LockLostError(self.name, reason="another owner or an operator freed it, or the server lost it")
         if hold.count:
             hold.lease_from(call.sent_at, hold.lease, hold.renewed)
         else:
@@ -240,7 +234,7 @@ class BaseLock(LockHooks):
         """Release what this process does not know of: the hold of an owner named by the caller, or nobody's."""
         if isinstance(owner, str):
             lease = self.settings.watchdog_timeout
-            reply = await driver.run(self._release_call(owner, 0, lease), driver.now() + RELEASE_PATIENCE)
+            reply = await driver.run(self.release_call(owner, 0, lease), driver.now() + RELEASE_PATIENCE)
             if reply[1] == 1:
                 return
         raise LockNotOwnedError(self.name, owner=owner if isinstance(owner, str) else owner.name)
@@ -249,13 +243,13 @@ class BaseLock(LockHooks):
         if hold.count == 0:
             if isinstance(owner, Owner):
                 owner.renew_name()
-            defer(self.using, self._release_call(hold.owner, 0, hold.lease), hold.deadline)
+            defer(self.using, self.release_call(hold.owner, 0, hold.lease), hold.deadline)
 
     def _release_failed(self, error: LockUnavailableError, left: float) -> LockUnavailableError:
         return LockUnavailableError(
             self.name,
             reason=f"it could not be released: {error.reason}",
-            advice=f"It was held until now; it is freed in the background, or by its lease within {max(left, 0):.1f} s.",
+            advice=f"It was held until now; the background thread frees it, or its lease in {max(left, 0):.1f} s.",
         )
 
     def _drop_lost(self, hold: Hold) -> None:
@@ -360,7 +354,7 @@ class BaseLock(LockHooks):
         return self._ask_state(driver, self._owner(driver))
 
     async def _ask_state(self, driver: Driver, owner: Owner | str) -> tuple[int, int]:
-        reply = await driver.run(self._state_call(self._wire_name(owner)), driver.now())
+        reply = await driver.run(self.state_call(self._wire_name(owner)), driver.now())
         return reply[1], reply[2]
 
     @property
@@ -408,7 +402,7 @@ class BaseLock(LockHooks):
             raise LockLostError(self.name, reason=hold.lost or "its lease ended")
         if hold is None and isinstance(owner, Owner):
             raise LockNotOwnedError(self.name, owner=owner.name)
-        call = self._renew_call(self._wire_name(owner), lease)
+        call = self.renew_call(self._wire_name(owner), lease)
         if hold is not None:
             hold.renewed = False
         reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
@@ -433,11 +427,9 @@ class BaseLock(LockHooks):
         return self._force_release(async_driver(self.using), owner, reason)
 
     async def _force_release(self, driver: Driver, owner: str | None, reason: str) -> bool:
-        reply = await driver.run(self._force_release_call(owner), driver.now() + RELEASE_PATIENCE)
+        reply = await driver.run(self.force_release_call(owner), driver.now() + RELEASE_PATIENCE)
         if reply[1] == 1:
-            logger.warning(
-                "Lock %r (%s) was freed by force: %s", self.name, self.key, reason or "no reason given"
-            )
+            logger.warning("Lock %r (%s) was freed by force: %s", self.name, self.key, reason or "no reason given")
             signals.lock_force_released.send_robust(sender=type(self), lock=self, owner=owner, reason=reason)
         return bool(reply[1])
 
@@ -455,9 +447,7 @@ class BaseLock(LockHooks):
     def _tell_acquired(self, name: str, count: int, waited: float) -> None:
         logger.debug("Acquired %r as %s (%d), after %.3f s.", self.name, name, count, waited)
         if signals.lock_acquired.receivers:
-            signals.lock_acquired.send_robust(
-                sender=type(self), lock=self, owner=name, count=count, waited=waited
-            )
+            signals.lock_acquired.send_robust(sender=type(self), lock=self, owner=name, count=count, waited=waited)
 
     def _tell_timed_out(self, name: str, waited: float) -> None:
         logger.info("Lock %r is taken; %s gave up after %.3f s.", self.name, name, waited)
@@ -476,8 +466,8 @@ _FREE = -2
 class _Inspector:
     """Set by the inspection layer above: what to tell about a lock, and about its holder in one line."""
 
-    describe: Callable[[BaseLock], Any] = staticmethod(lambda lock: None)
-    holder: Callable[[BaseLock], str | None] = staticmethod(lambda lock: None)
+    describe: Callable[[BaseLock], Any] = staticmethod(lambda _lock: None)
+    holder: Callable[[BaseLock], str | None] = staticmethod(lambda _lock: None)
 
 
 _inspector = _Inspector()

@@ -21,9 +21,7 @@ def lease_seconds(value: Duration | None) -> float | None:
         return None
     seconds = _seconds("lease_time", value, "above 0; None is renewed by the watchdog")
     if seconds < 0.001:
-        raise ValueError(
-            f"lease_time must be at least 0.001 s, not {value!r}; None is renewed by the watchdog."
-        )
+        raise ValueError(f"lease_time must be at least 0.001 s, not {value!r}; None is renewed by the watchdog.")
     return seconds
 
 

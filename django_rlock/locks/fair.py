@@ -29,7 +29,7 @@ class FairLock(BaseLock):
 
     kind = "fair"
 
-    def _acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         options = self.settings
         alive = milliseconds(options.waiter_alive_time) if waiting else 0
         return self._call(
@@ -42,7 +42,7 @@ class FairLock(BaseLock):
             alive,
         )
 
-    def _release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
+    def release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
         return self._call(
             scripts.FAIR_RELEASE,
             self._keys(),
@@ -52,20 +52,18 @@ class FairLock(BaseLock):
             milliseconds(self.settings.claim_time),
         )
 
-    def _leave_call(self, owner: str) -> ScriptCall:
-        return self._call(
-            scripts.FAIR_LEAVE, self._keys(), _member(owner), milliseconds(self.settings.claim_time)
-        )
+    def leave_call(self, owner: str) -> ScriptCall:
+        return self._call(scripts.FAIR_LEAVE, self._keys(), _member(owner), milliseconds(self.settings.claim_time))
 
-    def _wake_up(self, owner: str) -> tuple[str, str | None]:
+    def wake_up(self, owner: str) -> tuple[str, str | None]:
         return keys.wake_channel(client_id()), f"{_member(owner)} {self.key}"
 
-    def _pauses(self, left_ms: int) -> tuple[float, float]:
+    def pauses(self, left_ms: int) -> tuple[float, float]:
         # The process's beat watches the holder's lease for all its waiters, which sleep until they are woken.
         beat = self.settings.waiter_alive_time * BEAT_SHARE
         return REPOLL, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
 
-    def _beat_call(self, owner: str) -> ScriptCall:
+    def beat_call(self, owner: str) -> ScriptCall:
         options = self.settings
         return self._call(
             scripts.FAIR_BEAT,

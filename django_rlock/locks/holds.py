@@ -14,7 +14,7 @@ from django_rlock.signals import lock_lost
 
 if TYPE_CHECKING:
     from django_rlock.drivers.base import Waiter
-    from django_rlock.locks.base import BaseLock
+    from django_rlock.locks.hooks import LockHooks
 
 logger = logging.getLogger("django_rlock.holds")
 
@@ -50,7 +50,7 @@ class Hold:
         "since",
     )
 
-    def __init__(self, lock: BaseLock, owner: Owner | str, name: str, now: float) -> None:
+    def __init__(self, lock: LockHooks, owner: Owner | str, name: str, now: float) -> None:
         self.key = key_of(lock, owner)
         self.lock = lock
         self.owner = name
@@ -91,7 +91,7 @@ class Wait:
 
     __slots__ = ("beat_at", "context", "lock", "owner", "place", "since", "waiter")
 
-    def __init__(self, lock: BaseLock, owner: Owner | str, name: str, now: float, waiter: Waiter) -> None:
+    def __init__(self, lock: LockHooks, owner: Owner | str, name: str, now: float, waiter: Waiter) -> None:
         self.lock = lock
         self.owner = name
         self.place = "" if isinstance(owner, str) else owner.place
@@ -107,7 +107,7 @@ class Holds:
     def __init__(self) -> None:
         self._table: dict[Key, Hold] = {}
 
-    def get(self, lock: BaseLock, owner: Owner | str) -> Hold | None:
+    def get(self, lock: LockHooks, owner: Owner | str) -> Hold | None:
         return self._table.get(key_of(lock, owner))
 
     def put(self, hold: Hold) -> None:
@@ -150,7 +150,7 @@ class Waits:
         self._table.clear()
 
 
-def key_of(lock: BaseLock, owner: Owner | str) -> Key:
+def key_of(lock: LockHooks, owner: Owner | str) -> Key:
     return lock.using, lock.key, owner if isinstance(owner, str) else owner.serial
 
 

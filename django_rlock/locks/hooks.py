@@ -39,39 +39,39 @@ class LockHooks:
         """The name in Redis, prefix included."""
         return self.settings.key_prefix + self.name
 
-    def _acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         """Answers OK, LOST (a re-entry whose hold is gone), or the holder's remaining lease in ms."""
         raise NotImplementedError
 
-    def _release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
+    def release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
         """Answers 1, or 0 when the owner does not hold it."""
         raise NotImplementedError
 
-    def _leave_call(self, owner: str) -> ScriptCall:
+    def leave_call(self, owner: str) -> ScriptCall:
         """Undoes an attempt whose outcome nobody wants: no hold and no place in a queue is left."""
         raise NotImplementedError
 
-    def _wake_up(self, owner: str) -> tuple[str, str | None]:
+    def wake_up(self, owner: str) -> tuple[str, str | None]:
         """Channel and token (see Driver.listen) by which a waiter is woken."""
         raise NotImplementedError
 
-    def _pauses(self, left_ms: int) -> tuple[float, float]:
+    def pauses(self, left_ms: int) -> tuple[float, float]:
         """How long a waiter sleeps at most, and when its process beats for it (math.inf: never)."""
         return min(REPOLL, left_ms / 1000) if left_ms >= 0 else REPOLL, math.inf
 
-    def _beat_call(self, owner: str) -> ScriptCall:
+    def beat_call(self, owner: str) -> ScriptCall:
         """Asked for a process's longest waiting owner; see ``fair_beat.lua``."""
         raise NotImplementedError
 
-    def _renew_call(self, owner: str, lease: float) -> ScriptCall:
+    def renew_call(self, owner: str, lease: float) -> ScriptCall:
         """Answers 1, or 0 when the owner does not hold it."""
         return self._call(scripts.LOCK_RENEW, (self.key,), owner, milliseconds(lease))
 
-    def _state_call(self, owner: str) -> ScriptCall:
+    def state_call(self, owner: str) -> ScriptCall:
         """Answers the owner's holds, and the remaining lease in ms (-2 free, -1 without end)."""
         return self._call(scripts.LOCK_STATE, (self.key,), owner)
 
-    def _force_release_call(self, owner: str | None) -> ScriptCall:
+    def force_release_call(self, owner: str | None) -> ScriptCall:
         """Answers 1, or 0 when nobody holds it (or not that owner)."""
         claim = milliseconds(self.settings.claim_time)
         return self._call(scripts.LOCK_FORCE_RELEASE, keys.fair_keys(self.key), owner or "", claim)

@@ -24,17 +24,15 @@ class RLock(BaseLock):
 
     kind = "rlock"
 
-    def _acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         return self._call(scripts.RLOCK_ACQUIRE, (self.key,), owner, count, milliseconds(lease))
 
-    def _release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
+    def release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
         key = self.key
-        return self._call(
-            scripts.RLOCK_RELEASE, (key, keys.redisson_channel(key)), owner, left, milliseconds(lease)
-        )
+        return self._call(scripts.RLOCK_RELEASE, (key, keys.redisson_channel(key)), owner, left, milliseconds(lease))
 
-    def _leave_call(self, owner: str) -> ScriptCall:
-        return self._release_call(owner, 0, 1)
+    def leave_call(self, owner: str) -> ScriptCall:
+        return self.release_call(owner, 0, 1)
 
-    def _wake_up(self, owner: str) -> tuple[str, str | None]:
+    def wake_up(self, owner: str) -> tuple[str, str | None]:
         return keys.redisson_channel(self.key), None

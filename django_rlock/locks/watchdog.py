@@ -37,7 +37,7 @@ def renew(now: float) -> float:
 
 async def _renew_all(using: str, holds: list[Hold]) -> None:
     driver = background_driver(using)
-    calls = [hold.lock._renew_call(hold.owner, hold.lease) for hold in holds]
+    calls = [hold.lock.renew_call(hold.owner, hold.lease) for hold in holds]
     for hold, call, reply in zip(holds, calls, await driver.run_all(calls), strict=True):
         _note_renewal(hold, call, reply)
 
@@ -46,9 +46,7 @@ def _note_renewal(hold: Hold, call: ScriptCall, reply: Any) -> None:
     if hold not in HOLDS or not hold.renewed:
         return  # released, or given a lease of its own, while the command was under way
     if isinstance(reply, Exception):
-        logger.error(
-            "Lock %r could not be renewed; trying again until its lease ends: %s", hold.lock.name, reply
-        )
+        logger.error("Lock %r could not be renewed; trying again until its lease ends: %s", hold.lock.name, reply)
     elif reply[1] == 1:
         hold.lease_from(call.sent_at, hold.lease, renewed=True)
     else:
@@ -77,7 +75,7 @@ def _lose_by_deadline(hold: Hold) -> None:
         # whoever sees the loss and takes the lock again then does so under a name that this clean-up cannot touch.
         owner.renew_name()
         lose(hold, f"its lease of {hold.lease:.1f} s ended, because it could not be renewed in time")
-        defer(hold.lock.using, hold.lock._leave_call(hold.owner), hold.deadline + hold.lease)
+        defer(hold.lock.using, hold.lock.leave_call(hold.owner), hold.deadline + hold.lease)
     else:
         lose(hold, f"its lease of {hold.lease:.1f} s ended")
 
@@ -112,7 +110,7 @@ def beat(now: float) -> float:
 
 async def _beat_all(using: str, lines: list[list[Wait]]) -> None:
     driver = background_driver(using)
-    calls = [waits[0].lock._beat_call(waits[0].owner) for waits in lines]
+    calls = [waits[0].lock.beat_call(waits[0].owner) for waits in lines]
     for waits, reply in zip(lines, await driver.run_all(calls), strict=True):
         note_beat(waits, reply, driver.now())
 
@@ -129,7 +127,7 @@ def note_beat(waits: list[Wait], reply: Any, now: float) -> None:
     else:
         holders = {owner.decode(errors="replace") for owner in owners}
         _wake(wait for wait in waits if wait.owner in holders)  # granted, and the wake-up was lost
-    _beat_again(waits, now + waits[0].lock._pauses(left_ms)[1])
+    _beat_again(waits, now + waits[0].lock.pauses(left_ms)[1])
 
 
 def _wake(waits: Iterable[Wait]) -> None:
@@ -142,7 +140,7 @@ def _beat_again(waits: list[Wait], at: float) -> None:
         wait.beat_at = at
 
 
-def _prune(now: float) -> float:
+def _prune(_now: float) -> float:
     pubsub.prune()
     return math.inf
 
@@ -153,7 +151,7 @@ def release_at_exit() -> None:
         if hold.renewed and hold.lost is None:
             HOLDS.remove(hold)
             driver = background_driver(hold.lock.using)
-            run_sync(driver.run(hold.lock._leave_call(hold.owner), until=driver.now()))
+            run_sync(driver.run(hold.lock.leave_call(hold.owner), until=driver.now()))
 
 
 background.add_job(renew)
