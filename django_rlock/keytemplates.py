@@ -212,9 +212,7 @@ def _parse(source: object) -> Iterator[str | _Placeholder]:
     if literal:
         yield _literal(literal)
     elif empty_key:
-        raise _RefusedError(
-            "without the optional values the key would be empty; begin with a name, as 'stock:'"
-        )
+        raise _RefusedError("without the optional values the key would be empty; begin with a name, as 'stock:'")
 
 
 def _literal(text: str) -> str:
@@ -232,11 +230,7 @@ def _placeholder(text: str) -> _Placeholder:
     converter, colon, dotted = text.removesuffix("?").rpartition(":")
     root, *path = dotted.split(".")
     words = [segment.replace("-", "").replace("_", "") for segment in path]  # headers have hyphens
-    if (
-        not root.isidentifier()
-        or not all(map(str.isalnum, words))
-        or (colon and not converter.isidentifier())
-    ):
+    if not root.isidentifier() or not all(map(str.isalnum, words)) or (colon and not converter.isidentifier()):
         raise _RefusedError(
             f"{shown} is not a placeholder; write <name>, <int:name> or <name.attribute>, with '?' at the "
             f"end if it may be missing, and no calls, indexes or spaces; '<<' is a literal '<'"
@@ -364,18 +358,14 @@ def _converted(name: str, value: Any) -> str:
             value = converter.to_python(_matching(converter, name, _text(value)))
         written = converter.to_url(value)
     except (ValueError, TypeError, AttributeError) as error:
-        raise _RefusedError(
-            f"is {_kind(value)} that converter {name!r} fails on; check the caller"
-        ) from error
+        raise _RefusedError(f"is {_kind(value)} that converter {name!r} fails on; check the caller") from error
     return _quote(_matching(converter, name, _text(_present(written))))
 
 
 def _matching(converter: Any, name: str, text: str) -> str:
     if re.fullmatch(converter.regex, text) is None:
         # Without the value, which may be personal, or a megabyte long.
-        raise _RefusedError(
-            f"does not match {converter.regex!r} of converter {name!r}; check what was passed"
-        )
+        raise _RefusedError(f"does not match {converter.regex!r} of converter {name!r}; check what was passed")
     return text
 
 
