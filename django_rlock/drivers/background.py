@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 logger = logging.getLogger("django_rlock.background")
 
@@ -39,9 +40,12 @@ def add_exit_job(job: Callable[[], None]) -> None:
     _exit_jobs.append(job)
 
 
-def defer(attempt: Callable[[], None], until: float) -> None:
-    """Have the thread call ``attempt`` until it raises nothing, or the monotonic time ``until`` has come."""
-    _loop.deferred.append((attempt, until))
+def defer(attempt: Callable[[], None], until: float, after: float = 0.0) -> None:
+    """Have the thread call ``attempt`` until it raises nothing, or the monotonic time ``until`` has come.
+
+    It begins ``after`` seconds from now.
+    """
+    _loop.deferred.append(_Deferred(attempt, time.monotonic() + after, until))
     _loop.nudge()
 
 
@@ -51,10 +55,16 @@ def wake_by(due: float) -> None:
         _loop.nudge()
 
 
+class _Deferred(NamedTuple):
+    attempt: Callable[[], None]
+    not_before: float
+    until: float
+
+
 class _Loop:
     def __init__(self) -> None:
         self.wakes_at = math.inf
-        self.deferred: deque[tuple[Callable[[], None], float]] = deque()
+        self.deferred: deque[_Deferred] = deque()
         self._bell = threading.Event()
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -97,17 +107,25 @@ class _Loop:
                 due = min(due, time.monotonic() + SLOWEST_TICK)
         return due
 
-    def run_deferred(self) -> float:
+    def run_deferred(self, *, ahead_of_time: bool = False) -> float:
+        """Call what is due; answer when the next one is."""
         for _ in range(len(self.deferred)):
-            attempt, until = self.deferred.popleft()
-            try:
-                attempt()
-            except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
-                if time.monotonic() < until:
-                    self.deferred.append((attempt, until))
-                else:
-                    logger.warning("Gave up on cleaning up a lock, which frees itself by its lease: %s", error)
-        return time.monotonic() + SLOWEST_TICK / 2 if self.deferred else math.inf
+            call = self.deferred.popleft()
+            if ahead_of_time or call.not_before <= time.monotonic():
+                self._run_one(call)
+            else:
+                self.deferred.append(call)
+        return min((call.not_before for call in self.deferred), default=math.inf)
+
+    def _run_one(self, call: _Deferred) -> None:
+        try:
+            call.attempt()
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+            now = time.monotonic()
+            if now < call.until:
+                self.deferred.append(call._replace(not_before=now + SLOWEST_TICK / 2))
+            else:
+                logger.warning("Gave up on cleaning up a lock, which frees itself by its lease: %s", error)
 
 
 _loop = _Loop()
@@ -120,7 +138,7 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     give_up_at = time.monotonic() + _EXIT_BUDGET
-    _loop.run_deferred()
+    _loop.run_deferred(ahead_of_time=True)
     for job in _exit_jobs:
         if time.monotonic() < give_up_at:
             try:

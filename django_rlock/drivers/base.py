@@ -17,18 +17,18 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from redis.exceptions import (
+    AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
@@ -41,7 +41,8 @@ REPLY_GRACE = 1.0
 PATIENCE = 30.0
 """How long a call without a deadline outlasts an unreachable server, in seconds."""
 _BACKOFF = 0.05, 1.0
-_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
+_PASSING = BusyLoadingError, ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError
+_PASSING_CODES = "BUSY", "NOREPLICAS"
 
 _nonces = itertools.count(int.from_bytes(os.urandom(4)))
 
@@ -194,9 +195,11 @@ class StaleReplyError(RedisConnectionError):
 
 def _is_final(error: Exception) -> bool:
     """Whether trying again cannot help: the server understood and refused."""
-    if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError | BusyLoadingError | ReadOnlyError):
-        return type(error).__name__.startswith("Authentication")
-    return isinstance(error, ResponseError) and not str(error).startswith(_PASSING)
+    if isinstance(error, AuthenticationError):
+        return True
+    return isinstance(error, ResponseError) and not (
+        isinstance(error, _PASSING) or str(error).startswith(_PASSING_CODES)
+    )
 
 
 def unavailable(name: str, error: Exception) -> LockUnavailableError:

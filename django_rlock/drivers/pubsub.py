@@ -18,6 +18,7 @@ from typing import Any
 
 import redis
 from django.core.signals import setting_changed
+from redis.client import PubSub
 from redis.exceptions import RedisError
 
 from django_rlock.connections import background_pool
@@ -139,8 +140,8 @@ class Listener:
     """
 
     def __init__(self, using: str) -> None:
-        self._client: Any = redis.Redis(connection_pool=background_pool(using))
-        self._pubsub: Any = self._client.pubsub()
+        self._client = redis.Redis(connection_pool=background_pool(using))
+        self._pubsub = self._new_pubsub()
         self._mutex = threading.Lock()
         self._io = threading.Lock()
         self._channels: dict[str, _Channel] = {}
@@ -220,6 +221,9 @@ class Listener:
         with contextlib.suppress(RedisError, OSError):
             self._pubsub.subscribe(*channels)
 
+    def _new_pubsub(self) -> PubSub:
+        return self._client.pubsub()  # type: ignore[no-untyped-call, no-any-return]
+
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._read, name="rlock-listener", daemon=True)
@@ -272,7 +276,7 @@ class Listener:
         with self._io:
             with contextlib.suppress(RedisError, OSError):
                 self._pubsub.close()
-            self._pubsub: Any = self._client.pubsub()
+            self._pubsub = self._new_pubsub()
             with self._mutex:
                 for channel in self._channels.values():
                     channel.confirmed.clear()

@@ -150,13 +150,16 @@ def background_driver(using: str) -> SyncDriver:
     return SyncDriver(using, background_pool)
 
 
-def defer(using: str, call: ScriptCall, until: float) -> None:
-    """Have the background thread run a call until it succeeds or the monotonic time ``until`` has come."""
+def defer(using: str, call: ScriptCall, until: float, after: float = 0.0) -> None:
+    """Have the background thread run a call until it succeeds or the monotonic time ``until`` has come.
+
+    It begins ``after`` seconds from now.
+    """
 
     def attempt() -> None:
         run_sync(background_driver(using).run(call, until=time.monotonic()))
 
-    background.defer(attempt, until)
+    background.defer(attempt, until, after)
 
 
 def _reset() -> None:

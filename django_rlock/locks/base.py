@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django_rlock import signals
 from django_rlock.drivers import background
 from django_rlock.drivers.aio import async_driver
-from django_rlock.drivers.base import Driver, monotonic, run_sync
+from django_rlock.drivers.base import Driver, ScriptCall, monotonic, run_sync
 from django_rlock.drivers.identity import Owner, current_owner
 from django_rlock.drivers.sync import defer, sync_driver
 from django_rlock.exceptions import (
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_rlock.locks")
 
+CLEAN_UP_AGAIN = 1.0
+"""When an abandoned attempt is undone for the second time, in seconds."""
 RELEASE_PATIENCE = 1.0
 """How long a release outlasts an unreachable server before it is left to the background thread, in seconds."""
 
@@ -138,7 +140,7 @@ class BaseLock(LockHooks):
         """Take the lock; answers the attempt when it failed."""
         seconds = self.settings.watchdog_timeout if lease is None else lease
         outer = HOLDS.get(self, owner)
-        if outer is not None and not _is_lost(outer, driver.now()):
+        if outer is not None and not _note_loss(outer, driver.now()):
             await self._enter_again(driver, outer, seconds, lease is None)
             return None
         # After a loss the wire name is a new one, so late clean-up of the old hold cannot touch the new one.
@@ -168,7 +170,7 @@ class BaseLock(LockHooks):
         reply = await driver.run(call, hold.deadline)
         if reply[1] != b"OK":
             lose(hold, "it was gone when its owner took it again")
-            raise LockLostError(self.name, reason="it was gone when its owner took it again")
+            raise _lost_error(hold)
         hold.count += 1
         hold.lease_from(call.sent_at, lease, renewed or hold.renewed)
         self._tell_acquired(hold.owner, hold.count, 0.0)
@@ -182,7 +184,10 @@ class BaseLock(LockHooks):
         if isinstance(owner, str):
             return
         owner.renew_name()
-        defer(self.using, self.leave_call(name), driver.now() + lease)
+        until = driver.now() + lease
+        defer(self.using, self.leave_call(name), until)
+        # Once more: the acquire may still lie in a closed connection's buffer, behind the first clean-up.
+        defer(self.using, self.leave_call(name), until, after=CLEAN_UP_AGAIN)
 
     # --- release -----------------------------------------------------------------------------------------------------
 
@@ -206,9 +211,9 @@ class BaseLock(LockHooks):
             await self._give_back_unknown(driver, owner)
             return
         now = driver.now()
-        if _is_lost(hold, now):
+        if _note_loss(hold, now):
             self._drop_lost(hold)
-            raise LockLostError(self.name, reason=hold.lost or "its lease ended")
+            raise _lost_error(hold)
         hold.count -= 1
         if hold.count == 0:
             HOLDS.remove(hold)  # before the command, so that no renewal starts
@@ -224,7 +229,8 @@ class BaseLock(LockHooks):
             self._uncover_lost(hold)
         # "Not yours" to a release that was sent twice: the first one did it.
         if reply[1] == 0 and not (call.sends > 1 and driver.now() < hold.deadline):
-            raise LockLostError(self.name, reason="another owner or an operator freed it, or the server lost it")
+            lose(hold, "another owner or an operator freed it, or the server lost it")
+            raise _lost_error(hold)
         if hold.count:
             hold.lease_from(call.sent_at, hold.lease, hold.renewed)
         else:
@@ -370,7 +376,7 @@ class BaseLock(LockHooks):
         if hold is None:
             raise LockNotOwnedError(self.name, owner=self._wire_name(owner))
         if _is_lost(hold, monotonic()):
-            raise LockLostError(self.name, reason=hold.lost or "its lease ended")
+            raise _lost_error(hold)
 
     def info(self) -> LockInfo | None:
         """Who holds it, since when and doing what, and who waits; None when it is free."""
@@ -398,22 +404,30 @@ class BaseLock(LockHooks):
         if lease is None:
             raise ValueError("extend() needs a lease_time in seconds.")
         hold = HOLDS.get(self, owner)
-        if hold is not None and _is_lost(hold, driver.now()):
-            raise LockLostError(self.name, reason=hold.lost or "its lease ended")
+        if hold is not None and _note_loss(hold, driver.now()):
+            raise _lost_error(hold)
         if hold is None and isinstance(owner, Owner):
             raise LockNotOwnedError(self.name, owner=owner.name)
         call = self.renew_call(self._wire_name(owner), lease)
-        if hold is not None:
-            hold.renewed = False
-        reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
-        if reply[1] == 0:
-            if hold is None:
-                raise LockNotOwnedError(self.name, owner=self._wire_name(owner))
-            lose(hold, "it was gone when its lease was to be extended")
-            raise LockLostError(self.name, reason="it was gone when its lease was to be extended")
-        if hold is not None:
+        renewed = hold is not None and hold.pause_renewal()
+        try:
+            reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
+        except BaseException:
+            if hold is not None:
+                hold.renewed = renewed
+            raise
+        self._note_extension(hold, call, lease, bool(reply[1]))
+
+    def _note_extension(self, hold: Hold | None, call: ScriptCall, lease: float, is_owner: bool) -> None:
+        if hold is None:
+            if not is_owner:
+                raise LockNotOwnedError(self.name, owner=self.owner)
+        elif is_owner:
             hold.lease_from(call.sent_at, lease, renewed=False)
             background.wake_by(hold.deadline)
+        else:
+            lose(hold, "it was gone when its lease was to be extended")
+            raise _lost_error(hold)
 
     def force_release(self, owner: str | None = None, *, reason: str = "") -> bool:
         """Free the lock whoever holds it, and let the next one in; answers whether it was held.
@@ -481,6 +495,17 @@ def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[BaseLoc
 
 def _is_lost(hold: Hold, now: float) -> bool:
     return hold.lost is not None or now >= hold.deadline
+
+
+def _note_loss(hold: Hold, now: float) -> bool:
+    """Whether the hold is lost; if its lease just ended, everybody is told."""
+    if _is_lost(hold, now):
+        lose(hold, f"its lease of {hold.lease:.1f} s ended")
+    return hold.lost is not None
+
+
+def _lost_error(hold: Hold) -> LockLostError:
+    return LockLostError(hold.lock.name, reason=hold.lost or f"its lease of {hold.lease:.1f} s ended")
 
 
 def _lease_left(left_ms: int) -> float | None:

@@ -75,6 +75,11 @@ class Hold:
         self.renewed = renewed
         self.deadline = sent_at + lease
 
+    def pause_renewal(self) -> bool:
+        """Keep the watchdog away while the owner changes the lease; answers whether it was renewed until now."""
+        renewed, self.renewed = self.renewed, False
+        return renewed
+
     @property
     def renew_at(self) -> float:
         """When the watchdog should renew it: after a third of its lease."""
@@ -159,7 +164,9 @@ WAITS = Waits()
 
 
 def lose(hold: Hold, reason: str) -> None:
-    """Mark a hold as lost and tell everybody: the log, the receivers of ``lock_lost`` and the hold's own callback."""
+    """Mark a hold as lost and tell everybody, once: the log, the receivers of ``lock_lost``, its own callback."""
+    if hold.lost is not None:
+        return
     hold.lost = reason
     lock = hold.lock
     logger.warning("Lock %r (%s) was lost while held by %s: %s.", lock.name, lock.key, hold.owner, reason)
