@@ -18,7 +18,6 @@ from typing import Any
 
 import redis
 from django.core.signals import setting_changed
-from redis.client import PubSub
 from redis.exceptions import RedisError
 
 from django_rlock.connections import background_pool
@@ -221,8 +220,8 @@ class Listener:
         with contextlib.suppress(RedisError, OSError):
             self._pubsub.subscribe(*channels)
 
-    def _new_pubsub(self) -> PubSub:
-        return self._client.pubsub()  # type: ignore[no-untyped-call, no-any-return]
+    def _new_pubsub(self) -> Any:  # redis-py's PubSub is half typed
+        return self._client.pubsub()  # type: ignore[no-untyped-call]
 
     def _start(self) -> None:
         if self._thread is None:
