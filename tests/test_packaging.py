@@ -1,0 +1,82 @@
+"""What users install: the built wheel, not the tree that the other tests run on."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "django_rlock"
+
+READ_SCRIPTS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from importlib.resources import files
+import django_rlock.scripts
+assert django_rlock.__file__.startswith(sys.argv[1]), django_rlock.__file__
+for script in sorted(files("django_rlock.scripts").iterdir(), key=lambda file: file.name):
+    if script.name.endswith(".lua"):
+        print(script.name, len(script.read_bytes()))
+"""
+
+
+def built(target: str, folder: Path) -> Path:
+    """The distribution that hatchling builds from the tree, without an environment of its own."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return next(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    with zipfile.ZipFile(built("wheel", tmp_path_factory.mktemp("wheel"))) as archive:
+        yield archive
+
+
+def package_files() -> set[str]:
+    files = (file.relative_to(ROOT) for file in PACKAGE.rglob("*") if file.is_file())
+    return {file.as_posix() for file in files if "__pycache__" not in file.parts}
+
+
+def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert names == package_files()
+    assert "django_rlock/py.typed" in names
+    assert any(name.endswith(".lua") for name in names)
+
+
+def test_the_wheel_tells_licence_and_needs(wheel: zipfile.ZipFile) -> None:
+    folder = next(name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name)
+    metadata = wheel.read(f"{folder}/METADATA").decode()
+    assert f"{folder}/licenses/LICENSE" in wheel.namelist()
+    assert "License-Expression: Apache-2.0\n" in metadata
+    assert "Requires-Python: >=3.11\n" in metadata
+    needs = {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Requires-Dist")}
+    assert needs == {
+        "celery[redis]>=5.5",
+        "django-redis>=6.0",
+        "django>=5.2",
+        "redis>=6.4",
+        "hiredis>=3.0; extra == 'hiredis'",
+    }
+
+
+def test_scripts_can_be_read_from_the_installed_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    command = [sys.executable, "-c", READ_SCRIPTS, str(tmp_path)]
+    output = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    scripts = sorted((PACKAGE / "scripts").glob("*.lua"))
+    assert scripts
+    assert output == "".join(f"{script.name} {script.stat().st_size}\n" for script in scripts)
+
+
+def test_the_source_distribution_can_be_tested(tmp_path: Path) -> None:
+    with tarfile.open(built("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert package_files() <= names
+    assert {"LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "example_project/embedded.py"} <= names
+    assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
