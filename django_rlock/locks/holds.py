@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from django_rlock.drivers.identity import Owner
+from django_rlock.exceptions import LockLostError
 from django_rlock.signals import lock_lost
 
 if TYPE_CHECKING:
@@ -74,6 +75,16 @@ class Hold:
         self.lease = lease
         self.renewed = renewed
         self.deadline = sent_at + lease
+
+    def is_lost(self, now: float) -> bool:
+        """Whether it was lost, or has outlived its lease."""
+        return self.lost is not None or now >= self.deadline
+
+    def lost_error(self) -> LockLostError:
+        return LockLostError(self.lock.name, reason=self.lost or self.lease_ended())
+
+    def lease_ended(self) -> str:
+        return f"its lease of {self.lease:.1f} s ended"
 
     def pause_renewal(self) -> bool:
         """Keep the watchdog away while the owner changes the lease; answers whether it was renewed until now."""
@@ -161,6 +172,13 @@ def key_of(lock: LockHooks, owner: Owner | str) -> Key:
 
 HOLDS = Holds()
 WAITS = Waits()
+
+
+def note_loss(hold: Hold, now: float) -> bool:
+    """Whether the hold is lost; if its lease has just ended, everybody is told."""
+    if hold.is_lost(now):
+        lose(hold, hold.lease_ended())
+    return hold.lost is not None
 
 
 def lose(hold: Hold, reason: str) -> None:

@@ -74,10 +74,10 @@ def _lose_by_deadline(hold: Hold) -> None:
         # Renewals may have reached the server though their replies did not reach us. The new wire name comes first:
         # whoever sees the loss and takes the lock again then does so under a name that this clean-up cannot touch.
         owner.renew_name()
-        lose(hold, f"its lease of {hold.lease:.1f} s ended, because it could not be renewed in time")
+        lose(hold, f"{hold.lease_ended()}, because it could not be renewed in time")
         defer(hold.lock.using, hold.lock.leave_call(hold.owner), hold.deadline + hold.lease)
     else:
-        lose(hold, f"its lease of {hold.lease:.1f} s ended")
+        lose(hold, hold.lease_ended())
 
 
 def _forget_some_day(hold: Hold, now: float) -> None:
