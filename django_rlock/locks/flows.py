@@ -11,7 +11,7 @@ import logging
 
 from django_rlock import signals
 from django_rlock.drivers import background
-from django_rlock.drivers.base import Driver, ScriptCall
+from django_rlock.drivers.base import Driver
 from django_rlock.drivers.identity import Owner
 from django_rlock.drivers.sync import defer
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
@@ -159,30 +159,31 @@ class LockFlows(LockHooks):
         if lease is None:
             raise ValueError("extend() needs a lease_time in seconds.")
         hold = HOLDS.get(self, owner)
-        if hold is not None and note_loss(hold, driver.now()):
+        if hold is not None:
+            await self._extend_hold(driver, hold, lease)
+        elif isinstance(owner, Owner) or not await self._extend_unknown(driver, owner, lease):
+            raise LockNotOwnedError(self.name, owner=self._wire_name(owner))
+
+    async def _extend_hold(self, driver: Driver, hold: Hold, lease: float) -> None:
+        if note_loss(hold, driver.now()):
             raise hold.lost_error()
-        if hold is None and isinstance(owner, Owner):
-            raise LockNotOwnedError(self.name, owner=owner.name)
-        call = self.renew_call(self._wire_name(owner), lease)
-        renewed = hold is not None and hold.pause_renewal()
+        call = self.renew_call(hold.owner, lease)
+        renewed = hold.pause_renewal()
         try:
             reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
         except BaseException:
-            if hold is not None:
-                hold.renewed = renewed
+            hold.renewed = renewed
             raise
-        self._note_extension(hold, call, lease, bool(reply[1]))
-
-    def _note_extension(self, hold: Hold | None, call: ScriptCall, lease: float, is_owner: bool) -> None:
-        if hold is None:
-            if not is_owner:
-                raise LockNotOwnedError(self.name, owner=self.owner)
-        elif is_owner:
-            hold.lease_from(call.sent_at, lease, renewed=False)
-            background.wake_by(hold.deadline)
-        else:
+        if reply[1] == 0:
             lose(hold, "it was gone when its lease was to be extended")
             raise hold.lost_error()
+        hold.lease_from(call.sent_at, lease, renewed=False)
+        background.wake_by(hold.deadline)
+
+    async def _extend_unknown(self, driver: Driver, owner: str, lease: float) -> bool:
+        """Extend the hold of an owner named by the caller, which another process took."""
+        reply = await driver.run(self.renew_call(owner, lease), driver.now() + RELEASE_PATIENCE)
+        return bool(reply[1])
 
     async def _force_release(self, driver: Driver, owner: str | None, reason: str) -> bool:
         reply = await driver.run(self.force_release_call(owner), driver.now() + RELEASE_PATIENCE)
