@@ -1,4 +1,4 @@
-"""Wires what registers itself: the checks."""
+"""Wires what registers itself: the checks, the process reports and what tells about locks."""
 
 from django.apps import AppConfig
 from django.core import checks
@@ -11,6 +11,7 @@ class RLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from django_rlock import inspection, reports  # noqa: F401 - they register themselves
         from django_rlock.checks import check_settings
 
         checks.register(check_settings, checks.Tags.caches)

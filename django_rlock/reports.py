@@ -1,9 +1,9 @@
 """Process reports: what this process holds and waits for, told to Redis beside the acquire path.
 
-The background thread writes them: one hash per process with a field for each hold or wait that is older than half a
-second, as differences and in one pipeline, at most once a second. The admin and the commands read them
-(``inspection``), and compare them with the locks themselves, so a late or a lost report misleads nobody. All times in
-a report are the server's clock, so hosts whose clocks differ agree on how long a lock has been held.
+The background thread writes them: one hash per process with a field for each hold or wait that is older than
+half a second, as differences and in one pipeline, at most once a second. The admin and the commands read them
+(``inspection``), and compare them with the locks themselves, so a late or a lost report misleads nobody. All
+times in a report are the server's clock, so hosts whose clocks differ agree on how long a lock has been held.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Publisher:
             pipe.hdel(self.key, *gone)
 
     def _add_ttl(self, pipe: Any, items: Sequence[Hold | Wait], now: float) -> None:
-        # A third of it is the longest that passes before it is refreshed, so the report of a process that died
-        # outlives the leases in it.
+        # A third of it is the longest that passes before it is refreshed, so the report of a process that
+        # died outlives the leases in it.
         longest = max((item.lease for item in items if isinstance(item, Hold)), default=0.0)
         ttl = max(_SHORTEST_TTL, 2 * longest)
         if ttl > self.ttl or now >= self.ttl_due:
@@ -156,13 +156,12 @@ def publish_reports(now: float) -> float:
         groups, due = _collect(now)
         for cache in groups.keys() - _publishers.keys():
             _publishers[cache] = Publisher(groups[cache][0].lock.using)
-        return min(
-            [due, *(publisher.publish(groups[cache], now) for cache, publisher in _publishers.items())]
-        )
+        return min([due, *(publisher.publish(groups[cache], now) for cache, publisher in _publishers.items())])
 
 
 def remove_reports() -> None:
-    """At a clean exit: nothing is held any more. What still is stays in the report, which then falls silent."""
+    """At a clean exit: nothing is held any more. What still is stays in the report, which then falls
+    silent."""
     with _mutex:
         for publisher in _publishers.values():
             if publisher.told and not HOLDS.snapshot():

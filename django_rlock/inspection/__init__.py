@@ -1,7 +1,7 @@
 """Who holds which lock, what they do with it, and who waits; and freeing a lock that somebody else holds.
 
-Names come from the process reports (``reports``), which are written a little later than the truth. Each is compared
-with the lock itself, so a lock that is gone is never shown, and a holder is always who holds it now.
+Names come from the process reports (``reports``), which are written a little later than the truth. Each is
+compared with the lock itself, so a lock that is gone is never shown, and a holder is always who holds it now.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from fnmatch import translate
 
 import redis
@@ -21,6 +22,7 @@ from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import reading
 from django_rlock.inspection.building import Builder
 from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
+from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock, set_inspector
 from django_rlock.reports import local_report
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
@@ -39,21 +41,21 @@ __all__ = [
 ]
 
 
-def iter_locks(
-    using: str | None = None, pattern: str | None = None, scan: bool = False
-) -> Iterator[LockInfo]:
+def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool = False) -> Iterator[LockInfo]:
     """The locks that are held now, of one alias or (None) of all.
 
-    ``pattern`` is a shell pattern for their names (``stock:*``); None takes all. Held for less than half a second, a
-    lock is not listed yet. ``scan=True`` also finds locks that no report names, as those of Java clients: it looks at
-    every key of the server, in steps. LockUnavailableError when the Redis of an alias cannot be asked.
+    ``pattern`` is a shell pattern for their names (``stock:*``); None takes all. Held for less than half a
+    second, a lock is not listed yet. ``scan=True`` also finds locks that no report names, as those of Java
+    clients: it looks at every key of the server, in steps. LockUnavailableError when the Redis of an alias
+    cannot be asked.
     """
     for alias in listed_aliases() if using is None else [using]:
         yield from _read_locks(alias, pattern, scan)
 
 
 def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
-    """A lock's holders and waiters, or None when it is free. LockUnavailableError when Redis cannot be asked."""
+    """A lock's holders and waiters, or None when it is free. LockUnavailableError when Redis cannot be
+    asked."""
     return next(iter(lock_infos([name], using)), None)
 
 
@@ -69,11 +71,13 @@ def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInf
 def force_release(name: str, owner: str | None = None, using: str = DEFAULT_ALIAS, reason: str = "") -> bool:
     """Free a lock that somebody else holds, and let its next waiter in. Returns whether it was held.
 
-    With ``owner`` only while that owner holds it, so that the next holder is never freed by mistake; None frees
-    whoever holds it. The holder learns of it at its next renewal, and goes on until then: two may be inside. ``reason``
-    goes to the log and to the signal. LockUnavailableError when Redis cannot be asked.
+    With ``owner`` only while that owner holds it, so that the next holder is never freed by mistake; None
+    frees whoever holds it. The holder learns of it at its next renewal, and goes on until then: two may be
+    inside. ``reason`` goes to the log and to the signal. LockUnavailableError when Redis cannot be asked.
     """
-    raise NotImplementedError
+    if owner == "":
+        raise ValueError("The owner must be as lock_info() gives it, or None for whoever holds the lock.")
+    return rlock(name, using=using).force_release(owner, reason=reason)
 
 
 def listed_aliases() -> list[str]:
@@ -93,9 +97,7 @@ def _read_locks(using: str, pattern: str | None, scan: bool) -> list[LockInfo]:
         told = builder.keys()
         states = reading.read_states(client, _matching(told, prefix, pattern))
         if scan:
-            found = reading.read_states(
-                client, _matching({*reading.scan_keys(client, prefix)} - told, prefix, pattern)
-            )
+            found = reading.read_states(client, _matching({*reading.scan_keys(client, prefix)} - told, prefix, pattern))
             states |= {key: state for key, state in found.items() if state.has_lock_owners}
         return builder.infos(states)
 
@@ -119,7 +121,8 @@ def _asking(name: str, using: str) -> Iterator[redis.Redis]:
 
 
 def _describe(lock: BaseLock) -> LockInfo | None:
-    return lock_info(lock.name, lock.using)
+    info = lock_info(lock.name, lock.using)
+    return info and replace(info, kind=info.kind or lock.kind)
 
 
 def _holder_text(lock: BaseLock) -> str | None:

@@ -15,7 +15,8 @@ SILENT_AFTER = 3 * BEAT
 
 
 class Builder:
-    """Makes the infos of one alias's locks from the reports of all processes, at the server's time ``now``."""
+    """Makes the infos of one alias's locks from the reports of all processes, at the server's time
+    ``now``."""
 
     def __init__(self, using: str, now: float, reports: Iterable[Report]) -> None:
         self._using = using
@@ -76,14 +77,11 @@ class Builder:
         others = [
             (entry.since or 0.0, owner)
             for owner, (entry, report) in told.items()
-            if owner not in state.queue
-            and owner not in state.holds
-            and self._now - report.beat <= SILENT_AFTER
+            if owner not in state.queue and owner not in state.holds and self._now - report.beat <= SILENT_AFTER
         ]
         owners = [*state.queue, *(owner for _, owner in sorted(others))][:MAX_PARTIES]
         return tuple(
-            self._waiter(owner, *told.get(owner, (None, self._reports.get(owner[:CLIENT_LENGTH]))))
-            for owner in owners
+            self._waiter(owner, *told.get(owner, (None, self._reports.get(owner[:CLIENT_LENGTH])))) for owner in owners
         )
 
     def _waiter(self, owner: str, entry: Entry | None, report: Report | None) -> Waiter:

@@ -25,12 +25,27 @@ class LockState(TextChoices):
     HELD = "held", _("held")
 
 
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def duration_text(seconds: float | None) -> str:
+    """Seconds for people: ``7.1 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``; ``–`` for None."""
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    index = next(index for index, (size, _unit) in enumerate(_UNITS) if whole >= size)
+    (size, unit), (small_size, small_unit) = _UNITS[index : index + 2]
+    return f"{whole // size} {unit} {whole % size // small_size} {small_unit}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Party:
     """Somebody who holds a lock or waits for it; None and "" stand for what no report tells.
 
-    ``client`` is the process's id. ``place`` is the thread or task. ``context`` is what it does: ``route`` and
-    ``user`` of a request, ``task`` and ``task_id`` of a Celery task.
+    ``client`` is the process's id. ``place`` is the thread or task. ``context`` is what it does: ``route``
+    and ``user`` of a request, ``task`` and ``task_id`` of a Celery task.
     """
 
     owner: str
@@ -60,14 +75,22 @@ class Party:
 class Holder(Party):
     """An owner that holds a lock ``count`` times.
 
-    ``held_for`` is None when unknown. ``heard_ago`` is the age of its process's last beat, None without a report;
-    ``silent`` says that it is too old for a process that lives.
+    ``held_for`` is None when unknown. ``heard_ago`` is the age of its process's last beat, None without a
+    report; ``silent`` says that it is too old for a process that lives.
     """
 
     count: int
     held_for: float | None = None
     heard_ago: float | None = None
     silent: bool = False
+
+    @property
+    def held_for_text(self) -> str:
+        return duration_text(self.held_for)
+
+    @property
+    def heard_ago_text(self) -> str:
+        return duration_text(self.heard_ago)
 
     def __str__(self) -> str:
         """As in ``web-2 pid 311, POST /buy/42/, for 7.1 s``."""
@@ -82,14 +105,18 @@ class Waiter(Party):
 
     waited: float | None = None
 
+    @property
+    def waited_text(self) -> str:
+        return duration_text(self.waited)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockInfo:
     """A lock that is held, as the server has it at this moment.
 
-    ``remaining_lease`` is None when it never ends. ``lease`` is what the holder asked for, and ``kind`` the kind of its
-    lock object; None and "" when no report tells. ``waiters`` are the first of them, in the order in which they will
-    be served where the kind keeps one; ``waiting`` counts all that are known.
+    ``remaining_lease`` is None when it never ends. ``lease`` is what the holder asked for, and ``kind`` the
+    kind of its lock object; None and "" when no report tells. ``waiters`` are the first of them, in the order
+    in which they will be served where the kind keeps one; ``waiting`` counts all that are known.
     """
 
     name: str
@@ -111,6 +138,14 @@ class LockInfo:
     @property
     def held_for(self) -> float | None:
         return self.holder.held_for
+
+    @property
+    def time_left_text(self) -> str:
+        return duration_text(self.remaining_lease)
+
+    @property
+    def other_holders(self) -> int:
+        return len(self.holders) - 1
 
     @property
     def count(self) -> int:

@@ -1,8 +1,8 @@
 """Reads reports and locks from Redis, in few round trips, and believes nothing of what it finds.
 
-Anybody who can write to the Redis may have planted a value: of another type, huge, not UTF-8, not JSON. Such a value
-is left out; it never breaks a page. Replies are read as bytes even where the alias decodes them, because a value that
-cannot be decoded would leave the rest of its reply in the connection.
+Anybody who can write to the Redis may have planted a value: of another type, huge, not UTF-8, not JSON. Such
+a value is left out; it never breaks a page. Replies are read as bytes even where the alias decodes them,
+because a value that cannot be decoded would leave the rest of its reply in the connection.
 """
 
 from __future__ import annotations
@@ -89,15 +89,14 @@ def read_all_reports(client: redis.Redis) -> tuple[float, list[Report]]:
 
 
 def read_reports(client: redis.Redis, processes: Collection[str]) -> tuple[float, list[Report]]:
-    """The server's time, in seconds, and the reports of some processes by their client ids; one round trip."""
+    """The server's time, in seconds, and the reports of some processes by their client ids; one round
+    trip."""
     commands: list[tuple[Any, ...]] = [("TIME",)]
     for process in processes:
         commands += [("ZSCORE", PROCESSES, process), _read_hash(report_key(process), MAX_FIELDS)]
     time, *replies = _pipeline(client, commands)
     found = zip(processes, replies[::2], map(_fields, replies[1::2]), strict=True)
-    return _seconds(time), [
-        parse_report(p, _number(beat) or 0.0, fields) for p, beat, fields in found if fields
-    ]
+    return _seconds(time), [parse_report(p, _number(beat) or 0.0, fields) for p, beat, fields in found if fields]
 
 
 def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
@@ -114,7 +113,8 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
 
 
 def scan_keys(client: redis.Redis, prefix: str) -> Iterator[str]:
-    """The hashes whose keys begin with ``prefix``; may name one twice. Looks at all keys of the server, in steps."""
+    """The hashes whose keys begin with ``prefix``; may name one twice. Looks at all keys of the server, in
+    steps."""
     pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
     cursor = 0
     for _ in range(SCAN_CALLS):
@@ -205,9 +205,7 @@ def _holds(reply: Any) -> dict[str, int]:
 
 def _pairs(reply: list[Any]) -> Iterable[tuple[Any, Any]]:
     """Members and scores: RESP3 pairs them, RESP2 has one flat list."""
-    return (
-        reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
-    )
+    return reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
 
 
 def _seconds(time: tuple[int, int]) -> float:

@@ -1,0 +1,281 @@
+"""Locks in the admin: who holds them, who waits, and freeing one by force, after a confirmation and on record."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import django
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, URLResolver, path, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rlock import inspection
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.inspection.infos import Holder, LockInfo
+from django_rlock.inspection.listing import Listing
+from django_rlock.inspection.rows import Row, public_dict
+from django_rlock.models import Lock
+from django_rlock.settings import get_aliases
+
+MAX_REASON = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A lock and the owner that a page has shown: what a force release compares before it frees anything.
+
+    ``lock`` is the lock as it is now, None when it is free or was not asked for.
+    """
+
+    using: str
+    name: str
+    owner: str
+    lock: LockInfo | None = None
+
+    @classmethod
+    def of(cls, lock: LockInfo) -> Target:
+        return cls(lock.using, lock.name, lock.holder.owner, lock)
+
+    @classmethod
+    def parse(cls, value: str) -> Target:
+        """The target of a form's field. ValueError or TypeError when it was tampered with."""
+        using, name, owner = json.loads(value)
+        if not all(isinstance(text, str) and text for text in (using, name, owner)):
+            raise ValueError("A target consists of three texts.")
+        return cls(using, name, owner)
+
+    def __str__(self) -> str:
+        return json.dumps([self.using, self.name, self.owner])
+
+    @property
+    def holder(self) -> Holder | None:
+        """The owner, if it still holds the lock."""
+        holders = self.lock.holders if self.lock else ()
+        return next((holder for holder in holders if holder.owner == self.owner), None)
+
+    @property
+    def log_object(self) -> Lock:
+        """What the admin's log refers to. PostgreSQL's texts cannot contain NUL."""
+        return Lock(id=f"{self.using}/{self.name}".replace("\0", "\\0"))
+
+
+@admin.register(Lock)
+class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type checkers only
+    """Shows locks to users with ``view_lock``; those with ``force_release_lock`` see them and may free them."""
+
+    def get_urls(self) -> list[URLResolver | URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("", view(self.changelist_view), name="django_rlock_lock_changelist"),
+            path("locks.json", view(self.json_view), name="django_rlock_lock_json"),
+            path("force-release/", view(self.force_release_view), name="django_rlock_lock_force_release"),
+            path("<path:object_id>/change/", view(self.change_view), name="django_rlock_lock_change"),
+        ]
+
+    # --- permissions -------------------------------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002
+        return False
+
+    def has_view_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
+        may_view: bool = request.user.has_perm("django_rlock.view_lock")
+        return may_view or self.has_force_release_permission(request, obj)
+
+    def has_force_release_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002
+        """Whether the user may free locks, or (with ``obj``, whose id is ``<alias>/<name>``) that one."""
+        return bool(request.user.has_perm("django_rlock.force_release_lock"))
+
+    # --- pages -------------------------------------------------------------------------------------------------------
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        self._require(self.has_view_permission(request))
+        scan = bool(request.GET.get("scan"))
+        locks, problems = _read_locks(scan)
+        listing = Listing(locks, request.GET.dict())
+        context = {
+            "title": _("Locks"),
+            "listing": listing,
+            "rows": [(Row(lock), Target.of(lock)) for lock in listing.page],
+            "problems": problems,
+            "scan": scan,
+            "may_release": self.has_force_release_permission(request),
+        }
+        return self._page(request, "change_list", context | (extra_context or {}))
+
+    def json_view(self, request: HttpRequest) -> HttpResponse:
+        """The same page of the list for programs. Owner ids are shortened; 503 when nothing could be read."""
+        self._require(self.has_view_permission(request))
+        locks, problems = _read_locks(bool(request.GET.get("scan")))
+        listing = Listing(locks, request.GET.dict())
+        document = {
+            "locks": [public_dict(lock) for lock in listing.page],
+            "matching": len(listing.matching),
+            "total": listing.total,
+            "page": listing.page.number,
+            "pages": listing.page.paginator.num_pages,
+            "problems": problems,
+        }
+        return JsonResponse(document, status=503 if problems and not locks else 200)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",  # noqa: ARG002 - the signature is Django's
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        using, _slash, name = unquote(object_id).partition("/")
+        obj = Lock(id=f"{using}/{name}")
+        self._require(self.has_view_permission(request, obj))
+        if not name or using not in get_aliases():
+            raise Http404
+        lock, problems = None, []
+        try:
+            lock = inspection.lock_info(name, using)
+        except LockUnavailableError as error:
+            problems = [_problem(using, error)]
+        context = {
+            "title": name,
+            "name": name,
+            "using": using,
+            "row": Row(lock) if lock else None,
+            "target": Target.of(lock) if lock else None,
+            "problems": problems,
+            "may_release": self.has_force_release_permission(request, obj),
+        }
+        return self._page(request, "change_form", context | (extra_context or {}))
+
+    def force_release_view(self, request: HttpRequest) -> HttpResponse:
+        """POST of ticked locks asks for confirmation; the POST of that page releases."""
+        self._require(self.has_force_release_permission(request))
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        targets = self._targets(request)
+        if not targets:
+            messages.warning(request, _("Select the locks that are to be freed."))
+        elif "confirm" in request.POST:
+            self._release(request, targets, request.POST.get("reason", "").strip()[:MAX_REASON])
+        else:
+            try:
+                return self._confirmation(request, _with_locks(targets))
+            except LockUnavailableError as error:
+                messages.error(request, str(error))
+        return HttpResponseRedirect(reverse("admin:django_rlock_lock_changelist", current_app=self.admin_site.name))
+
+    # --- force release -----------------------------------------------------------------------------------------------
+
+    def _targets(self, request: HttpRequest) -> list[Target]:
+        try:
+            targets = [Target.parse(value) for value in dict.fromkeys(request.POST.getlist("lock"))]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadRequest("A selected lock is not as the page had it.") from error
+        if any(target.using not in get_aliases() for target in targets):
+            raise BadRequest("There is no such alias of RLOCK.")
+        for target in targets:
+            self._require(self.has_force_release_permission(request, target.log_object))
+        return targets
+
+    def _confirmation(self, request: HttpRequest, targets: list[Target]) -> HttpResponse:
+        context = {
+            "title": _("Force release"),
+            "targets": targets,
+            "releasable": [target for target in targets if target.holder],
+            "any_alive": any(target.holder and not target.holder.silent for target in targets),
+            "max_reason": MAX_REASON,
+        }
+        return self._page(request, "force_release", context)
+
+    def _release(self, request: HttpRequest, targets: list[Target], reason: str) -> None:
+        with suppress(LockUnavailableError):  # the log then names the owners only
+            targets = _with_locks(targets)
+        outcomes = Counter(self._release_one(request, target, reason) for target in targets)
+        if count := outcomes["freed"]:
+            text = ngettext("%(count)d lock was freed.", "%(count)d locks were freed.", count)
+            messages.success(request, text % {"count": count})
+        if count := outcomes["gone"]:
+            text = ngettext(
+                "%(count)d lock was left alone: the holder that you saw no longer has it.",
+                "%(count)d locks were left alone: the holders that you saw no longer have them.",
+                count,
+            )
+            messages.warning(request, text % {"count": count})
+        if count := outcomes["failed"]:
+            text = ngettext(
+                "%(count)d lock could not be freed, because Redis did not answer.",
+                "%(count)d locks could not be freed, because Redis did not answer.",
+                count,
+            )
+            messages.error(request, text % {"count": count})
+
+    def _release_one(self, request: HttpRequest, target: Target, reason: str) -> str:
+        try:
+            freed = inspection.force_release(target.name, target.owner, target.using, reason=_by(request, reason))
+            outcome, text = ("freed", "Freed by force") if freed else ("gone", "Not freed, the owner had lost it")
+        except LockUnavailableError as error:
+            outcome, text = "failed", f"Not freed, {error.reason}"
+        holder = f" ({target.holder})" if target.holder else ""
+        message = f"{text}. Owner: {target.owner}{holder}. Reason: {reason or '–'}"
+        self.log_change(request, target.log_object, message.replace("\0", "\\0"))
+        return outcome
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _require(self, permitted: bool) -> None:
+        if not permitted:
+            raise PermissionDenied
+
+    def _page(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+        request.current_app = self.admin_site.name  # type: ignore[attr-defined]  # read by the url tag
+        common = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "breadcrumbs_as_list": django.VERSION >= (6, 1),
+        }
+        return TemplateResponse(request, f"admin/django_rlock/lock/{template}.html", common | context)
+
+
+def _read_locks(scan: bool) -> tuple[list[LockInfo], list[str]]:
+    """The locks of all aliases, and what went wrong with some."""
+    locks: list[LockInfo] = []
+    problems: list[str] = []
+    try:
+        for using in inspection.listed_aliases():
+            try:
+                locks += inspection.iter_locks(using, scan=scan)
+            except LockUnavailableError as error:
+                problems.append(_problem(using, error))
+    except ImproperlyConfigured as error:
+        problems.append(str(error))
+    return locks, problems
+
+
+def _problem(using: str, error: LockUnavailableError) -> str:
+    return _("The Redis of “%(alias)s” did not answer: %(reason)s") % {"alias": using, "reason": error.reason}
+
+
+def _with_locks(targets: list[Target]) -> list[Target]:
+    """The targets with their locks as they are now."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for target in targets:
+        names[target.using].append(target.name)
+    found = {(using, lock.name): lock for using in names for lock in inspection.lock_infos(names[using], using)}
+    return [replace(target, lock=found.get((target.using, target.name))) for target in targets]
+
+
+def _by(request: HttpRequest, reason: str) -> str:
+    return f"{request.user.get_username()} in the admin: {reason or 'no reason given'}"

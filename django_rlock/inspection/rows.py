@@ -1,0 +1,54 @@
+"""Locks as pages show them, and what of them a browser may know."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from django_rlock.inspection.infos import LockInfo, Party
+from django_rlock.settings import get_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A lock as a page shows it."""
+
+    lock: LockInfo
+
+    @property
+    def object_id(self) -> str:
+        """What the admin's URLs and its log call it."""
+        return f"{self.lock.using}/{self.lock.name}"
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is held for longer than the alias's SLOW_HOLD."""
+        return (self.lock.held_for or 0.0) > get_settings(self.lock.using).slow_hold
+
+    @property
+    def full_lease(self) -> float:
+        """The end of the meter for the time left, in seconds."""
+        lease = self.lock.lease or get_settings(self.lock.using).watchdog_timeout
+        return max(lease, self.lock.remaining_lease or 0.0)
+
+    @property
+    def low_lease(self) -> float:
+        """Below this, in seconds, a holder has missed a renewal: they come at every third of the lease."""
+        return self.full_lease / 3
+
+    @property
+    def command(self) -> str:
+        """What frees it in a shell, while that owner has it."""
+        words = ["rlock_release", "--using", self.lock.using, "--owner", self.lock.holder.owner, "--", self.lock.name]
+        return shlex.join(words)
+
+
+def public_dict(lock: LockInfo) -> dict[str, Any]:
+    """Plain values without whole owner ids, which a browser has no need to know."""
+    document = lock.as_dict()
+    for kind in ("holders", "waiters"):
+        parties: tuple[Party, ...] = getattr(lock, kind)
+        for entry, party in zip(document[kind], parties, strict=True):
+            entry |= {"owner": party.short_owner, "client": party.client[:8], "doing": party.doing}
+    return document
