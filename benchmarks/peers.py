@@ -1,0 +1,129 @@
+"""The contenders for an uncontended pair. Each is a function that acquires and releases a lock nobody else wants."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis.asyncio
+import redis_lock
+from django_redis import get_redis_connection
+
+from benchmarks.stage import URL_VARIABLE
+from django_rlock import FairLock, RLock
+from django_rlock.drivers.base import pack
+from django_rlock.locks import rlock
+
+LEASE = 30
+"""Seconds; the lease that our watchdog renews is as long."""
+
+Pair = Callable[[], object]
+AsyncPair = Callable[[], Awaitable[object]]
+
+
+def sync_pairs() -> dict[str, Pair]:
+    """Lock objects are made once, as redis-py's users make theirs."""
+    client = get_redis_connection()
+    return {
+        "redis-py": _pair(client.lock("bench:redis-py", timeout=LEASE)),
+        "RLock": _pair(RLock("bench:rlock")),
+        "FairLock": _pair(FairLock("bench:fair")),
+        "python-redis-lock": _pair(redis_lock.Lock(client, "bench:python-redis-lock", expire=LEASE)),
+        "raw socket": _raw_pair(),
+    }
+
+
+def _pair(lock: Any) -> Pair:
+    def pair() -> None:
+        lock.acquire()
+        lock.release()
+
+    return pair
+
+
+def sync_pairs_made_per_call() -> dict[str, Pair]:
+    """As views use them: the name is known when the request comes."""
+    client = get_redis_connection()
+
+    def ours() -> None:
+        with rlock("bench:rlock"):
+            pass
+
+    def theirs() -> None:
+        with client.lock("bench:redis-py", timeout=LEASE):
+            pass
+
+    def python_redis_lock() -> None:
+        with redis_lock.Lock(client, "bench:python-redis-lock", expire=LEASE):
+            pass
+
+    return {"redis-py": theirs, "rlock()": ours, "python-redis-lock": python_redis_lock}
+
+
+def _raw_pair() -> Pair:
+    """What no client can beat: the two scripts of RLock, packed beforehand, on a socket of its own."""
+    acquire, release = _raw_commands()
+    connection = socket.create_connection(_address())
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def pair() -> None:
+        connection.sendall(acquire)
+        connection.recv(4096)
+        connection.sendall(release)
+        connection.recv(4096)
+
+    return pair
+
+
+def _raw_commands() -> tuple[bytes, bytes]:
+    lock = RLock("bench:raw")
+    owner = "00000000-0000-4000-8000-000000000000:1"
+    return pack(lock.acquire_call(owner, 1, LEASE, False), b"1"), pack(lock.release_call(owner, 0, LEASE), b"2")
+
+
+def _address() -> tuple[str, int]:
+    url = urlsplit(os.environ[URL_VARIABLE])
+    return url.hostname or "", url.port or 0
+
+
+@asynccontextmanager
+async def async_pairs() -> AsyncIterator[dict[str, AsyncPair]]:
+    """The same on asyncio; python-redis-lock has no asyncio face."""
+    client = redis.asyncio.Redis.from_url(os.environ[URL_VARIABLE])
+    reader, writer = await asyncio.open_connection(*_address())
+    try:
+        theirs, plain, fair = client.lock("bench:redis-py", timeout=LEASE), RLock("bench:rlock"), FairLock("bench:fair")
+        yield {
+            "redis-py": _async_pair(theirs.acquire, theirs.release),
+            "RLock": _async_pair(plain.aacquire, plain.arelease),
+            "FairLock": _async_pair(fair.aacquire, fair.arelease),
+            "raw stream": _raw_async_pair(reader, writer),
+        }
+    finally:
+        writer.close()
+        await client.aclose()
+
+
+def _async_pair(acquire: AsyncPair, release: AsyncPair) -> AsyncPair:
+    async def pair() -> None:
+        await acquire()
+        await release()
+
+    return pair
+
+
+def _raw_async_pair(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncPair:
+    acquire, release = _raw_commands()
+
+    async def pair() -> None:
+        writer.write(acquire)
+        await reader.read(4096)
+        writer.write(release)
+        await reader.read(4096)
+
+    return pair
