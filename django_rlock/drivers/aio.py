@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from django.core.signals import setting_changed
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.connections import async_pool
 from django_rlock.drivers import pubsub
@@ -32,6 +33,8 @@ class AsyncDriver(ScriptDriver):
         try:
             await connection.send_packed_command([packed])
             reply = await connection.read_response(disable_decoding=True, timeout=min(timeout, limit))
+            if reply is None:  # which is how redis-py tells that the time given for one read is over
+                raise RedisTimeoutError("Timeout reading from the server")
             return check_nonce(reply, nonce)
         except BaseException:
             await connection.disconnect(nowait=True)
