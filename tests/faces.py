@@ -1,0 +1,152 @@
+"""One test body for both faces: ``async def test_x(face)`` runs as blocking calls of a thread, and as an asyncio task.
+
+Under the blocking face nothing in the body suspends, so it is run as the package itself runs its flows. Import
+``face``, ``kind`` and ``pytest_pyfunc_call`` into the conftest of a folder whose tests use them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from django_rlock import FairLock, RLock
+from django_rlock.drivers.base import run_sync
+from django_rlock.locks import BaseLock
+from django_rlock.locks.holds import HOLDS, WAITS
+
+Body = Callable[..., Coroutine[Any, Any, Any]]
+
+PATIENCE = 20.0
+"""How long a body waits for another before the test fails, in seconds."""
+
+
+class BlockingFace:
+    """The methods without a prefix; other owners are threads."""
+
+    name = "sync"
+
+    def run(self, body: Coroutine[Any, Any, Any]) -> Any:
+        return run_sync(body)
+
+    async def call(self, lock: BaseLock, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(lock, method)(*args, **kwargs)
+
+    async def acquire(self, lock: BaseLock, *args: Any, **kwargs: Any) -> bool:
+        return lock.acquire(*args, **kwargs)
+
+    async def release(self, lock: BaseLock) -> None:
+        lock.release()
+
+    def inside(self, lock: BaseLock) -> _Block:
+        return _Block(lock)
+
+    def start(self, body: Body, *args: Any) -> Future[Any]:
+        """Run a body as another owner, at the same time."""
+        outcome: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(run_sync(body(*args)))
+            except BaseException as error:  # noqa: BLE001 - the outcome carries it
+                outcome.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return outcome
+
+    async def result(self, outcome: Future[Any]) -> Any:
+        return outcome.result(PATIENCE)
+
+    async def sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    async def until(self, condition: Callable[[], Any], within: float = PATIENCE) -> Any:
+        """Wait for a condition that nobody announces."""
+        for _ in range(int(within * 200)):
+            if found := condition():
+                return found
+            await self.sleep(0.005)
+        raise AssertionError("The condition did not come true in time.")
+
+
+class TaskFace(BlockingFace):
+    """The methods with Django's ``a``; other owners are tasks."""
+
+    name = "async"
+
+    def run(self, body: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run(body)
+
+    async def call(self, lock: BaseLock, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(lock, f"a{method}")(*args, **kwargs)
+
+    async def acquire(self, lock: BaseLock, *args: Any, **kwargs: Any) -> bool:
+        return await lock.aacquire(*args, **kwargs)
+
+    async def release(self, lock: BaseLock) -> None:
+        await lock.arelease()
+
+    def inside(self, lock: BaseLock) -> Any:
+        return lock
+
+    def start(self, body: Body, *args: Any) -> Any:
+        return asyncio.ensure_future(body(*args))
+
+    async def result(self, outcome: Any) -> Any:
+        return await asyncio.wait_for(outcome, PATIENCE)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _Block:
+    """A blocking ``with`` in the clothes of an ``async with``."""
+
+    def __init__(self, lock: BaseLock) -> None:
+        self.lock = lock
+
+    async def __aenter__(self) -> BaseLock:
+        return self.lock.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.__exit__(kind, error, trace)
+
+
+@pytest.fixture(params=[BlockingFace, TaskFace], ids=["sync", "async"])
+def face(request: pytest.FixtureRequest) -> BlockingFace:
+    """Through which of the two faces the test's body goes."""
+    return request.param()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=[FairLock, RLock], ids=["fair", "rlock"])
+def kind(request: pytest.FixtureRequest) -> type[BaseLock]:
+    """Each kind of lock in turn."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test leaves a hold or a wait to the next one; those that lose locks on purpose take them off the books."""
+    yield
+    left = [hold for hold in HOLDS.snapshot() if hold.lost is None], WAITS.snapshot()
+    HOLDS.clear()
+    WAITS.clear()
+    assert left == ([], [])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test through its face."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    arguments["face"].run(pyfuncitem.obj(**arguments))
+    return True
