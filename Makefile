@@ -43,7 +43,7 @@ $(VENV)/bin/python:
 	  echo 'Python 3.11 or newer is needed and "$(PYTHON)" is not; name one: make $(MAKECMDGOALS) PYTHON=python3.12' >&2; \
 	  exit 1; }
 ifdef UV
-	uv venv --quiet --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
+	uv venv --quiet --seed --allow-existing --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
 else
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'

@@ -16,9 +16,14 @@ server_key = pytest.StashKey[EmbeddedServer]()
 # A wrapper runs before pytest-django's own hook of this name, which loads the settings.
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
-    if not _only_directs_workers(early_config):
-        early_config.stash[server_key] = server = _started_server()
-        os.environ["RLOCK_TEST_URL"] = server.url
+    try:
+        server = EmbeddedServer()
+        if not _only_directs_workers(early_config):
+            server.start()
+            early_config.stash[server_key] = server
+            os.environ["RLOCK_TEST_URL"] = server.url
+    except ServerError as error:
+        raise pytest.UsageError(str(error)) from error
     return (yield)
 
 
@@ -29,12 +34,3 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _only_directs_workers(config: pytest.Config) -> bool:
     return "PYTEST_XDIST_WORKER" not in os.environ and bool(config.known_args_namespace.numprocesses)
-
-
-def _started_server() -> EmbeddedServer:
-    try:
-        server = EmbeddedServer()
-        server.start()
-    except ServerError as error:
-        raise pytest.UsageError(str(error)) from error
-    return server
