@@ -224,16 +224,24 @@ def check_nonce(reply: Any, nonce: bytes) -> list[Any]:
 
 
 def pack(call: ScriptCall, nonce: bytes, verb: str = "EVALSHA") -> bytes:
-    """The call as the server reads it (RESP). Twice as fast as a general packer, since the head is kept."""
-    parts = [_head(verb, call.script, call.keys, len(call.args)), b"$%d\r\n%b\r\n" % (len(nonce), nonce)]
-    for arg in call.args:
-        data = str(arg).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
+    """The call as the server reads it (RESP). Only the nonce and the first argument, an owner, are packed anew."""
+    first, *rest = call.args
+    owner = str(first).encode()
+    head = _head(verb, call.script, call.keys, len(call.args))
+    return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (head, len(nonce), nonce, len(owner), owner, _tail(tuple(rest)))
 
 
 @lru_cache(maxsize=4096)
 def _head(verb: str, script: Script, keys: tuple[str, ...], args: int) -> bytes:
-    words = [verb, script.sha if verb == "EVALSHA" else script.source, str(len(keys)), *keys]
-    packed = (b"$%d\r\n%b\r\n" % (len(data), data) for data in (word.encode() for word in words))
-    return b"*%d\r\n" % (len(words) + 1 + args) + b"".join(packed)
+    words = (verb, script.sha if verb == "EVALSHA" else script.source, len(keys), *keys)
+    return b"*%d\r\n%b" % (len(words) + 1 + args, _words(words))
+
+
+@lru_cache(maxsize=1024)
+def _tail(args: tuple[str | int, ...]) -> bytes:
+    return _words(args)
+
+
+def _words(words: tuple[str | int, ...]) -> bytes:
+    packed = (b"$%d\r\n%b\r\n" % (len(data), data) for data in (str(word).encode() for word in words))
+    return b"".join(packed)
