@@ -111,18 +111,14 @@ class AliasSettings:
 _OPTIONS = {item.name.upper(): item for item in fields(AliasSettings) if item.default is not MISSING}
 
 
-def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
-    """The options of an alias. ImproperlyConfigured when it is unknown or has a bad entry."""
-    return _parse_alias(alias)
-
-
 def get_aliases() -> list[str]:
     """All aliases, ``default`` among them even where RLOCK does not name it."""
     return sorted({DEFAULT_ALIAS, *_entries()})
 
 
 @cache
-def _parse_alias(alias: str) -> AliasSettings:
+def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
+    """The options of an alias. ImproperlyConfigured when it is unknown or has a bad entry."""
     entries = _entries()
     if alias not in entries and alias != DEFAULT_ALIAS:
         known = ", ".join(get_aliases())
@@ -185,7 +181,7 @@ def _did_you_mean(name: str, known: Any) -> str:
 
 def _reset(*, setting: str, **_: object) -> None:
     if setting in {"RLOCK", "CACHES"}:
-        _parse_alias.cache_clear()
+        get_settings.cache_clear()
 
 
 setting_changed.connect(_reset, dispatch_uid="django_rlock.settings")

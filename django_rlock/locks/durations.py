@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from functools import lru_cache
 
 Duration = float | timedelta
 
@@ -25,6 +26,7 @@ def lease_seconds(value: Duration | None) -> float | None:
     return seconds
 
 
+@lru_cache(maxsize=256)
 def milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
