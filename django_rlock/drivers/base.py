@@ -233,7 +233,7 @@ def pack(call: ScriptCall, nonce: bytes, verb: str = "EVALSHA") -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head(verb: str, script: Script, keys: tuple[str, ...], args: int) -> bytes:
-    words = (verb, script.sha if verb == "EVALSHA" else script.source, len(keys), *keys)
+    words: tuple[str | int, ...] = (verb, script.sha if verb == "EVALSHA" else script.source, len(keys), *keys)
     return b"*%d\r\n%b" % (len(words) + 1 + args, _words(words))
 
 
