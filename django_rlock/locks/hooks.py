@@ -57,7 +57,8 @@ class LockHooks:
 
     def pauses(self, left_ms: int) -> tuple[float, float]:
         """How long a waiter sleeps at most, and when its process beats for it (math.inf: never)."""
-        return min(REPOLL, left_ms / 1000) if left_ms >= 0 else REPOLL, math.inf
+        # Within the last millisecond, where it answers 0, the server still counts the lease as running.
+        return min(REPOLL, (left_ms + 1) / 1000) if left_ms >= 0 else REPOLL, math.inf
 
     def beat_call(self, owner: str) -> ScriptCall:
         """Asked for a process's longest waiting owner; see ``fair_beat.lua``."""
