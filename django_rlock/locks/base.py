@@ -166,7 +166,7 @@ class BaseLock(LockFlows):
 
     async def _enter(self, driver: Driver, owner: Owner | str) -> None:
         started = driver.now()
-        failed = await self._take(driver, owner, self.wait_time, self.lease_time)
+        failed = await self._take(driver, owner, self.wait_time, self.lease_time, scoped=1)
         if failed is not None:
             raise LockTimeoutError(
                 self.name,
@@ -174,9 +174,6 @@ class BaseLock(LockFlows):
                 holder=await driver.call(_inspector.holder, self),
                 retry_after=failed.left_ms / 1000 if failed.left_ms >= 0 else None,
             )
-        hold = HOLDS.get(self, owner)
-        if hold is not None:
-            hold.scoped += 1
 
     async def _exit(self, driver: Driver, owner: Owner | str, error: BaseException | None) -> None:
         hold = HOLDS.get(self, owner)

@@ -34,13 +34,13 @@ class LockFlows(LockHooks):
     __slots__ = ()
 
     async def _take(
-        self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None
+        self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None, scoped: int = 0
     ) -> Attempt | None:
-        """Take the lock; answers the attempt when it failed."""
+        """Take the lock, ``scoped`` (1) where a block encloses the hold; answers the attempt when it failed."""
         seconds = self.settings.watchdog_timeout if lease is None else lease
         outer = HOLDS.get(self, owner)
         if outer is not None and not note_loss(outer, driver.now()):
-            await self._enter_again(driver, outer, seconds, lease is None)
+            await self._enter_again(driver, outer, seconds, lease is None, scoped)
             return None
         # After a loss the wire name is a new one, so late clean-up of the old hold cannot touch the new one.
         name = owner if isinstance(owner, str) else owner.name
@@ -52,17 +52,21 @@ class LockFlows(LockHooks):
                 hold.lease_from(attempt.sent_at, seconds, lease is None)
                 if outer is not None:
                     hold.outlives(outer)
+                hold.scoped += scoped
                 HOLDS.put(hold)
                 background.wake_by(hold.renew_at)
                 self._tell_acquired(name, 1, attempt.sent_at - started)
                 return None
         except BaseException:
+            HOLDS.restore(self, owner, outer)
             self._abandon(driver, owner, name, seconds)
             raise
         self._tell_timed_out(name, driver.now() - started)
         return attempt
 
-    async def _enter_again(self, driver: Driver, hold: Hold, seconds: float, renewed: bool) -> None:
+    async def _enter_again(
+        self, driver: Driver, hold: Hold, seconds: float, renewed: bool, scoped: int
+    ) -> None:
         # A nested hold never shortens the lease, nor stops the renewal that the outer one counts on.
         lease = max(seconds, hold.deadline - driver.now())
         call = self.acquire_call(hold.owner, hold.count + 1, lease, False)
@@ -70,9 +74,15 @@ class LockFlows(LockHooks):
         if reply[1] != b"OK":
             lose(hold, "it was gone when its owner took it again")
             raise hold.lost_error()
-        hold.count += 1
         hold.lease_from(call.sent_at, lease, renewed or hold.renewed)
-        self._tell_acquired(hold.owner, hold.count, 0.0)
+        hold.count += 1
+        hold.scoped += scoped
+        try:
+            self._tell_acquired(hold.owner, hold.count, 0.0)
+        except BaseException:  # a signal's; the caller takes the lock as not entered again
+            hold.count -= 1
+            hold.scoped -= scoped
+            raise
 
     def _abandon(self, driver: Driver, owner: Owner | str, name: str, lease: float) -> None:
         """Clean up after an attempt whose outcome is unknown: the server may have granted the lock, or still do so.
@@ -97,11 +107,11 @@ class LockFlows(LockHooks):
         if note_loss(hold, now):
             self._drop_lost(hold)
             raise hold.lost_error()
-        hold.count -= 1
-        if hold.count == 0:
-            HOLDS.remove(hold)  # before the command, so that no renewal starts
-        call = self.release_call(hold.owner, hold.count, hold.lease)
         try:
+            hold.count -= 1
+            if hold.count == 0:
+                HOLDS.remove(hold)  # before the command, so that no renewal starts
+            call = self.release_call(hold.owner, hold.count, hold.lease)
             reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
         except BaseException as error:
             self._release_later(hold, owner)
@@ -130,6 +140,7 @@ class LockFlows(LockHooks):
 
     def _release_later(self, hold: Hold, owner: Owner | str) -> None:
         if hold.count == 0:
+            HOLDS.remove(hold)
             if isinstance(owner, Owner):
                 owner.renew_name()
             defer(self.using, self.release_call(hold.owner, 0, hold.lease), hold.deadline)

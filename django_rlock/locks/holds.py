@@ -131,7 +131,14 @@ class Holds:
 
     def remove(self, hold: Hold) -> None:
         if hold in self:
-            del self._table[hold.key]
+            self._table.pop(hold.key, None)
+
+    def restore(self, lock: LockHooks, owner: Owner | str, hold: Hold | None) -> None:
+        """Have it as it was before an attempt that came to nothing."""
+        if hold is None:
+            self._table.pop(key_of(lock, owner), None)
+        else:
+            self.put(hold)
 
     def __contains__(self, hold: Hold) -> bool:
         return self._table.get(hold.key) is hold
