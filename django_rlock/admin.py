@@ -14,7 +14,7 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, URLResolver, path, reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -72,7 +72,7 @@ class Target:
 class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type checkers only
     """Shows locks to users with ``view_lock``; those with ``force_release_lock`` see them and may free them."""
 
-    def get_urls(self) -> list[URLResolver | URLPattern]:
+    def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
             path("", view(self.changelist_view), name="django_rlock_lock_changelist"),
@@ -240,7 +240,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             raise PermissionDenied
 
     def _page(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-        request.current_app = self.admin_site.name  # type: ignore[attr-defined]  # read by the url tag
+        request.current_app = self.admin_site.name  # read by the url tag
         common = {
             **self.admin_site.each_context(request),
             "opts": self.opts,

@@ -98,7 +98,9 @@ class Publisher:
     def remove(self) -> None:
         """Take the report back."""
         pipe = background_client(self.using).pipeline(transaction=False)
-        pipe.unlink(self.key).zrem(PROCESSES, self.client).execute()
+        pipe.unlink(self.key)
+        pipe.zrem(PROCESSES, self.client)
+        pipe.execute()
         self.told = {}
         self.certain = True
 
@@ -108,11 +110,12 @@ class Publisher:
             self._learn_clock(client)
             self.clock_due = now + _CLOCK_PAUSE
         fields = dict(_entry(item, self.clock) for item in items)
-        pipe = client.pipeline(transaction=False)
+        pipe: Any = client.pipeline(transaction=False)
         if self.told and self.certain:
             self._add_changes(pipe, fields)
         else:
-            pipe.unlink(self.key).hset(self.key, mapping=_describe_process(self.clock) | fields)
+            pipe.unlink(self.key)
+            pipe.hset(self.key, mapping=_describe_process(self.clock) | fields)
             self.ttl = 0.0
         self._add_ttl(pipe, items, now)
         if pipe.command_stack or now >= self.beat_due:
@@ -173,7 +176,7 @@ def local_report(clock: float) -> dict[str, str]:
 
     ``clock`` is the server's time minus the monotonic time, in seconds.
     """
-    items = [*HOLDS.snapshot(), *WAITS.snapshot()]
+    items: list[Hold | Wait] = [*HOLDS.snapshot(), *WAITS.snapshot()]
     return _describe_process(clock) | dict(_entry(item, clock) for item in items if _cache_of(item))
 
 
@@ -181,7 +184,8 @@ def _collect(now: float) -> tuple[dict[str, list[Hold | Wait]], float]:
     """The holds and waits to report, by CACHES alias and oldest first, and when the next is old enough."""
     groups: dict[str, list[Hold | Wait]] = defaultdict(list)
     due = math.inf
-    for item in sorted([*HOLDS.snapshot(), *WAITS.snapshot()], key=lambda item: item.since):
+    items: list[Hold | Wait] = [*HOLDS.snapshot(), *WAITS.snapshot()]
+    for item in sorted(items, key=lambda item: item.since):
         cache = _cache_of(item)
         if cache is None or (isinstance(item, Hold) and item.lost):
             continue

@@ -112,7 +112,7 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
     return found
 
 
-def scan_keys(client: redis.Redis, prefix: str) -> Iterator[str]:
+def scan_keys(client: Any, prefix: str) -> Iterator[str]:
     """The hashes whose keys begin with ``prefix``; may name one twice. Looks at all keys of the server, in
     steps."""
     pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
@@ -165,7 +165,7 @@ def _entry(text: str) -> Entry | None:
 
 def _pipeline(client: redis.Redis, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Run commands in one round trip. Where a key has another type than a command's, its reply is None."""
-    pipe = client.pipeline(transaction=False)
+    pipe: Any = client.pipeline(transaction=False)
     for command in commands:
         pipe.execute_command(*command, NEVER_DECODE=True)
     replies: list[Any] = pipe.execute(raise_on_error=False)

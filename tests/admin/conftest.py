@@ -1,0 +1,24 @@
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+
+@pytest.fixture
+def log_in(db: None):
+    """Logs a staff user in who has some permissions; None is anonymous."""
+
+    def log_in(permissions: str | None = "", *, superuser: bool = False, enforce_csrf_checks: bool = False) -> Client:
+        client = Client(enforce_csrf_checks=enforce_csrf_checks)
+        if permissions is not None:
+            user = User.objects.create(username="alice", is_staff=True, is_superuser=superuser)
+            user.user_permissions.set(Permission.objects.filter(codename__in=permissions.split()))
+            client.force_login(user)
+        return client
+
+    return log_in
+
+
+@pytest.fixture
+def operator(log_in) -> Client:
+    """May see locks and free them."""
+    return log_in("view_lock force_release_lock")

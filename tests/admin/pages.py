@@ -1,0 +1,41 @@
+"""The admin's pages as the tests reach them."""
+
+import json
+import re
+from html import unescape
+
+from django.contrib.admin.utils import quote
+from django.test import Client
+from django.urls import reverse
+
+from django_rlock.inspection import lock_info
+
+LIST = reverse("admin:django_rlock_lock_changelist")
+JSON = reverse("admin:django_rlock_lock_json")
+FORCE = reverse("admin:django_rlock_lock_force_release")
+
+
+def detail(name: str, using: str = "default") -> str:
+    return reverse("admin:django_rlock_lock_change", args=[quote(f"{using}/{name}")])
+
+
+def target(name: str) -> str:
+    """What ticking a lock on the list sends."""
+    return json.dumps(["default", name, lock_info(name).holder.owner])
+
+
+def text(client: Client, url: str) -> str:
+    response = client.get(url)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def rows(page: str) -> list[str]:
+    """The names on a list, from top to bottom."""
+    return [unescape(name) for name in re.findall(r'field-lock"><a [^>]*>([^<]*)</a>', page)]
+
+
+def said(client: Client) -> list[str]:
+    """The messages of the last action."""
+    page = text(client, LIST)
+    return [unescape(message) for message in re.findall(r'<li class="(?:success|warning|error)">([^<]*)</li>', page)]

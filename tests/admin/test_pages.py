@@ -1,0 +1,220 @@
+"""What the admin shows, to whom, and that nothing planted in Redis can hurt it."""
+
+import json
+import re
+
+import pytest
+import redis
+from django.core.management import call_command
+from django.test import Client
+from pytest_django import Settings
+
+from tests.admin.pages import FORCE, JSON, LIST, detail, rows, target, text
+from tests.conftest import OwnServer
+from tests.inspection.crowd import plant_locks
+from tests.inspection.processes import Process, until
+
+JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"
+
+MATRIX = [
+    # user's permissions, page, JSON and detail, force release
+    (None, 302, 302),
+    ("", 403, 403),
+    ("view_lock", 200, 403),
+    ("force_release_lock", 200, 200),
+    ("add_user view_user", 403, 403),
+]
+
+
+@pytest.mark.parametrize(("permissions", "seeing", "forcing"), MATRIX)
+def test_each_page_asks_for_its_permission(
+    log_in, redis_client: redis.Redis, permissions: str | None, seeing: int, forcing: int
+) -> None:
+    plant_locks(redis_client, 1, 1)
+    client = log_in(permissions)
+    assert [client.get(url).status_code for url in (LIST, JSON, detail("stock:0"))] == [seeing] * 3
+    assert client.post(FORCE, {"lock": target("stock:0")}).status_code == forcing
+    confirmed = client.post(FORCE, {"lock": target("stock:0"), "confirm": "yes"})
+    assert confirmed.status_code == (302 if forcing == 200 else forcing)
+    assert redis_client.exists("rlock:stock:0") == (0 if forcing == 200 else 1)
+
+
+def test_a_superuser_may_do_all(log_in, redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 1, 1)
+    client = log_in(superuser=True)
+    assert client.get(LIST).status_code == 200
+    assert client.post(FORCE, {"lock": target("stock:0")}).status_code == 200
+
+
+def test_the_index_offers_locks_to_those_who_may_see_them(log_in) -> None:
+    client = log_in("view_lock")
+    assert LIST in text(client, "/admin/")
+    assert "/add/" not in text(client, "/admin/django_rlock/")
+
+
+def test_only_who_may_release_sees_how(log_in, redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 1, 1)
+    client = log_in("view_lock")
+    [owner] = redis_client.hkeys("rlock:stock:0")
+    for url in (LIST, detail("stock:0"), JSON):
+        page = text(client, url)
+        assert owner not in page
+        assert "orce release" not in page
+        assert owner[:8] in page or url == LIST
+
+
+def test_the_list_shows_who_does_what(operator: Client, redis_client: redis.Redis) -> None:
+    with Process("web-1") as web, Process("web-2", "celery") as worker:
+        web.acquire("stock:1", {"route": "POST /buy/1/", "user": "7"})
+        worker.acquire("report", {"task": "shop.tasks.report", "task_id": "5f0c9e1e-8a37"}, lease_time=500)
+        worker.wait("stock:1")
+        until(lambda: redis_client.zcard("rlock_queue:{rlock:stock:1}"))
+        until(lambda: len(redis_client.keys("rlock_process:*")) == 2)
+        page = text(operator, LIST)
+        stock_detail = until(lambda: "POST /buy/1/" in (page := text(operator, detail("stock:1"))) and page)
+        document = operator.get(JSON).json()
+    assert sorted(rows(page)) == ["report", "stock:1"]
+    for expected in ("web-1", f"pid {web.pid}", "MainThread", "POST /buy/1/", "shop.tasks.report", "fair", "held"):
+        assert expected in page
+    assert '<meter aria-label="Time left" min="0" max="500.0"' in page
+    assert "web-2" in stock_detail
+    assert re.search(r"rlock_release --using default --owner [0-9a-f-]{36}:\d+ -- stock:1", stock_detail)
+    assert {lock["name"]: lock["holders"][0]["doing"] for lock in document["locks"]} == {
+        "stock:1": "POST /buy/1/",
+        "report": "shop.tasks.report 5f0c9e1e-8a37",
+    }
+    assert (document["total"], document["matching"], document["problems"]) == (2, 2, [])
+
+
+def test_search_filters_sorting_and_pages(operator: Client, redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 120, 4)
+    redis_client.persist("rlock:stock:7")
+    assert rows(text(operator, LIST))[:2] == ["stock:119", "stock:118"]
+    assert len(rows(text(operator, LIST))) == 50
+    assert rows(text(operator, f"{LIST}?p=3"))[-1] == "stock:0"
+    assert rows(text(operator, f"{LIST}?p=999&o=held_for"))[-1] == "stock:119"
+    assert rows(text(operator, f"{LIST}?o=lock"))[:3] == ["stock:0", "stock:1", "stock:10"]
+    assert rows(text(operator, f"{LIST}?q=BUY/42/")) == ["stock:42"]
+    assert len(operator.get(f"{JSON}?q=web-1&p=1").json()["locks"]) == 30
+    assert rows(text(operator, f"{LIST}?state=no-expiry")) == ["stock:7"]
+    assert "No lock matches" in text(operator, f"{LIST}?kind=rlock")
+    assert 'href="?q=stock&amp;o=held_for&amp;p=2"' in text(operator, f"{LIST}?q=stock&o=held_for&p=1")
+
+
+@pytest.mark.parametrize("query", ["p=x", "o=-", "o=nonsense", "state=%00", "kind=%ff", "q=" + "x" * 5000, "scan=2"])
+def test_parameters_that_make_no_sense_do_no_harm(operator: Client, redis_client: redis.Redis, query: str) -> None:
+    plant_locks(redis_client, 2, 1)
+    text(operator, f"{LIST}?{query}")
+    assert operator.get(f"{JSON}?{query}").status_code == 200
+
+
+def test_a_scan_is_offered_for_what_has_no_report(operator: Client, redis_client: redis.Redis) -> None:
+    redis_client.hset("rlock:java:1", JAVA, 1)
+    assert "No lock is held" in text(operator, LIST)
+    page = text(operator, f"{LIST}?scan=1")
+    assert rows(page) == ["java:1"]
+    assert "data-refresh" not in page  # a scan looks at every key; not every five seconds
+    assert "unknown process" in text(operator, detail("java:1"))
+
+
+XSS = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'-alert(1)-'",
+    "javascript:alert(1)",
+    "{{ 7|add:7 }}{% debug %}",
+    "</title><svg/onload=alert(1)>",
+    "<!--",
+    "]]>",
+    "&lt;script&gt;",
+    "\u202egnp.exe",
+    "stock:1\x00\x1b[2J",
+    "línea\nstock",
+    "__proto__",
+    "a/../../b?c=d#e;f",
+    "%3Cscript%3E",
+]
+
+
+def plant_text(client: redis.Redis, text: str) -> None:
+    """A lock that has a text as its name, and everywhere in its report."""
+    key = f"rlock:{text}"
+    entry = {
+        "key": key,
+        "owner": JAVA,
+        "kind": text,
+        "since": 1,
+        "place": text,
+        "context": {"route": text, "user": text},
+    }
+    client.hset(key, JAVA, 1)
+    client.hset("rlock_process:x", mapping={"host": text, "pid": text, "role": text, "hold x": json.dumps(entry)})
+    client.zadd("rlock_processes", {"x": client.time()[0]})
+
+
+@pytest.mark.parametrize("payload", XSS)
+def test_nothing_from_redis_becomes_markup(operator: Client, redis_client: redis.Redis, payload: str) -> None:
+    plant_text(redis_client, payload)
+    pages = [text(operator, LIST), text(operator, detail(payload))]
+    pages.append(operator.post(FORCE, {"lock": target(payload)}).content.decode())
+    operator.post(FORCE, {"lock": target(payload), "confirm": "yes", "reason": payload})
+    pages += [text(operator, LIST), text(operator, "/admin/")]
+    assert not redis_client.exists(f"rlock:{payload}")
+    for page in pages:
+        assert not re.search(r"<(script|svg|img)[^>]*(alert|onerror|onload)", page)
+        assert "<script>alert" not in page
+        assert not re.search(r'(href|src|action)="\s*javascript', page)
+        assert "14{" not in page
+
+
+def test_pages_have_no_inline_script_or_style(operator: Client, redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 1, 1)
+    pages = [text(operator, LIST), text(operator, detail("stock:0")), text(operator, detail("free"))]
+    pages.append(operator.post(FORCE, {"lock": target("stock:0")}).content.decode())
+    for page in pages:
+        assert not re.search(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>|<style|\sstyle=|\son\w+=", page)
+
+
+def test_a_lock_that_is_free_or_unknown(operator: Client) -> None:
+    assert "This lock is free" in text(operator, detail("stock:1"))
+    assert operator.get(detail("stock:1", "nowhere")).status_code == 404
+    assert operator.get(detail("")).status_code == 404
+
+
+def test_a_server_that_is_down_gives_a_banner(operator: Client, own_server: OwnServer) -> None:
+    own_server().kill()
+    for url in (LIST, detail("stock:1"), f"{LIST}?scan=1"):
+        assert "did not answer" in text(operator, url)
+    answer = operator.get(JSON)
+    assert answer.status_code == 503
+    assert "did not answer" in answer.json()["problems"][0]
+    posted = operator.post(FORCE, {"lock": '["default", "stock:1", "x"]'}, follow=True)
+    assert posted.status_code == 200
+    assert "is unavailable" in posted.content.decode()
+
+
+def test_one_server_that_is_down_hides_no_other(
+    operator: Client, own_server: OwnServer, redis_client: redis.Redis
+) -> None:
+    plant_locks(redis_client, 1, 1)
+    own_server("second").kill()
+    page = text(operator, LIST)
+    assert rows(page) == ["stock:0"]
+    assert "“second” did not answer" in page
+    assert operator.get(JSON).status_code == 200
+
+
+def test_a_bad_setting_gives_a_banner(operator: Client, settings: Settings) -> None:
+    settings.RLOCK = {"default": {"KEYPREFIX": ""}}
+    assert "did you mean" in text(operator, LIST)
+
+
+@pytest.mark.django_db
+def test_the_model_needs_no_migration() -> None:
+    call_command("makemigrations", "django_rlock", check=True, dry_run=True, verbosity=0)
+
+
+def test_chinese(operator: Client, redis_client: redis.Redis, settings: Settings) -> None:
+    settings.LANGUAGE_CODE = "zh-hans"
+    plant_locks(redis_client, 1, 1)
+    assert "持有者" in text(operator, LIST)

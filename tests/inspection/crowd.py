@@ -1,0 +1,74 @@
+"""Many locks, their reports and a million other keys: what the listing is timed with, here and in the benchmarks.
+
+python -m tests.inspection.crowd
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+import uuid
+
+import redis
+
+
+def plant_locks(client: redis.Redis, locks: int = 500, processes: int = 10, prefix: str = "rlock:") -> None:
+    """Locks held by processes that report them, as those write them."""
+    seconds, micros = client.time()
+    now = seconds + micros / 1e6
+    clients = [str(uuid.UUID(bytes=os.urandom(16), version=4)) for _ in range(processes)]
+    pipe = client.pipeline(transaction=False)
+    for number, process in enumerate(clients):
+        pipe.hset(f"rlock_process:{process}", mapping={"host": f"web-{number}", "pid": 1000 + number, "role": "web"})
+        pipe.zadd("rlock_processes", {process: now})
+    for number in range(locks):
+        process = clients[number % processes]
+        owner, key = f"{process}:{number}", f"{prefix}stock:{number}"
+        entry = {"key": key, "kind": "fair", "owner": owner, "since": now - number, "place": "MainThread", "count": 1}
+        entry |= {"context": {"route": f"POST /buy/{number}/", "user": "7"}, "lease": 30.0, "renewed": True}
+        pipe.hset(f"rlock_process:{process}", f"hold {owner} {key}", json.dumps(entry))
+        pipe.hset(key, owner, 1)
+        pipe.pexpire(key, 30_000)
+    pipe.execute()
+
+
+def plant_other_keys(client: redis.Redis, count: int) -> None:
+    """Keys of the cache that shares the server."""
+    for start in range(0, count, 10_000):
+        client.mset({f":1:page:{number}": "x" for number in range(start, min(start + 10_000, count))})
+
+
+def time_listing(rounds: int = 20) -> list[float]:
+    """Seconds that each of some listings took, connections being open."""
+    from django_rlock.inspection import iter_locks
+
+    list(iter_locks())
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        list(iter_locks())
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def main() -> None:
+    from example_project.embedded import EmbeddedServer
+
+    with EmbeddedServer() as server:
+        os.environ |= {"RLOCK_TEST_URL": server.url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        import django
+
+        django.setup()
+        with server.client() as client:
+            plant_other_keys(client, 1_000_000)
+            plant_locks(client)
+        times = time_listing()
+        sys.stdout.write(
+            f"500 locks, 10 processes, 1,000,000 other keys: median {statistics.median(times) * 1000:.1f} ms, "
+            f"slowest of {len(times)} {max(times) * 1000:.1f} ms\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Real processes that hold locks and wait for them, until they are told otherwise or killed."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
+
+PATIENCE = 20.0
+
+_PROGRAM = """
+import json, socket, sys, threading
+host, role = sys.argv[1:]
+if host:
+    socket.gethostname = lambda: host
+sys.argv = role.split()
+import django
+django.setup()
+from django_rlock import rlock
+from django_rlock.locks.holds import context
+
+locks = {}
+
+def acquire(name, doing, options):
+    context.set(doing)
+    lock = locks[name] = rlock(name, **options)
+    lock.acquire()
+
+def wait(name, doing, options):
+    threading.Thread(target=acquire, args=(name, doing, options), name="waiter", daemon=True).start()
+
+def release(name, doing, options):
+    locks[name].release()
+
+print("ready", flush=True)
+for line in sys.stdin:
+    do, *args = json.loads(line)
+    {"acquire": acquire, "wait": wait, "release": release}[do](*args)
+    print("done", flush=True)
+"""
+
+
+class Process:
+    """``with Process(host="web-2") as web: web.acquire("stock:1")``; ends with its block, locks and all."""
+
+    def __init__(self, host: str = "", role: str = "gunicorn") -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, host, role],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._popen.stdout is not None
+        assert self._popen.stdout.readline() == "ready\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def acquire(self, name: str, doing: dict[str, str] | None = None, **options: Any) -> None:
+        self._tell("acquire", name, doing, options)
+
+    def wait(self, name: str, doing: dict[str, str] | None = None, **options: Any) -> None:
+        """Have a thread of the process wait for a lock; returns at once."""
+        self._tell("wait", name, doing, options)
+
+    def release(self, name: str) -> None:
+        self._tell("release", name, None, {})
+
+    def exit(self) -> None:
+        """A clean end of the interpreter."""
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        self._popen.wait(PATIENCE)
+
+    def kill(self) -> None:
+        """SIGKILL, as the kernel does it to a process that takes too much memory."""
+        with self._popen as ended:
+            ended.kill()
+
+    def _tell(self, *words: Any) -> None:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._popen.stdin.write(json.dumps(words) + "\n")
+        self._popen.stdin.flush()
+        assert self._popen.stdout.readline() == "done\n"
+
+
+def until(happened: Callable[[], Any]) -> Any:
+    """What ``happened`` answers, once that is true; for what another process or thread does in its own time."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE / 0.02)):
+        if answer := happened():
+            return answer
+        pause.wait(0.02)
+    raise AssertionError(f"It did not happen within {PATIENCE:g} s.")

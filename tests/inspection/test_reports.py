@@ -1,0 +1,198 @@
+"""What a process tells about its holds and waits, and when it sends nothing."""
+
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+import redis
+from django.test import override_settings
+
+from django_rlock import reports, rlock
+from django_rlock.exceptions import LockLostError
+from django_rlock.locks.holds import context
+from tests.conftest import OwnServer
+from tests.inspection.processes import Process, until
+from tests.inspection.reporting import Clock, commands, report_of
+
+
+def entries(client: redis.Redis, what: str = "hold") -> list[dict]:
+    return [json.loads(text) for field, text in report_of(client).items() if field.startswith(f"{what} ")]
+
+
+def take_and_release(name: str) -> None:
+    with rlock(name, wait_time=60):
+        pass
+
+
+def test_a_hold_is_reported_after_half_a_second_and_removed_after_its_release(
+    redis_client: redis.Redis, clock: Clock
+) -> None:
+    with rlock("stock:1") as lock:
+        started = time.monotonic()
+        owner = lock.info().holder.owner
+        assert not report_of(redis_client)
+        report = until(lambda: report_of(redis_client))
+        assert time.monotonic() - started >= reports.MIN_AGE - 0.1
+        assert (int(report["pid"]), report["service"]) == (os.getpid(), "tests")
+        [entry] = entries(redis_client)
+        assert entry["key"] == "rlock:stock:1"
+        assert entry["owner"] == owner
+        assert (entry["kind"], entry["count"], entry["lease"], entry["renewed"]) == ("fair", 1, 30.0, True)
+    until(lambda: not report_of(redis_client))
+    assert redis_client.zcard("rlock_processes") == 0
+
+
+def test_taking_and_releasing_a_lock_sends_nothing_but_its_two_scripts(redis_client: redis.Redis, clock: Clock) -> None:
+    lock = rlock("stock:1")
+    with lock:
+        pass
+    with commands(redis_client) as sent:
+        with lock:
+            clock.publish_in(0.4)
+        clock.publish_in(0.4)
+    assert [command.split()[0] for command in sent] == ["EVALSHA", "EVALSHA"]
+
+
+def test_only_what_changed_is_written(redis_client: redis.Redis, clock: Clock) -> None:
+    with rlock("stock:1"):
+        clock.publish_in(0.6)
+        with rlock("stock:2"):
+            with commands(redis_client) as sent:
+                clock.publish_in(1.1)
+            [hset] = [command for command in sent if command.startswith("HSET")]
+            assert "stock:2" in hset
+            assert "stock:1" not in hset
+        with commands(redis_client) as sent:
+            clock.publish_in(1.1)
+        assert [command.split()[0] for command in sent] == ["HDEL", "ZADD"]
+    assert clock.publish_in(1.1) == float("inf")
+    assert not redis_client.keys("rlock_process*")
+
+
+def test_nothing_is_written_more_than_once_a_second(redis_client: redis.Redis, clock: Clock) -> None:
+    with rlock("stock:1"):
+        clock.publish_in(0.6)
+        with rlock("stock:2"), commands(redis_client) as sent:
+            assert 0 < clock.publish_in(0.7) <= 0.3
+        assert not [command for command in sent if not command.startswith("EVALSHA")]
+
+
+def test_a_process_that_only_waits_sends_a_handful_of_commands_in_ten_seconds(
+    redis_client: redis.Redis, clock: Clock
+) -> None:
+    with Process() as other, commands(redis_client) as sent:
+        other.acquire("stock:1")
+        waiter = threading.Thread(target=take_and_release, args=("stock:1",))
+        waiter.start()
+        until(lambda: redis_client.zcard("rlock_queue:{rlock:stock:1}"))
+        for _ in range(100):
+            clock.publish_in(0.1)
+        assert [entry["key"] for entry in entries(redis_client, "wait")] == ["rlock:stock:1"]
+        other.release("stock:1")
+        waiter.join()
+    ours = [command for command in sent if reports.client_id() in command and "EVALSHA" not in command]
+    assert 3 <= len([command for command in ours if "HGETALL" not in command]) <= 7
+
+
+def test_a_report_outlives_the_leases_in_it(redis_client: redis.Redis, clock: Clock) -> None:
+    with rlock("stock:1"):
+        clock.publish_in(0.6)
+        assert 59_000 < redis_client.pttl(reports.report_key(reports.client_id())) <= 60_000
+        with rlock("stock:2", lease_time=300):
+            clock.publish_in(1.1)
+            assert redis_client.pttl(reports.report_key(reports.client_id())) > 300_000
+
+
+def test_a_server_that_forgot_is_told_everything_again(redis_client: redis.Redis, clock: Clock) -> None:
+    with rlock("stock:1"):
+        clock.publish_in(0.6)
+        redis_client.delete("rlock_processes", reports.report_key(reports.client_id()))
+        assert clock.publish_in(5.1) <= 1.0
+        clock.publish_in(1.1)
+        assert [entry["key"] for entry in entries(redis_client)] == ["rlock:stock:1"]
+
+
+def test_a_server_that_does_not_answer_delays_the_report_and_nothing_else(own_server: OwnServer, clock: Clock) -> None:
+    server = own_server()
+    lock = rlock("stock:1")
+    lock.acquire()
+    server.kill()
+    assert clock.publish_in(0.6) > 5
+    server.start()
+    with server.client() as client:
+        clock.publish_in(5.0)
+        assert not report_of(client)
+        clock.publish_in(6.0)
+        assert entries(client)
+        with suppress(LockLostError):  # the server came back empty
+            lock.release()
+
+
+def test_times_are_the_servers_clock(redis_client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    with rlock("stock:1"):
+        clock.publish_in(0.6)
+        [entry] = entries(redis_client)
+    assert abs(redis_client.time()[0] - entry["since"]) < 2
+
+
+def test_a_context_is_cut_to_what_is_allowed(redis_client: redis.Redis, clock: Clock) -> None:
+    token = context.set({"route": "GET /" + "x" * 1000, "password": "secret", "user": "7"})
+    try:
+        with rlock("stock:1"):
+            clock.publish_in(0.6)
+            [entry] = entries(redis_client)
+            with override_settings(RLOCK={"default": {"RECORD_CONTEXT": False}}):
+                clock.publish_in(1.1)
+                [silent] = entries(redis_client)
+    finally:
+        context.reset(token)
+    assert entry["context"] == {"route": "GET /" + "x" * 251, "user": "7"}
+    assert silent["context"] is None
+
+
+def test_a_forked_child_leaves_its_parents_report_alone(redis_client: redis.Redis, clock: Clock) -> None:
+    with rlock("stock:1"):
+        clock.publish_in(0.6)
+        child = os.fork()
+        if child == 0:
+            try:
+                reports.remove_reports()
+                reports.publish_reports(time.monotonic() + 10)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert entries(redis_client)
+
+
+def test_a_clean_exit_takes_the_report_back_unless_something_is_held(redis_client: redis.Redis) -> None:
+    with Process() as renewed, Process() as leased:
+        renewed.acquire("stock:1")
+        leased.acquire("stock:2", lease_time=60)
+        until(lambda: len(redis_client.keys("rlock_process:*")) == 2)
+        renewed.exit()
+        leased.exit()
+    [report] = redis_client.keys("rlock_process:*")
+    assert redis_client.zrange("rlock_processes", 0, -1) == [report.removeprefix("rlock_process:")]
+    assert redis_client.hget(report, "pid") == str(leased.pid)
+
+
+@pytest.mark.parametrize(
+    ("argv", "role"),
+    [
+        (["/usr/bin/gunicorn", "shop.wsgi"], "web"),
+        (["manage.py", "runserver"], "web"),
+        (["/app/manage.py", "rebuild_index", "--all"], "command rebuild_index"),
+        (["manage.py", "shell_plus"], "shell"),
+        (["/usr/lib/python3/site-packages/celery/__main__.py", "-A", "shop", "worker"], "celery"),
+        (["/usr/bin/celery", "worker"], "celery"),
+        (["uwsgi"], "web"),
+        (["-c"], "python"),
+        ([], "python"),
+    ],
+)
+def test_the_role_is_guessed_from_the_command_line(argv: list[str], role: str) -> None:
+    assert reports.guess_role(argv) == role
