@@ -43,7 +43,6 @@ _ASYNC_OPTIONS = {
     "socket_connect_timeout",
     "socket_keepalive",
     "socket_keepalive_options",
-    "socket_timeout",
     "username",
 }
 
@@ -130,7 +129,10 @@ def _make_async_pool(using: str) -> aio.ConnectionPool:
         for name, value in pool.connection_kwargs.items()
         if name in _ASYNC_OPTIONS or name.startswith("ssl_")
     }
-    return aio.ConnectionPool(connection_class=connection_class, max_connections=pool.max_connections, **options)
+    # The driver limits each exchange as a whole.
+    return aio.ConnectionPool(
+        connection_class=connection_class, max_connections=pool.max_connections, socket_timeout=None, **options
+    )
 
 
 def reset() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from django.core.signals import setting_changed
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock.connections import async_pool
+from django_rlock.connections import async_pool, command_pool
 from django_rlock.drivers import pubsub
 from django_rlock.drivers.base import ScriptDriver, Waiter, check_nonce
 from django_rlock.drivers.identity import Owner, task_owner
@@ -23,24 +23,21 @@ from django_rlock.drivers.identity import Owner, task_owner
 class AsyncDriver(ScriptDriver):
     """Awaits real asyncio I/O; the owner is the running task."""
 
+    def __init__(self, using: str) -> None:
+        super().__init__(using)
+        self._limit: float = command_pool(using).connection_kwargs.get("socket_timeout") or 5.0
+
     def owner(self) -> Owner:
         return task_owner()
 
     async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
         pool: Any = await async_pool(self.using)  # redis-py's connections are half typed
-        connection = await pool.get_connection()
-        limit = connection.socket_timeout or 5.0
         try:
-            await connection.send_packed_command([packed])
-            reply = await connection.read_response(disable_decoding=True, timeout=min(timeout, limit))
-            if reply is None:  # which is how redis-py tells that the time given for one read is over
-                raise RedisTimeoutError("Timeout reading from the server")
-            return check_nonce(reply, nonce)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        finally:
-            await pool.release(connection)
+            # One limit around all is cheaper than redis-py's for each step, and also covers connecting.
+            async with asyncio.timeout(min(timeout, self._limit)):
+                return await _exchange(pool, packed, nonce)
+        except TimeoutError as error:
+            raise RedisTimeoutError("Timeout talking to the server") from error
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -61,6 +58,18 @@ class AsyncDriver(ScriptDriver):
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.to_thread(function, *args)
+
+
+async def _exchange(pool: Any, packed: bytes, nonce: bytes) -> list[Any]:
+    connection = await pool.get_connection()
+    try:
+        await connection.send_packed_command([packed])
+        return check_nonce(await connection.read_response(disable_decoding=True), nonce)
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    finally:
+        await pool.release(connection)
 
 
 @cache
