@@ -166,10 +166,11 @@ class Listener:
         """Block until a channel that somebody waits on is subscribed, or CONFIRM_WITHIN has passed."""
         subscription = self._channels[channel]
         with self._io:
+            # A signal may come at any point of this, and whoever settles next goes on from there.
             if not subscription.asked:
-                subscription.asked = True
                 self._subscribe([channel])
-                self._start()
+                subscription.asked = True
+            self._start()
         subscription.confirmed.wait(CONFIRM_WITHIN)
 
     def remove(self, waiter: ListenerWaiter) -> None:
@@ -224,7 +225,7 @@ class Listener:
         return self._client.pubsub()  # type: ignore[no-untyped-call]
 
     def _start(self) -> None:
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._read, name="rlock-listener", daemon=True)
             self._thread.start()
 
