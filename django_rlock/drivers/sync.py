@@ -59,6 +59,9 @@ class SyncDriver(ScriptDriver):
             else:
                 reply = _read_within(connection, timeout)
             return check_nonce(reply, nonce)
+        except AttributeError as error:  # redis-py's, of a connection that a signal left half connected
+            connection.disconnect()
+            raise redis.ConnectionError("The connection was not set up to its end.") from error
         except BaseException:
             connection.disconnect()
             raise
