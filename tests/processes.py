@@ -105,7 +105,7 @@ class ClientProcess:
             answer.cancel()
 
 
-def _set_up(url: str, options: dict[str, Any]) -> dict[str, Any]:
+def set_up(url: str, options: dict[str, Any]) -> dict[str, Any]:
     import django
     from django.conf import settings
 
@@ -151,7 +151,7 @@ def _answer(number: int, error: str | None, value: Any) -> None:
 
 
 def main() -> None:
-    names = _set_up(*json.loads(sys.argv[1]))
+    names = set_up(*json.loads(sys.argv[1]))
     threads: dict[str, queue.SimpleQueue[tuple[int, str]]] = {}
     for line in sys.stdin:
         number, thread, expression = json.loads(line)
