@@ -1,5 +1,6 @@
 """Distributed locks for Django and Celery, equal to Redisson's in Redis."""
 
+from django_rlock.decorators import distributed_lock
 from django_rlock.exceptions import (
     KeyTemplateError,
     LockLostError,
@@ -19,5 +20,6 @@ __all__ = [
     "LockUnavailableError",
     "RLock",
     "RLockError",
+    "distributed_lock",
     "rlock",
 ]

@@ -13,5 +13,7 @@ class RLockConfig(AppConfig):
     def ready(self) -> None:
         from django_rlock import inspection, reports  # noqa: F401 - they register themselves
         from django_rlock.checks import check_settings
+        from django_rlock.route_checks import check_routes
 
         checks.register(check_settings, checks.Tags.caches)
+        checks.register(check_routes, checks.Tags.urls)

@@ -1,0 +1,64 @@
+"""Streaming responses keep their lock until they are closed, wherever and by whomever that is.
+
+A lock belongs to the thread or task that took it, and the server may close the response in another one, or go on to
+the next request in this one. So the hold changes its owner: from the thread to the wire name under which it is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+from django.http.response import HttpResponseBase
+
+from django_rlock.drivers.identity import current_owner
+from django_rlock.exceptions import RLockError
+from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks.holds import HOLDS, Hold, key_of
+
+logger = logging.getLogger("django_rlock.web")
+
+
+def keep_while_streaming(lock: BaseLock, response: Any) -> bool:
+    """Have a streaming response give the lock back when it is closed; answers whether it will.
+
+    A lock that its owner holds more than once is not given to the response: whoever took it first still needs it.
+    """
+    if not isinstance(response, HttpResponseBase) or not response.streaming:
+        return False
+    hold = HOLDS.get(lock, current_owner())
+    if hold is None or hold.count > 1:
+        return False
+    handle = _hand_over(hold)
+
+    def give_back() -> None:
+        try:
+            handle.release()
+        except RLockError as failure:
+            # The content is sent; nobody is left to raise it to.
+            logger.error("A streaming response was closed: %s", failure)  # noqa: TRY400
+
+    # Django closes these in close(), before it tells that the request has ended.
+    response._resource_closers.append(give_back)  # type: ignore[attr-defined]  # noqa: SLF001
+    # Middleware may replace a response without closing it.
+    weakref.finalize(response, _let_lease_end, hold).atexit = False
+    return True
+
+
+def _hand_over(hold: Hold) -> BaseLock:
+    """Give a hold to the owner that is named like it; answers a lock with that owner."""
+    lock = hold.lock
+    handle = rlock(lock.name, using=lock.using, kind=lock.kind, owner=hold.owner)
+    HOLDS.remove(hold)
+    hold.key = key_of(handle, hold.owner)
+    hold.owner_ref = None
+    HOLDS.put(hold)
+    # What this thread locks next must not be taken for a re-entry of that hold.
+    current_owner().renew_name()
+    return handle
+
+
+def _let_lease_end(hold: Hold) -> None:
+    # May run wherever Python collects garbage, so it must neither wait nor lock anything.
+    hold.renewed = False

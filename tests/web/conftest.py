@@ -1,0 +1,53 @@
+"""Fixtures for decorated functions and views."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from django_rlock import rlock
+from django_rlock.signals import lock_acquired, lock_released
+
+Holder = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture
+def taken() -> Holder:
+    """``with taken("stock:7"):`` somebody else has that lock."""
+
+    def take(name: str, **options: Any) -> AbstractContextManager[Any]:
+        return rlock(name, owner="somebody-else:1", wait_time=0, **options)
+
+    return take
+
+
+@pytest.fixture
+def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+
+
+@pytest.fixture
+def events(transactional_db: None) -> Iterator[list[str]]:
+    """What happens to locks, as their signals tell, and to transactions, as SQLite itself tells."""
+    seen: list[str] = []
+
+    def acquired(lock: Any, **_: Any) -> None:
+        seen.append(f"acquire {lock.name}")
+
+    def released(lock: Any, **_: Any) -> None:
+        seen.append(f"release {lock.name}")
+
+    def traced(statement: str) -> None:
+        if statement in {"BEGIN", "COMMIT", "ROLLBACK"}:
+            seen.append(statement)
+
+    connection.ensure_connection()
+    connection.connection.set_trace_callback(traced)
+    lock_acquired.connect(acquired)
+    lock_released.connect(released)
+    yield seen
+    lock_acquired.disconnect(acquired)
+    lock_released.disconnect(released)
+    connection.connection.set_trace_callback(None)

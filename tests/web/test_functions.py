@@ -1,0 +1,374 @@
+"""Plain functions and coroutine functions under @distributed_lock."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+import pytest
+from celery import shared_task
+from pytest_django import Settings
+
+from django_rlock import (
+    KeyTemplateError,
+    LockLostError,
+    LockTimeoutError,
+    LockUnavailableError,
+    distributed_lock,
+    rlock,
+)
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.conftest import OwnServer
+from tests.web.conftest import Holder
+
+
+def held() -> list[str]:
+    return [hold.lock.name for hold in HOLDS.snapshot()]
+
+
+@distributed_lock("stock:<sku>:<size>")
+def names(sku: Any, size: str = "m", **_: Any) -> list[str]:
+    return held()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [
+        ((7,), {}, "stock:7:m"),
+        ((7, "l"), {}, "stock:7:l"),
+        ((), {"sku": 7, "size": "s", "more": 1}, "stock:7:s"),
+    ],
+)
+def test_the_key_is_made_of_the_arguments_of_the_call(args: Any, kwargs: Any, expected: str) -> None:
+    assert names(*args, **kwargs) == [expected]
+    assert held() == []
+
+
+def test_methods_can_use_self_and_further_keyword_arguments() -> None:
+    class Basket:
+        pk = 3
+
+        @distributed_lock("basket:<self.pk>:<extra>")
+        def fill(self, **kwargs: Any) -> list[str]:
+            return held()
+
+    assert Basket().fill(extra="a b") == ["basket:3:a%20b"]
+
+
+def test_a_function_in_place_of_the_template_gets_the_arguments() -> None:
+    @distributed_lock(lambda sku, size: f"{size}-{sku}")
+    def take(sku: int, size: str) -> list[str]:
+        return held()
+
+    assert take(7, size="m") == ["m-7"]
+
+
+def test_behind_another_decorator_only_keywords_have_names() -> None:
+    def loading(func: Any) -> Any:
+        @wraps(func)
+        def load(**kwargs: Any) -> Any:
+            return func(f"order {kwargs['pk']}")
+
+        return load
+
+    @distributed_lock("order:<pk>")
+    @loading
+    def ship(order: str) -> tuple[str, list[str]]:
+        return order, held()
+
+    assert ship(pk=5) == ("order 5", ["order:5"])
+
+
+def test_arguments_that_do_not_fit_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="sku"):
+        names()  # type: ignore[call-arg]
+
+
+def test_coroutine_functions() -> None:
+    @distributed_lock("stock:<sku>")
+    async def take(sku: int) -> list[str]:
+        await asyncio.sleep(0)
+        return held()
+
+    assert asyncio.run(take(7)) == ["stock:7"]
+    assert held() == []
+
+
+def test_tasks_exclude_each_other() -> None:
+    inside: list[int] = []
+
+    @distributed_lock("stock:<sku>")
+    async def take(sku: int) -> int:
+        inside.append(1)
+        await asyncio.sleep(0)
+        count = len(inside)
+        inside.pop()
+        return count
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(take(7) for _ in range(5)))
+
+    assert asyncio.run(main()) == [1] * 5
+
+
+def test_it_can_be_taken_again_inside() -> None:
+    @distributed_lock("stock:<sku>")
+    def outer(sku: int) -> int:
+        return inner(sku)
+
+    @distributed_lock("stock:<sku>")
+    def inner(sku: int) -> int:
+        return HOLDS.snapshot()[0].count
+
+    assert outer(7) == 2
+    assert held() == []
+
+
+# ---- taken ---------------------------------------------------------------------------------------------------
+
+
+def test_a_function_waits_as_long_as_it_takes(settings: Settings, taken: Holder) -> None:
+    settings.RLOCK = {"default": {"VIEW_WAIT_TIME": 0}}
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(names(7)))
+    with taken("stock:7:m"):
+        thread.start()
+        while not WAITS.snapshot():
+            assert thread.is_alive()
+    thread.join(10)
+    assert results == [["stock:7:m"]]
+
+
+@pytest.mark.parametrize("wait_time", [0, timedelta(0)])
+def test_it_raises_when_the_wait_ends(taken: Holder, wait_time: Any) -> None:
+    @distributed_lock("stock:<sku>", wait_time=wait_time)
+    def take(sku: int) -> None:
+        raise AssertionError("The body ran without the lock.")
+
+    with taken("stock:7"), pytest.raises(LockTimeoutError) as caught:
+        take(7)
+    assert caught.value.lock_name == "stock:7"
+
+
+def test_skip_answers_none(taken: Holder) -> None:
+    @distributed_lock("stock:<sku>", wait_time=0, on_locked="skip")
+    def take(sku: int) -> str:
+        return "taken"
+
+    with taken("stock:7"):
+        assert take(7) is None
+    assert take(7) == "taken"
+
+
+def test_a_function_answers_a_taken_lock(taken: Holder) -> None:
+    @distributed_lock("stock:<sku>", wait_time=0, on_locked=lambda error, sku, size: (error.lock_name, sku, size))
+    def take(sku: int, size: str) -> None:
+        raise AssertionError("The body ran without the lock.")
+
+    with taken("stock:7"):
+        assert take(7, size="m") == ("stock:7", 7, "m")
+
+
+def test_a_coroutine_function_answers_a_taken_lock(taken: Holder) -> None:
+    async def sorry(error: LockTimeoutError, sku: int) -> str:
+        await asyncio.sleep(0)
+        return error.lock_name or ""
+
+    @distributed_lock("stock:<sku>", wait_time=0, on_locked=sorry)
+    async def take(sku: int) -> str:
+        raise AssertionError("The body ran without the lock.")
+
+    with taken("stock:7"):
+        assert asyncio.run(take(7)) == "stock:7"
+
+
+def test_on_locked_is_not_asked_about_the_locks_of_the_body(taken: Holder) -> None:
+    @distributed_lock("stock:<sku>", on_locked="skip")
+    def take(sku: int) -> None:
+        with rlock("other", wait_time=0):
+            pass
+
+    with taken("other"), pytest.raises(LockTimeoutError):
+        take(7)
+
+
+def test_the_condition_decides_whether_to_lock(taken: Holder) -> None:
+    @distributed_lock("stock:<sku>", wait_time=0, condition=lambda sku: sku > 5)
+    def take(sku: int) -> list[str]:
+        return held()
+
+    with taken("stock:3"), taken("stock:7"):
+        assert "stock:3" in take(3)
+        with pytest.raises(LockTimeoutError):
+            take(7)
+
+
+# ---- faults --------------------------------------------------------------------------------------------------
+
+
+def test_the_error_of_the_body_comes_out_and_the_lock_is_released() -> None:
+    @distributed_lock("stock:<sku>")
+    def take(sku: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        take(7)
+    assert not rlock("stock:7").locked()
+
+
+def test_the_error_of_the_body_wins_over_a_lost_lock() -> None:
+    @distributed_lock("stock:<sku>")
+    def take(sku: int) -> None:
+        rlock("stock:7").force_release()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        take(7)
+
+
+def test_a_lost_lock_is_told_after_the_body() -> None:
+    @distributed_lock("stock:<sku>")
+    def take(sku: int) -> None:
+        rlock("stock:7").force_release()
+
+    with pytest.raises(LockLostError):
+        take(7)
+
+
+def test_without_redis_the_body_does_not_run(own_server: OwnServer) -> None:
+    own_server().kill()
+
+    @distributed_lock("stock:<sku>", wait_time=0.1, on_locked="skip")
+    def take(sku: int) -> None:
+        raise AssertionError("The body ran without the lock.")
+
+    with pytest.raises(LockUnavailableError):
+        take(7)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_work_that_is_done_stays_done_when_redis_goes(
+    own_server: OwnServer, asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_server()
+
+    @distributed_lock("stock:<sku>", lease_time=0.5)
+    def take(sku: int) -> str:
+        server.kill()
+        return "taken"
+
+    @distributed_lock("stock:<sku>", lease_time=0.5)
+    async def atake(sku: int) -> str:
+        server.kill()
+        return "taken"
+
+    assert (asyncio.run(atake(7)) if asynchronous else take(7)) == "taken"
+    (record,) = [record for record in caplog.records if record.name == "django_rlock.decorators"]
+    assert record.levelname == "ERROR"
+    assert "stock:7" in record.getMessage()
+
+
+def test_a_coroutine_out_of_a_sync_function_is_refused() -> None:
+    async def later() -> None:
+        raise AssertionError("The body ran without the lock.")
+
+    @distributed_lock("stock")
+    def take() -> Any:
+        return later()
+
+    with pytest.raises(TypeError, match="async def"):
+        take()
+    assert held() == []
+
+
+# ---- at import -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"kind": "fari"}, ValueError, "'fair'"),
+        ({"on_locked": "ignore"}, ValueError, "'skip'"),
+        ({"status": 200}, ValueError, "400"),
+        ({"atomic": "yes"}, ValueError, "'auto'"),
+        ({"condition": True}, TypeError, "function"),
+        ({"wait_time": -1}, ValueError, "wait_time"),
+        ({"lease_time": 0}, ValueError, "lease_time"),
+    ],
+)
+def test_bad_options_are_refused_at_once(options: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        distributed_lock("stock", **options)
+
+
+def test_a_bad_template_is_refused_at_once() -> None:
+    with pytest.raises(KeyTemplateError, match="not closed"):
+        distributed_lock("stock:<id")
+
+
+def test_a_name_that_the_function_does_not_take_is_refused_at_import() -> None:
+    def take(shop: int, pk: int) -> None: ...
+
+    with pytest.raises(KeyTemplateError, match="did you mean 'stock:<shop>:<pk>'") as caught:
+        distributed_lock("stock:<shop>:<id>")(take)
+    assert "take(shop, pk)" in str(caught.value)
+
+
+def test_a_coroutine_function_can_have_no_transaction() -> None:
+    async def take() -> None: ...
+
+    with pytest.raises(ValueError, match="sync_to_async"):
+        distributed_lock("stock", atomic=True)(take)
+
+
+def generator() -> Any:
+    yield
+
+
+async def asynchronous_generator() -> Any:
+    yield
+
+
+class View:
+    pass
+
+
+@shared_task
+def task() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (generator, "before its body runs"),
+        (asynchronous_generator, "before its body runs"),
+        (View, "method_decorator"),
+        (task, "below @shared_task"),
+        (classmethod(lambda cls: None), "below @classmethod"),
+        (7, "key template first"),
+    ],
+    ids=["generator", "async generator", "class", "task", "classmethod", "number"],
+)
+def test_what_cannot_be_locked_is_refused_at_import(what: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        distributed_lock("stock")(what)
+
+
+def test_decorating_needs_no_settings() -> None:
+    code = """
+from django.conf import settings
+from django_rlock import distributed_lock
+
+@distributed_lock("stock:<id>", wait_time=1, kind="rlock")
+def buy(request, id): ...
+
+@distributed_lock("report:<account_id>")
+async def build(account_id): ...
+
+assert not settings.configured
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr

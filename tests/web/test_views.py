@@ -1,0 +1,373 @@
+"""Views under @distributed_lock: what they lock, and what they answer when they cannot."""
+
+import asyncio
+import json
+import os
+import threading
+from typing import Any
+
+import pytest
+from asgiref.sync import iscoroutinefunction
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.exceptions import BadRequest
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncRequestFactory, RequestFactory
+from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
+from django.views import View
+from pytest_django import Settings
+
+from django_rlock import LockLostError, LockTimeoutError, LockUnavailableError, distributed_lock, rlock
+from django_rlock.locks.holds import HOLDS
+from django_rlock.signals import lock_lost
+from tests.conftest import OwnServer
+from tests.web.conftest import Holder
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+def holding() -> HttpResponse:
+    return JsonResponse([hold.lock.name for hold in HOLDS.snapshot()], safe=False)
+
+
+def unreachable(*_: Any, **__: Any) -> HttpResponse:
+    raise AssertionError("The body ran without the lock.")
+
+
+@distributed_lock("stock:<pk>", wait_time=0)
+def buy(request: HttpRequest, pk: int) -> HttpResponse:
+    return holding()
+
+
+@distributed_lock("stock:<pk>", wait_time=0)
+async def abuy(request: HttpRequest, pk: int) -> HttpResponse:
+    await asyncio.sleep(0)
+    return holding()
+
+
+@method_decorator(distributed_lock("stock:<pk>", wait_time=0), name="dispatch")
+class Buy(View):
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return holding()
+
+
+@method_decorator(distributed_lock("stock:<pk>", wait_time=0), name="dispatch")
+class AsyncBuy(View):
+    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        await asyncio.sleep(0)
+        return holding()
+
+
+class MethodBuy(View):
+    @distributed_lock("stock:<pk>", wait_time=0)
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return holding()
+
+
+class AsyncMethodBuy(View):
+    @distributed_lock("stock:<pk>", wait_time=0)
+    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        await asyncio.sleep(0)
+        return holding()
+
+
+class DecoratedMethodBuy(View):
+    @method_decorator(distributed_lock("stock:<pk>", wait_time=0))
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return holding()
+
+
+class PlainBuy(View):
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return holding()
+
+
+VIEWS = {
+    "function": buy,
+    "async function": abuy,
+    "dispatch": Buy.as_view(),
+    "async dispatch": AsyncBuy.as_view(),
+    "method": MethodBuy.as_view(),
+    "async method": AsyncMethodBuy.as_view(),
+    "decorated method": DecoratedMethodBuy.as_view(),
+    "around as_view": distributed_lock("stock:<pk>", wait_time=0)(PlainBuy.as_view()),
+}
+
+
+def call(view: Any, request: HttpRequest | None = None, **kwargs: Any) -> HttpResponse:
+    request = request or RequestFactory().post("/buy/7/")
+    if iscoroutinefunction(view):
+
+        async def run() -> HttpResponse:
+            response: HttpResponse = await view(request, **kwargs)
+            return response
+
+        return asyncio.run(run())
+    response: HttpResponse = view(request, **kwargs)
+    return response
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_every_kind_of_view_runs_under_its_lock(view: Any) -> None:
+    response = call(view, pk=7)
+    assert response.status_code == 200
+    assert set(json.loads(response.content)) == {"stock:7"}
+    assert not HOLDS.snapshot()
+    assert not rlock("stock:7").locked()
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_every_kind_of_view_answers_a_taken_lock(view: Any, taken: Holder) -> None:
+    with taken("stock:7"):
+        response = call(view, pk=7)
+    assert response.status_code == 423
+    assert json.loads(response.content)["code"] == "locked"
+
+
+# ---- keys ----------------------------------------------------------------------------------------------------
+
+
+@distributed_lock("cart:<request.user.pk>")
+def cart(request: HttpRequest) -> HttpResponse:
+    return holding()
+
+
+@distributed_lock("cart:<request.user.pk>")
+async def acart(request: HttpRequest) -> HttpResponse:
+    return holding()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("view", [cart, acart])
+def test_the_user_of_the_request(view: Any) -> None:
+    user = User.objects.create_user("ada")
+    request = AsyncRequestFactory().post("/cart/")
+    request.user = SimpleLazyObject(lambda: User.objects.get(username="ada"))  # type: ignore[assignment]
+    assert json.loads(call(view, request).content) == [f"cart:{user.pk}"]
+
+
+@pytest.mark.parametrize("view", [cart, acart])
+def test_nobody_is_a_bad_request(view: Any) -> None:
+    request = RequestFactory().post("/cart/")
+    request.user = AnonymousUser()
+    with pytest.raises(BadRequest, match="nobody is logged in"):
+        call(view, request)
+
+
+@distributed_lock("payment:<header.Idempotency-Key>")
+def pay(request: HttpRequest) -> HttpResponse:
+    return holding()
+
+
+def test_a_header() -> None:
+    request = RequestFactory().post("/pay/", headers={"Idempotency-Key": "a{b}*"})
+    assert json.loads(call(pay, request).content) == ["payment:a%7Bb%7D%2A"]
+
+
+@pytest.mark.urls("tests.web.urls")
+def test_a_missing_header_is_a_bad_request(client: Any) -> None:
+    assert client.post("/pay/").status_code == 400
+
+
+# ---- taken ---------------------------------------------------------------------------------------------------
+
+
+def test_what_a_program_is_told(taken: Holder) -> None:
+    with taken("stock:7"):
+        response = call(buy, RequestFactory().post("/buy/7/", headers={"Accept": "*/*"}), pk=7)
+    assert response["Content-Type"] == "application/json"
+    assert response["Cache-Control"] == "no-store"
+    assert json.loads(response.content).keys() == {"detail", "code"}
+
+
+@pytest.mark.parametrize(("lease", "longest"), [(30, 5), (1.5, 2), (0.9, 1)])
+def test_retry_after_is_whole_seconds_of_the_lease_and_five_at_most(taken: Holder, lease: float, longest: int) -> None:
+    with taken("stock:7", lease_time=lease):
+        asked = {int(call(buy, pk=7)["Retry-After"]) for _ in range(20)}
+    assert asked <= set(range(1, longest + 1))
+    assert longest < 5 or len(asked) > 1
+
+
+def test_what_a_browser_is_told(taken: Holder) -> None:
+    with taken("stock:7"):
+        response = call(buy, RequestFactory().post("/buy/7/", headers={"Accept": BROWSER}), pk=7)
+    assert response.status_code == 423
+    assert response["Content-Type"] == "text/html; charset=utf-8"
+    assert response["Retry-After"]
+    assert b"Somebody else is working on this" in response.content
+
+
+def test_a_browser_gets_json_where_there_is_no_template(settings: Settings, taken: Holder) -> None:
+    settings.TEMPLATES = []
+    with taken("stock:7"):
+        response = call(buy, RequestFactory().post("/buy/7/", headers={"Accept": BROWSER}), pk=7)
+    assert response.status_code == 423
+    assert response["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("accept", ["*/*", BROWSER])
+def test_the_holder_is_named_under_debug_only(settings: Settings, taken: Holder, accept: str) -> None:
+    request = RequestFactory().post("/buy/7/", headers={"Accept": accept})
+    with taken("stock:7"):
+        settings.DEBUG = True
+        shown = call(buy, request, pk=7).content.decode()
+        settings.DEBUG = False
+        hidden = call(buy, request, pk=7).content.decode()
+    # By the process report where there is one already, else by the owner's name.
+    names = "somebody-else", f"pid {os.getpid()}"
+    assert any(name in shown for name in names)
+    assert not any(name in hidden for name in names)
+
+
+def test_the_status_is_the_setting_s_or_the_decorator_s(settings: Settings, taken: Holder) -> None:
+    settings.RLOCK = {"default": {"LOCKED_STATUS": 409}}
+    other = distributed_lock("stock:<pk>", wait_time=0, status=429)(unreachable_view)
+    with taken("stock:7"):
+        assert call(buy, pk=7).status_code == 409
+        assert call(other, pk=7).status_code == 429
+
+
+def unreachable_view(request: HttpRequest, pk: int) -> HttpResponse:
+    return unreachable()
+
+
+def test_a_view_waits_for_as_long_as_the_setting_says(settings: Settings, taken: Holder) -> None:
+    view = distributed_lock("stock:<pk>")(unreachable_view)
+    with taken("stock:7"):
+        settings.RLOCK = {"default": {"VIEW_WAIT_TIME": 0}}
+        assert call(view, pk=7).status_code == 423
+
+
+def test_a_view_waits_for_its_turn() -> None:
+    view = distributed_lock("stock:<pk>", wait_time=20)(buy.__wrapped__)  # type: ignore[attr-defined]
+    inside, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with rlock("stock:7"):
+            inside.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait(20)
+    done.set()
+    assert call(view, pk=7).status_code == 200
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("on_locked", "status"),
+    [("skip", 204), (lambda error, request, pk: HttpResponse(f"{error.lock_name} {pk}", status=202), 202)],
+)
+def test_on_locked_of_views(taken: Holder, on_locked: Any, status: int) -> None:
+    view = distributed_lock("stock:<pk>", wait_time=0, on_locked=on_locked)(unreachable_view)
+    with taken("stock:7"):
+        response = call(view, pk=7)
+    assert response.status_code == status
+    assert response.content == (b"" if status == 204 else b"stock:7 7")
+
+
+def test_a_view_can_raise(taken: Holder) -> None:
+    view = distributed_lock("stock:<pk>", wait_time=0, on_locked="raise")(unreachable_view)
+    with taken("stock:7"), pytest.raises(LockTimeoutError):
+        call(view, pk=7)
+
+
+def test_a_view_answers_for_the_locks_of_its_body(taken: Holder) -> None:
+    @distributed_lock("stock:<pk>")
+    def view(request: HttpRequest, pk: int) -> HttpResponse:
+        with rlock("other", wait_time=0):
+            return unreachable()
+
+    with taken("other"):
+        assert call(view, pk=7).status_code == 423
+
+
+# ---- faults --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make_async", [False, True])
+def test_redis_down(own_server: OwnServer, make_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+    own_server().kill()
+
+    async def aview(request: HttpRequest, pk: int) -> HttpResponse:
+        return unreachable()
+
+    response = call(
+        distributed_lock("stock:<pk>", wait_time=0.2, on_locked="skip")(aview if make_async else unreachable_view), pk=7
+    )
+    assert response.status_code == 503
+    assert json.loads(response.content)["code"] == "lock_unavailable"
+    assert int(response["Retry-After"]) >= 1
+    assert "POST /buy/7/" in caplog.text
+
+
+def test_redis_down_can_be_raised(own_server: OwnServer) -> None:
+    own_server().kill()
+    with pytest.raises(LockUnavailableError):
+        call(distributed_lock("stock:<pk>", wait_time=0, on_locked="raise")(unreachable_view), pk=7)
+
+
+def lose_lock() -> None:
+    """Wait until the lock of this thread, which is taken for a moment only, is lost."""
+    lost = threading.Event()
+
+    def tell(**_: Any) -> None:
+        lost.set()
+
+    lock_lost.connect(tell)
+    try:
+        assert lost.wait(20)
+    finally:
+        lock_lost.disconnect(tell)
+
+
+@pytest.mark.parametrize("on_locked", [None, "skip"])
+def test_a_lost_lock(on_locked: Any) -> None:
+    @distributed_lock("stock:<pk>", lease_time=0.1, on_locked=on_locked)
+    def view(request: HttpRequest, pk: int) -> HttpResponse:
+        lose_lock()
+        return HttpResponse("fine?")
+
+    response = call(view, pk=7)
+    assert response.status_code == 503
+    assert json.loads(response.content)["code"] == "lock_lost"
+
+
+def test_a_lost_lock_in_an_async_view() -> None:
+    @distributed_lock("stock:<pk>", lease_time=0.1)
+    async def view(request: HttpRequest, pk: int) -> HttpResponse:
+        await asyncio.to_thread(lose_lock)
+        return HttpResponse("fine?")
+
+    assert call(view, pk=7).status_code == 503
+
+
+def test_a_lost_lock_can_be_raised() -> None:
+    @distributed_lock("stock:<pk>", lease_time=0.1, on_locked="raise")
+    def view(request: HttpRequest, pk: int) -> HttpResponse:
+        lose_lock()
+        return HttpResponse("fine?")
+
+    with pytest.raises(LockLostError):
+        call(view, pk=7)
+
+
+def test_a_cancelled_view_gives_its_lock_back() -> None:
+    inside = asyncio.Event()
+
+    @distributed_lock("stock:<pk>")
+    async def view(request: HttpRequest, pk: int) -> HttpResponse:
+        inside.set()
+        await asyncio.Event().wait()
+        return unreachable()
+
+    async def main() -> None:
+        task = asyncio.create_task(view(RequestFactory().post("/"), pk=7))
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not await rlock("stock:7").alocked()
+
+    asyncio.run(main())

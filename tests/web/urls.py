@@ -1,0 +1,9 @@
+from django.urls import path
+
+from tests.web.test_views import abuy, buy, pay
+
+urlpatterns = [
+    path("buy/<int:pk>/", buy),
+    path("abuy/<int:pk>/", abuy),
+    path("pay/", pay),
+]
