@@ -83,6 +83,9 @@ class Driver(Protocol):
     def now(self) -> float:
         """Monotonic time, in seconds."""
 
+    def check_caller(self) -> None:
+        """SynchronousOnlyOperation for a caller who must not block."""
+
     def owner(self) -> Owner:
         """Who is asking."""
 
@@ -123,6 +126,9 @@ class ScriptDriver:
 
     def __init__(self, using: str) -> None:
         self.using = using
+
+    def check_caller(self) -> None:
+        """Nobody is refused, unless the driver blocks."""
 
     async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
         """Send one command and read its reply, within ``timeout`` seconds or the connection's own limit.

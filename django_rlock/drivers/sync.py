@@ -39,15 +39,18 @@ class SyncDriver(ScriptDriver):
         self._pool: Any = pool(using)  # redis-py's connections are half typed
         self._limit: float = self._pool.connection_kwargs.get("socket_timeout") or 5.0
 
-    def owner(self) -> Owner:
+    def check_caller(self) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return thread_owner()
+            return
         raise SynchronousOnlyOperation(
             "A lock was used synchronously inside an event loop, which would block it. "
             "Use the async methods (aacquire, arelease, async with) or sync_to_async."
         )
+
+    def owner(self) -> Owner:
+        return thread_owner()
 
     async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
         pool = self._pool

@@ -267,7 +267,9 @@ class BaseLock(LockFlows):
         With ``owner``, a wire name as in ``info()``, only if that one holds it. The holder learns of it when its lease
         would be renewed. ``reason`` goes to the log and the signal.
         """
-        return run_sync(self._force_release(sync_driver(self.using), owner, reason))
+        driver = sync_driver(self.using)
+        driver.check_caller()
+        return run_sync(self._force_release(driver, owner, reason))
 
     def aforce_release(self, owner: str | None = None, *, reason: str = "") -> Coroutine[Any, Any, bool]:
         return self._force_release(async_driver(self.using), owner, reason)
@@ -275,6 +277,7 @@ class BaseLock(LockFlows):
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _owner(self, driver: Driver) -> Owner | str:
+        driver.check_caller()
         return self.owner or driver.owner()
 
 
