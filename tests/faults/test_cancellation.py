@@ -1,0 +1,264 @@
+"""asyncio: cancellation at every await of acquire and release, asyncio.timeout, gather, and loops that end."""
+
+import asyncio
+import gc
+import warnings
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
+
+from django_rlock import LockNotOwnedError, RLock, connections
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.eventually import eventually
+
+KEY = "rlock:stock:42"
+
+
+class Cancelling:
+    """Drives a coroutine, and cancels it at its n-th suspension."""
+
+    def __init__(self, coro, at: int) -> None:
+        self.coro = coro
+        self.left = at
+        self.struck = False
+
+    def __await__(self):
+        value = None
+        steps = self.coro.__await__()
+        while True:
+            try:
+                waited_for = steps.send(value)
+            except StopIteration as end:
+                return end.value
+            if self.left == 0:
+                self.struck = True
+                if waited_for is not None:
+                    waited_for.cancel()
+                steps.throw(asyncio.CancelledError())
+                raise AssertionError("the cancellation was swallowed")
+            self.left -= 1
+            value = yield waited_for
+
+
+async def cancelled_at(coro, at: int) -> bool:
+    """Whether the coroutine was cancelled at its n-th suspension; False when it ended before."""
+    cancelling = Cancelling(coro, at)
+    try:
+        await cancelling
+    except asyncio.CancelledError:
+        pass
+    return cancelling.struck
+
+
+async def acquire_cancelled_at(lock, at: int) -> bool:
+    """The same, with the running task as the owner."""
+    return await cancelled_at(lock.aacquire(), at)
+
+
+async def try_for(lock, seconds: float) -> bool:
+    return await lock.aacquire(wait_time=seconds)
+
+
+def free_again(redis_client) -> bool:
+    return eventually(lambda: not redis_client.exists(KEY, f"rlock_queue:{{{KEY}}}"))
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
+def test_cancelled_acquire_leaves_nothing(kind, redis_client, warm):
+    """At each suspension in turn, with connections to be made and with those of a pool."""
+    lock = kind("stock:42")
+
+    async def body(at: int) -> bool:
+        if warm:
+            async with lock:
+                pass
+        if await cancelled_at(lock.aacquire(), at):
+            assert HOLDS.snapshot() == []
+            return True
+        await lock.arelease()
+        return False
+
+    at = 0
+    while asyncio.run(body(at)):
+        free_again(redis_client)
+        at += 1
+    assert at >= 1
+    free_again(redis_client)
+
+
+def test_cancelled_release_frees_all_the_same(kind, redis_client):
+    lock = kind("stock:42")
+
+    async def body(at: int) -> bool:
+        await lock.aacquire()
+        struck = await cancelled_at(lock.arelease(), at)
+        assert HOLDS.snapshot() == []
+        return struck
+
+    at = 0
+    while asyncio.run(body(at)):
+        free_again(redis_client)
+        at += 1
+    assert at >= 1
+    assert not redis_client.exists(KEY)
+
+
+def test_cancelled_wait_leaves_neither_ticket_nor_grant(kind, redis_client):
+    """At each suspension of a wait, also at those after the holder has released."""
+    lock = kind("stock:42")
+
+    async def body(at: int) -> bool:
+        await lock.aacquire()
+        waiting = asyncio.create_task(acquire_cancelled_at(kind("stock:42"), at))
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        await lock.arelease()
+        if await waiting:
+            return True
+        assert [hold.lost for hold in HOLDS.snapshot()] == [None]
+        HOLDS.clear()  # its task has ended, and nobody could release it
+        redis_client.delete(KEY)
+        return False
+
+    at = 0
+    while asyncio.run(body(at)):
+        assert WAITS.snapshot() == []
+        assert HOLDS.snapshot() == []
+        free_again(redis_client)
+        at += 1
+    assert at >= 3
+
+
+def test_cancelled_inner_acquire_keeps_the_outer_hold(kind, redis_client):
+    lock = kind("stock:42")
+
+    async def body(at: int) -> bool:
+        async with lock:
+            struck = await cancelled_at(lock.aacquire(), at)
+            assert await lock.aowned()
+            if not struck:
+                await lock.arelease()
+        assert not redis_client.exists(KEY)
+        return struck
+
+    at = 0
+    while asyncio.run(body(at)):
+        at += 1
+    assert at >= 1
+
+
+def test_timeout_around_a_wait(kind, redis_client):
+    lock = kind("stock:42")
+    redis_client.hset(KEY, "somebody", 1)
+
+    async def body() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await lock.aacquire()
+        redis_client.delete(KEY)
+        assert await lock.aacquire()
+        await lock.arelease()
+
+    asyncio.run(body())
+    free_again(redis_client)
+
+
+def test_gather_keeps_the_owner_of_the_caller(kind, redis_client):
+    """gather() runs each coroutine in a task of its own; the lock is its caller's all the same."""
+
+    async def body() -> None:
+        first, second = kind("stock:42"), kind("stock:43")
+        assert await asyncio.gather(first.aacquire(), second.aacquire()) == [True, True]
+        assert await first.aowned()
+        await asyncio.gather(first.arelease(), second.arelease())
+        assert await asyncio.wait_for(first.aacquire(), 5)
+        await first.arelease()
+
+    asyncio.run(body())
+    assert not redis_client.exists(KEY)
+
+
+def test_tasks_exclude_each_other(kind):
+    inside, most = 0, 0
+
+    async def work() -> None:
+        nonlocal inside, most
+        async with kind("stock:42"):
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+
+    async def body() -> None:
+        await asyncio.gather(*(work() for _ in range(20)))
+
+    asyncio.run(body())
+    assert most == 1
+
+
+def test_task_does_not_own_what_another_holds(kind):
+    async def body() -> None:
+        lock = kind("stock:42")
+        async with lock:
+            with pytest.raises(LockNotOwnedError):
+                await asyncio.create_task(other_release(lock))
+            assert not await asyncio.create_task(other_try(lock))
+
+    async def other_release(lock) -> None:
+        await lock.arelease()
+
+    async def other_try(lock) -> bool:
+        return await lock.aacquire(blocking=False)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("owner", [None, "order-7"])
+@pytest.mark.parametrize(
+    "method", ["acquire", "release", "__enter__", "locked", "owned", "hold_count", "remaining_lease", "force_release"]
+)
+def test_blocking_call_in_a_loop_is_refused(kind, method, owner):
+    async def body() -> None:
+        lock = kind("stock:42", owner=owner)
+        with pytest.raises(SynchronousOnlyOperation):
+            getattr(lock, method)()
+
+    asyncio.run(body())
+
+
+def test_blocking_extend_in_a_loop_is_refused(kind):
+    async def body() -> None:
+        with pytest.raises(SynchronousOnlyOperation):
+            kind("stock:42", owner="order-7").extend(5)
+
+    asyncio.run(body())
+
+
+def test_async_call_outside_of_a_task_says_what_it_needs():
+    with pytest.raises(RuntimeError):
+        RLock("stock:42").aacquire()
+
+
+def test_connections_are_closed_with_their_loop(kind, redis_client):
+    """One loop after the other, as asyncio.run() and async_to_sync make them."""
+
+    async def body() -> None:
+        async with kind("stock:42"):
+            pass
+
+    async def waiting() -> None:
+        async with kind("stock:42"):
+            assert not await asyncio.create_task(try_for(kind("stock:42"), 0.01))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = len(redis_client.client_list())
+        for _ in range(5):
+            asyncio.run(body())
+            async_to_sync(body)()
+            asyncio.run(waiting())
+        gc.collect()
+    # the command pool's, the listener's and the background thread's stay
+    eventually(lambda: len(redis_client.client_list()) <= before + 3)
+    assert all(not loop.is_closed() for loop in connections._async_pools) or len(connections._async_pools) <= 1
