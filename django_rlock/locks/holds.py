@@ -114,7 +114,7 @@ class Wait:
         self.context = context.get()
         self.since = now
         self.waiter = waiter
-        self.beat_at = now
+        self.beat_at = math.inf  # until it sleeps
 
 
 class Holds:
