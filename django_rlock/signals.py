@@ -13,3 +13,4 @@ lock_released = Signal()  # owner, held (seconds); after the last hold only
 lock_timed_out = Signal()  # owner, waited (seconds)
 lock_lost = Signal()  # owner, reason
 lock_force_released = Signal()  # owner (None: whoever held it), reason
+task_skipped = Signal()  # task, task_id; the lock of a LockedTask was taken, and it ended without running

@@ -1,0 +1,59 @@
+"""Real workers for tests: started as processes, waited for, and ended by their process ids."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from tests.celery_app.records import wait_for
+
+ROOT = Path(__file__).parents[2]
+WARM = 10.0
+"""Seconds that a worker gets to end by itself."""
+
+
+class Worker:
+    """A worker process in a session, and so a process group, of its own."""
+
+    def __init__(self, queue: str, *options: str, log: Path) -> None:
+        self.queue = queue
+        self.hostname = f"{queue}@tests"
+        self.log = log
+        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+        command = (sys.executable, "-m", "celery", "-A", "tests.celery_app", "worker", "-Q", queue, "-n", self.hostname)
+        environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.celery_app.settings", "CELERY_SKIP_CHECKS": "1"}
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, *options, *quiet, "--loglevel", "INFO"],
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self):
+        try:
+            wait_for("ready:" + self.hostname)
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(self.log.read_text()) from error
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(WARM)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the worker and its children with SIGKILL, as the loss of a machine would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

@@ -1,0 +1,63 @@
+"""A server for messages, results, records and locks, a worker on it, and a server of locks that may break."""
+
+import os
+import uuid
+
+import pytest
+
+from example_project.embedded import EmbeddedServer
+from tests import celery_app
+from tests.celery_app import records
+from tests.celery_app.workers import Worker
+
+
+@pytest.fixture(scope="session")
+def celery_servers():
+    """The servers of the workers: one that lasts, and one for locks that a test may break."""
+    with EmbeddedServer(port=0) as server, EmbeddedServer() as fragile, pytest.MonkeyPatch.context() as patch:
+        base = server.url.removesuffix("/0")
+        patch.setenv("RLOCK_TEST_CELERY", base)
+        patch.setenv("RLOCK_TEST_LOCKS", f"{base}/0")
+        patch.setenv("RLOCK_TEST_RECORDS", f"{base}/3")
+        patch.setenv("RLOCK_TEST_FRAGILE", fragile.url)
+        celery_app.use(base)
+        yield server, fragile
+        celery_app.app.close()
+        records.client().close()
+        records.client.cache_clear()
+
+
+@pytest.fixture
+def fragile(celery_servers):
+    """The server of the lock alias "fragile"; it may be killed and started again."""
+    return celery_servers[1]
+
+
+@pytest.fixture
+def start_worker(celery_servers, tmp_path_factory):
+    """Starts a worker: the name of its queue, and the command's options."""
+
+    def start(queue, *options):
+        return Worker(queue, *options, log=tmp_path_factory.mktemp(queue) / "worker.log")
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def worker(celery_servers, tmp_path_factory):
+    """The worker of most tests: four processes."""
+    with Worker("celery", "--pool", "prefork", "-c", "4", log=tmp_path_factory.mktemp("worker") / "log") as started:
+        yield started
+
+
+@pytest.fixture
+def log():
+    """A name for the records, and the lock, of one test."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def locks_of_workers(settings, celery_servers):
+    """Have this process lock on the workers' server."""
+    cache = {**settings.CACHES["default"], "LOCATION": os.environ["RLOCK_TEST_LOCKS"]}
+    settings.CACHES = {**settings.CACHES, "default": cache}

@@ -1,0 +1,128 @@
+"""One run at a time, on real workers: what becomes of the duplicates."""
+
+import pytest
+from celery import chain, chord
+
+from django_rlock import FairLock, LockTimeoutError
+from tests.celery_app import records, tasks
+from tests.celery_app.records import overlaps, starts, until
+
+pytestmark = pytest.mark.usefixtures("worker", "locks_of_workers")
+
+DUPLICATES = 20
+
+
+@pytest.mark.parametrize("task", [tasks.waits, tasks.retries], ids=lambda task: task.name.rpartition(".")[2])
+def test_duplicates_run_once_at_a_time(task, log):
+    results = [task.delay(log) for _ in range(DUPLICATES)]
+    assert [result.get(timeout=records.WAIT) for result in results] == [f"done {log}"] * DUPLICATES
+    runs = starts(log, DUPLICATES)
+    assert not overlaps(runs)
+    assert {run["id"] for run in runs} == {result.id for result in results}
+    assert len({run["pid"] for run in runs}) > 1, "one process alone proves nothing"
+
+
+def test_duplicates_are_skipped(log):
+    first = tasks.skips.delay(log, gated=True)
+    (run,) = starts(log, 1)
+    others = [tasks.skips.delay(log) for _ in range(DUPLICATES - 1)]
+    assert [other.get(timeout=records.WAIT) for other in others] == [None] * (DUPLICATES - 1)
+    assert {other.state for other in others} == {"SUCCESS"}
+    records.record(f"{log}:go", "go")
+    assert first.get(timeout=records.WAIT) == f"done {log}"
+    assert run["id"] == first.id
+    assert not records.count(f"{log}:starts")
+
+
+def test_duplicates_in_threads_run_once_at_a_time(start_worker, log):
+    with start_worker("threads", "--pool", "threads", "-c", "4") as threads:
+        results = [tasks.waits.apply_async([log], queue=threads.queue) for _ in range(DUPLICATES)]
+        names = [tasks.names_its_lock.apply_async([f"{log}-{n}"], queue=threads.queue) for n in range(2)]
+        runs = starts(log, DUPLICATES)
+        assert not overlaps(runs)
+        assert len({run["pid"] for run in runs}) == 1
+        assert [result.get(timeout=records.WAIT) for result in results] == [f"done {log}"] * DUPLICATES
+        for n in range(2):  # both are inside at once, on one task object
+            starts(f"{log}-{n}", 1)
+        for n in range(2):
+            records.record(f"{log}-{n}:go", "go")
+        assert [name.get(timeout=records.WAIT) for name in names] == [f"work:{log}-0", f"work:{log}-1"]
+
+
+def test_other_keys_run_at_the_same_time(log):
+    results = [tasks.raises_or_runs.delay(f"{log}-{n}", gated=True) for n in range(3)]
+    for n in range(3):
+        starts(f"{log}-{n}", 1)
+    for n in range(3):
+        records.record(f"{log}-{n}:go", "go")
+    assert [result.get(timeout=records.WAIT) for result in results] == [f"done {log}-{n}" for n in range(3)]
+
+
+def test_a_chain_with_a_skipped_member_ends(log):
+    with FairLock(f"work:{log}"):
+        result = chain(tasks.skips.s(log), tasks.text_of.s()).apply_async()
+        assert result.get(timeout=records.WAIT) == "got None"
+
+
+def test_a_chord_with_skipped_members_ends(log):
+    header = [tasks.skips.s(log), tasks.text_of.s(1), tasks.skips.s(f"{log}-free")]
+    with FairLock(f"work:{log}"):
+        result = chord(header)(tasks.text_of.s())
+        assert result.get(timeout=records.WAIT) == f"got [None, 'got 1', 'done {log}-free']"
+
+
+def test_a_chord_with_members_that_retry_ends(log):
+    header = [tasks.retries.s(log) for _ in range(4)]
+    result = chord(header)(tasks.text_of.s())
+    assert result.get(timeout=records.WAIT) == f"got {[f'done {log}'] * 4}"
+    assert not overlaps(starts(log, 4))
+
+
+def test_raise_fails_the_task(log):
+    with FairLock(f"work:{log}"):
+        result = tasks.raises_or_runs.delay(log)
+        with pytest.raises(LockTimeoutError, match=f"work:{log}"):
+            result.get(timeout=records.WAIT)
+    assert not records.count(f"{log}:starts")
+
+
+def test_a_function_decides(log):
+    with FairLock(f"work:{log}"):
+        result = tasks.asks.delay(log).get(timeout=records.WAIT)
+    assert result == f"tests.celery_app.tasks.asks left work:{log} alone"
+
+
+def test_retries_have_a_limit_of_their_own(log):
+    with FairLock(f"work:{log}"):
+        result = tasks.retries_twice.delay(log)
+        with pytest.raises(LockTimeoutError):
+            result.get(timeout=records.WAIT)
+    assert records.count(f"retried:{result.id}") == 2
+
+
+def test_contention_leaves_the_retries_of_the_task_alone(log):
+    with FairLock(f"work:{log}"):
+        result = tasks.fails_once.delay(log)  # max_retries=1
+        for _ in range(3):
+            assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
+    assert result.get(timeout=records.WAIT) == [1, None], "nor do they go on counting after it had the lock"
+    assert not overlaps(starts(log, 2))
+
+
+def test_a_call_from_within_a_body_waits(log):
+    """It has no message to send again; the one at hand is that of the body."""
+    with FairLock(f"work:{log}:0") as lock:
+        result = tasks.nests.delay(log, 1)
+        until(lambda: (info := lock.info()) is not None and info.waiting == 1)
+    assert result.get(timeout=records.WAIT) == [1, 0]
+    assert not records.count(f"retried:{result.id}")
+
+
+def test_the_owner_carries_the_task_id(celery_servers, log):
+    result = tasks.skips.delay(log, gated=True)
+    starts(log, 1)
+    with celery_servers[0].client() as client:
+        (owner,) = client.hkeys(f"rlock:work:{log}")
+    records.record(f"{log}:go", "go")
+    assert owner.split(":", 2)[2] == result.id
+    result.get(timeout=records.WAIT)

@@ -1,0 +1,143 @@
+"""Workers, children and servers that die, and messages that are delivered again: no work is lost, nothing overlaps."""
+
+import os
+import signal
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from kombu import Connection
+
+from django_rlock import FairLock, keys
+from tests.celery_app import app, records, tasks
+from tests.celery_app.records import overlaps, starts, until
+
+pytestmark = pytest.mark.usefixtures("locks_of_workers")
+
+
+def deliver_again():
+    """Have the broker take every message that is not acknowledged for lost, as after the visibility timeout."""
+    options = {"visibility_timeout": 0}
+    with Connection(app.conf.broker_url, transport_options=options) as connection, connection.channel() as channel:
+        channel.qos.restore_visible(interval=1)  # type: ignore[attr-defined]
+
+
+def forget(log, run):
+    """A killed run cannot say that it left."""
+    records.client().srem(f"{log}:inside", f"{run['pid']}:{run['id']}")
+
+
+def go(log):
+    records.record(f"{log}:go", "go")
+
+
+def test_a_killed_process_loses_no_work(worker, log):
+    result = tasks.survives.delay(log)
+    (killed,) = starts(log, 1)
+    os.kill(killed["pid"], signal.SIGKILL)
+    forget(log, killed)
+    assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"  # not skipped: the dead holder has its id
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    (run,) = starts(log, 1)
+    assert run["id"] == killed["id"]
+    assert run["pid"] != killed["pid"]
+    assert not overlaps([run])
+
+
+def test_a_copy_is_not_skipped_for_another_holder(worker, log):
+    result = tasks.survives.delay(log)
+    (killed,) = starts(log, 1)
+    os.kill(killed["pid"], signal.SIGKILL)
+    forget(log, killed)
+    with FairLock(f"work:{log}", wait_time=records.WAIT):  # when the lease of the dead has ended
+        retried = records.count(f"retried:{result.id}")
+        for _ in range(retried + 2):
+            assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
+        assert not records.count(f"{log}:starts")
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+
+
+def test_a_killed_worker_loses_no_work(worker, start_worker, log):
+    with start_worker("victim", "--pool", "prefork", "-c", "1") as victim:
+        result = tasks.survives.apply_async([log], queue=victim.queue)
+        (killed,) = starts(log, 1)
+        victim.kill()
+    forget(log, killed)
+    app.control.add_consumer(victim.queue, destination=[worker.hostname], reply=True)
+    with FairLock(f"work:{log}", wait_time=records.WAIT):  # as mostly: the lease of the dead ends long before
+        deliver_again()
+        assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"  # not skipped, though another is inside
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    (run,) = starts(log, 1)
+    assert run["id"] == killed["id"]
+    assert not overlaps([run])
+
+
+def test_a_copy_that_comes_during_the_run_waits_for_its_end(worker, log):
+    result = tasks.survives.delay(log)
+    starts(log, 1)
+    deliver_again()
+    for _ in range(2):
+        assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
+    assert not records.count(f"{log}:starts")
+    go(log)
+    assert records.wait_for(f"{log}:ends") == result.id
+    (copy,) = starts(log, 1)
+    assert not overlaps([copy])
+    go(log)
+    assert records.wait_for(f"{log}:ends") == result.id
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+
+
+def test_a_copy_is_known_by_its_id(worker, log):
+    """Where the broker does not tell, as when a worker died after it sent a message again, before it acknowledged."""
+    first = tasks.skips.delay(log, gated=True)
+    starts(log, 1)
+    tasks.skips.apply_async([log], task_id=first.id)
+    assert records.wait_for(f"retried:{first.id}") == "LockTimeoutError"
+    go(log)
+    (copy,) = starts(log, 1)
+    assert copy["id"] == first.id
+    assert not overlaps([copy])
+
+
+def test_without_the_redis_of_the_locks_tasks_wait(worker, fragile, log):
+    fragile.kill()
+    result = tasks.needs_fragile.delay(log)
+    for _ in range(2):
+        assert records.wait_for(f"retried:{result.id}") == "LockUnavailableError"
+    assert not records.count(f"{log}:starts")
+    refused = tasks.needs_fragile_now.delay(log)
+    assert "is unavailable" in str(refused.get(timeout=records.WAIT, propagate=False))
+    assert refused.state == "FAILURE"
+    fragile.start()
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+
+
+def test_a_soft_time_limit_in_the_body_frees_the_lock(worker, log):
+    result = tasks.waits.apply_async([log], {"gated": True}, soft_time_limit=0.5)
+    with pytest.raises(SoftTimeLimitExceeded):
+        result.get(timeout=records.WAIT)
+    with FairLock(f"work:{log}", wait_time=5):
+        pass
+    assert records.wait_for(f"{log}:ends") == result.id
+
+
+def test_a_soft_time_limit_in_the_wait_leaves_no_trace(worker, celery_servers, log):
+    with FairLock(f"work:{log}"), celery_servers[0].client() as client:
+        result = tasks.waits.apply_async([log], soft_time_limit=0.5)
+        with pytest.raises(SoftTimeLimitExceeded):
+            result.get(timeout=records.WAIT)
+        until(lambda: not client.zcard(keys.queue_key(f"rlock:work:{log}")))
+    assert not client.exists(f"rlock:work:{log}")
+    assert not records.count(f"{log}:starts")
+
+
+@pytest.mark.parametrize("how", ["ignore", "reject", "error"])
+def test_the_lock_is_free_however_the_task_leaves(worker, log, how):
+    tasks.leaves.delay(log, how)
+    records.wait_for(f"{log}:ends")
+    with FairLock(f"work:{log}", wait_time=5):
+        pass
