@@ -141,15 +141,16 @@ class LockFlows(LockHooks):
     def _release_later(self, hold: Hold, owner: Owner | str) -> None:
         if hold.count == 0:
             HOLDS.remove(hold)
-            if isinstance(owner, Owner):
-                owner.renew_name()
+        # A name chosen by the caller cannot be changed: a late release would free its next hold, so the lease ends it.
+        if hold.count == 0 and isinstance(owner, Owner):
+            owner.renew_name()
             defer(self.using, self.release_call(hold.owner, 0, hold.lease), hold.deadline)
 
     def _release_failed(self, error: LockUnavailableError, left: float) -> LockUnavailableError:
         return LockUnavailableError(
             self.name,
             reason=f"it could not be released: {error.reason}",
-            advice=f"It was held until now; the background thread frees it, or its lease in {max(left, 0):.1f} s.",
+            advice=f"It was held until now; it frees itself in {max(left, 0):.1f} s, if not before.",
         )
 
     def _drop_lost(self, hold: Hold) -> None:
