@@ -1,0 +1,131 @@
+"""Who owns a lock: threads, tasks and greenlets, also those whose idents are used again."""
+
+import gc
+import threading
+import time
+
+import greenlet
+import pytest
+
+from django_rlock import FairLock, LockNotOwnedError, RLock
+from django_rlock.drivers import background, identity
+from django_rlock.locks.holds import HOLDS
+from tests.eventually import eventually
+
+KEY = "rlock:stock:42"
+
+
+def in_thread(function):
+    outcome = []
+    thread = threading.Thread(target=lambda: outcome.append((threading.get_ident(), function())))
+    thread.start()
+    thread.join(20)
+    return outcome[0]
+
+
+def test_thread_with_a_recycled_ident_does_not_enter(kind):
+    lock = kind("stock:42")
+    first, taken = in_thread(lambda: lock.acquire())
+    assert taken
+    for _ in range(200):
+        second, again = in_thread(lambda: lock.acquire(blocking=False))
+        assert not again
+        if second == first:
+            break
+    else:
+        pytest.skip("The system did not use a thread's ident again.")
+    assert in_thread(lock.owned)[1] is False
+    HOLDS.clear()
+
+
+def test_names_are_never_used_twice():
+    names = {in_thread(lambda: identity.current_owner().name)[1] for _ in range(100)}
+    assert len(names) == 100
+
+
+def test_lock_of_a_thread_that_ended_is_not_renewed(kind, redis_client, settings, caplog):
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+    in_thread(lambda: kind("stock:42").acquire())
+    assert kind("stock:42").acquire(wait_time=10)
+    assert "ended without releasing" in caplog.text
+    kind("stock:42").release()
+
+
+def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings):
+    import asyncio
+
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+
+    async def leave_it() -> None:
+        await kind("stock:42").aacquire()
+
+    async def body() -> None:
+        await asyncio.create_task(leave_it())
+        async with kind("stock:42", wait_time=10):
+            pass
+
+    asyncio.run(body())
+
+
+def test_greenlets_of_one_thread_exclude_each_other(kind):
+    """Without any monkey patching they share their thread's locals."""
+    lock = kind("stock:42")
+    seen = []
+
+    def first() -> None:
+        with lock:
+            greenlet.getcurrent().parent.switch()
+            seen.append(lock.owned())
+
+    def second() -> None:
+        seen.append(lock.acquire(blocking=False))
+        seen.append(lock.owned())
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+    one, two = greenlet.greenlet(first), greenlet.greenlet(second)
+    one.switch()
+    two.switch()
+    assert not lock.acquire(blocking=False)  # nor does the thread's main greenlet
+    one.switch()
+    assert seen == [False, False, True]
+
+
+def test_lock_of_a_greenlet_that_ended_is_not_renewed(kind, settings):
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+    greenlet.greenlet(lambda: kind("stock:42").acquire()).switch()
+    gc.collect()
+    with kind("stock:42", wait_time=10):
+        pass
+
+
+def test_explicit_owner_moves_between_threads(kind, redis_client):
+    in_thread(lambda: kind("stock:42", owner="order-7").acquire())
+    assert redis_client.hgetall(KEY) == {"order-7": "1"}
+    lock = kind("stock:42", owner="order-7")
+    assert lock.owned()
+    assert not kind("stock:42").acquire(blocking=False)
+    lock.release()
+    assert not redis_client.exists(KEY)
+
+
+def test_failed_release_of_an_explicit_owner_does_not_free_its_next_hold(kind, own_server):
+    """The name cannot be changed, so a release left for later would hit whatever the name holds by then."""
+    from django_rlock import LockUnavailableError
+
+    server = own_server()
+    lock = kind("stock:42", owner="order-7")
+    lock.acquire()
+    address = server.folder / "server.sock"
+    with server.client() as client:
+        client.ping()
+        away = address.rename(server.folder / "away.sock")
+        client.client_kill_filter(_type="normal")
+    with pytest.raises(LockUnavailableError):
+        lock.release()
+    eventually(lambda: all(call.not_before > time.monotonic() for call in background._loop.deferred))
+    away.rename(address)
+    assert lock.acquire()
+    eventually(lambda: not background._loop.deferred)
+    assert lock.owned()
+    lock.release()
