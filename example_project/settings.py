@@ -1,0 +1,83 @@
+"""A plain Django project with Redis as cache, as Celery's broker and for its locks.
+
+``make demo`` sets the SHOP_ variables; without them the project uses a Redis on its usual port.
+"""
+
+import os
+from pathlib import Path
+
+from django.core.management.utils import get_random_secret_key
+
+FOLDER = Path(__file__).resolve().parent
+REDIS_URL = os.environ.get("SHOP_REDIS_URL", "redis://127.0.0.1:6379/0")
+
+SHOP_URL = os.environ.get("SHOP_URL", "http://127.0.0.1:8000")
+"""Where the buyers find the site."""
+
+# A key that processes do not share logs users out when another process answers: production sets one.
+SECRET_KEY = os.environ.get("SHOP_SECRET_KEY") or get_random_secret_key()
+ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
+ROOT_URLCONF = "example_project.urls"
+WSGI_APPLICATION = "example_project.wsgi.application"
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "django_rlock",
+    "example_project.shop",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_rlock.middleware.LockMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+STATIC_URL = "static/"
+TIME_ZONE = "UTC"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}
+RLOCK = {"default": {"CACHE": "default"}}  # the default too: it is here to be seen
+
+# Many buyers write at once. SQLite lets one write at a time: readers go on meanwhile (WAL), writers take turns
+# (timeout), and a transaction that will write asks for its turn when it begins (IMMEDIATE), not in its middle.
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ.get("SHOP_DATABASE", FOLDER / "shop.sqlite3"),
+        "CONN_MAX_AGE": None,
+        "OPTIONS": {
+            "timeout": 60,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        },
+    }
+}
+
+# Celery spells the URL of a unix socket in its own way.
+CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1

@@ -1,0 +1,86 @@
+// Refreshes the lanes and the reports, and sends the two forms without leaving the page.
+"use strict";
+
+const QUICK = 300; // milliseconds between two looks while something goes on
+const SLOW = 1500; // and while nothing does
+
+const NAMES = { sold_out: "sold out", pending: "waits" };
+
+function showTiles(box, tiles) {
+  while (box.children.length > tiles.length) box.lastChild.remove();
+  while (box.children.length < tiles.length) box.append(document.createElement("span"));
+  tiles.forEach((tile, index) => {
+    const shown = box.children[index];
+    if (shown.className === `tile ${tile}`) return;
+    shown.className = `tile ${tile}`;
+    shown.title = `Buyer ${index + 1}: ${NAMES[tile] ?? tile}`;
+  });
+}
+
+function showLane(lane) {
+  const card = document.querySelector(`[data-lane="${lane.lane}"]`);
+  const wasBusy = card.dataset.tone === "busy";
+  card.dataset.tone = lane.tone;
+  card.querySelector(".verdict").textContent = lane.verdict;
+  showTiles(card.querySelector(".tiles"), lane.tiles);
+  for (const [name, count] of Object.entries(lane.totals)) {
+    card.querySelector(`[data-total="${name}"]`).textContent = count;
+  }
+  if (wasBusy && lane.tone !== "busy") announce(`${lane.title}: ${lane.verdict}`);
+}
+
+function showReports(reports) {
+  const items = reports.map((report) => {
+    const item = document.createElement("li");
+    item.value = report.id;
+    item.dataset.state = report.state;
+    item.textContent = report.outcome;
+    return item;
+  });
+  document.querySelector(".reports").replaceChildren(...items);
+  document.querySelector(".none").hidden = reports.length > 0;
+}
+
+function announce(text) {
+  document.getElementById("announcer").textContent = text;
+}
+
+function isBusy(state) {
+  return state.lanes.some((lane) => lane.tone === "busy")
+    || state.reports.some((report) => report.state === "queued" || report.state === "running");
+}
+
+let timer;
+
+async function refresh() {
+  clearTimeout(timer);
+  let pause = SLOW;
+  try {
+    const answer = await fetch(document.body.dataset.statusUrl);
+    const state = await answer.json();
+    state.lanes.forEach(showLane);
+    showReports(state.reports);
+    if (isBusy(state)) pause = QUICK;
+  } catch {
+    // The site is away or starts again: the next look will tell.
+  }
+  clearTimeout(timer);
+  if (!document.hidden) timer = setTimeout(refresh, pause);
+}
+
+async function send(event) {
+  event.preventDefault();
+  const form = event.target;
+  const problem = document.getElementById("problem");
+  try {
+    const answer = await fetch(form.action, { method: "POST", body: new FormData(form), redirect: "manual" });
+    problem.hidden = answer.type === "opaqueredirect"; // where a browser without this script would go now
+  } catch {
+    problem.hidden = false;
+  }
+  refresh();
+}
+
+document.querySelectorAll("form").forEach((form) => form.addEventListener("submit", send));
+document.addEventListener("visibilitychange", refresh);
+refresh();

@@ -1,0 +1,100 @@
+"""All that the shop needs to run, private to one user of it: Redis, a database, the site and a worker."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from example_project.embedded import EmbeddedServer
+from example_project.processes import Process, ProcessError, undisturbed
+
+PROJECT = Path(__file__).resolve().parent
+
+
+class Stack:
+    """The shop, in a temporary folder that only its user can enter; it leaves nothing behind.
+
+    with Stack() as stack:
+        url = stack.start_site()
+        stack.manage("flashsale", "--url", url)
+    """
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            server = self._exits.enter_context(EmbeddedServer())
+            self.folder = server.folder
+            self.env = self._environment(server.url)
+            self._migrate()
+        except BaseException:
+            self._exits.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._exits.close()
+
+    def start_site(self, port: int = 0) -> str:
+        """Start gunicorn on a port of this machine, a free one for 0; answers the site's URL once it is served."""
+        self.env["SHOP_PORT"] = str(port)
+        command = ["gunicorn", "--config", str(PROJECT / "gunicorn_config.py"), "example_project.wsgi"]
+        self.env["SHOP_URL"] = f"http://{self._start('site', command).wait_until_ready()}"
+        return self.env["SHOP_URL"]
+
+    def start_worker(self) -> Process:
+        """Start a Celery worker with one process for a sale, one for a report and one to skip further reports."""
+        options = ["--concurrency", "3", "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
+        command = ["celery", "--quiet", "--app", "example_project", "worker", *options]
+        return self._start("worker", command, end_with=signal.SIGQUIT)
+
+    def manage(self, *args: str, env: dict[str, str] | None = None) -> int:
+        """Run a command of manage.py; answers its exit status."""
+        command = [sys.executable, str(PROJECT / "manage.py"), *args]
+        with undisturbed():
+            # In a session of its own, since Ctrl-C is for us: leaving this call ends the command.
+            running = subprocess.Popen(command, env={**self.env, **(env or {})}, start_new_session=True)
+            self._exits.callback(_kill, running)
+        return running.wait()
+
+    def wait(self) -> None:
+        """Return only when a process ends before its time: raises its ProcessError."""
+        while True:
+            for process in self.processes:
+                if process.ends_within(0.5):
+                    raise process.error("has ended")
+
+    def _migrate(self) -> None:
+        if self.manage("migrate", "--verbosity=0"):
+            raise ProcessError("The database could not be set up; the reason stands above.")
+
+    def _start(self, name: str, command: list[str], end_with: int = signal.SIGTERM) -> Process:
+        with undisturbed():
+            process = Process(name, [sys.executable, "-m", *command], self.folder, self.env)
+            self._exits.callback(process.stop, end_with)
+        self.processes.append(process)
+        return process
+
+    def _environment(self, redis_url: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT.parent), os.environ.get("PYTHONPATH")])),
+            "TMPDIR": str(self.folder),
+            "DJANGO_SETTINGS_MODULE": "example_project.settings",
+            "SHOP_REDIS_URL": redis_url,
+            "SHOP_DATABASE": str(self.folder / "shop.sqlite3"),
+            "SHOP_SECRET_KEY": secrets.token_urlsafe(50),
+        }
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # nothing, for one that has ended
+    process.wait()

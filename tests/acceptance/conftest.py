@@ -1,0 +1,46 @@
+"""Demos as users start them, and one shop for the tests that only look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from example_project.stack import Stack
+from tests.acceptance.running import Running
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Running]]:
+    """Starts commands; whatever they leave behind is ended after the test."""
+    with ExitStack() as started:
+
+        def start(*command: str) -> Running:
+            running = Running([*command])
+            started.callback(running.close)
+            return running
+
+        yield start
+
+
+@dataclass
+class Shop:
+    """A shop that runs; ``admin`` is its superuser's password."""
+
+    stack: Stack
+    url: str
+    admin: str = "for this test only"
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Shop]:
+    """A shop with a worker, of this module."""
+    with Stack() as stack:
+        shop = Shop(stack, stack.start_site())
+        worker = stack.start_worker()
+        command = ["createsuperuser", "--noinput", "--verbosity=0", "--username=admin", "--email=admin@example.org"]
+        assert stack.manage(*command, env={"DJANGO_SUPERUSER_PASSWORD": shop.admin}) == 0
+        worker.wait_until_ready()
+        yield shop

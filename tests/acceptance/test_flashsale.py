@@ -1,0 +1,61 @@
+"""``manage.py flashsale``: real buyers over HTTP, and an exit status that a build can use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.acceptance.conftest import Shop
+from tests.acceptance.running import MANAGE, Running
+
+
+@pytest.mark.timeout(120)
+def test_needs_nothing_but_itself(run: Callable[..., Running]) -> None:
+    sale = run(*MANAGE, "flashsale", "--buyers=24", "--stock=10", "--lane=locked", "--json")
+    status, output, errors = sale.finish()
+    assert (status, errors) == (0, "")
+    (result,) = json.loads(output)
+    assert result.pop("seconds") > 0
+    assert result == {
+        "lane": "locked",
+        "buyers": 24,
+        "stock": 10,
+        "sold": 10,
+        "sold_out": 14,
+        "refused": 0,
+        "errors": 0,
+        "oversold": 0,
+    }
+    assert sale.left() == set()
+
+
+def test_more_cakes_than_buyers_suit_everybody(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--buyers=10", "--stock=20", "--strict", "--lane=locked", "--json"]
+    assert shop.stack.manage("flashsale", f"--url={shop.url}", *options) == 0
+    (result,) = json.loads(capfd.readouterr().out)
+    assert (result["sold"], result["sold_out"], result["oversold"]) == (10, 0, 0)
+
+
+@pytest.mark.parametrize("lane", ["none", "naive"])
+def test_fails_on_oversell(shop: Shop, capfd: pytest.CaptureFixture[str], lane: str) -> None:
+    options = ["--buyers=48", "--stock=43", "--strict", f"--lane={lane}", "--json"]
+    assert shop.stack.manage("flashsale", f"--url={shop.url}", *options) == 1
+    printed = capfd.readouterr()
+    (result,) = json.loads(printed.out)
+    assert result["oversold"] == result["sold"] - 43 > 0
+    assert "wrong" in printed.err
+
+
+def test_shows_the_broken_lanes_without_failing_for_them(shop: Shop) -> None:
+    options = ["--buyers=30", "--stock=20", "--lane=none"]
+    assert shop.stack.manage("flashsale", f"--url={shop.url}", *options) == 0
+
+
+def test_fails_when_nobody_gets_an_answer(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
+    nobody = "http://127.0.0.1:9"  # discard, which nobody serves
+    options = ["--buyers=3", "--stock=2", "--lane=locked", "--json"]
+    assert shop.stack.manage("flashsale", f"--url={nobody}", *options) == 1
+    (result,) = json.loads(capfd.readouterr().out)
+    assert (result["sold"], result["errors"]) == (0, 3)
