@@ -50,7 +50,7 @@ _nonces = itertools.count(int.from_bytes(os.urandom(4)))
 class ScriptCall:
     """One script with its keys and arguments (without the nonce), for the lock called ``name``.
 
-    ``sends`` counts how often it went to the server; ``sent_at`` is the monotonic time of the last time, in seconds.
+    ``sends`` counts how often the server may have obeyed it; ``sent_at`` is when it was last sent, in monotonic seconds.
     """
 
     __slots__ = ("args", "keys", "name", "script", "sends", "sent_at")
@@ -156,6 +156,7 @@ class ScriptDriver:
         verb = "EVALSHA"
         while True:
             if isinstance(failure, NoScriptError):
+                call.sends -= 1  # surely not obeyed
                 verb = "EVAL"
             elif _is_final(failure) and call.sends > 1:
                 # Even an error reply may be another command's; only a second one, on a new connection, counts.
