@@ -38,14 +38,15 @@ class LockFlows(LockHooks):
     ) -> Attempt | None:
         """Take the lock, ``scoped`` (1) where a block encloses the hold; answers the attempt when it failed."""
         seconds = self.settings.watchdog_timeout if lease is None else lease
+        started = driver.now()
+        until = None if wait is None else started + wait
         outer = HOLDS.get(self, owner)
-        if outer is not None and not note_loss(outer, driver.now()):
-            await self._enter_again(driver, outer, seconds, lease is None, scoped)
+        if outer is not None and not note_loss(outer, started):
+            await self._enter_again(driver, outer, seconds, lease is None, scoped, until)
             return None
         # After a loss the wire name is a new one, so late clean-up of the old hold cannot touch the new one.
         name = owner if isinstance(owner, str) else owner.name
-        started = driver.now()
-        attempt = Attempt(self, driver, owner, name, seconds, None if wait is None else started + wait)
+        attempt = Attempt(self, driver, owner, name, seconds, until)
         try:
             if await (attempt.once() if wait == 0 else attempt.wait()):
                 hold = Hold(self, owner, name, attempt.sent_at)
@@ -65,12 +66,12 @@ class LockFlows(LockHooks):
         return attempt
 
     async def _enter_again(
-        self, driver: Driver, hold: Hold, seconds: float, renewed: bool, scoped: int
+        self, driver: Driver, hold: Hold, seconds: float, renewed: bool, scoped: int, until: float | None
     ) -> None:
         # A nested hold never shortens the lease, nor stops the renewal that the outer one counts on.
         lease = max(seconds, hold.deadline - driver.now())
         call = self.acquire_call(hold.owner, hold.count + 1, lease, False)
-        reply = await driver.run(call, hold.deadline)
+        reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
         if reply[1] != b"OK":
             lose(hold, "it was gone when its owner took it again")
             raise hold.lost_error()
@@ -158,6 +159,7 @@ class LockFlows(LockHooks):
         hold.count -= 1
         if hold.count <= 0:
             HOLDS.remove(hold)
+            self._uncover_lost(hold)
 
     def _uncover_lost(self, hold: Hold) -> None:
         """Behind a hold that ended may stand earlier ones of its owner, which were lost and must be told so."""
@@ -179,7 +181,7 @@ class LockFlows(LockHooks):
     async def _extend_hold(self, driver: Driver, hold: Hold, lease: float) -> None:
         if note_loss(hold, driver.now()):
             raise hold.lost_error()
-        call = self.renew_call(hold.owner, lease)
+        call = self.extend_call(hold.owner, lease)
         renewed = hold.pause_renewal()
         try:
             reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
@@ -194,7 +196,7 @@ class LockFlows(LockHooks):
 
     async def _extend_unknown(self, driver: Driver, owner: str, lease: float) -> bool:
         """Extend the hold of an owner named by the caller, which another process took."""
-        reply = await driver.run(self.renew_call(owner, lease), driver.now() + RELEASE_PATIENCE)
+        reply = await driver.run(self.extend_call(owner, lease), driver.now() + RELEASE_PATIENCE)
         return bool(reply[1])
 
     async def _force_release(self, driver: Driver, owner: str | None, reason: str) -> bool:

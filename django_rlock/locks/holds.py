@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from django_rlock.drivers.identity import Owner
+from django_rlock.drivers.sync import defer
 from django_rlock.exceptions import LockLostError
 from django_rlock.signals import lock_lost
 
@@ -84,7 +86,8 @@ class Hold:
         return LockLostError(self.lock.name, reason=self.lost or self.lease_ended())
 
     def lease_ended(self) -> str:
-        return f"its lease of {self.lease:.1f} s ended"
+        late = ", because it could not be renewed in time" if self.renewed else ""
+        return f"its lease of {self.lease:.1f} s ended{late}"
 
     def pause_renewal(self) -> bool:
         """Keep the watchdog away while the owner changes the lease; answers whether it was renewed until now."""
@@ -179,20 +182,31 @@ def key_of(lock: LockHooks, owner: Owner | str) -> Key:
 
 HOLDS = Holds()
 WAITS = Waits()
+_telling = threading.RLock()
 
 
 def note_loss(hold: Hold, now: float) -> bool:
     """Whether the hold is lost; if its lease has just ended, everybody is told."""
-    if hold.is_lost(now):
-        lose(hold, hold.lease_ended())
+    first = hold.lost is None and now >= hold.deadline and lose(hold, hold.lease_ended())
+    if first and hold.renewed and hold.owner_ref is not None:
+        # Renewals may have reached the server though their replies did not reach us.
+        defer(hold.lock.using, hold.lock.leave_call(hold.owner), hold.deadline + hold.lease)
     return hold.lost is not None
 
 
-def lose(hold: Hold, reason: str) -> None:
-    """Mark a hold as lost and tell everybody, once: the log, the receivers of ``lock_lost``, its own callback."""
-    if hold.lost is not None:
-        return
-    hold.lost = reason
+def lose(hold: Hold, reason: str) -> bool:
+    """Mark a hold as lost and tell everybody: the log, the receivers of ``lock_lost``, its own callback.
+
+    Answers whether this was the first to notice; the background thread and the owner may do so at once.
+    """
+    with _telling:
+        if hold.lost is not None:
+            return False
+        # First of all: whoever sees the loss and takes the lock again then does so under a new wire name, which
+        # the clean-up of this hold cannot touch.
+        if hold.owner_ref is not None and (owner := hold.owner_ref()) is not None:
+            owner.renew_name()
+        hold.lost = reason
     lock = hold.lock
     logger.warning("Lock %r (%s) was lost while held by %s: %s.", lock.name, lock.key, hold.owner, reason)
     lock_lost.send_robust(sender=type(lock), lock=lock, owner=hold.owner, reason=reason)
@@ -201,9 +215,12 @@ def lose(hold: Hold, reason: str) -> None:
             lock.on_lost(lock)
         except Exception:
             logger.exception("The on_lost callback of lock %r failed.", lock.name)
+    return True
 
 
 def _after_fork() -> None:
+    global _telling  # noqa: PLW0603 - another thread of the parent may hold it
+    _telling = threading.RLock()
     HOLDS.clear()
     WAITS.clear()
 

@@ -65,8 +65,12 @@ class LockHooks:
         raise NotImplementedError
 
     def renew_call(self, owner: str, lease: float) -> ScriptCall:
-        """Answers 1, or 0 when the owner does not hold it."""
-        return self._call(scripts.LOCK_RENEW, (self.key,), owner, milliseconds(lease))
+        """Answers 1, or 0 when the owner does not hold it. A longer lease stays."""
+        return self._call(scripts.LOCK_RENEW, (self.key,), owner, milliseconds(lease), 1)
+
+    def extend_call(self, owner: str, lease: float) -> ScriptCall:
+        """The same, but may shorten the lease."""
+        return self._call(scripts.LOCK_RENEW, (self.key,), owner, milliseconds(lease), 0)
 
     def state_call(self, owner: str) -> ScriptCall:
         """Answers the owner's holds, and the remaining lease in ms (-2 free, -1 without end)."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from django_rlock.drivers import background, pubsub
 from django_rlock.drivers.base import ScriptCall, run_sync
-from django_rlock.drivers.sync import background_driver, defer
-from django_rlock.locks.holds import HOLDS, WAITS, Hold, Wait, lose
+from django_rlock.drivers.sync import background_driver
+from django_rlock.locks.holds import HOLDS, WAITS, Hold, Wait, lose, note_loss
 
 logger = logging.getLogger("django_rlock.watchdog")
 
@@ -26,8 +26,8 @@ def renew(now: float) -> float:
     for hold in HOLDS.snapshot():
         if hold.lost is not None:
             _forget_some_day(hold, now)
-        elif now >= hold.deadline:
-            _lose_by_deadline(hold)
+        elif note_loss(hold, now):
+            continue
         elif hold.renewed and now >= hold.renew_at and _may_renew(hold, now):
             due[hold.lock.using].append(hold)
     for using, holds in due.items():
@@ -37,18 +37,19 @@ def renew(now: float) -> float:
 
 async def _renew_all(using: str, holds: list[Hold]) -> None:
     driver = background_driver(using)
-    calls = [hold.lock.renew_call(hold.owner, hold.lease) for hold in holds]
-    for hold, call, reply in zip(holds, calls, await driver.run_all(calls), strict=True):
-        _note_renewal(hold, call, reply)
+    leases = [hold.lease for hold in holds]
+    calls = [hold.lock.renew_call(hold.owner, lease) for hold, lease in zip(holds, leases, strict=True)]
+    for hold, lease, call, reply in zip(holds, leases, calls, await driver.run_all(calls), strict=True):
+        _note_renewal(hold, lease, call, reply)
 
 
-def _note_renewal(hold: Hold, call: ScriptCall, reply: Any) -> None:
-    if hold not in HOLDS or not hold.renewed:
-        return  # released, or given a lease of its own, while the command was under way
+def _note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any) -> None:
+    if hold not in HOLDS or not hold.renewed or hold.lease != lease:
+        return  # released, or given another lease, while the command was under way
     if isinstance(reply, Exception):
         logger.error("Lock %r could not be renewed; trying again until its lease ends: %s", hold.lock.name, reply)
     elif reply[1] == 1:
-        hold.lease_from(call.sent_at, hold.lease, renewed=True)
+        hold.lease_from(call.sent_at, lease, renewed=True)
     else:
         lose(hold, "another owner or an operator freed it, or the server lost it")
 
@@ -66,18 +67,6 @@ def _may_renew(hold: Hold, now: float) -> bool:
         logger.warning("Lock %r was held for its max_hold_time; it is no longer renewed.", hold.lock.name)
         hold.renewed = False
     return hold.renewed
-
-
-def _lose_by_deadline(hold: Hold) -> None:
-    owner = hold.owner_ref() if hold.owner_ref is not None else None
-    if hold.renewed and owner is not None:
-        # Renewals may have reached the server though their replies did not reach us. The new wire name comes first:
-        # whoever sees the loss and takes the lock again then does so under a name that this clean-up cannot touch.
-        owner.renew_name()
-        lose(hold, f"{hold.lease_ended()}, because it could not be renewed in time")
-        defer(hold.lock.using, hold.lock.leave_call(hold.owner), hold.deadline + hold.lease)
-    else:
-        lose(hold, hold.lease_ended())
 
 
 def _forget_some_day(hold: Hold, now: float) -> None:

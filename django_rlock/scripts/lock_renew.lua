@@ -4,10 +4,15 @@
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  lease, ms
+-- ARGV[4]  1 leaves a longer lease as it is, 0 replaces any
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
 
 if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
     return {ARGV[1], 0}
 end
-return {ARGV[1], redis.call('pexpire', KEYS[1], ARGV[3])}
+-- A renewal may arrive after its owner has chosen a longer lease.
+if ARGV[4] == '0' or redis.call('pttl', KEYS[1]) < tonumber(ARGV[3]) then
+    redis.call('pexpire', KEYS[1], ARGV[3])
+end
+return {ARGV[1], 1}
