@@ -5,6 +5,7 @@ import re
 
 import pytest
 import redis
+from django.contrib.admin.models import LogEntry
 from django.core.management import call_command
 from django.test import Client
 from pytest_django import Settings
@@ -160,6 +161,8 @@ def test_nothing_from_redis_becomes_markup(operator: Client, redis_client: redis
     operator.post(FORCE, {"lock": target(payload), "confirm": "yes", "reason": payload})
     pages += [text(operator, LIST), text(operator, "/admin/")]
     assert not redis_client.exists(f"rlock:{payload}")
+    entry = LogEntry.objects.get()
+    assert "\0" not in entry.object_id + entry.object_repr + entry.change_message  # PostgreSQL refuses it
     for page in pages:
         assert not re.search(r"<(script|svg|img)[^>]*(alert|onerror|onload)", page)
         assert "<script>alert" not in page
