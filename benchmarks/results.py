@@ -38,10 +38,17 @@ class Row:
         return ", ".join(f"{word} {_number(bound)}" for word, bound in bounds if bound is not None)
 
 
-def median_row(what: str, rounds: Sequence[float], unit: str = "", *, at_most: float | None = None) -> Row:
+def median_row(
+    what: str,
+    rounds: Sequence[float],
+    unit: str = "",
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+) -> Row:
     """The median of one figure per round, and the spread of its middle half."""
-    low, _, high = statistics.quantiles(rounds, n=4) if len(rounds) > 1 else (rounds[0],) * 3
-    return Row(what, statistics.median(rounds), unit, at_most=at_most, spread=(low, high))
+    low, _, high = statistics.quantiles(rounds, n=4, method="inclusive") if len(rounds) > 1 else (rounds[0],) * 3
+    return Row(what, statistics.median(rounds), unit, at_most=at_most, at_least=at_least, spread=(low, high))
 
 
 @dataclass(frozen=True)
@@ -72,11 +79,14 @@ def _document(table: Table) -> dict[str, object]:
 
 def _section(table: Table) -> str:
     lines = [f"## {table.title}", "", "| what | figure | middle half | target | reached |", "|---|---|---|---|---|"]
-    for row in table.rows:
-        lines.append(f"| {row.what} | {_figure(row)} | {_spread(row)} | {row.target} | {_reached(row)} |")
+    lines += [_line(row) for row in table.rows]
     if table.note:
         lines += ["", table.note]
     return "\n".join(lines)
+
+
+def _line(row: Row) -> str:
+    return f"| {row.what} | {_figure(row)} | {_spread(row)} | {row.target} | {_reached(row)} |"
 
 
 def _figure(row: Row) -> str:

@@ -34,6 +34,26 @@ def configure() -> None:
     django.setup()
 
 
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process and the server on one core, where the system can.
+
+    On two, what is measured is how fast an idle core wakes, above all in a virtual machine.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    server_pid = int(observer().info("server")["process_id"])
+    cores = {pid: os.sched_getaffinity(pid) for pid in (0, server_pid)}
+    try:
+        for pid in cores:
+            os.sched_setaffinity(pid, {min(cores[0])})
+        yield
+    finally:
+        for pid, before in cores.items():
+            os.sched_setaffinity(pid, before)
+
+
 def observer() -> redis.Redis:
     """A client beside those that are measured."""
     return redis.Redis.from_url(os.environ[URL_VARIABLE], decode_responses=True)
@@ -61,10 +81,10 @@ class Monitored:
 def monitored() -> Iterator[Monitored]:
     """Have the server tell every command (MONITOR); the counts are there when the block ends. For few commands only."""
     counts, last_word = Monitored(), f"bench-{os.urandom(4).hex()}"
-    with observer() as client:
-        client.ping()  # so that the commands of a new connection are not counted
+    with observer() as client, observer() as teller:
+        teller.ping()  # so that the commands of a new connection are not counted
         with client.monitor() as monitor:
             yield counts
-            client.echo(last_word)
+            teller.echo(last_word)
             while last_word not in (record := monitor.next_command())["command"]:
                 counts.note(record)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from benchmarks import peers
 from benchmarks.results import Row, Table, median_row
-from benchmarks.stage import monitored
+from benchmarks.stage import monitored, one_core
 from django_rlock import FairLock, RLock
 
 ROUNDS, PAIRS = 40, 250
@@ -35,9 +35,10 @@ Costs = dict[str, list[Cost]]
 
 def run(quick: bool) -> list[Table]:
     rounds, pairs = (QUICK_ROUNDS, QUICK_PAIRS) if quick else (ROUNDS, PAIRS)
-    sync = time_sync(peers.sync_pairs(), rounds, pairs)
-    made = time_sync(peers.sync_pairs_made_per_call(), rounds, pairs)
-    coroutines = asyncio.run(time_async(rounds, pairs))
+    with one_core():
+        sync = time_sync(peers.sync_pairs(), rounds, pairs)
+        made = time_sync(peers.sync_pairs_made_per_call(), rounds, pairs)
+        coroutines = asyncio.run(time_async(rounds, pairs))
     return [
         Table("Uncontended acquire + release, sync", [*ratio_rows(sync, "redis-py"), *round_trip_rows()]),
         Table("The same, with a lock object made for each call", ratio_rows(made, "redis-py", limited=False)),
