@@ -1,0 +1,87 @@
+"""The README's examples run, and what it says about settings and files is so."""
+
+import asyncio
+import re
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from django.core.cache import cache as django_cache
+from django.test import RequestFactory
+
+from django_rlock import rlock
+from django_rlock.settings import AliasSettings, get_settings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def example(containing: str) -> SimpleNamespace:
+    """The names that the README's Python example with this text defines."""
+    (source,) = (code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if containing in code)
+    return run(source)
+
+
+@cache  # a task of one name can be defined only once
+def run(source: str) -> SimpleNamespace:
+    names: dict[str, object] = {"INSTALLED_APPS": [], "MIDDLEWARE": [], "__name__": "readme"}
+    exec(compile(source, "README.md", "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def test_the_view_sells_under_its_lock_until_the_stock_is_gone() -> None:
+    shop = example("def buy")
+    django_cache.set("stock:cake", 1)
+    request = RequestFactory().post("/buy/cake/")
+    assert shop.buy(request, sku="cake").content == b"yours"
+    assert shop.buy(request, sku="cake").content == b"sold out"
+
+
+def test_the_view_answers_423_while_somebody_else_is_inside(settings) -> None:
+    settings.RLOCK = {"default": {"VIEW_WAIT_TIME": 0}}
+    shop = example("def buy")
+    with rlock("stock:cake", owner="somebody else"):
+        response = shop.buy(RequestFactory().post("/buy/cake/"), sku="cake")
+    assert response.status_code == 423
+    assert int(response["Retry-After"]) >= 1
+
+
+def test_the_task_runs_and_is_skipped_while_another_run_is_inside() -> None:
+    shop = example("def build_report")
+    assert shop.build_report.apply(args=[7]).get() == "report of 7"
+    with rlock("report:7", owner="another run"):
+        result = shop.build_report.apply(args=[7])
+    assert (result.state, result.result) == ("SUCCESS", None)
+
+
+def test_the_context_manager_and_the_async_calls_run() -> None:
+    reserve = example("def reserve")
+    reserve.reserve()
+    asyncio.run(reserve.areserve())
+    assert not rlock("stock:42").locked()
+
+
+def test_the_settings_of_the_installation_are_valid(settings) -> None:
+    project = example("INSTALLED_APPS +=")
+    settings.CACHES = {"default": settings.CACHES["default"] | {"BACKEND": project.CACHES["default"]["BACKEND"]}}
+    settings.RLOCK = project.RLOCK
+    assert get_settings().cache == "default"
+
+
+def test_the_table_of_settings_names_each_with_its_default() -> None:
+    table = README.split("## Settings")[1].split("## More")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \| `?\"?([^|`\"]+?)\"?`? \|", table, re.MULTILINE))
+    pair = re.search(r"`CLAIM_TIME`, `WAITER_ALIVE_TIME` \| (\d+), (\d+) \|", table)
+    assert pair is not None
+    documented |= {"CLAIM_TIME": pair[1], "WAITER_ALIVE_TIME": pair[2]}
+    defaults = AliasSettings("default")
+    expected = {name.upper(): getattr(defaults, name) for name in AliasSettings.__slots__ if name != "alias"}
+    assert documented == {
+        name: f"{value:g}" if type(value) in {int, float} else str(value) for name, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
+def test_what_the_readme_links_to_is_there(target: str) -> None:
+    assert (ROOT / target).exists()
