@@ -50,7 +50,7 @@ _nonces = itertools.count(int.from_bytes(os.urandom(4)))
 class ScriptCall:
     """One script with its keys and arguments (without the nonce), for the lock called ``name``.
 
-    ``sends`` counts how often the server may have obeyed it; ``sent_at`` is when it was last sent, in monotonic seconds.
+    ``sends`` counts how often the server may have obeyed it; ``sent_at`` is when it was last sent (monotonic seconds).
     """
 
     __slots__ = ("args", "keys", "name", "script", "sends", "sent_at")
