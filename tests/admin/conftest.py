@@ -1,10 +1,14 @@
+from collections.abc import Callable
+
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+LogIn = Callable[..., Client]
+
 
 @pytest.fixture
-def log_in(db: None):
+def log_in(db: None) -> LogIn:
     """Logs a staff user in who has some permissions; None is anonymous."""
 
     def log_in(permissions: str | None = "", *, superuser: bool = False, enforce_csrf_checks: bool = False) -> Client:
@@ -19,6 +23,6 @@ def log_in(db: None):
 
 
 @pytest.fixture
-def operator(log_in) -> Client:
+def operator(log_in: LogIn) -> Client:
     """May see locks and free them."""
     return log_in("view_lock force_release_lock")

@@ -8,7 +8,7 @@ from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
 
-from django_rlock.inspection import lock_info
+from tests.inspection.reporting import held
 
 LIST = reverse("admin:django_rlock_lock_changelist")
 JSON = reverse("admin:django_rlock_lock_json")
@@ -21,7 +21,7 @@ def detail(name: str, using: str = "default") -> str:
 
 def target(name: str) -> str:
     """What ticking a lock on the list sends."""
-    return json.dumps(["default", name, lock_info(name).holder.owner])
+    return json.dumps(["default", name, held(name).holder.owner])
 
 
 def text(client: Client, url: str) -> str:

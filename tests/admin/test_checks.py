@@ -7,7 +7,7 @@ from django_rlock.settings import get_settings
 
 
 def errors() -> list[tuple[str, str]]:
-    return [(error.id, error.msg) for error in run_checks() if error.id.startswith("django_rlock.E")]
+    return [(error.id, error.msg) for error in run_checks() if error.id and error.id.startswith("django_rlock.E")]
 
 
 def test_good_settings_pass() -> None:

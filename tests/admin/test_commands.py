@@ -10,30 +10,32 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import redis
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from django_rlock.inspection import iter_locks, lock_info
+from django_rlock.inspection import force_release, iter_locks
 from tests.admin.pages import detail, text
 from tests.conftest import OwnServer
 from tests.inspection.crowd import plant_locks
 from tests.inspection.processes import Process, until
+from tests.inspection.reporting import held
 from tests.inspection.test_inspection import JAVA, fall_silent
 
 ERROR, USAGE, NOTHING_MATCHED = 1, 2, 3
 
 
-def run(*args: str, **options: object) -> str:
+def run(*args: str) -> str:
     out = io.StringIO()
-    call_command(*args, stdout=out, stderr=io.StringIO(), **options)
+    call_command(*args, stdout=out, stderr=io.StringIO())
     return out.getvalue()
 
 
-def run_json(*args: str) -> list[dict]:
-    return json.loads(run(*args, "--format", "json"))
+def run_json(*args: str) -> list[dict[str, Any]]:
+    return list(json.loads(run(*args, "--format", "json")))
 
 
 def fails(*args: str) -> tuple[int, str, str]:
@@ -44,10 +46,10 @@ def fails(*args: str) -> tuple[int, str, str]:
     return caught.value.returncode, str(caught.value), out.getvalue()
 
 
-def shell(*args: str, **options: object) -> subprocess.CompletedProcess:
+def shell(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The command as a program of its own."""
     command = [sys.executable, "-m", "django", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, env=env)
 
 
 # --- rlock_list ------------------------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ def test_release_dead_frees_only_what_a_killed_process_held(redis_client: redis.
 
 def test_release_narrows(redis_client: redis.Redis) -> None:
     plant_locks(redis_client, 12, 2)
-    [owner] = redis_client.hkeys("rlock:stock:1")
+    [owner] = map(str, redis_client.hkeys("rlock:stock:1"))
     assert [o["name"] for o in run_json("rlock_release", "--owner", owner, "--dry-run")] == ["stock:1"]
     assert fails("rlock_release", "stock:2", "--owner", owner, "--no-input")[0] == NOTHING_MATCHED
     assert len(run_json("rlock_release", "--host", "web-1", "--dry-run")) == 6
@@ -174,7 +176,7 @@ def test_release_compares_the_owner_that_it_found(redis_client: redis.Redis, mon
     from django_rlock.management.commands import rlock_release
 
     plant_locks(redis_client, 1, 1)
-    real = rlock_release.force_release
+    real = force_release
 
     def hand_over_first(*args: str) -> bool:
         redis_client.delete("rlock:stock:0")
@@ -184,7 +186,7 @@ def test_release_compares_the_owner_that_it_found(redis_client: redis.Redis, mon
     monkeypatch.setattr(rlock_release, "force_release", hand_over_first)
     [outcome] = run_json("rlock_release", "stock:0", "--no-input")
     assert outcome["result"] == "gone"
-    assert lock_info("stock:0").holder.owner == JAVA
+    assert held("stock:0").holder.owner == JAVA
 
 
 def test_release_without_a_choice_is_refused(redis_client: redis.Redis) -> None:

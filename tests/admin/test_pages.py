@@ -56,7 +56,7 @@ def test_the_index_offers_locks_to_those_who_may_see_them(log_in) -> None:
 def test_only_who_may_release_sees_how(log_in, redis_client: redis.Redis) -> None:
     plant_locks(redis_client, 1, 1)
     client = log_in("view_lock")
-    [owner] = redis_client.hkeys("rlock:stock:0")
+    [owner] = map(str, redis_client.hkeys("rlock:stock:0"))
     for url in (LIST, detail("stock:0"), JSON):
         page = text(client, url)
         assert owner not in page
@@ -162,7 +162,7 @@ def test_nothing_from_redis_becomes_markup(operator: Client, redis_client: redis
     pages += [text(operator, LIST), text(operator, "/admin/")]
     assert not redis_client.exists(f"rlock:{payload}")
     entry = LogEntry.objects.get()
-    assert "\0" not in entry.object_id + entry.object_repr + entry.change_message  # PostgreSQL refuses it
+    assert "\0" not in f"{entry.object_id} {entry.object_repr} {entry.change_message}"  # PostgreSQL refuses it
     for page in pages:
         assert not re.search(r"<(script|svg|img)[^>]*(alert|onerror|onload)", page)
         assert "<script>alert" not in page

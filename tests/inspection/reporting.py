@@ -4,10 +4,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis
 
 from django_rlock import reports
+from django_rlock.drivers.identity import client_id
+from django_rlock.inspection import lock_info
 
 
 class Clock:
@@ -28,8 +31,13 @@ def forget_reports() -> None:
     reports._publishers.clear()
 
 
-def report_of(client: redis.Redis) -> dict[str, str]:
-    return client.hgetall(reports.report_key(reports.client_id()))
+def report_of(client: Any) -> dict[str, Any]:
+    """What this process has told."""
+    return dict(client.hgetall(report_key()))
+
+
+def report_key() -> str:
+    return reports.report_key(client_id())
 
 
 @contextmanager
@@ -54,3 +62,10 @@ def _listen(monitor: redis.client.Monitor, seen: list[str]) -> None:
         if entry["command"] == "ECHO end":
             return
         seen.append(entry["command"])
+
+
+def held(name: str, using: str = "default") -> Any:
+    """The info of a lock that somebody holds."""
+    info = lock_info(name, using)
+    assert info is not None
+    return info

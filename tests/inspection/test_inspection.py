@@ -2,29 +2,32 @@
 
 import json
 import uuid
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import redis
 from pytest_django import Settings
 
 from django_rlock import LockTimeoutError, LockUnavailableError, RLock, inspection, reports, rlock
-from django_rlock.inspection import LockInfo, LockState, force_release, iter_locks, lock_info, reading
+from django_rlock.drivers.identity import client_id
+from django_rlock.inspection import LockState, force_release, iter_locks, lock_info, reading
 from django_rlock.signals import lock_force_released
 from tests.conftest import OwnServer
 from tests.inspection.crowd import plant_locks, plant_other_keys
 from tests.inspection.processes import Process, until
-from tests.inspection.reporting import Clock, commands
+from tests.inspection.reporting import Clock, commands, held
 
 JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"
 
 
-def listed(**options: object) -> dict[str, LockInfo]:
+def listed(**options: Any) -> dict[str, Any]:
     return {lock.name: lock for lock in iter_locks(**options)}
 
 
 def fall_silent(client: redis.Redis, process: Process) -> None:
     """Let the beats of a process be old, as they are some time after its death."""
-    [report] = [key for key in client.keys("rlock_process:*") if client.hget(key, "pid") == str(process.pid)]
+    [report] = [str(key) for key in client.keys("rlock_process:*") if client.hget(key, "pid") == str(process.pid)]
     client.zincrby("rlock_processes", -60, report.removeprefix("rlock_process:"))
 
 
@@ -82,7 +85,7 @@ def test_info_is_true_at_once_for_the_locks_of_this_process() -> None:
     lock = RLock("stock:1")
     assert lock.info() is None
     with lock, lock:
-        info = lock.info()
+        info: Any = lock.info()
         assert (info.state, info.kind, info.count) == ("held", "rlock", 2)
         assert info.holder.place == "MainThread"
         assert info.held_for < 1
@@ -154,9 +157,12 @@ def test_five_hundred_locks_take_three_round_trips_whatever_else_the_server_keep
     plant_other_keys(redis_client, 20_000)
     trips = []
     real = reading._pipeline
-    monkeypatch.setattr(
-        reading, "_pipeline", lambda client, cmds: trips.append(len(cmds := list(cmds))) or real(client, cmds)
-    )
+
+    def counted(client: redis.Redis, sent: Iterable[tuple[Any, ...]]) -> list[Any]:
+        trips.append(len(sent := list(sent)))
+        return real(client, sent)
+
+    monkeypatch.setattr(reading, "_pipeline", counted)
     with commands(redis_client) as sent:
         locks = list(iter_locks())
     assert len(locks) == 500
@@ -185,7 +191,7 @@ GARBAGE: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("planted", GARBAGE, ids=str)
-def test_planted_keys_break_nothing(redis_client: redis.Redis, planted: dict) -> None:
+def test_planted_keys_break_nothing(redis_client: redis.Redis, planted: dict[str, Any]) -> None:
     plant_locks(redis_client, 2, 1)
     for key, value in planted.items():
         redis_client.delete(key)
@@ -221,8 +227,8 @@ FIELDS = [
 @pytest.mark.parametrize("what", ["hold", "wait"])
 def test_planted_reports_break_nothing(redis_client: redis.Redis, what: str, text: str | bytes) -> None:
     plant_locks(redis_client, 2, 1)
-    [report] = redis_client.keys("rlock_process:*")
-    [owner] = redis_client.hkeys("rlock:stock:1")
+    [report] = map(str, redis_client.keys("rlock_process:*"))
+    [owner] = map(str, redis_client.hkeys("rlock:stock:1"))
     redis_client.hset(report, f"{what} x", text.replace("%s", owner) if isinstance(text, str) else text)
     redis_client.hset(report, mapping={"host": b"\xff", "pid": "9" * 5000, "role": "x" * 5000, "start": b"\x00"})
     locks = listed()
@@ -232,14 +238,14 @@ def test_planted_reports_break_nothing(redis_client: redis.Redis, what: str, tex
 
 
 @pytest.mark.parametrize("options", [{"decode_responses": True}, {"protocol": 2}, {"protocol": 3}], ids=str)
-def test_any_way_to_connect_will_do(redis_client: redis.Redis, settings: Settings, options: dict) -> None:
+def test_any_way_to_connect_will_do(redis_client: redis.Redis, settings: Settings, options: dict[str, Any]) -> None:
     cache = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": options}}
     # The pools of django-redis are keyed by their address, so this one needs an address of its own.
     cache["LOCATION"] += f"&client_name={uuid.uuid4()}"
     settings.CACHES = {"default": cache}
     plant_locks(redis_client, 2, 1)
     redis_client.hset("rlock:stock:0", b"\xff\xfe", "1")
-    redis_client.zadd("rlock_queue:{rlock:stock:0}", {b"\xff": 1, JAVA: 2})
+    redis_client.zadd("rlock_queue:{rlock:stock:0}", {b"\xff": 1, JAVA.encode(): 2})
     locks = listed(scan=True)
     assert [waiter.owner for waiter in locks["stock:0"].waiters] == ["\\xff", JAVA]
     assert locks["stock:1"].held_for >= 1
@@ -247,7 +253,7 @@ def test_any_way_to_connect_will_do(redis_client: redis.Redis, settings: Setting
 
 def test_waiters_of_a_kind_without_a_queue_come_from_reports(redis_client: redis.Redis, clock: Clock) -> None:
     plant_locks(redis_client, 1, 1)
-    [report] = redis_client.keys("rlock_process:*")
+    [report] = map(str, redis_client.keys("rlock_process:*"))
     now = redis_client.time()[0]
     for number in (2, 1):
         entry = {"key": "rlock:stock:0", "owner": f"{JAVA[:-2]}{number}", "since": now - number, "kind": "rlock"}
@@ -263,7 +269,7 @@ def test_a_force_release_compares_the_owner(redis_client: redis.Redis) -> None:
     heard = []
     with Process("web-1") as web:
         web.acquire("stock:1")
-        owner = lock_info("stock:1").holder.owner
+        owner = held("stock:1").holder.owner
         assert not force_release("stock:1", JAVA)
         assert lock_info("stock:1")
 
@@ -315,7 +321,7 @@ def test_durations_can_be_read(seconds: float | None, text: str) -> None:
 def test_the_client_id_of_this_process_is_not_asked_for_at_the_server(redis_client: redis.Redis) -> None:
     """Its own report may be old; what it knows of itself is not."""
     with rlock("stock:1"):
-        redis_client.zadd("rlock_processes", {reports.client_id(): 1})
-        redis_client.hset(reports.report_key(reports.client_id()), "host", "stale")
-        assert not lock_info("stock:1").holder.silent
-        assert lock_info("stock:1").holder.heard_ago < 1
+        redis_client.zadd("rlock_processes", {client_id(): 1})
+        redis_client.hset(reports.report_key(client_id()), "host", "stale")
+        assert not held("stock:1").holder.silent
+        assert held("stock:1").holder.heard_ago < 1

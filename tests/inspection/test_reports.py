@@ -5,20 +5,22 @@ import os
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import redis
 from django.test import override_settings
 
 from django_rlock import reports, rlock
+from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.holds import context
 from tests.conftest import OwnServer
 from tests.inspection.processes import Process, until
-from tests.inspection.reporting import Clock, commands, report_of
+from tests.inspection.reporting import Clock, commands, held, report_key, report_of
 
 
-def entries(client: redis.Redis, what: str = "hold") -> list[dict]:
+def entries(client: redis.Redis, what: str = "hold") -> list[dict[str, Any]]:
     return [json.loads(text) for field, text in report_of(client).items() if field.startswith(f"{what} ")]
 
 
@@ -30,9 +32,9 @@ def take_and_release(name: str) -> None:
 def test_a_hold_is_reported_after_half_a_second_and_removed_after_its_release(
     redis_client: redis.Redis, clock: Clock
 ) -> None:
-    with rlock("stock:1") as lock:
+    with rlock("stock:1"):
         started = time.monotonic()
-        owner = lock.info().holder.owner
+        owner = held("stock:1").holder.owner
         assert not report_of(redis_client)
         report = until(lambda: report_of(redis_client))
         assert time.monotonic() - started >= reports.MIN_AGE - 0.1
@@ -93,23 +95,23 @@ def test_a_process_that_only_waits_sends_a_handful_of_commands_in_ten_seconds(
         assert [entry["key"] for entry in entries(redis_client, "wait")] == ["rlock:stock:1"]
         other.release("stock:1")
         waiter.join()
-    ours = [command for command in sent if reports.client_id() in command and "EVALSHA" not in command]
+    ours = [command for command in sent if client_id() in command and "EVALSHA" not in command]
     assert 3 <= len([command for command in ours if "HGETALL" not in command]) <= 7
 
 
 def test_a_report_outlives_the_leases_in_it(redis_client: redis.Redis, clock: Clock) -> None:
     with rlock("stock:1"):
         clock.publish_in(0.6)
-        assert 59_000 < redis_client.pttl(reports.report_key(reports.client_id())) <= 60_000
+        assert 59_000 < redis_client.pttl(report_key()) <= 60_000
         with rlock("stock:2", lease_time=300):
             clock.publish_in(1.1)
-            assert redis_client.pttl(reports.report_key(reports.client_id())) > 300_000
+            assert redis_client.pttl(report_key()) > 300_000
 
 
 def test_a_server_that_forgot_is_told_everything_again(redis_client: redis.Redis, clock: Clock) -> None:
     with rlock("stock:1"):
         clock.publish_in(0.6)
-        redis_client.delete("rlock_processes", reports.report_key(reports.client_id()))
+        redis_client.delete("rlock_processes", report_key())
         assert clock.publish_in(5.1) <= 1.0
         clock.publish_in(1.1)
         assert [entry["key"] for entry in entries(redis_client)] == ["rlock:stock:1"]
@@ -175,7 +177,7 @@ def test_a_clean_exit_takes_the_report_back_unless_something_is_held(redis_clien
         until(lambda: len(redis_client.keys("rlock_process:*")) == 2)
         renewed.exit()
         leased.exit()
-    [report] = redis_client.keys("rlock_process:*")
+    [report] = map(str, redis_client.keys("rlock_process:*"))
     assert redis_client.zrange("rlock_processes", 0, -1) == [report.removeprefix("rlock_process:")]
     assert redis_client.hget(report, "pid") == str(leased.pid)
 
