@@ -1,0 +1,304 @@
+"""The order of locks and transactions: acquire, BEGIN, view, COMMIT, release."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import connection, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_rlock import LockLostError, distributed_lock, rlock
+from django_rlock.signals import lock_lost
+from tests.conftest import OwnServer
+from tests.web.conftest import Holder
+
+IN_ORDER = ["acquire stock:7", "BEGIN", "view", "COMMIT", "release stock:7"]
+
+events_of_view: list[str] = []
+
+
+def body(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    events_of_view.append("view")
+    Group.objects.create(name=f"sold {kwargs['pk']}")
+    return HttpResponse("sold")
+
+
+def plain(request: HttpRequest, pk: int) -> HttpResponse:
+    return body(request, pk=pk)
+
+
+@transaction.non_atomic_requests
+def opted_out(request: HttpRequest, pk: int) -> HttpResponse:
+    return body(request, pk=pk)
+
+
+def failing(request: HttpRequest, pk: int) -> HttpResponse:
+    body(request, pk=pk)
+    raise ZeroDivisionError
+
+
+def losing(request: HttpRequest, pk: int) -> HttpResponse:
+    """Loses its lock, which is taken for a moment only."""
+    lost = threading.Event()
+
+    def tell(**_: Any) -> None:
+        lost.set()
+
+    lock_lost.connect(tell)
+    response = body(request, pk=pk)
+    assert lost.wait(20)
+    return response
+
+
+def forced(request: HttpRequest, pk: int) -> HttpResponse:
+    """Is not told that its lock is gone before it gives it back."""
+    rlock(f"stock:{pk}").force_release()
+    return body(request, pk=pk)
+
+
+class Post(View):
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return body(request, pk=pk)
+
+
+class MethodPost(View):
+    @distributed_lock("stock:<pk>")
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return body(request, pk=pk)
+
+
+class LostMethodPost(View):
+    @distributed_lock("stock:<pk>", lease_time=0.1)
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return losing(request, pk)
+
+
+@method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
+class DispatchPost(Post):
+    pass
+
+
+lock = distributed_lock("stock:<pk>")
+views = {
+    "function": lock(plain),
+    "dispatch": DispatchPost.as_view(),
+    "as-view": lock(Post.as_view()),
+    "always": distributed_lock("stock:<pk>", atomic=True)(plain),
+    "at-once": distributed_lock("stock:<pk>", wait_time=0)(plain),
+    "never": distributed_lock("stock:<pk>", atomic=False)(plain),
+    "condition": distributed_lock("stock:<pk>", condition=lambda request, pk: False)(plain),
+    "stacked": distributed_lock("outer:<pk>")(lock(plain)),
+    "opted-out-below": lock(opted_out),
+    "opted-out-above": transaction.non_atomic_requests(lock(plain)),
+    "failing": lock(failing),
+    "losing": distributed_lock("stock:<pk>", lease_time=0.1)(losing),
+    "forced": lock(forced),
+    "method": MethodPost.as_view(),
+    "lost-method": LostMethodPost.as_view(),
+}
+urlpatterns = [path(f"{name}/<int:pk>/", view) for name, view in views.items()]
+
+pytestmark = pytest.mark.urls(__name__)
+
+
+@pytest.fixture(autouse=True)
+def _one_list(events: list[str]) -> Iterator[None]:
+    global events_of_view
+    events_of_view = events
+    yield
+    events_of_view = []
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client(raise_request_exception=False)
+
+
+def sold() -> bool:
+    return Group.objects.filter(name="sold 7").exists()
+
+
+@pytest.mark.parametrize("view", ["function", "dispatch", "as-view", "always"])
+def test_the_transaction_is_inside_the_lock(
+    view: str, atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert client.post(f"/{view}/7/").content == b"sold"
+    assert events == IN_ORDER
+    assert sold()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("view", ["function", "dispatch", "never"])
+def test_without_atomic_requests_there_is_no_transaction(view: str, client: Client, events: list[str]) -> None:
+    client.post(f"/{view}/7/")
+    assert events == ["acquire stock:7", "view", "release stock:7"]
+
+
+def test_it_can_be_had_without_atomic_requests(client: Client, events: list[str]) -> None:
+    client.post("/always/7/")
+    assert events == IN_ORDER
+
+
+def test_never_leaves_it_to_django_which_commits_too_late(
+    atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.post("/never/7/")
+    assert events == ["BEGIN", "acquire stock:7", "view", "release stock:7", "COMMIT"]
+    assert not caplog.records  # it was asked for
+
+
+def test_without_the_lock_there_still_is_a_transaction(
+    atomic_requests: None, client: Client, events: list[str]
+) -> None:
+    client.post("/condition/7/")
+    assert events == ["BEGIN", "view", "COMMIT"]
+
+
+def test_stacked_decorators_open_it_when_all_locks_are_held(
+    atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.post("/stacked/7/")
+    assert events == ["acquire outer:7", *IN_ORDER, "release outer:7"]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("view", ["opted-out-below", "opted-out-above"])
+def test_a_view_that_wants_none_gets_none(
+    view: str, atomic_requests: None, client: Client, events: list[str]
+) -> None:
+    client.post(f"/{view}/7/")
+    assert events == ["acquire stock:7", "view", "release stock:7"]
+
+
+def test_an_error_rolls_back_before_the_release(atomic_requests: None, client: Client, events: list[str]) -> None:
+    assert client.post("/failing/7/").status_code == 500
+    assert events == ["acquire stock:7", "BEGIN", "view", "ROLLBACK", "release stock:7"]
+    assert not sold()
+
+
+def test_a_lock_that_is_lost_before_commit_rolls_back(
+    atomic_requests: None, client: Client, events: list[str]
+) -> None:
+    response = client.post("/losing/7/")
+    assert response.status_code == 503
+    assert response.json()["code"] == "lock_lost"
+    assert events == ["acquire stock:7", "BEGIN", "view", "ROLLBACK"]
+    assert not sold()
+
+
+def test_a_loss_that_shows_after_commit_is_logged(
+    atomic_requests: None, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert client.post("/forced/7/").content == b"sold"
+    assert sold()
+    (record,) = [record for record in caplog.records if record.name == "django_rlock.decorators"]
+    assert record.levelname == "ERROR"
+
+
+def test_an_answer_to_a_lost_lock_rolls_djangos_transaction_back(atomic_requests: None, client: Client) -> None:
+    assert client.post("/lost-method/7/").status_code == 503
+    assert not sold()
+
+
+def test_a_method_is_too_late_and_says_so_once(
+    atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.post("/method/7/")
+    client.post("/method/8/")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "MethodPost.post" in record.getMessage()
+    assert "name='dispatch'" in record.getMessage()
+    assert events[:2] == ["BEGIN", "acquire stock:7"]
+    assert events[-2:] == ["release stock:8", "COMMIT"]
+
+
+def test_taken_locks_are_answered_without_a_transaction(
+    atomic_requests: None, client: Client, events: list[str], taken: Holder
+) -> None:
+    with taken("stock:7"):
+        events.clear()
+        assert client.post("/at-once/7/").status_code == 423
+        assert events == []
+
+
+# ---- functions -----------------------------------------------------------------------------------------------
+
+
+def create(pk: int) -> None:
+    Group.objects.create(name=f"sold {pk}")
+
+
+def test_a_function_has_a_transaction_when_it_asks_for_one(events: list[str]) -> None:
+    distributed_lock("stock:<pk>")(create)(6)
+    assert "BEGIN" not in events[:3]
+    events.clear()
+    distributed_lock("stock:<pk>", atomic=True)(create)(7)
+    assert events == ["acquire stock:7", "BEGIN", "COMMIT", "release stock:7"]
+
+
+def test_a_function_that_loses_its_lock_is_rolled_back() -> None:
+    @distributed_lock("stock:<pk>", atomic=True, lease_time=0.1)
+    def take(pk: int) -> None:
+        losing(None, pk)  # type: ignore[arg-type]
+
+    with pytest.raises(LockLostError):
+        take(7)
+    assert not sold()
+
+
+def test_a_function_inside_a_transaction_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    @distributed_lock("stock:<pk>")
+    def warned_once(pk: int) -> None: ...
+
+    for pk in 7, 8:
+        with transaction.atomic():
+            warned_once(pk)
+    (record,) = caplog.records
+    assert "warned_once" in record.getMessage()
+    assert "atomic=True" in record.getMessage()
+
+
+@pytest.mark.parametrize("atomic", [False, "auto"])
+def test_no_warning_where_none_is_due(caplog: pytest.LogCaptureFixture, atomic: Any) -> None:
+    @distributed_lock("stock:<pk>", atomic=atomic)
+    def quiet(pk: int) -> None: ...
+
+    quiet(7)
+    if atomic is False:
+        with transaction.atomic():
+            quiet(7)
+    with rlock("stock:7"), transaction.atomic():
+        quiet(7)  # held before BEGIN, and beyond COMMIT
+    assert not caplog.records
+
+
+def test_a_lost_lock_inside_a_larger_transaction_is_told_even_after_its_own_block() -> None:
+    @distributed_lock("stock:<pk>", atomic=True)
+    def take(pk: int) -> None:
+        rlock("stock:7").force_release()
+        create(pk)
+
+    with pytest.raises(LockLostError), transaction.atomic():
+        take(7)
+    assert not sold()
+
+
+def test_committed_work_stays_when_redis_goes(own_server: OwnServer) -> None:
+    server = own_server()
+
+    @distributed_lock("stock:<pk>", atomic=True, lease_time=0.5)
+    def take(pk: int) -> str:
+        server.kill()
+        create(pk)
+        return "sold"
+
+    assert take(7) == "sold"
+    assert sold()
+    assert not connection.in_atomic_block
