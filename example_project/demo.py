@@ -6,7 +6,6 @@ Serves until Ctrl-C and removes all it made. Several demos on one machine do not
 from __future__ import annotations
 
 import argparse
-import secrets
 import signal
 import sys
 import time
@@ -40,21 +39,16 @@ def _run(stack: Stack, options: argparse.Namespace) -> int:
     print("Starting Redis, the database, the site and a worker, all private …", flush=True)
     url = stack.start_site(options.port)
     worker = stack.start_worker()
-    password = secrets.token_urlsafe(12)
-    stack.manage(*_ADMIN.split(), env={"DJANGO_SUPERUSER_PASSWORD": password})
     worker.wait_until_ready()
     print(f"Ready after {time.monotonic() - started:.1f} s; {options.buyers} buyers are coming.\n", flush=True)
     status = stack.manage("flashsale", f"--buyers={options.buyers}", f"--stock={options.stock}", f"--url={url}")
     if not options.once:
-        _serve(stack, url, password)
+        _serve(stack, url)
     return status
 
 
-_ADMIN = "createsuperuser --noinput --verbosity=0 --username=admin --email=admin@example.org"
-
-
-def _serve(stack: Stack, url: str, password: str) -> None:
-    print(f"\nShop   {url}/\nLocks  {url}/admin/django_rlock/lock/   user admin, password {password}")
+def _serve(stack: Stack, url: str) -> None:
+    print(f"\nShop   {url}/\nLocks  {url}/admin/django_rlock/lock/   user admin, password {stack.password}")
     print("\nReached from this machine only. Ctrl-C stops it all and removes what it made.", flush=True)
     try:
         stack.wait()

@@ -59,7 +59,8 @@ USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}
-RLOCK = {"default": {"CACHE": "default"}}  # the default too: it is here to be seen
+# A hundred buyers wait for one lock, and nobody shall be refused. Most views are better off with the default, 3 s.
+RLOCK = {"default": {"CACHE": "default", "VIEW_WAIT_TIME": 60}}
 
 # Many buyers write at once. SQLite lets one write at a time: readers go on meanwhile (WAL), writers take turns
 # (timeout), and a transaction that will write asks for its turn when it begins (IMMEDIATE), not in its middle.

@@ -20,12 +20,15 @@ PROJECT = Path(__file__).resolve().parent
 class Stack:
     """The shop, in a temporary folder that only its user can enter; it leaves nothing behind.
 
+    ``password`` is that of the site's user ``admin``.
+
     with Stack() as stack:
         url = stack.start_site()
         stack.manage("flashsale", "--url", url)
     """
 
     def __init__(self) -> None:
+        self.password = secrets.token_urlsafe(12)
         self.processes: list[Process] = []
         self._exits = ExitStack()
 
@@ -34,7 +37,7 @@ class Stack:
             server = self._exits.enter_context(EmbeddedServer())
             self.folder = server.folder
             self.env = self._environment(server.url)
-            self._migrate()
+            self._open_shop()
         except BaseException:
             self._exits.close()
             raise
@@ -56,12 +59,12 @@ class Stack:
         command = ["celery", "--quiet", "--app", "example_project", "worker", *options]
         return self._start("worker", command, end_with=signal.SIGQUIT)
 
-    def manage(self, *args: str, env: dict[str, str] | None = None) -> int:
-        """Run a command of manage.py; answers its exit status."""
+    def manage(self, *args: str, **variables: str) -> int:
+        """Run a command of manage.py, with environment ``variables`` for it alone; answers its exit status."""
         command = [sys.executable, str(PROJECT / "manage.py"), *args]
         with undisturbed():
             # In a session of its own, since Ctrl-C is for us: leaving this call ends the command.
-            running = subprocess.Popen(command, env={**self.env, **(env or {})}, start_new_session=True)
+            running = subprocess.Popen(command, env={**self.env, **variables}, start_new_session=True)
             self._exits.callback(_kill, running)
         return running.wait()
 
@@ -72,8 +75,8 @@ class Stack:
                 if process.ends_within(0.5):
                     raise process.error("has ended")
 
-    def _migrate(self) -> None:
-        if self.manage("migrate", "--verbosity=0"):
+    def _open_shop(self) -> None:
+        if self.manage("open_shop", DJANGO_SUPERUSER_PASSWORD=self.password):
             raise ProcessError("The database could not be set up; the reason stands above.")
 
     def _start(self, name: str, command: list[str], end_with: int = signal.SIGTERM) -> Process:

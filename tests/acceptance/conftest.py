@@ -27,11 +27,10 @@ def run() -> Iterator[Callable[..., Running]]:
 
 @dataclass
 class Shop:
-    """A shop that runs; ``admin`` is its superuser's password."""
+    """A shop that runs at ``url``."""
 
     stack: Stack
     url: str
-    admin: str = "for this test only"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,5 @@ def shop() -> Iterator[Shop]:
     with Stack() as stack:
         shop = Shop(stack, stack.start_site())
         worker = stack.start_worker()
-        command = ["createsuperuser", "--noinput", "--verbosity=0", "--username=admin", "--email=admin@example.org"]
-        assert stack.manage(*command, env={"DJANGO_SUPERUSER_PASSWORD": shop.admin}) == 0
         worker.wait_until_ready()
         yield shop

@@ -45,7 +45,7 @@ def page(browser: Browser, shop: Shop) -> Iterator[Page]:
 
 
 def test_a_sale_fills_the_lanes(page: Page) -> None:
-    page.get_by_role("button", name="Start the sale").click()
+    _start_sale(page, buyers=100, stock=90)
     locked = page.get_by_role("region", name="@distributed_lock")
     expect(locked).to_contain_text("90 sold, none oversold", timeout=SALE_TIME)
     expect(locked.locator(".tile.sold")).to_have_count(90)
@@ -74,7 +74,7 @@ def test_one_report_runs_and_the_others_are_skipped(page: Page, shop: Shop) -> N
 def _sees_the_lock_in_the_admin(page: Page, shop: Shop) -> None:
     page.get_by_role("link", name="its lock is in the admin").click()
     page.get_by_label("Username").fill("admin")
-    page.get_by_label("Password").fill(shop.admin)
+    page.get_by_label("Password").fill(shop.stack.password)
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("link", name="report:42")).to_be_visible()
 
@@ -83,9 +83,7 @@ def test_works_without_javascript(browser: Browser, shop: Shop) -> None:
     with browser.new_context(base_url=shop.url, java_script_enabled=False) as context:
         page = context.new_page()
         page.goto("/")
-        page.get_by_label("Buyers").fill("9")
-        page.get_by_label("Moon cakes").fill("5")
-        page.get_by_role("button", name="Start the sale").click()
+        _start_sale(page, buyers=9, stock=5)
         locked = page.get_by_role("region", name="@distributed_lock")
         for _ in range(60):
             if "5 sold, none oversold" in locked.inner_text():
@@ -94,3 +92,9 @@ def test_works_without_javascript(browser: Browser, shop: Shop) -> None:
             page.reload()
         expect(locked.locator(".tile.sold")).to_have_count(5)
         expect(locked.locator(".tile.sold_out")).to_have_count(4)
+
+
+def _start_sale(page: Page, buyers: int, stock: int) -> None:
+    page.get_by_label("Buyers").fill(str(buyers))
+    page.get_by_label("Moon cakes").fill(str(stock))
+    page.get_by_role("button", name="Start the sale").click()
