@@ -7,6 +7,7 @@ died or the broker's visibility timeout ran out, is told from a duplicate: dupli
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -163,7 +164,9 @@ class _Run:
     def _when_taken(self, error: LockTimeoutError) -> Any:
         on_locked, message = self.options.on_locked, self.message
         if message is not None and (_is_known_copy(message) or self._copy_is_inside()):
-            raise self._sent_again(message, error, self.options.turn_after(error.retry_after), is_copy=True) from error
+            # Its holder may be about to release, or dead: then the lease's end is the time to come.
+            countdown = min(self._delay(message), math.inf if error.retry_after is None else error.retry_after)
+            raise self._sent_again(message, error, countdown, is_copy=True) from error
         if message is not None and on_locked == "retry" and self._may_retry(message):
             raise self._sent_again(message, error, self._delay(message)) from error
         if on_locked == "skip":
@@ -232,8 +235,9 @@ class _Run:
         try:
             yield
         finally:
+            own = HOLDS.get(self.lock, owner)
             for hold in HOLDS.of(owner):
-                if hold.count > before.get(hold, 0) and (hold.renewed or hold.lock is self.lock):
+                if hold.count > before.get(hold, 0) and (hold.renewed or hold is own):
                     self._give_back(hold, before.get(hold, 0))
 
     def _give_back(self, hold: Hold, count: int) -> None:

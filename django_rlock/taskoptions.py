@@ -66,10 +66,6 @@ class TaskOptions:
         """How long to wait before the next retry, after so many."""
         return min(self.retry_max_delay, self.retry_delay * 2.0 ** min(retries, 64))
 
-    def turn_after(self, lease: float | None) -> float:
-        """How long a copy of a message waits for a holder's remaining lease (None: it has no end)."""
-        return self.retry_max_delay if lease is None else min(self.retry_max_delay, max(self.retry_delay, lease))
-
     def wait_time_without_message(self) -> float | None:
         """How long to wait where there is no message to send again: as long as the retries would take."""
         if self.on_locked != "retry" or self.wait_time is None:

@@ -75,7 +75,7 @@ def fails_once(self, log):
     with inside(log, self.request.id):
         if self.request.retries == 0:
             raise self.retry(countdown=0)
-        return [self.request.retries, self.request.get("rlock_retries")]
+        return [self.request.retries, self.request.get("rlock_retries", 0)]
 
 
 @locked()
