@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -12,9 +12,11 @@ from django.http.response import HttpResponseBase
 
 from django_rlock.drivers.identity import Owner, task_owner, thread_owner
 from django_rlock.exceptions import RLockError
+from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, Hold
 from django_rlock.web.requests import reported
 from django_rlock.web.responses import LOCK_ERRORS, answer
+from django_rlock.web.streaming import hand_over
 
 logger = logging.getLogger("django_rlock.middleware")
 
@@ -65,27 +67,31 @@ class LockMiddleware:
 
 
 def _release_left(about: dict[str, str]) -> None:
-    for hold in _left(thread_owner(), about):
+    for lock in _left(thread_owner(), about):
         try:
-            hold.lock.release()
+            lock.release()
         except RLockError as failure:
             _tell_failure(failure, about)
 
 
 async def _arelease_left(about: dict[str, str]) -> None:
-    for hold in _left(task_owner(), about):
+    for lock in _left(task_owner(), about):
         try:
-            await hold.lock.arelease()
+            await lock.arelease()
         except RLockError as failure:
             _tell_failure(failure, about)
 
 
-def _left(owner: Owner, about: dict[str, str]) -> list[Any]:
-    """The holds of an owner that were taken under a request, each as often as it is held."""
-    holds = [hold for hold in HOLDS.of(owner) if hold.context is about]
-    for hold in holds:
-        _tell_left(hold, about)
-    return [hold for hold in holds for _ in range(hold.count)]
+def _left(owner: Owner, about: dict[str, str]) -> Iterator[BaseLock]:
+    """What was taken under a request and is held by an owner, or by a task that has ended; each as often as it is held.
+
+    Under WSGI an async view runs in a task of its own.
+    """
+    for hold in HOLDS.snapshot():
+        if hold.context is about and hold.owner_ref is not None and hold.owner_ref() in {owner, None}:
+            _tell_left(hold, about)
+            lock: Any = hand_over(hold) if hold.owner_ended else hold.lock
+            yield from [lock] * hold.count
 
 
 def _tell_left(hold: Hold, about: dict[str, str]) -> None:

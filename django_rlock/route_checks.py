@@ -39,7 +39,8 @@ def _view_problems(entry: URLPattern, route: str, names: tuple[str, ...]) -> Ite
         for template in getattr(function, TEMPLATES, ()):
             problem = check_converters(template) or check_names(template, available, f"route `{route}`")
             if problem is not None:
-                yield f"{function.__module__}.{function.__qualname__}: {problem}"
+                method = "" if function is entry.callback else f".{function.__name__}"
+                yield f"{entry.lookup_str}{method}: {problem}"
 
 
 def _functions(view: Any) -> Iterator[tuple[Any, list[str]]]:

@@ -30,7 +30,7 @@ def keep_while_streaming(lock: BaseLock, response: Any) -> bool:
     hold = HOLDS.get(lock, current_owner())
     if hold is None or hold.count > 1:
         return False
-    handle = _hand_over(hold)
+    handle = hand_over(hold)
 
     def give_back() -> None:
         try:
@@ -46,8 +46,8 @@ def keep_while_streaming(lock: BaseLock, response: Any) -> bool:
     return True
 
 
-def _hand_over(hold: Hold) -> BaseLock:
-    """Give a hold to the owner that is named like it; answers a lock with that owner."""
+def hand_over(hold: Hold) -> BaseLock:
+    """Take a hold from its thread or task; answers a lock that anybody can release."""
     lock = hold.lock
     handle = rlock(lock.name, using=lock.using, kind=lock.kind, owner=hold.owner)
     HOLDS.remove(hold)

@@ -169,9 +169,7 @@ def test_stacked_decorators_open_it_when_all_locks_are_held(
 
 
 @pytest.mark.parametrize("view", ["opted-out-below", "opted-out-above"])
-def test_a_view_that_wants_none_gets_none(
-    view: str, atomic_requests: None, client: Client, events: list[str]
-) -> None:
+def test_a_view_that_wants_none_gets_none(view: str, atomic_requests: None, client: Client, events: list[str]) -> None:
     client.post(f"/{view}/7/")
     assert events == ["acquire stock:7", "view", "release stock:7"]
 
@@ -182,9 +180,7 @@ def test_an_error_rolls_back_before_the_release(atomic_requests: None, client: C
     assert not sold()
 
 
-def test_a_lock_that_is_lost_before_commit_rolls_back(
-    atomic_requests: None, client: Client, events: list[str]
-) -> None:
+def test_a_lock_that_is_lost_before_commit_rolls_back(atomic_requests: None, client: Client, events: list[str]) -> None:
     response = client.post("/losing/7/")
     assert response.status_code == 503
     assert response.json()["code"] == "lock_lost"

@@ -1,0 +1,240 @@
+"""LockMiddleware, in sync and async stacks."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from pytest_django import Settings
+
+from django_rlock import distributed_lock, rlock
+from django_rlock.locks.holds import HOLDS, context
+from tests.conftest import OwnServer
+from tests.web.conftest import Holder
+
+MIDDLEWARE = "django_rlock.middleware.LockMiddleware"
+
+
+def take(request: HttpRequest) -> HttpResponse:
+    with rlock("stock:7", wait_time=0):
+        return JsonResponse([hold.context for hold in HOLDS.snapshot()], safe=False)
+
+
+async def atake(request: HttpRequest) -> HttpResponse:
+    async with rlock("stock:7", wait_time=0):
+        return JsonResponse([hold.context for hold in HOLDS.snapshot()], safe=False)
+
+
+def broken(request: HttpRequest) -> HttpResponse:
+    raise ZeroDivisionError
+
+
+def leave(request: HttpRequest) -> HttpResponse:
+    lock = rlock("stock:7")
+    assert lock.acquire()
+    assert lock.acquire()
+    return HttpResponse("done")
+
+
+def leave_and_fail(request: HttpRequest) -> HttpResponse:
+    leave(request)
+    raise ZeroDivisionError
+
+
+async def aleave(request: HttpRequest) -> HttpResponse:
+    assert await rlock("stock:7").aacquire()
+    return HttpResponse("done")
+
+
+async def aleave_in_thread(request: HttpRequest) -> HttpResponse:
+    return await sync_to_async(leave)(request)
+
+
+@login_required
+def logged_in(request: HttpRequest) -> HttpResponse:
+    return take_decorated(request)
+
+
+@distributed_lock("stock:7")
+def take_decorated(request: HttpRequest) -> HttpResponse:
+    return JsonResponse([hold.context for hold in HOLDS.snapshot()], safe=False)
+
+
+@distributed_lock("stock:7")
+async def atake_decorated(request: HttpRequest) -> HttpResponse:
+    return JsonResponse([hold.context for hold in HOLDS.snapshot()], safe=False)
+
+
+background: set[asyncio.Task[Any]] = set()
+
+
+async def start_background_task(request: HttpRequest) -> HttpResponse:
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async with rlock("stock:7"):
+            inside.set()
+            await asyncio.Event().wait()
+
+    background.add(asyncio.create_task(work()))
+    await inside.wait()
+    return HttpResponse("started")
+
+
+urlpatterns = [
+    path(f"{view.__name__}/", view)
+    for view in (
+        take,
+        atake,
+        broken,
+        leave,
+        leave_and_fail,
+        aleave,
+        aleave_in_thread,
+        logged_in,
+        take_decorated,
+        atake_decorated,
+        start_background_task,
+    )
+]
+
+pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db]
+
+
+@pytest.fixture(autouse=True)
+def _installed(settings: Settings) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, MIDDLEWARE]
+
+
+def get_sync(url: str) -> Any:
+    return Client(raise_request_exception=False).get(url, headers={"Accept": "*/*"})
+
+
+def get_async(url: str) -> Any:
+    async def get() -> Any:
+        return await AsyncClient(raise_request_exception=False).get(url, headers={"Accept": "*/*"})
+
+    return asyncio.run(get())
+
+
+STACKS = pytest.mark.parametrize("get", [get_sync, get_async], ids=["WSGI", "ASGI"])
+
+
+@STACKS
+@pytest.mark.parametrize("url", ["/take/", "/atake/"])
+def test_a_taken_lock_is_answered(get: Any, url: str, taken: Holder) -> None:
+    with taken("stock:7"):
+        response = get(url)
+    assert response.status_code == 423
+    assert response["Retry-After"]
+    assert response["Cache-Control"] == "no-store"
+    assert response.json()["code"] == "locked"
+
+
+def test_redis_down_is_answered(own_server: OwnServer) -> None:
+    own_server().kill()
+    response = get_sync("/take/")
+    assert response.status_code == 503
+    assert response.json()["code"] == "lock_unavailable"
+
+
+@STACKS
+def test_other_errors_are_djangos(get: Any) -> None:
+    assert get("/broken/").status_code == 500
+
+
+# ---- the report ----------------------------------------------------------------------------------------------
+
+
+@STACKS
+@pytest.mark.parametrize("url", ["/take/", "/atake/", "/take_decorated/", "/atake_decorated/"])
+def test_the_report_names_the_route(get: Any, url: str) -> None:
+    assert json.loads(get(url).content) == [{"route": f"GET {url}"}]
+    assert context.get() is None
+
+
+@pytest.mark.parametrize("middleware", [True, False])
+def test_the_decorator_names_the_route_and_the_user_who_is_known(
+    client: Client, settings: Settings, middleware: bool
+) -> None:
+    if not middleware:
+        settings.MIDDLEWARE = settings.MIDDLEWARE[:-1]
+    user = User.objects.create_user("ada")
+    client.force_login(user)
+    assert client.get("/logged_in/").json() == [{"route": "GET /logged_in/", "user": str(user.pk)}]
+    assert context.get() is None
+
+
+def test_the_user_is_not_worth_a_query(client: Client, django_assert_num_queries: Any) -> None:
+    client.force_login(User.objects.create_user("ada"))
+    with django_assert_num_queries(0):
+        assert client.get("/take_decorated/").json() == [{"route": "GET /take_decorated/"}]
+
+
+@STACKS
+def test_the_context_ends_with_the_request(get: Any) -> None:
+    get("/broken/")
+    assert context.get() is None
+
+
+# ---- leftovers -----------------------------------------------------------------------------------------------
+
+
+@STACKS
+@pytest.mark.parametrize("url", ["/leave/", "/leave_and_fail/", "/aleave/", "/aleave_in_thread/"])
+def test_what_a_request_leaves_is_released(get: Any, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    get(url)
+    assert not HOLDS.snapshot()
+    assert not rlock("stock:7").locked()
+    (record,) = [record for record in caplog.records if record.name == "django_rlock.middleware"]
+    assert record.levelname == "WARNING"
+    assert "stock:7" in record.getMessage()
+    assert f"GET {url}" in record.getMessage()
+
+
+@STACKS
+def test_a_request_that_leaves_nothing_is_not_warned_of(get: Any, caplog: pytest.LogCaptureFixture) -> None:
+    get("/take/")
+    assert not [record for record in caplog.records if record.name.startswith("django_rlock")]
+
+
+def test_what_was_held_before_the_request_stays(caplog: pytest.LogCaptureFixture) -> None:
+    with rlock("other") as lock:
+        get_sync("/leave/")
+        assert lock.owned()
+
+
+def test_what_is_gone_already_is_no_error(own_server: OwnServer, caplog: pytest.LogCaptureFixture) -> None:
+    server = own_server()
+
+    def view(request: HttpRequest) -> HttpResponse:
+        assert rlock("stock:7", lease_time=0.5).acquire()
+        server.kill()
+        return HttpResponse("done")
+
+    from django.test import RequestFactory
+
+    from django_rlock.middleware import LockMiddleware
+
+    response: Any = LockMiddleware(view)(RequestFactory().get("/x/"))
+    assert response.content == b"done"
+    assert "could not be released" in caplog.text
+    assert not HOLDS.snapshot()
+
+
+def test_a_task_that_goes_on_keeps_its_lock() -> None:
+    async def main() -> None:
+        await AsyncClient().get("/start_background_task/")
+        assert await rlock("stock:7").alocked()
+        task = background.pop()
+        task.cancel()
+        await asyncio.wait([task])
+        assert not await rlock("stock:7").alocked()
+
+    asyncio.run(main())

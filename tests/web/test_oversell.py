@@ -1,0 +1,64 @@
+"""The race that the decorator is made for, with a database that can show it: SQLite has one writer at a time."""
+
+import http.client
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from example_project.embedded import EmbeddedServer
+from tests.postgres import PostgresServer, PostgresUnavailableError
+
+BUYERS = 24
+ITEMS = 10
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        server = PostgresServer()
+    except PostgresUnavailableError as reason:
+        pytest.skip(str(reason))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, server: EmbeddedServer) -> Iterator[int]:
+    """The port of the shop."""
+    given = json.dumps({"database": postgres.database, "redis": server.url})
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.web.shop", given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate(timeout=20)
+
+
+def sell(port: int, url: str) -> Counter[int]:
+    """How often each status was answered, when all ask at once."""
+
+    def buy(_: int) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=50)
+        connection.request("GET", url)
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    with ThreadPoolExecutor(BUYERS) as buyers:
+        return Counter(buyers.map(buy, range(BUYERS)))
+
+
+def test_the_stock_is_never_oversold(shop: int) -> None:
+    assert sell(shop, "/safe/1/") == {200: ITEMS, 409: BUYERS - ITEMS}
+
+
+def test_released_before_commit_it_is(shop: int) -> None:
+    """The same with ``atomic=False``, where Django commits after the release: without it the test above is no proof."""
+    answers = sell(shop, "/late/2/")
+    assert set(answers) <= {200, 409}
+    assert answers[200] > ITEMS
