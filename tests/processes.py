@@ -3,22 +3,29 @@
     with ClientProcess(server.url) as web:
         web.do("lock('stock').acquire()")                       # evaluated in the process's thread "main"
         answer = web.begin("lock('stock').acquire()", "other")  # in a thread of that name; a Future
+
+They are forked from one process that has imported everything, since importing Django takes a second.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import queue
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 20.0
@@ -32,22 +39,12 @@ class ClientProcess:
     """A process with Django and the locks set up on the server at ``url``; ``options`` are RLOCK["default"]'s."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.processes", json.dumps([url, dict(options or {})])],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        self.pid, self._stdin, self._stdout = _nursery().bear([url, dict(options or {})])
+        self._handle = os.pidfd_open(self.pid)
         self._answers: dict[int, Future[Any]] = {}
         self._numbers = count()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def begin(self, expression: str, thread: str = "main") -> Future[Any]:
         """Have an expression evaluated in a thread of the process; threads of other names go on meanwhile."""
@@ -61,19 +58,20 @@ class ClientProcess:
         return self.begin(expression, thread).result(PATIENCE)
 
     def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            self._signal(signal.SIGKILL)
+        self._wait()
 
-    def end(self) -> int:
-        """Let it end as a script does, at the end of its input; answers the exit status."""
+    def end(self) -> None:
+        """Let it end as a script does, at the end of its input."""
         self._stdin.close()
-        return self._process.wait(PATIENCE)
+        self._wait()
 
     def __enter__(self) -> Self:
         return self
@@ -81,20 +79,20 @@ class ClientProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._reader.join(PATIENCE)
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None and not stream.closed:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        self._stdout.close()
+        os.close(self._handle)
 
-    @property
-    def _stdin(self) -> Any:
-        return self._process.stdin
+    def _signal(self, number: int) -> None:
+        signal.pidfd_send_signal(self._handle, number)
+
+    def _wait(self) -> None:
+        if not select.select([self._handle], [], [], PATIENCE)[0]:
+            raise TimeoutError("The process did not end.")
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._stdout:
             number, error, value = json.loads(line)
             answer = self._answers.pop(number)
             if error is None:
@@ -105,30 +103,67 @@ class ClientProcess:
             answer.cancel()
 
 
+class _Nursery:
+    """The process that the others are forked from. It ends with this one, when its socket is closed."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._mutex = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen([sys.executable, "-m", "tests.processes"], cwd=ROOT, stdin=theirs)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._socket.close()
+        self._process.wait(PATIENCE)
+
+    def bear(self, arguments: list[Any]) -> tuple[int, IO[str], IO[str]]:
+        """The pid of a new process, its standard input and its standard output."""
+        their_input, our_output = os.pipe()
+        our_input, their_output = os.pipe()
+        with self._mutex:
+            socket.send_fds(self._socket, [json.dumps(arguments).encode()], [their_input, their_output])
+            pid = int(self._socket.recv(32))
+        os.close(their_input)
+        os.close(their_output)
+        return pid, os.fdopen(our_output, "w", buffering=1), os.fdopen(our_input)
+
+
+@cache
+def _nursery() -> _Nursery:
+    return _Nursery()
+
+
 def set_up(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Set up Django, and answer the names that expressions may use."""
     import django
     from django.conf import settings
 
     settings.configure(
-        SECRET_KEY="not a secret",
-        CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}},
-        RLOCK={"default": options},
-        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_rlock"],
+        SECRET_KEY="not a secret", INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_rlock"]
     )
     django.setup()
+    return configure(url, options)
 
+
+def configure(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Set the server and the options, before anything has used them."""
+    from django.conf import settings
+
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
+    settings.RLOCK = {"default": options}
+
+    import asyncio
     import time
 
     import django_rlock
-    from django_rlock.drivers.identity import client_id
 
     locks: dict[Any, Any] = {}
 
     def lock(name: str, kind: str = "fair", **arguments: Any) -> Any:
         return locks.setdefault((name, kind), django_rlock.rlock(name, kind=kind, **arguments))
 
-    return {"os": os, "sys": sys, "time": time, "threading": threading, "lock": lock, "client_id": client_id,
-            "signals": django_rlock.signals, "state": {}, "asyncio": __import__("asyncio")}
+    return {"asyncio": asyncio, "lock": lock, "signals": django_rlock.signals, "state": {}, "time": time}
 
 
 def _obey(jobs: queue.SimpleQueue[tuple[int, str]], names: dict[str, Any]) -> None:
@@ -150,10 +185,31 @@ def _answer(number: int, error: str | None, value: Any) -> None:
         print(json.dumps([number, error, value], default=repr), flush=True)  # noqa: T201
 
 
-def main() -> None:
-    names = set_up(*json.loads(sys.argv[1]))
+def _nurse() -> None:
+    """Fork a process for each request on standard input; the child returns, with its arguments in the environment."""
+    from django.core.cache import caches  # noqa: F401 - imported once for all
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(0)) as requests:
+        while True:
+            message, files, *_ = socket.recv_fds(requests, 65536, 2)
+            if not message:
+                os._exit(0)
+            if pid := os.fork():
+                requests.send(str(pid).encode())
+                for each in files:
+                    os.close(each)
+                continue
+            for target, each in enumerate(files):
+                os.dup2(each, target)
+                os.close(each)
+            _obey_all(configure(*json.loads(message)))
+            return
+
+
+def _obey_all(names: dict[str, Any]) -> None:
     threads: dict[str, queue.SimpleQueue[tuple[int, str]]] = {}
-    for line in sys.stdin:
+    for line in open(0, closefd=False):  # noqa: PTH123, SIM115 - sys.stdin is the parent's
         number, thread, expression = json.loads(line)
         if thread not in threads:
             threads[thread] = queue.SimpleQueue()
@@ -162,4 +218,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    set_up("unix:///nowhere", {})
+    _nurse()

@@ -1,0 +1,342 @@
+"""The table "When somebody dies" of the hand-off queue, with real processes, signals and servers."""
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from django_rlock import FairLock, RLock
+from tests.eventually import eventually
+from tests.processes import ROOT, ClientProcess, RemoteError
+
+KEY = "rlock:stock:42"
+QUEUE = f"rlock_queue:{{{KEY}}}"
+SHORT = {"WATCHDOG_TIMEOUT": 1.0, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}
+"""A beat comes every 0.3 s then."""
+PATIENT = {"WATCHDOG_TIMEOUT": 60, "WAITER_ALIVE_TIME": 20, "CLAIM_TIME": 15}
+"""Nothing that takes a lease, a beat or a claim happens within a test."""
+
+ACQUIRE, RELEASE = "lock('stock:42').acquire()", "lock('stock:42').release()"
+
+
+@pytest.fixture
+def start(server):
+    """Starts client processes, which end with the test."""
+    with ExitStack() as processes:
+        yield lambda options=SHORT, url=server.url: processes.enter_context(ClientProcess(url, options))
+
+
+@pytest.fixture
+def short(settings):
+    settings.RLOCK = {"default": SHORT}
+
+
+def queued(redis_client, number):
+    eventually(lambda: redis_client.zcard(QUEUE) == number)
+
+
+def test_holder_is_killed(start, redis_client):
+    holder, waiter = start(), start()
+    holder.do(ACQUIRE)
+    answer = waiter.begin(ACQUIRE)
+    queued(redis_client, 1)
+    killed = time.monotonic()
+    holder.kill()
+    assert answer.result(10) is True
+    assert time.monotonic() - killed < 3  # the lease, and about a second
+    waiter.do(RELEASE)
+
+
+def test_holder_is_paused_past_its_lease(start, redis_client):
+    """It learns of the loss when it goes on, and nothing of what it does then touches the next holder."""
+    holder, waiter = start(), start()
+    holder.do("signals.lock_lost.connect(lambda **_: state.update(told=state.get('told', 0) + 1), weak=False)")
+    holder.do("lock('stock:42').__enter__()")
+    holder.pause()
+    assert waiter.do(ACQUIRE) is True
+    owner = redis_client.hkeys(KEY)
+    holder.resume()
+    assert holder.do("lock('stock:42').lost") is True
+    with pytest.raises(RemoteError, match="LockLostError"):
+        holder.do("lock('stock:42').__exit__(None, None, None)")
+    eventually(lambda: holder.do("state") == {"told": 1})
+    assert redis_client.hkeys(KEY) == owner
+    waiter.do(RELEASE)
+
+
+def test_paused_holder_takes_the_lock_again(start, redis_client):
+    """Owner and background thread wake at once; the clean-up of the old hold must not free the new one."""
+    holder = start({"WATCHDOG_TIMEOUT": 0.3, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5})
+    for _ in range(3):
+        holder.do(ACQUIRE)
+        holder.pause()
+        again = holder.begin("lock('stock:42').acquire(lease_time=30)")
+        eventually(lambda: not redis_client.exists(KEY))
+        holder.resume()
+        assert again.result(10) is True
+        time.sleep(0.3)
+        assert holder.do("lock('stock:42').owned()") is True
+        holder.do(RELEASE)
+        with pytest.raises(RemoteError, match="LockLostError"):
+            holder.do(RELEASE)
+
+
+def test_waiter_that_was_killed_is_skipped(start, redis_client, short):
+    """A process with many waiters costs one claim at most, not one for each."""
+    lock = FairLock("stock:42")
+    lock.acquire()
+    dead, alive = start(), start()
+    for number in range(4):
+        dead.begin(ACQUIRE, f"waiter {number}")
+    queued(redis_client, 4)
+    answer = alive.begin(ACQUIRE)
+    queued(redis_client, 5)
+    dead.kill()
+    released = time.monotonic()
+    lock.release()
+    assert answer.result(10) is True
+    assert time.monotonic() - released < 2  # a claim (0.5) and a beat (0.3), where four claims would be 2
+    alive.do(RELEASE)
+
+
+def test_waiter_whose_alive_time_is_over_costs_nothing(start, redis_client):
+    holder, dead, alive = start(PATIENT), start(), start(PATIENT)
+    holder.do(ACQUIRE)
+    dead.begin(ACQUIRE)
+    queued(redis_client, 1)
+    dead.kill()
+    answer = alive.begin(ACQUIRE)
+    queued(redis_client, 2)
+    eventually(lambda: redis_client.zscore(f"rlock_alive:{{{KEY}}}", redis_client.zrange(QUEUE, 0, 0)[0][:36]) <
+               time.time() * 1000)
+    holder.do(RELEASE)
+    assert answer.result(5) is True  # long before a beat or a claim
+    alive.do(RELEASE)
+
+
+def test_paused_waiter_loses_its_claim_and_queues_again(start, redis_client, short):
+    lock = FairLock("stock:42")
+    lock.acquire()
+    paused, other = start(), start()
+    first = paused.begin(ACQUIRE)
+    queued(redis_client, 1)
+    second = other.begin(ACQUIRE)
+    queued(redis_client, 2)
+    paused.pause()
+    lock.release()
+    assert second.result(10) is True
+    paused.resume()
+    time.sleep(0.2)
+    assert not first.done()
+    other.do(RELEASE)
+    assert first.result(10) is True
+    paused.do(RELEASE)
+
+
+def test_listening_connection_is_killed(kind, redis_client, settings):
+    """Everything is asked at once after the reconnect; nobody waits for a beat, a poll or a lease."""
+    settings.RLOCK = {"default": PATIENT}
+    holder = kind("stock:42")
+    taken = []
+
+    def wait() -> None:
+        with kind("stock:42"):
+            taken.append(time.monotonic())
+
+    for _ in range(3):
+        holder.acquire()
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        eventually(lambda: _someone_waits(redis_client, kind))
+        redis_client.client_kill_filter(_type="pubsub")
+        released = time.monotonic()
+        holder.release()
+        waiting.join(20)
+        assert taken.pop() - released < 5
+
+
+def _someone_waits(redis_client, kind) -> bool:
+    if kind is FairLock:
+        return redis_client.zcard(QUEUE) == 1
+    return redis_client.pubsub_numsub(f"redisson_lock__channel:{{{KEY}}}")[0][1] == 1
+
+
+def test_wake_up_is_lost(redis_client, short, monkeypatch):
+    """The beat finds the grant."""
+    from django_rlock.drivers import pubsub
+
+    lock = FairLock("stock:42")
+    lock.acquire()
+    waited = []
+
+    def wait() -> None:
+        started = time.monotonic()
+        with FairLock("stock:42"):
+            waited.append(time.monotonic() - started)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    queued(redis_client, 1)
+    monkeypatch.setattr(pubsub.Listener, "wake_next", lambda *_: None)
+    lock.release()
+    waiting.join(10)
+    assert waited[0] < 5
+
+
+def test_server_restarts_empty(own_server, start):
+    server = own_server()
+    holder, first, second = (start(SHORT, server.url) for _ in range(3))
+    holder.do("signals.lock_lost.connect(lambda **_: state.update(told=True), weak=False)")
+    holder.do(ACQUIRE)
+    answers = [first.begin(ACQUIRE), second.begin(ACQUIRE)]
+    with server.client() as client:
+        eventually(lambda: client.zcard(QUEUE) == 2)
+    server.restart()
+    eventually(lambda: any(answer.done() for answer in answers))  # a beat found the lock free
+    eventually(lambda: holder.do("state") == {"told": True})  # a renewal found it gone
+    with pytest.raises(RemoteError, match="LockLostError"):
+        holder.do(RELEASE)
+    winner = answers[0].done()
+    (first if winner else second).do(RELEASE)
+    assert answers[1 if winner else 0].result(10) is True
+    (second if winner else first).do(RELEASE)
+
+
+def test_server_restarts_with_its_data(own_server, start):
+    """Locks, tickets and waits go on."""
+    server = own_server()
+    holder, waiter = start({}, server.url), start({}, server.url)
+    holder.do(ACQUIRE)
+    answer = waiter.begin(ACQUIRE)
+    with server.client() as client:
+        eventually(lambda: client.zcard(QUEUE) == 1)
+    server.restart(keep_data=True)
+    time.sleep(0.3)
+    assert not answer.done()
+    holder.do(RELEASE)
+    assert answer.result(10) is True
+    waiter.do(RELEASE)
+
+
+def test_newcomers_do_not_pass(start, redis_client):
+    holder, waiter = start(PATIENT), start(PATIENT)
+    holder.do(ACQUIRE)
+    answer = waiter.begin("(lock('stock:42').acquire(), state.update(order=1))[0]")
+    queued(redis_client, 1)
+    waiter.pause()
+    holder.do(RELEASE)
+    for _ in range(5):
+        assert not holder.do("lock('stock:42').acquire(blocking=False)")
+    waiter.resume()
+    assert answer.result(5) is True
+    waiter.do(RELEASE)
+
+
+def test_order_of_service_over_processes_threads_and_tasks(start, redis_client):
+    holder, other = start(PATIENT), start(PATIENT)
+    other.do("state.update(order=[])")
+    holder.do(ACQUIRE)
+    task = "asyncio.run((lambda l: _task(l))(lock('stock:42')))"
+    other.do(
+        "exec('''async def _task(it):\\n    async with it: state['order'].append('task')\\n"
+        "def _thread(name):\\n    with lock('stock:42'): state['order'].append(name)\\n''', globals())"
+    )
+    begun = []
+    for number, expression in enumerate(["_thread('first')", task, "_thread('third')", task, "_thread('fifth')"]):
+        begun.append(other.begin(expression, f"waiter {number}"))
+        queued(redis_client, number + 1)
+    between = holder.begin("(lock('stock:42').acquire(), lock('stock:42').release())[0]", "late")
+    queued(redis_client, 6)
+    holder.do(RELEASE)
+    for answer in begun:
+        answer.result(10)
+    assert between.result(10) is True
+    assert other.do("state['order']") == ["first", "task", "third", "task", "fifth"]
+
+
+def test_plain_lock_on_the_same_name_is_excluded_and_noticed(redis_client, short):
+    plain, fair = RLock("stock:42"), FairLock("stock:42", wait_time=10)
+    taken = []
+
+    def wait() -> None:
+        with fair:
+            taken.append(1)
+
+    plain.acquire()
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    queued(redis_client, 1)
+    assert not taken
+    plain.release()
+    waiting.join(10)
+    assert taken
+    with fair:
+        other = threading.Thread(target=lambda: taken.append(plain.acquire(blocking=False)))
+        other.start()
+        other.join()
+    assert taken[-1] is False
+
+
+def test_mutual_exclusion_under_kills(start, server, redis_client):
+    """Processes that are killed while they hold and wait; a counter that only a second one inside could spoil."""
+    code = (
+        "exec('''def _work():\\n"
+        "    import redis\\n"
+        f"    client = redis.Redis.from_url({server.url!r})\\n"
+        "    while True:\\n"
+        "        with lock('stock:42') as it:\\n"
+        "            if client.incr('inside') != 1: client.incr('violations')\\n"
+        "            client.incr('done'); time.sleep(0.002)\\n"
+        "            it.check(); client.decr('inside')\\n''', globals())"
+    )
+    workers = []
+    for _ in range(4):
+        workers.append(start())
+        workers[-1].do(code)
+        workers[-1].begin("_work()", "work")
+    for victim in workers[:2]:
+        done = int(redis_client.get("done") or 0)
+        eventually(lambda done=done: int(redis_client.get("done") or 0) > done + 20)
+        with FairLock("stock:42"):  # nobody is inside now, so the counter stays right
+            victim.kill()
+    done = int(redis_client.get("done"))
+    eventually(lambda: int(redis_client.get("done")) > done + 20)
+    assert redis_client.get("violations") is None
+
+
+SCRIPT = """
+import sys
+from tests.processes import set_up
+lock = set_up(sys.argv[1], {})["lock"]
+lock("stock:42").acquire()
+lock("chosen").acquire(lease_time=20)
+print("held", flush=True)
+END
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ZeroDivisionError", "import os; os.kill(os.getpid(), 2)"],
+                         ids=["end", "exit", "error", "ctrl-c"])
+def test_script_that_ends_while_it_holds_frees_its_lock(server, redis_client, end):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("END", end), server.url], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "held\n"
+    assert not redis_client.exists(KEY)
+    assert redis_client.exists("rlock:chosen")  # a lease that somebody chose runs on
+
+
+def test_end_with_an_unreachable_server_is_quick(own_server):
+    server = own_server()
+    process = ClientProcess(server.url)
+    with process:
+        for number in range(5):
+            process.do(f"lock('stock:{number}').acquire()")
+        server.pause()
+        started = time.monotonic()
+        process.end()
+        assert time.monotonic() - started < 15  # a connection is made, which takes socket_timeout (5 s) at the most
+        server.resume()
