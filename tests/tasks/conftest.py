@@ -1,5 +1,6 @@
 """A server for messages, results, records and locks, a worker on it, and a server of locks that may break."""
 
+import gc
 import os
 import uuid
 
@@ -22,6 +23,7 @@ def celery_servers():
         patch.setenv("RLOCK_TEST_FRAGILE", fragile.url)
         celery_app.use(base)
         yield server, fragile
+        gc.collect()  # results unsubscribe when they are deleted, which takes a server
         celery_app.app.close()
         records.client().close()
         records.client.cache_clear()
