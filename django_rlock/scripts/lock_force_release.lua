@@ -14,7 +14,7 @@
 
 local held
 if ARGV[2] == '' then
-    held = redis.call('exists', KEYS[1])
+    held = redis.call('hlen', KEYS[1]) -- an error, where the key is no lock
 else
     held = redis.call('hexists', KEYS[1], ARGV[2])
 end
