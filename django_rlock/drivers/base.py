@@ -21,6 +21,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
+    NoPermissionError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
@@ -202,11 +203,16 @@ class StaleReplyError(RedisConnectionError):
 
 def _is_final(error: Exception) -> bool:
     """Whether trying again cannot help: the server understood and refused."""
-    if isinstance(error, AuthenticationError):
+    if _is_refused_login(error):
         return True
     return isinstance(error, ResponseError) and not (
         isinstance(error, _PASSING) or str(error).startswith(_PASSING_CODES)
     )
+
+
+def _is_refused_login(error: Exception) -> bool:
+    # redis-py's asyncio connections wrap it in a ConnectionError.
+    return isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
 
 
 def unavailable(name: str, error: Exception) -> LockUnavailableError:
@@ -218,7 +224,7 @@ def unavailable(name: str, error: Exception) -> LockUnavailableError:
         advice = "Nothing was changed; use another lock name or KEY_PREFIX, or delete that key yourself."
     elif "OOM" in text or type(error).__name__ == "OutOfMemoryError":
         advice = "Nothing was locked; raise maxmemory or free some, and keep locks away from a full cache."
-    elif type(error).__name__ in {"NoPermissionError", "AuthenticationError"} or "NOPERM" in text:
+    elif _is_refused_login(error) or isinstance(error, NoPermissionError) or "NOPERM" in text:
         advice = "Nothing was locked; check the credentials and the ACL of the Redis user."
     return LockUnavailableError(name, reason=text.rstrip("."), advice=advice)
 
