@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,13 +32,13 @@ Give = Callable[[], object]
 
 @dataclass
 class Round:
-    """What the processes saw, and how many commands the server ran meanwhile. Waits are seconds.
+    """What the processes saw, and which commands the server ran meanwhile. Waits are seconds.
 
     ``unserved`` are the waits that the end of the round cut off.
     """
 
     acquired: int = 0
-    commands: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)
     unserved: list[float] = field(default_factory=list)
 
@@ -45,6 +46,11 @@ class Round:
         self.acquired += other.acquired
         self.waits += other.waits
         self.unserved += other.unserved
+
+    @property
+    def commands_per_acquisition(self) -> float:
+        """Each release of a FairLock runs one DEL, which tells how many there were in the counted time."""
+        return self.calls.total() / max(1, self.calls["del"])
 
     @property
     def longest_by_median(self) -> float:
@@ -73,12 +79,16 @@ def run(quick: bool) -> list[Table]:
 
 
 def compete(started: Crew, contender: str, workers: int, seconds: float) -> Round:
-    """One round of one contender."""
-    before, begin = stage.calls_by_command(), time.monotonic() + 0.1
-    total = Round()
-    for seen in started.run(take_turns, contender, begin, begin + seconds, workers=workers):
+    """One round of one contender. Commands are counted while all are at it, not when they come and go."""
+    begin = time.monotonic() + 0.1
+    end = begin + seconds
+    answers = started.start(take_turns, contender, begin, end, workers=workers)
+    time.sleep(begin + WARM_UP - time.monotonic())
+    before = stage.calls_by_command()
+    time.sleep(max(0.0, end - 0.1 - time.monotonic()))
+    total = Round(calls=stage.calls_by_command() - before)
+    for seen in answers():
         total.add(seen)
-    total.commands = (stage.calls_by_command() - before).total()
     return total
 
 
@@ -99,8 +109,7 @@ def contender_rows(name: str, rounds: list[Round], base: list[Round]) -> list[Ro
 
 def scaling_rows(scaling: dict[int, list[Round]]) -> list[Row]:
     per_size = {
-        size: statistics.median(seen.commands / max(1, seen.acquired) for seen in rounds)
-        for size, rounds in scaling.items()
+        size: statistics.median(seen.commands_per_acquisition for seen in rounds) for size, rounds in scaling.items()
     }
     rows = [Row(f"FairLock, {size} processes", commands) for size, commands in per_size.items()]
     most, fewest = max(per_size.values()), min(per_size.values())

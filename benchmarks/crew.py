@@ -19,6 +19,9 @@ ANSWER_WITHIN = 60.0
 """Seconds."""
 
 
+Answers = Callable[[], list[Any]]
+
+
 class Crew:
     """``size`` processes that run module-level functions."""
 
@@ -29,12 +32,16 @@ class Crew:
         for _, pipe in self._members:
             _answer(pipe)  # ready
 
-    def run(self, function: Callable[..., Any], *arguments: Any, workers: int | None = None) -> list[Any]:
-        """Have the first ``workers`` processes (None: all) run a function, and return what each answered."""
+    def start(self, function: Callable[..., Any], *arguments: Any, workers: int | None = None) -> Answers:
+        """Have the first ``workers`` processes (None: all) run a function; call the result for what each answers."""
         chosen = self._members[:workers]
         for _, pipe in chosen:
             pipe.send((function, arguments))
-        return [_answer(pipe) for _, pipe in chosen]
+        return lambda: [_answer(pipe) for _, pipe in chosen]
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Have all processes run a function, and wait for what each answers."""
+        return self.start(function, *arguments)()
 
     def close(self) -> None:
         for process, pipe in self._members:

@@ -12,6 +12,7 @@ import django
 import redis
 from django.conf import settings
 
+from django_rlock import scripts
 from example_project.embedded import EmbeddedServer
 
 URL_VARIABLE = "RLOCK_BENCH_URL"
@@ -63,6 +64,13 @@ def calls_by_command() -> Counter[str]:
     """How often the server has run each command since it started, those inside scripts included."""
     stats: dict[str, dict[str, int]] = observer().info("commandstats")
     return Counter({name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()})
+
+
+def load_scripts(client: redis.Redis) -> None:
+    """Have the server know the scripts, as it does after their first use."""
+    for script in vars(scripts).values():
+        if isinstance(script, scripts.Script):
+            client.script_load(script.source)
 
 
 class Monitored:

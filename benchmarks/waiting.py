@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.results import Row, Table
-from benchmarks.stage import monitored, observer
+from benchmarks.stage import load_scripts, monitored, observer
 from django_rlock import FairLock
-from django_rlock.keys import queue_key
+from django_rlock.locks.holds import WAITS
 
 THREADS, SECONDS = 100, 10.0
 QUICK_THREADS, QUICK_SECONDS = 5, 0.5
@@ -26,7 +27,8 @@ def run(quick: bool) -> list[Table]:
     with FairLock("bench:held before"), observer() as client:
         time.sleep(_SETTLE)
         connections, names = _connections(client), _thread_names()
-        with _held_elsewhere(client), _waiting(threads, client):
+        load_scripts(client)
+        with _held_elsewhere(client), _waiting(threads):
             with monitored() as counts:
                 time.sleep(seconds)
             more = _connections(client) - connections
@@ -57,28 +59,30 @@ def _held_elsewhere(client) -> Iterator[None]:
 
 
 @contextmanager
-def _waiting(threads: int, client) -> Iterator[None]:
+def _waiting(threads: int) -> Iterator[None]:
     """Threads that wait, started one after another, so that one connection does for their acquires."""
     lock = FairLock(LOCK)
-    stop = threading.Event()
 
     def wait() -> None:
-        while not stop.is_set() and not lock.acquire(wait_time=60):
+        with lock:
             pass
-        lock.release()
 
     started = [threading.Thread(target=wait, name=f"waiter {number}", daemon=True) for number in range(threads)]
     for number, thread in enumerate(started, start=1):
         thread.start()
-        while client.zcard(queue_key(lock.key)) < number:
+        while _asleep() < number:
             time.sleep(0.001)
     try:
         yield
     finally:
-        stop.set()
         lock.force_release(reason="end of the benchmark")
         for thread in started:
             thread.join(30)
+
+
+def _asleep() -> int:
+    """How many have their place in the queue, and have given back the connection by which they got it."""
+    return sum(wait.beat_at < math.inf for wait in WAITS.snapshot())
 
 
 def _connections(client) -> int:
