@@ -92,7 +92,7 @@ class PostgresServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _initialize(self) -> None:
-        command = [self.binaries / "initdb", "--pgdata", self.folder / "data", "--auth=trust", "--no-sync"]
+        command = [str(self.binaries / "initdb"), "--pgdata", str(self.folder / "data"), "--auth=trust", "--no-sync"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, **self._as_user())
         if done.returncode != 0:
             raise RuntimeError(f"initdb failed: {done.stderr.strip() or done.stdout.strip()}")

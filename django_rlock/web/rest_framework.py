@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rest_framework.exceptions import APIException  # type: ignore[import-untyped]
+from rest_framework.exceptions import APIException
 
 from django_rlock.web.responses import Problem
 

@@ -22,19 +22,19 @@ def holding() -> Response:
     return Response([(hold.lock.name, hold.context) for hold in HOLDS.snapshot()])
 
 
-class Buy(APIView):
+class Buy(APIView):  # type: ignore[misc]
     @distributed_lock("stock:<data.sku>", wait_time=0.1)
     def post(self, request: Any) -> Response:
         return holding()
 
 
 @method_decorator(distributed_lock("stock:<data.sku>", wait_time=0.1), name="dispatch")
-class BuyAround(APIView):
+class BuyAround(APIView):  # type: ignore[misc]
     def post(self, request: Any) -> Response:
         return holding()
 
 
-class Stocks(ViewSet):
+class Stocks(ViewSet):  # type: ignore[misc]
     @action(detail=False, methods=["post"])
     @distributed_lock("stock:<data.sku>", wait_time=0.1)
     def buy(self, request: Any) -> Response:

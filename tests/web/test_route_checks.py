@@ -28,7 +28,7 @@ async def aview(request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ign
 
 
 @lock
-def view_with_default(request: HttpRequest, pk: int, id: int = 1) -> HttpResponse: ...  # type: ignore[empty-body]
+def view_with_default(request: HttpRequest, pk: int, id: int = 1) -> HttpResponse: ...  # type: ignore[empty-body]  # noqa: A002
 
 
 @distributed_lock("cart:<request.user.pk>:<GET.q>:<header.X-Key>:<data.sku>:<nothing?>")
@@ -58,7 +58,7 @@ class OwnAttribute(View):
     def post(self, request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body]
 
 
-class Stocks(ViewSet):
+class Stocks(ViewSet):  # type: ignore[misc]
     @lock
     def retrieve(self, request: Any, pk: Any) -> Any: ...
 

@@ -46,7 +46,7 @@ async def aexport(request: HttpRequest, pk: int, chunks: int = 3) -> StreamingHt
 
 @distributed_lock("export:<pk>")
 def download(request: HttpRequest, pk: int) -> FileResponse:
-    return FileResponse(open(__file__, "rb"))  # noqa: SIM115, PTH123
+    return FileResponse(open(__file__, "rb"))  # noqa: PTH123
 
 
 @distributed_lock("export:<pk>")
@@ -138,10 +138,10 @@ def test_one_that_is_held_already_stays_with_its_holder() -> None:
 def test_a_response_that_nobody_closes_lets_its_lease_end() -> None:
     response = export(post(), pk=7)
     (hold,) = HOLDS.snapshot()
-    assert hold.renewed
+    was_renewed = hold.renewed
     del response
     gc.collect()
-    assert not hold.renewed
+    assert (was_renewed, hold.renewed) == (True, False)
     rlock("export:7").force_release()
     HOLDS.remove(hold)
 
@@ -151,6 +151,17 @@ def test_a_lock_that_was_lost_meanwhile_is_logged(caplog: pytest.LogCaptureFixtu
     rlock("export:7").force_release()
     response.close()
     assert "A streaming response was closed" in caplog.text
+
+
+def test_the_middleware_leaves_it_to_the_response(
+    client: Client, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_rlock.middleware.LockMiddleware"]
+    response: Any = client.get("/export/7/")
+    assert rlock("export:7").locked()
+    assert not caplog.records
+    response.close()
+    assert not rlock("export:7").locked()
 
 
 def test_an_async_response_may_be_closed_in_a_thread() -> None:

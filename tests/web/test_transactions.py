@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
+from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -20,11 +21,11 @@ from tests.web.conftest import Holder
 
 IN_ORDER = ["acquire stock:7", "BEGIN", "view", "COMMIT", "release stock:7"]
 
-events_of_view: list[str] = []
+views_called = Signal()
 
 
 def body(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    events_of_view.append("view")
+    views_called.send(request)
     Group.objects.create(name=f"sold {kwargs['pk']}")
     return HttpResponse("sold")
 
@@ -98,6 +99,7 @@ views = {
     "opted-out-above": transaction.non_atomic_requests(lock(plain)),
     "failing": lock(failing),
     "losing": distributed_lock("stock:<pk>", lease_time=0.1)(losing),
+    "losing-late": distributed_lock("stock:<pk>", lease_time=0.1, atomic=False)(losing),
     "forced": lock(forced),
     "method": MethodPost.as_view(),
     "lost-method": LostMethodPost.as_view(),
@@ -108,11 +110,13 @@ pytestmark = pytest.mark.urls(__name__)
 
 
 @pytest.fixture(autouse=True)
-def _one_list(events: list[str]) -> Iterator[None]:
-    global events_of_view
-    events_of_view = events
+def _views_in_events(events: list[str]) -> Iterator[None]:
+    def called(**_: Any) -> None:
+        events.append("view")
+
+    views_called.connect(called)
     yield
-    events_of_view = []
+    views_called.disconnect(called)
 
 
 @pytest.fixture
@@ -197,8 +201,11 @@ def test_a_loss_that_shows_after_commit_is_logged(
     assert record.levelname == "ERROR"
 
 
-def test_an_answer_to_a_lost_lock_rolls_djangos_transaction_back(atomic_requests: None, client: Client) -> None:
-    assert client.post("/lost-method/7/").status_code == 503
+@pytest.mark.parametrize("view", ["losing-late", "lost-method"])
+def test_an_answer_to_a_lost_lock_rolls_djangos_transaction_back(
+    view: str, atomic_requests: None, client: Client
+) -> None:
+    assert client.post(f"/{view}/7/").status_code == 503
     assert not sold()
 
 
