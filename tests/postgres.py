@@ -20,7 +20,7 @@ START_TIMEOUT = 30.0
 """Seconds that the server gets to accept its first connection."""
 
 # The end of file on standard input tells that the process which started us has ended, by SIGKILL too.
-_UNTIL_TOLD = '"$@" </dev/null & read _; kill -INT $!; wait $!'
+_UNTIL_TOLD = '"$@" </dev/null & read _; kill -INT $!; wait $!; rm -rf "$0"'
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "60"}
 
 
@@ -104,7 +104,7 @@ class PostgresServer:
             postgres += ["-c", f"{name}={value}"]
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _UNTIL_TOLD, "sh", *postgres],
+                ["/bin/sh", "-c", _UNTIL_TOLD, str(self.folder), *postgres],
                 cwd=self.folder,
                 stdin=subprocess.PIPE,
                 stdout=log,
