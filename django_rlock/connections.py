@@ -25,6 +25,9 @@ from django_redis import get_redis_connection
 
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
+UNSET_TIMEOUT = 5.0
+"""How long to wait for a reply where the cache sets no SOCKET_TIMEOUT, in seconds."""
+
 _ASYNC_CLASSES: dict[type, type[aio.AbstractConnection]] = {
     redis.connection.Connection: aio.Connection,
     redis.connection.SSLConnection: aio.SSLConnection,
@@ -79,6 +82,9 @@ def background_pool(using: str) -> redis.ConnectionPool:
     pool: redis.ConnectionPool = factory.get_connection_pool(
         factory.make_connection_params(client._server[0])  # noqa: SLF001 - the primary's URL
     )
+    if pool.connection_kwargs.get("socket_timeout") is None:
+        # One server that does not answer must not stop the renewal for all.
+        pool.connection_kwargs["socket_timeout"] = UNSET_TIMEOUT
     return pool
 
 

@@ -44,12 +44,12 @@ class Owner:
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
         """Add a label to the wire name of the locks taken inside, for others to see in Redis."""
-        self.label = f":{label}"
+        outer, self.label = self.label, f":{label}"
         self.renew_name()
         try:
             yield
         finally:
-            self.label = ""
+            self.label = outer
             self.renew_name()
 
 

@@ -13,7 +13,7 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 from django.core.signals import setting_changed
 
-from django_rlock.connections import background_pool, command_pool
+from django_rlock.connections import UNSET_TIMEOUT, background_pool, command_pool
 from django_rlock.drivers import background, pubsub
 from django_rlock.drivers.base import (
     ScriptCall,
@@ -37,7 +37,9 @@ class SyncDriver(ScriptDriver):
     def __init__(self, using: str, pool: Callable[[str], redis.ConnectionPool] = command_pool) -> None:
         super().__init__(using)
         self._pool: Any = pool(using)  # redis-py's connections are half typed
-        self._limit: float = self._pool.connection_kwargs.get("socket_timeout") or 5.0
+        limit: float | None = self._pool.connection_kwargs.get("socket_timeout")
+        self._is_limited = limit is not None
+        self._limit = limit or UNSET_TIMEOUT
 
     def check_caller(self) -> None:
         try:
@@ -57,10 +59,10 @@ class SyncDriver(ScriptDriver):
         connection = pool.get_connection()
         try:
             connection.send_packed_command([packed])
-            if timeout >= self._limit:
+            if timeout >= self._limit and self._is_limited:
                 reply = connection.read_response(disable_decoding=True)
             else:
-                reply = _read_within(connection, timeout)
+                reply = _read_within(connection, min(timeout, self._limit))
             return check_nonce(reply, nonce)
         except AttributeError as error:  # redis-py's, of a connection that a signal left half connected
             connection.disconnect()

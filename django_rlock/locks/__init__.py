@@ -8,7 +8,7 @@ from django_rlock.locks import watchdog as _watchdog  # noqa: F401 - registers i
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import Duration
 from django_rlock.locks.fair import FairLock
-from django_rlock.locks.rlock import RLock
+from django_rlock.locks.plain import RLock
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 __all__ = ["KINDS", "BaseLock", "Duration", "FairLock", "RLock", "rlock"]

@@ -86,5 +86,6 @@ class Attempt:
         now = self.driver.now()
         poll, beat = self.lock.pauses(self.left_ms)
         wait.beat_at = now + beat
-        background.wake_by(wait.beat_at)
+        # By a second at the latest, since waits are reported as well.
+        background.wake_by(min(wait.beat_at, now + background.SLOWEST_TICK))
         return poll if self.until is None else min(poll, self.until - now)

@@ -258,7 +258,7 @@ class World:
         return reply  # type: ignore[no-any-return]
 
     def _collect_messages(self) -> None:
-        self.listener.ping()  # its answer comes behind all that was published before
+        self.listener.ping("done")  # its answer comes behind all that was published before
         while (message := self.listener.get_message(timeout=5)) is None or message["type"] != "pong":
             if message is not None and message["type"] == "pmessage":
                 channel, text = message["channel"].decode(), message["data"].decode()
@@ -413,7 +413,7 @@ def explore(build: Callable[[], World], check: Callable[[World], None], limit: i
 def make_world(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], World]]:
     """Makes worlds on the suite's server, one after the other; what the flows defer goes to the last of them."""
     worlds: list[World] = []
-    client = redis.Redis.from_url(_url(redis_client))
+    client = redis.Redis.from_url(_url(redis_client), protocol=2)
     listener = client.pubsub()
     listener.psubscribe("*")
 

@@ -1,0 +1,83 @@
+"""Errors keep their values and texts on every way that an error takes."""
+
+import json
+import pickle
+
+import pytest
+from celery.backends.base import Backend
+from celery.utils.serialization import get_pickleable_exception
+
+from django_rlock import (
+    KeyTemplateError,
+    LockLostError,
+    LockNotOwnedError,
+    LockTimeoutError,
+    LockUnavailableError,
+    RLockError,
+)
+from tests.celery_app import app
+
+ERRORS = [
+    LockTimeoutError("stock:1", waited=3.0, holder="web-2 pid 311", retry_after=22.9),
+    LockTimeoutError("stock:1"),
+    LockNotOwnedError("stock:1", owner="somebody"),
+    LockLostError("stock:1", reason="an operator freed it"),
+    LockUnavailableError("stock:1", reason="connection refused", advice="Start the server."),
+    LockUnavailableError("stock:1", reason="connection refused"),
+    KeyTemplateError("stock:<id>: no argument 'id'", template="stock:<id>"),
+]
+
+each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+
+
+def assert_same(copy: BaseException, error: RLockError) -> None:
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+@each_error
+def test_an_error_survives_pickling(error: RLockError) -> None:
+    assert_same(pickle.loads(pickle.dumps(error)), error)
+
+
+@each_error
+def test_an_error_survives_a_json_result_of_celery(error: RLockError) -> None:
+    backend = Backend(app, serializer="json")
+    stored = json.loads(json.dumps(backend.prepare_exception(error, serializer="json")))
+    assert_same(backend.exception_to_python(stored), error)
+
+
+@each_error
+def test_an_error_survives_celery_making_it_pickleable(error: RLockError) -> None:
+    assert_same(get_pickleable_exception(error), error)
+
+
+@each_error
+def test_every_error_has_the_common_base(error: RLockError) -> None:
+    assert isinstance(error, RLockError)
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (LockTimeoutError("a"), TimeoutError),
+        (LockNotOwnedError("a"), RuntimeError),
+        (LockLostError("a"), RuntimeError),
+        (LockUnavailableError("a", reason="down"), ConnectionError),
+        (KeyTemplateError("bad", template="<"), ValueError),
+    ],
+)
+def test_an_error_is_also_the_builtin_one_that_callers_expect(error: RLockError, builtin: type) -> None:
+    assert isinstance(error, builtin)
+
+
+def test_a_timeout_says_who_holds_the_lock_and_for_how_long() -> None:
+    text = str(ERRORS[0])
+    assert "'stock:1'" in text
+    assert "held by web-2 pid 311" in text
+    assert "22.9 s" in text
+
+
+def test_an_unavailable_lock_says_why_and_what_to_do() -> None:
+    assert str(ERRORS[4]) == "Lock 'stock:1' is unavailable: connection refused. Start the server."
