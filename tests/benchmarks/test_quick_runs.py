@@ -1,0 +1,77 @@
+"""Every benchmark runs and counts what it says it counts. No test here looks at a time."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import NAMES
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55)
+
+
+@pytest.fixture(params=NAMES)
+def quick(request, tmp_path):
+    """The tables of one benchmark, by title, from a quick run in a process of its own."""
+    json_file, markdown_file = tmp_path / "out.json", tmp_path / "out.md"
+    done = run(request.param, "--quick", "--json", json_file, "--markdown", markdown_file)
+    assert done.returncode == 0, done.stderr
+    assert markdown_file.read_text() in done.stdout + "\n"
+    return request.param, json.loads(json_file.read_text())["tables"]
+
+
+def test_quick_run(quick):
+    name, tables = quick
+    rows = {row["what"]: row for table in tables for row in table["rows"]}
+    assert all(row["figure"] >= 0 for row in rows.values())
+    CHECKS[name](rows)
+
+
+def check_uncontended(rows):
+    for kind in ("RLock", "FairLock"):
+        assert {f"{kind}, cpu time", f"{kind}, wall time"} < rows.keys()
+        trips = rows[f"{kind}, round trips per pair"]
+        assert trips["figure"] == 2
+        assert trips["details"]["other than EVALSHA"] == 0
+    assert "raw socket, cpu time" in rows
+    assert "rlock(), cpu time" in rows
+
+
+def check_contended(rows):
+    assert {"FairLock, longest wait", "FairLock, throughput", "redis-py, longest wait"} < rows.keys()
+    assert rows["most by fewest"]["reached"], "the commands per acquisition are counted, not timed"
+
+
+def check_waiting(rows):
+    assert all(row["reached"] for row in rows.values())
+
+
+def check_holding(rows):
+    assert rows["memory of a hold, its lock object and name included"]["reached"]
+    assert "a renewal pass" in rows
+
+
+def check_listing(rows):
+    assert rows.keys() == {"iter_locks()"}
+
+
+CHECKS = {
+    "uncontended": check_uncontended,
+    "contended": check_contended,
+    "waiting": check_waiting,
+    "holding": check_holding,
+    "listing": check_listing,
+}
+
+
+def test_unknown_name_is_refused():
+    done = run("uncontented")
+    assert done.returncode == 2
+    assert "uncontended" in done.stderr
