@@ -11,9 +11,9 @@ from asgiref.sync import iscoroutinefunction
 
 from django_rlock.exceptions import KeyTemplateError
 from django_rlock.keytemplates import KeyTemplate, check_names
-from django_rlock.locked_calls import UNSET, LockedCall, OnLocked, Options
+from django_rlock.locked_calls import LockedCall, OnLocked, Options
 from django_rlock.locks import KINDS, Duration
-from django_rlock.locks.durations import lease_seconds, wait_seconds
+from django_rlock.locks.durations import UNSET, lease_seconds, wait_seconds
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.web.transactions import Atomic, mark, opens_inside
 

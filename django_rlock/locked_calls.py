@@ -24,7 +24,7 @@ from django_rlock.exceptions import (
 )
 from django_rlock.keytemplates import KeyTemplate
 from django_rlock.locks import BaseLock, Duration, rlock
-from django_rlock.locks.base import _UNSET as UNSET
+from django_rlock.locks.durations import UNSET
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
 from django_rlock.web.requests import reported, request_of
@@ -39,8 +39,6 @@ from django_rlock.web.transactions import (
     roll_back_open,
     warn_once,
 )
-
-__all__ = ["UNSET", "LockedCall", "OnLocked", "Options"]
 
 logger = logging.getLogger("django_rlock.decorators")
 

@@ -20,7 +20,7 @@ from django_rlock.exceptions import (
     LockTimeoutError,
     RLockError,
 )
-from django_rlock.locks.durations import Duration, lease_seconds, wait_seconds
+from django_rlock.locks.durations import UNSET, Duration, lease_seconds, wait_seconds
 from django_rlock.locks.flows import LockFlows
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import DEFAULT_ALIAS
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     from django_rlock.inspection import LockInfo
 
 logger = logging.getLogger("django_rlock.locks")
-
-
-class _Unset:
-    def __repr__(self) -> str:
-        return "the lock's own"
-
-
-_UNSET: Any = _Unset()
 
 
 class BaseLock(LockFlows):
@@ -86,8 +78,8 @@ class BaseLock(LockFlows):
         self,
         blocking: bool = True,
         *,
-        wait_time: Duration | None = _UNSET,
-        lease_time: Duration | None = _UNSET,
+        wait_time: Duration | None = UNSET,
+        lease_time: Duration | None = UNSET,
     ) -> bool:
         """Take the lock; False when it is still taken after the wait.
 
@@ -104,8 +96,8 @@ class BaseLock(LockFlows):
         self,
         blocking: bool = True,
         *,
-        wait_time: Duration | None = _UNSET,
-        lease_time: Duration | None = _UNSET,
+        wait_time: Duration | None = UNSET,
+        lease_time: Duration | None = UNSET,
     ) -> Coroutine[Any, Any, bool]:
         """The same for asyncio; the owner is the task that makes the call, also where another one awaits it."""
         driver = async_driver(self.using)
@@ -113,12 +105,12 @@ class BaseLock(LockFlows):
 
     def _times(self, blocking: bool, wait: Any, lease: Any) -> tuple[float | None, float | None]:
         if not blocking:
-            if wait is not _UNSET and wait != 0:
+            if wait is not UNSET and wait != 0:
                 raise ValueError("acquire(blocking=False) tries once; it takes no wait_time.")
             wait = 0
         return (
-            self.wait_time if wait is _UNSET else wait_seconds(wait),
-            self.lease_time if lease is _UNSET else lease_seconds(lease),
+            self.wait_time if wait is UNSET else wait_seconds(wait),
+            self.lease_time if lease is UNSET else lease_seconds(lease),
         )
 
     async def _acquire(self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None) -> bool:

@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 from functools import lru_cache
+from typing import Any
 
 Duration = float | timedelta
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+UNSET: Any = _Unset()
+"""Stands for a duration that was not given, where None has a meaning of its own."""
 
 LONGEST = 100 * 365 * 24 * 3600.0
 

@@ -12,9 +12,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "id",
-                    models.CharField(
-                        max_length=1000, primary_key=True, serialize=False, verbose_name="alias and name"
-                    ),
+                    models.CharField(max_length=1000, primary_key=True, serialize=False, verbose_name="alias and name"),
                 ),
             ],
             options={

@@ -110,8 +110,11 @@ def test_waiter_whose_alive_time_is_over_costs_nothing(start, redis_client):
     dead.kill()
     answer = alive.begin(ACQUIRE)
     queued(redis_client, 2)
-    eventually(lambda: redis_client.zscore(f"rlock_alive:{{{KEY}}}", redis_client.zrange(QUEUE, 0, 0)[0][:36]) <
-               time.time() * 1000)
+    eventually(
+        lambda: (
+            redis_client.zscore(f"rlock_alive:{{{KEY}}}", redis_client.zrange(QUEUE, 0, 0)[0][:36]) < time.time() * 1000
+        )
+    )
     holder.do(RELEASE)
     assert answer.result(5) is True  # long before a beat or a claim
     alive.do(RELEASE)
@@ -318,8 +321,11 @@ END
 """
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ZeroDivisionError", "import os; os.kill(os.getpid(), 2)"],
-                         ids=["end", "exit", "error", "ctrl-c"])
+@pytest.mark.parametrize(
+    "end",
+    ["", "sys.exit(3)", "raise ZeroDivisionError", "import os; os.kill(os.getpid(), 2)"],
+    ids=["end", "exit", "error", "ctrl-c"],
+)
 def test_script_that_ends_while_it_holds_frees_its_lock(server, redis_client, end):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.replace("END", end), server.url], cwd=ROOT, capture_output=True, text=True

@@ -13,13 +13,6 @@ from django_rlock.signals import lock_acquired, lock_released
 Holder = Callable[..., AbstractContextManager[Any]]
 
 
-@pytest.fixture(autouse=True)
-def _scripts_are_loaded() -> None:
-    # A release that has to load its script first does not tell that the lock was lost.
-    with rlock("warm-up"):
-        pass
-
-
 @pytest.fixture
 def taken() -> Holder:
     """``with taken("stock:7"):`` somebody else has that lock."""
