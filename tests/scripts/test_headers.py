@@ -1,0 +1,59 @@
+"""The comment at the head of each script is its contract; here it is compared with what the body uses."""
+
+import hashlib
+import re
+from importlib.resources import files
+
+import pytest
+
+from django_rlock import scripts
+from django_rlock.scripts import Script
+
+ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
+INCLUDED = {"fair_grant"}
+
+
+def header(script: Script) -> str:
+    own = files("django_rlock.scripts").joinpath(f"{script.name}.lua").read_text()
+    return "\n".join(line for line in own.split("\n\n", 1)[0].splitlines() if line.startswith("--"))
+
+
+def body(script: Script) -> str:
+    return re.sub(r"--.*", "", script.source)
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda each: each.name)
+@pytest.mark.parametrize("table", ["KEYS", "ARGV"])
+def test_header_names_what_the_body_uses(script, table):
+    told = [int(number) for number in re.findall(rf"^-- {table}\[(\d+)\]  \S", header(script), re.MULTILINE)]
+    used = {int(number) for number in re.findall(rf"{table}\[(\d+)\]", body(script))}
+    assert told == sorted(used) == list(range(1, len(told) + 1))
+    assert not re.search(rf"{table}\b(?!\[\d+\])", body(script)), "an index that this test cannot read"
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda each: each.name)
+def test_header_says_what_it_does_and_returns(script):
+    lines = header(script).splitlines()
+    assert re.match(r"-- [A-Z].*\.$", lines[0])
+    assert "-- ARGV[1]  nonce" in lines
+    assert "-- Returns {nonce, " in header(script)
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda each: each.name)
+def test_every_reply_begins_with_the_nonce(script):
+    top = re.sub(r"local function (?!take\b).*?\nend", "", body(script), flags=re.DOTALL)
+    replies = re.findall(r"return (?!take\(\))(.*)", top)
+    assert replies
+    assert all(reply.startswith("{ARGV[1], ") for reply in replies), replies
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda each: each.name)
+def test_server_knows_it_by_its_hash(script, redis_client):
+    assert redis_client.script_load(script.source) == script.sha
+    assert hashlib.sha1(script.source.encode()).hexdigest() == script.sha
+    assert "-- include:" not in script.source
+
+
+def test_every_file_is_loaded():
+    found = {each.name.removesuffix(".lua") for each in files("django_rlock.scripts").iterdir() if ".lua" in each.name}
+    assert found == {each.name for each in ALL} | INCLUDED
