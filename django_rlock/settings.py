@@ -7,7 +7,6 @@ shows. Parsed once, and again when a test overrides the settings.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
@@ -21,6 +20,8 @@ from django.core.signals import setting_changed
 DEFAULT_ALIAS = "default"
 KINDS = ("fair", "rlock")
 LOCKED_STATUSES = (423, 409, 429, 503)
+LONGEST = 100 * 365 * 24 * 3600.0
+"""No duration is longer, in seconds: a server's clock has an end."""
 BEAT_SHARE = 0.3
 """A process beats for its waiters at this share of their alive time."""
 
@@ -51,15 +52,15 @@ def _prefix(value: object) -> str:
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST:
         raise _RefusedError("a number of seconds above 0")
     return float(value)
 
 
 def _wait_seconds(value: object) -> float | None:
-    if value is None or value == 0:
-        return None if value is None else 0.0
-    return _seconds(value)
+    if value is None:
+        return None
+    return 0.0 if value == 0 and not isinstance(value, bool) else _seconds(value)
 
 
 def _flag(value: object) -> bool:
@@ -105,7 +106,7 @@ class AliasSettings:
     record_context: bool = _option(True, _flag)
     """Write the request's route and user, and the task's name and id, into the process report."""
     slow_hold: float = _option(10.0, _seconds)
-    """A hold longer than this is coloured in the admin and named in the log."""
+    """A hold longer than this is coloured in the admin, and named in the log when it ends."""
 
 
 _OPTIONS = {item.name.upper(): item for item in fields(AliasSettings) if item.default is not MISSING}
@@ -138,6 +139,9 @@ def _entries() -> dict[str, Any]:
     entries = getattr(django_settings, "RLOCK", None) or {}
     if not isinstance(entries, dict):
         raise ImproperlyConfigured(f"RLOCK must be a dict of alias → options, not {type(entries).__name__}.")
+    for alias in entries:
+        if not isinstance(alias, str):
+            raise ImproperlyConfigured(f"An alias in RLOCK must be a string, not {alias!r}.")
     return entries
 
 

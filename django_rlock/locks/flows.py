@@ -226,7 +226,8 @@ class LockFlows(LockHooks):
         signals.lock_timed_out.send_robust(sender=type(self), lock=self, owner=name, waited=waited)
 
     def _tell_released(self, hold: Hold, now: float) -> None:
-        logger.debug("Released %r as %s, after %.3f s.", self.name, hold.owner, now - hold.since)
+        held = now - hold.since
+        level = logging.DEBUG if held < self.settings.slow_hold else logging.WARNING
+        logger.log(level, "Released %r as %s, after %.3f s.", self.name, hold.owner, held)
         if signals.lock_released.receivers:
-            held = now - hold.since
             signals.lock_released.send_robust(sender=type(self), lock=self, owner=hold.owner, held=held)

@@ -10,7 +10,7 @@ import pytest
 from django.core.cache import cache as django_cache
 from django.test import RequestFactory
 
-from django_rlock import rlock
+from django_rlock import checks, rlock, route_checks
 from django_rlock.settings import AliasSettings, get_settings
 
 ROOT = Path(__file__).parents[2]
@@ -70,18 +70,28 @@ def test_the_settings_of_the_installation_are_valid(settings) -> None:
 
 
 def test_the_table_of_settings_names_each_with_its_default() -> None:
-    table = README.split("## Settings")[1].split("## More")[0]
+    table = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
     documented = dict(re.findall(r"^\| `(\w+)` \| `?\"?([^|`\"]+?)\"?`? \|", table, re.MULTILINE))
-    pair = re.search(r"`CLAIM_TIME`, `WAITER_ALIVE_TIME` \| (\d+), (\d+) \|", table)
-    assert pair is not None
-    documented |= {"CLAIM_TIME": pair[1], "WAITER_ALIVE_TIME": pair[2]}
     defaults = AliasSettings("default")
-    expected = {name.upper(): getattr(defaults, name) for name in AliasSettings.__slots__ if name != "alias"}
-    assert documented == {
-        name: f"{value:g}" if type(value) in {int, float} else str(value) for name, value in expected.items()
-    }
+    names = [name for name in AliasSettings.__slots__ if name != "alias"]
+    assert documented == {name.upper(): shown(getattr(defaults, name)) for name in names}
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
-def test_what_the_readme_links_to_is_there(target: str) -> None:
-    assert (ROOT / target).exists()
+def shown(value: object) -> str:
+    return f"{value:g}" if type(value) is float else str(value)
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    targets = re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_hints_of_checks_name_places_that_are_there() -> None:
+    for hint in (checks.HINT, route_checks.HINT):
+        path, anchor = hint.split(": ")[-1].split("#")
+        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
