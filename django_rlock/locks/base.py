@@ -20,7 +20,7 @@ from django_rlock.exceptions import (
     LockTimeoutError,
     RLockError,
 )
-from django_rlock.locks.durations import UNSET, Duration, lease_seconds, wait_seconds
+from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.flows import LockFlows
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import DEFAULT_ALIAS
@@ -67,7 +67,7 @@ class BaseLock(LockFlows):
         self.using = using
         self.owner = None if owner is None else _checked_text("owner", owner)
         self.on_lost = on_lost
-        self.max_hold_time = lease_seconds(max_hold_time)
+        self.max_hold_time = hold_seconds(max_hold_time)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, using={self.using!r})"
@@ -301,4 +301,8 @@ def _checked_text(argument: str, value: object) -> str:
         raise TypeError(f"A lock's {argument} must be a string, not {value!r}.")
     if not value:
         raise ValueError(f"A lock's {argument} must not be empty; give it a name such as 'stock:42'.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"A lock's {argument} must be text that UTF-8 can carry, not {value!r}.") from None
     return value

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
+
+from django_rlock.settings import LONGEST
 
 Duration = float | timedelta
 
@@ -18,8 +19,6 @@ class _Unset:
 UNSET: Any = _Unset()
 """Stands for a duration that was not given, where None has a meaning of its own."""
 
-LONGEST = 100 * 365 * 24 * 3600.0
-
 
 def wait_seconds(value: Duration | None) -> float | None:
     """A wait: 0 tries once, None waits for ever."""
@@ -28,12 +27,12 @@ def wait_seconds(value: Duration | None) -> float | None:
 
 def lease_seconds(value: Duration | None) -> float | None:
     """A lease of at least a millisecond; None is renewed by the watchdog."""
-    if value is None:
-        return None
-    seconds = _seconds("lease_time", value, "above 0; None is renewed by the watchdog")
-    if seconds < 0.001:
-        raise ValueError(f"lease_time must be at least 0.001 s, not {value!r}; None is renewed by the watchdog.")
-    return seconds
+    return _at_least_a_millisecond("lease_time", value, "None is renewed by the watchdog")
+
+
+def hold_seconds(value: Duration | None) -> float | None:
+    """How long a lock may be held at most; None sets no limit."""
+    return _at_least_a_millisecond("max_hold_time", value, "None sets no limit")
 
 
 @lru_cache(maxsize=256)
@@ -41,11 +40,20 @@ def milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
+def _at_least_a_millisecond(argument: str, value: Duration | None, none: str) -> float | None:
+    if value is None:
+        return None
+    seconds = _seconds(argument, value, f"above 0; {none}")
+    if seconds < 0.001:
+        raise ValueError(f"{argument} must be at least 0.001 s, not {value!r}; {none}.")
+    return seconds
+
+
 def _seconds(argument: str, value: Duration, expected: str) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{argument} must be seconds as a number or a timedelta, {expected}; not {value!r}.")
-    if not math.isfinite(value) or not 0 <= value <= LONGEST:
+    if not 0 <= value <= LONGEST:  # which nan is not, either
         raise ValueError(f"{argument} must be a number of seconds {expected}; not {value!r}.")
     return float(value)
