@@ -1,0 +1,105 @@
+"""Names, owners and durations that callers give."""
+
+import math
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from django_rlock import FairLock, RLock, rlock
+from django_rlock import keys
+from django_rlock.locks.durations import lease_seconds, milliseconds, wait_seconds
+
+BAD_NUMBERS = [-1, -0.001, math.nan, math.inf, -math.inf, 1e12, 10**400, timedelta(seconds=-1)]
+NOT_NUMBERS = ["3", b"3", True, False, Decimal(3), [3], {}, object()]
+ARGUMENTS = ["wait_time", "lease_time", "max_hold_time"]
+
+
+@pytest.fixture(params=[FairLock, RLock], ids=["fair", "rlock"])
+def kind(request):
+    return request.param
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=lambda value: str(value)[:12])
+def test_bad_number(kind, argument, value):
+    with pytest.raises(ValueError, match=f"^{argument} must be a number of seconds"):
+        kind("stock:42", **{argument: value})
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: type(value).__name__)
+def test_not_a_number(kind, argument, value):
+    with pytest.raises(TypeError, match=f"^{argument} must be seconds"):
+        kind("stock:42", **{argument: value})
+
+
+@pytest.mark.parametrize("argument", ["lease_time", "max_hold_time"])
+def test_lease_below_a_millisecond(kind, argument):
+    with pytest.raises(ValueError, match=f"^{argument} must be at least 0.001 s"):
+        kind("stock:42", **{argument: 0})
+
+
+def test_bad_durations_of_a_call_lock_nothing(kind, redis_client):
+    lock = kind("stock:42")
+    for bad in ({"wait_time": -1}, {"lease_time": 0}, {"wait_time": "3"}, {"blocking": False, "wait_time": 3}):
+        with pytest.raises((ValueError, TypeError)):
+            lock.acquire(**bad)
+    with pytest.raises(TypeError):
+        lock.acquire(True, 5)  # is it the wait or the lease?
+    assert redis_client.keys() == []
+    lock.acquire()
+    for bad in (0, -1, None, "3"):
+        with pytest.raises((ValueError, TypeError)):
+            lock.extend(bad)
+    lock.release()
+
+
+@pytest.mark.parametrize("value", ["", None, 5, b"stock", ["stock"]])
+@pytest.mark.parametrize("argument", ["name", "owner"])
+def test_bad_name_or_owner(kind, argument, value):
+    if (argument, value) == ("owner", None):
+        return  # which means the running thread or task
+    with pytest.raises((ValueError, TypeError), match=argument):
+        kind(**{"name": "stock:42", argument: value})
+
+
+def test_text_that_cannot_be_encoded(kind):
+    """It must not get as far as the background thread, which would try to clean up for a whole lease."""
+    with pytest.raises(ValueError, match="name"):
+        kind("stock:\ud800")
+
+
+@pytest.mark.parametrize("name", ["stock:42", "ein Lager", "库存:42", "a{b}c", "{", "a b", "x" * 10_000, "\x00"])
+def test_names_of_all_sorts(kind, name, redis_client):
+    with kind(name):
+        assert redis_client.exists(f"rlock:{name}")
+        assert kind(name, owner="somebody else").acquire(wait_time=0.02) is False
+
+
+def test_durations():
+    assert wait_seconds(None) is None
+    assert lease_seconds(None) is None
+    assert wait_seconds(0) == 0.0
+    assert wait_seconds(timedelta(milliseconds=1500)) == 1.5
+    assert lease_seconds(0.001) == 0.001
+    assert [milliseconds(value) for value in (0.0001, 0.0014, 1.5)] == [1, 1, 1500]
+
+
+def test_front_door_chooses_the_kind(settings):
+    assert type(rlock("stock:42")) is FairLock
+    assert type(rlock("stock:42", kind="rlock")) is RLock
+    settings.RLOCK = {"default": {"KIND": "rlock"}}
+    lock = rlock("stock:42", wait_time=1, lease_time=2, owner="me")
+    assert (type(lock), lock.wait_time, lock.lease_time, lock.owner) == (RLock, 1.0, 2.0, "me")
+    with pytest.raises(ValueError, match="no lock kind 'spin'; choose one of 'fair', 'rlock'"):
+        rlock("stock:42", kind="spin")
+
+
+def test_names_of_keys():
+    assert keys.redisson_channel("stock:42") == "redisson_lock__channel:{stock:42}"
+    assert keys.redisson_channel("{shop}:42") == "redisson_lock__channel:{shop}:42"
+    assert keys.queue_key("stock:42") == "rlock_queue:{stock:42}"
+    assert keys.alive_key("a{b}") == "rlock_alive:a{b}"
+    assert keys.wake_channel("id") == "rlock_wake:id"
+    assert keys.fair_keys("k") == ("k", "rlock_queue:{k}", "rlock_alive:{k}", "redisson_lock__channel:{k}")
