@@ -1,0 +1,300 @@
+"""What acquire, release, with and the questions promise, through both faces."""
+
+import threading
+import time
+
+import pytest
+
+from django_rlock import FairLock, LockNotOwnedError, LockTimeoutError, RLock
+from django_rlock.locks.holds import WAITS
+from django_rlock.signals import lock_acquired, lock_force_released, lock_released, lock_timed_out
+from tests.eventually import eventually
+
+KEY = "rlock:stock:42"
+QUEUE = f"rlock_queue:{{{KEY}}}"
+
+
+async def attempt(face, lock, **times) -> bool:
+    return await face.acquire(lock, **times)
+
+
+async def visit(face, lock, inside: list) -> None:
+    async with face.inside(lock):
+        inside.append(lock)
+        assert len(inside) == 1, "two inside at once"
+        await face.sleep(0)
+        inside.clear()
+
+
+async def test_taken_and_given_back(face, kind, redis_client):
+    lock = kind("stock:42")
+    assert await face.acquire(lock) is True
+    assert list(redis_client.hgetall(KEY).values()) == ["1"]
+    assert 29_000 < redis_client.pttl(KEY) <= 30_000
+    await face.release(lock)
+    assert redis_client.keys() == []
+
+
+async def test_one_round_trip_each(face, kind, redis_client):
+    """Nothing but the script is sent for an uncontended acquire and release."""
+    lock = kind("stock:42")
+    async with face.inside(lock):
+        pass
+    redis_client.config_resetstat()
+    for _ in range(5):
+        async with face.inside(lock):
+            pass
+    calls = {name: stat["calls"] for name, stat in redis_client.info("commandstats").items()}
+    assert calls["cmdstat_evalsha"] == 10
+    assert "cmdstat_eval" not in calls
+    assert "cmdstat_subscribe" not in calls
+
+
+async def test_re_entry_counts(face, kind, redis_client):
+    lock = kind("stock:42")
+    for count in (1, 2, 3):
+        assert await face.acquire(kind("stock:42"), blocking=False)
+        assert await face.call(lock, "hold_count") == count
+    for count in (2, 1, 0):
+        await face.release(lock)
+        assert await face.call(lock, "hold_count") == count
+    with pytest.raises(LockNotOwnedError):
+        await face.release(lock)
+    assert redis_client.keys() == []
+
+
+async def test_inner_hold_does_not_shorten_the_lease(face, kind):
+    lock = kind("stock:42")
+    await face.acquire(lock, lease_time=50)
+    await face.acquire(lock, lease_time=5)
+    assert await face.call(lock, "remaining_lease") > 40
+    await face.release(lock)
+    assert await face.call(lock, "remaining_lease") > 40
+    await face.release(lock)
+
+
+async def test_try_once(face, kind, redis_client):
+    redis_client.hset(KEY, "somebody", 1)
+    lock = kind("stock:42")
+    assert await face.acquire(lock, blocking=False) is False
+    assert await face.acquire(lock, wait_time=0) is False
+    assert await face.acquire(kind("stock:42", wait_time=0)) is False
+    assert redis_client.keys() == [KEY]
+
+
+async def test_wait_ends(face, kind, redis_client):
+    redis_client.hset(KEY, "somebody", 1)
+    began = time.monotonic()
+    assert await face.acquire(kind("stock:42"), wait_time=0.2) is False
+    assert 0.2 <= time.monotonic() - began < 3
+    assert not redis_client.exists(QUEUE)
+    assert WAITS.snapshot() == []
+
+
+async def test_block_raises_when_the_wait_ends(face, kind, redis_client):
+    redis_client.hset(KEY, "somebody", 1)
+    redis_client.pexpire(KEY, 20_000)
+    with pytest.raises(LockTimeoutError) as caught:
+        async with face.inside(kind("stock:42", wait_time=0.1)):
+            pytest.fail("it was not free")
+    error = caught.value
+    assert error.lock_name == "stock:42"
+    assert 0.1 <= error.waited < 3
+    assert 15 < error.retry_after <= 20
+    assert not redis_client.exists(QUEUE)
+
+
+async def test_waiter_is_woken_by_the_release(face, kind, redis_client):
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, kind("stock:42"), [])
+    await face.until(WAITS.snapshot)
+    await face.release(lock)
+    await face.result(waiting)
+    assert not redis_client.exists(KEY)
+
+
+async def test_nobody_inside_with_another(face, kind):
+    inside: list = []
+    visits = [face.start(visit, face, kind("stock:42"), inside) for _ in range(20)]
+    for each in visits:
+        await face.result(each)
+
+
+async def test_questions(face, kind, redis_client):
+    lock = kind("stock:42", lease_time=20)
+    asked = [await face.call(lock, name) for name in ("locked", "owned", "hold_count", "remaining_lease")]
+    assert asked == [False, False, 0, 0.0]
+    async with face.inside(lock):
+        assert await face.call(lock, "locked")
+        assert await face.call(lock, "owned")
+        assert 19 < await face.call(lock, "remaining_lease") <= 20
+        lock.check()
+        assert not lock.lost
+    redis_client.hset(KEY, "somebody", 1)
+    assert await face.call(lock, "locked")
+    assert not await face.call(lock, "owned")
+    assert await face.call(lock, "remaining_lease") is None
+    with pytest.raises(LockNotOwnedError):
+        lock.check()
+    with pytest.raises(LockNotOwnedError):
+        await face.call(lock, "extend", 5)
+
+
+async def test_force_release_lets_the_next_one_in(face, kind, redis_client):
+    redis_client.hset(KEY, "somebody", 3)
+    waiting = face.start(visit, face, kind("stock:42"), [])
+    await face.until(WAITS.snapshot)
+    lock = kind("stock:42")
+    assert await face.call(lock, "force_release", "somebody else") is False
+    assert await face.call(lock, "force_release", reason="it hangs") is True
+    await face.result(waiting)
+    assert await face.call(lock, "force_release") is False
+
+
+async def test_explicit_owner(face, kind, redis_client):
+    lock = kind("stock:42", owner="order-7")
+    await face.acquire(lock)
+    assert redis_client.hgetall(KEY) == {"order-7": "1"}
+    assert await attempt(face, kind("stock:42"), blocking=False) is False
+    assert await face.result(face.start(attempt, face, kind("stock:42", owner="order-7"))) is True
+    for _ in range(2):
+        await face.release(lock)
+    assert not redis_client.exists(KEY)
+
+
+async def test_waiting_under_an_explicit_owner(face, kind, redis_client):
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, kind("stock:42", owner="order-7"), [])
+    await face.until(WAITS.snapshot)
+    await face.release(lock)
+    await face.result(waiting)
+    assert not redis_client.exists(KEY, QUEUE)
+
+
+async def test_signals(face, kind, redis_client):
+    heard = []
+
+    def receiver(signal, sender, lock, **given):
+        heard.append((signal, sender, lock.name, sorted(given)))
+
+    signals = [lock_acquired, lock_released, lock_timed_out, lock_force_released]
+    for signal in signals:
+        signal.connect(receiver)
+    try:
+        lock = kind("stock:42")
+        async with face.inside(lock), face.inside(lock):
+            pass
+        redis_client.hset(KEY, "somebody", 1)
+        await face.acquire(lock, blocking=False)
+        await face.call(lock, "force_release")
+    finally:
+        for signal in signals:
+            signal.disconnect(receiver)
+    assert [(each[0], each[3]) for each in heard] == [
+        (lock_acquired, ["count", "owner", "waited"]),
+        (lock_acquired, ["count", "owner", "waited"]),
+        (lock_released, ["held", "owner"]),
+        (lock_timed_out, ["owner", "waited"]),
+        (lock_force_released, ["owner", "reason"]),
+    ]
+    assert {each[1:3] for each in heard} == {(kind, "stock:42")}
+
+
+async def test_tickets_are_served_in_order(face, redis_client):
+    lock = FairLock("stock:42")
+    await face.acquire(lock)
+    served: list[int] = []
+
+    async def wait(number: int) -> None:
+        async with face.inside(FairLock("stock:42")):
+            served.append(number)
+
+    waiting = []
+    for number in range(8):
+        waiting.append(face.start(wait, number))
+        await face.until(lambda number=number: redis_client.zcard(QUEUE) == number + 1)
+    await face.release(lock)
+    for each in waiting:
+        await face.result(each)
+    assert served == list(range(8))
+
+
+def test_threads_and_tasks_of_one_process_wait_for_each_other(kind, redis_client):
+    import asyncio
+
+    lock = kind("stock:42")
+    lock.acquire()
+    done = []
+
+    async def task() -> None:
+        async with kind("stock:42"):
+            done.append(1)
+
+    thread = threading.Thread(target=lambda: asyncio.run(task()))
+    thread.start()
+    eventually(WAITS.snapshot)
+    lock.release()
+    thread.join(20)
+    assert done
+
+
+def test_lock_objects_are_handles(kind, redis_client):
+    """One object serves all threads; two objects of one name are one lock."""
+    lock = kind("stock:42")
+    seen = []
+    with lock:
+        assert kind("stock:42").owned()
+        other = threading.Thread(target=lambda: seen.append((lock.owned(), lock.acquire(blocking=False))))
+        other.start()
+        other.join()
+    assert seen == [(False, False)]
+    with pytest.raises(AttributeError):
+        lock.nmae = "a"
+    assert repr(lock) == f"{kind.__name__}('stock:42', using='default')"
+
+
+@pytest.mark.parametrize("waiters", [100])
+def test_many_waiters_cost_little(kind, redis_client, waiters):
+    """One listening connection and no thread of its own for each waiter; few commands for each hand-over."""
+    lock = kind("stock:42")
+    with lock:
+        pass
+    lock.acquire()
+    before = threading.active_count()
+    inside: list[int] = []
+    served: list[int] = []
+
+    def work() -> None:
+        with kind("stock:42"):
+            inside.append(1)
+            assert len(inside) == 1
+            inside.clear()
+            served.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(waiters)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(WAITS.snapshot()) == waiters)
+    eventually(lambda: all(redis_client.pubsub_numsub(name)[0][1] for name in redis_client.pubsub_channels()))
+    assert threading.active_count() - before <= waiters + 2  # the listener's and the background thread's
+    assert sum(1 for each in redis_client.client_list() if int(each["sub"])) == 1
+    if kind is FairLock:
+        eventually(lambda: redis_client.zcard(QUEUE) == waiters)
+    redis_client.config_resetstat()
+    lock.release()
+    for thread in threads:
+        thread.join(30)
+    assert len(served) == waiters
+    stats = redis_client.info("commandstats")
+    assert sum(stats[name]["calls"] for name in stats if "evalsha" in name) < waiters * (3 if kind is FairLock else 6)
+    assert not redis_client.exists(KEY, QUEUE)
+
+
+def test_plain_and_fair_are_one_lock(redis_client):
+    with FairLock("stock:42"):
+        assert RLock("stock:42").acquire()
+        assert redis_client.hvals(KEY) == ["2"]
+        RLock("stock:42").release()
+    assert not redis_client.exists(KEY)
