@@ -68,8 +68,8 @@ class Attempt:
 
     async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
         wait = Wait(self.lock, self.owner, self.name, self.driver.now(), waiter)
-        WAITS.add(wait)
         try:
+            WAITS.add(wait)
             while tried or not await self.once(waiting=True):
                 tried = False
                 pause = self._pause(wait)
