@@ -123,13 +123,13 @@ class _Block:
 @pytest.fixture(params=[BlockingFace, TaskFace], ids=["sync", "async"])
 def face(request: pytest.FixtureRequest) -> BlockingFace:
     """Through which of the two faces the test's body goes."""
-    return request.param()  # type: ignore[no-any-return]
+    return request.param()
 
 
 @pytest.fixture(params=[FairLock, RLock], ids=["fair", "rlock"])
 def kind(request: pytest.FixtureRequest) -> type[BaseLock]:
     """Each kind of lock in turn."""
-    return request.param  # type: ignore[no-any-return]
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +147,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a coroutine test through its face."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     arguments["face"].run(pyfuncitem.obj(**arguments))
     return True

@@ -110,7 +110,7 @@ class _Nursery:
         self._socket, theirs = socket.socketpair()
         self._mutex = threading.Lock()
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-m", "tests.processes"], cwd=ROOT, stdin=theirs)
+            self._process = subprocess.Popen([sys.executable, "-m", "tests.processes"], cwd=ROOT, stdin=theirs.fileno())
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -209,7 +209,7 @@ def _nurse() -> None:
 
 def _obey_all(names: dict[str, Any]) -> None:
     threads: dict[str, queue.SimpleQueue[tuple[int, str]]] = {}
-    for line in open(0, closefd=False):  # noqa: PTH123, SIM115 - sys.stdin is the parent's
+    for line in open(0, closefd=False):  # noqa: SIM115 - sys.stdin is the parent's
         number, thread, expression = json.loads(line)
         if thread not in threads:
             threads[thread] = queue.SimpleQueue()

@@ -110,7 +110,7 @@ class _Pair:
         threading.Thread(target=self._pump, args=(self.client, self.server, self._command), daemon=True).start()
         threading.Thread(target=self._pump, args=(self.server, self.client, self._reply), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, judge) -> None:  # noqa: ANN001
+    def _pump(self, source: socket.socket, target: socket.socket, judge) -> None:
         with contextlib.suppress(OSError):
             while (data := source.recv(65536)) and judge(data):
                 pass

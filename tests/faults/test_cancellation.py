@@ -1,6 +1,7 @@
 """asyncio: cancellation at every await of acquire and release, asyncio.timeout, gather, and loops that end."""
 
 import asyncio
+import contextlib
 import gc
 import warnings
 
@@ -44,10 +45,8 @@ class Cancelling:
 async def cancelled_at(coro, at: int) -> bool:
     """Whether the coroutine was cancelled at its n-th suspension; False when it ended before."""
     cancelling = Cancelling(coro, at)
-    try:
+    with contextlib.suppress(asyncio.CancelledError):
         await cancelling
-    except asyncio.CancelledError:
-        pass
     return cancelling.struck
 
 
@@ -169,7 +168,7 @@ def test_gather_keeps_the_owner_of_the_caller(kind, redis_client):
 
     async def body() -> None:
         first, second = kind("stock:42"), kind("stock:43")
-        assert await asyncio.gather(first.aacquire(), second.aacquire()) == [True, True]
+        assert all(await asyncio.gather(first.aacquire(), second.aacquire()))
         assert await first.aowned()
         await asyncio.gather(first.arelease(), second.arelease())
         assert await asyncio.wait_for(first.aacquire(), 5)
@@ -237,7 +236,7 @@ def test_blocking_extend_in_a_loop_is_refused(kind):
 
 def test_async_call_outside_of_a_task_says_what_it_needs():
     with pytest.raises(RuntimeError):
-        RLock("stock:42").aacquire()
+        _ = RLock("stock:42").aacquire()
 
 
 def test_connections_are_closed_with_their_loop(kind, redis_client):

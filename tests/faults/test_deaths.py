@@ -302,12 +302,16 @@ def test_mutual_exclusion_under_kills(start, server, redis_client):
         workers[-1].begin("_work()", "work")
     for victim in workers[:2]:
         done = int(redis_client.get("done") or 0)
-        eventually(lambda done=done: int(redis_client.get("done") or 0) > done + 20)
+        _more_work(redis_client, done)
         with FairLock("stock:42"):  # nobody is inside now, so the counter stays right
             victim.kill()
     done = int(redis_client.get("done"))
-    eventually(lambda: int(redis_client.get("done")) > done + 20)
+    _more_work(redis_client, done)
     assert redis_client.get("violations") is None
+
+
+def _more_work(redis_client, done) -> None:
+    eventually(lambda: int(redis_client.get("done") or 0) > done + 20)
 
 
 SCRIPT = """

@@ -26,7 +26,7 @@ def in_child(body: Callable[[], object]) -> None:
         try:
             body()
             os.write(writing, b"ok")
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the parent is told
             os.write(writing, traceback.format_exc().encode()[-4000:])
         finally:
             os._exit(0)
@@ -89,7 +89,7 @@ def test_child_takes_waits_and_is_renewed_by_itself(kind, redis_client, settings
         waiting = threading.Thread(target=wait)
         waiting.start()
         eventually(WAITS.snapshot)
-        assert background._loop._thread.is_alive()
+        assert background._loop._thread is not None
 
         def child() -> None:
             assert background._loop._thread is None

@@ -22,6 +22,7 @@ def test_storm_of_signals(kind, scenario, server, redis_client):
     command = [sys.executable, "-m", "tests.faults.storm", server.url, kind.kind, scenario]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
+            assert process.stdout is not None
             seen = json.loads(process.stdout.readline())
             assert seen.pop("raised") > 50
             assert seen.pop("served", 100) > 50
@@ -104,3 +105,31 @@ def test_stale_answer_to_a_release_is_not_believed(kind, redis_client, stale):
     stale("EVAL", "return {'1', 0}", "0")
     lock.release()
     assert not redis_client.exists(KEY)
+
+
+async def test_interrupted_connection_is_closed(face, kind, monkeypatch):
+    """The cache shares the pool; it must not find the reply to a lock's command in it."""
+    lock, client = kind("stock:42"), get_redis_connection("default")
+    async with face.inside(lock):
+        client.set("price", "7")
+    module = "sync" if face.name == "sync" else "aio"
+    connections = []
+
+    def interrupted(connection, *_, **__):
+        connections.append(connection)
+        raise Interruption
+
+    async def interrupted_later(connection, *_, **__):
+        interrupted(connection)
+
+    from redis.asyncio.connection import AbstractConnection as AsyncConnection
+    from redis.connection import AbstractConnection
+
+    owner, reading = (AbstractConnection, interrupted) if module == "sync" else (AsyncConnection, interrupted_later)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "read_response", reading)
+        with pytest.raises(Interruption):
+            await face.acquire(lock, blocking=False)
+    assert connections
+    assert not any(getattr(each, "is_connected", False) or getattr(each, "_sock", None) for each in connections[:1])
+    assert client.get("price") == b"7"

@@ -8,7 +8,6 @@ from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError,
 from django_rlock.drivers import background
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_released, lock_timed_out
-from tests.eventually import eventually
 
 KEY = "rlock:stock:42"
 

@@ -1,10 +1,14 @@
 """A command that was obeyed though its reply never came: asked again, and nothing happens twice."""
 
 import threading
+import time
+from concurrent.futures import Future
 
 import pytest
 
 from django_rlock import LockUnavailableError, scripts
+from django_rlock.drivers import background
+from django_rlock.locks.holds import HOLDS
 
 ACQUIRE = {"fair": scripts.FAIR_ACQUIRE, "rlock": scripts.RLOCK_ACQUIRE}
 RELEASE = {"fair": scripts.FAIR_RELEASE, "rlock": scripts.RLOCK_RELEASE}
@@ -71,12 +75,8 @@ async def test_renewal_whose_reply_was_lost_is_made_up_for(face, kind, proxy, re
     lost = proxy.lose_reply(scripts.LOCK_RENEW)
     assert await face.acquire(lock)
     redis_client.pexpire(KEY, 5000)
-    from django_rlock.locks.holds import HOLDS
-
     hold = HOLDS.snapshot()[0]
     hold.deadline -= hold.lease * 2 / 3  # due now
-    from django_rlock.drivers import background
-
     background._loop.nudge()
     await face.until(lambda: redis_client.pttl(KEY) > 20_000)
     await face.until(lambda: hold.renew_at > hold.since)
@@ -137,3 +137,40 @@ def _waits(redis_client, kind):
     if kind == "fair":
         return redis_client.zcard("rlock_queue:{rlock:stock:42}")
     return redis_client.pubsub_numsub("redisson_lock__channel:{rlock:stock:42}")[0][1]
+
+
+async def test_deadline_counts_from_before_the_command(face, kind, proxy):
+    """However late the reply, the hold counts as lost before the server may give the lock to another."""
+    lock = kind("stock:42", lease_time=20)
+    reply = proxy.hold_reply(ACQUIRE[kind.kind])
+    obeyed_at = _let_go_later(reply)
+    await face.acquire(lock)
+    assert HOLDS.snapshot()[0].deadline <= obeyed_at.result(10) + 20
+    await face.release(lock)
+
+
+async def test_deadline_of_a_renewal_counts_from_before_the_command(face, kind, proxy, settings):
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    hold = HOLDS.snapshot()[0]
+    first = hold.deadline
+    reply = proxy.hold_reply(scripts.LOCK_RENEW)
+    obeyed_at = _let_go_later(reply)
+    await face.until(lambda: hold.deadline > first)
+    assert hold.deadline <= obeyed_at.result(10) + 3
+    await face.release(lock)
+
+
+def _let_go_later(reply):
+    """Let a reply go half a second after the server gave it; answers when that was."""
+    obeyed_at: Future[float] = Future()
+
+    def wait() -> None:
+        reply.served.wait(10)
+        obeyed_at.set_result(time.monotonic())
+        time.sleep(0.5)
+        reply.let_go.set()
+
+    threading.Thread(target=wait).start()
+    return obeyed_at

@@ -4,10 +4,10 @@ import gc
 import threading
 import time
 
-import greenlet
+import greenlet  # type: ignore[import-untyped]
 import pytest
 
-from django_rlock import FairLock, LockNotOwnedError, RLock
+from django_rlock import LockNotOwnedError, LockUnavailableError
 from django_rlock.drivers import background, identity
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import eventually
@@ -25,7 +25,7 @@ def in_thread(function):
 
 def test_thread_with_a_recycled_ident_does_not_enter(kind):
     lock = kind("stock:42")
-    first, taken = in_thread(lambda: lock.acquire())
+    first, taken = in_thread(lock.acquire)
     assert taken
     for _ in range(200):
         second, again = in_thread(lambda: lock.acquire(blocking=False))
@@ -111,8 +111,6 @@ def test_explicit_owner_moves_between_threads(kind, redis_client):
 
 def test_failed_release_of_an_explicit_owner_does_not_free_its_next_hold(kind, own_server):
     """The name cannot be changed, so a release left for later would hit whatever the name holds by then."""
-    from django_rlock import LockUnavailableError
-
     server = own_server()
     lock = kind("stock:42", owner="order-7")
     lock.acquire()

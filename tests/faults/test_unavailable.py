@@ -30,7 +30,7 @@ class Clock:
 async def test_down_at_start(face, kind, own_server, wait):
     server = own_server()
     server.kill()
-    with Clock() as took, pytest.raises(LockUnavailableError, match="'stock:42'.*check that Redis is up") as caught:
+    with Clock() as took, pytest.raises(LockUnavailableError, match=r"'stock:42'.*check that Redis is up") as caught:
         await face.acquire(kind("stock:42"), wait_time=wait)
     assert wait <= took.seconds < wait + SLACK
     assert caught.value.lock_name == "stock:42"
@@ -247,7 +247,7 @@ async def _visit(face, lock) -> None:
 async def test_key_of_another_type(face, kind, redis_client):
     redis_client.set(KEY, "not a lock")
     for attempt in ({"blocking": False}, {"wait_time": 0.1}):
-        with Clock() as took, pytest.raises(LockUnavailableError, match="another type of value.*delete that key"):
+        with Clock() as took, pytest.raises(LockUnavailableError, match=r"another type of value.*delete that key"):
             await face.acquire(kind("stock:42"), **attempt)
         assert took.seconds < SLACK
     with pytest.raises(LockUnavailableError, match="another type"):
@@ -311,7 +311,7 @@ async def test_replica_refuses_and_becomes_primary_again(face, kind, own_server)
     server = own_server()
     with server.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(LockUnavailableError, match="(?i)read.?only"):
+        with pytest.raises(LockUnavailableError, match=r"(?i)read.?only"):
             await face.acquire(kind("stock:42"), blocking=False)
         waiting = face.start(_wait, face, kind("stock:42"), 10)
         await face.sleep(0.1)

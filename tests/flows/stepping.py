@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import types
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, Self
 
 import pytest
@@ -32,7 +32,7 @@ return {lock, redis.call('zrange', KEYS[2], 0, -1), redis.call('zrange', KEYS[3]
 
 
 @types.coroutine
-def _suspend(why: str) -> Iterator[str]:
+def _suspend(why: str) -> Generator[str, Any, Any]:
     return (yield why)
 
 
@@ -59,7 +59,7 @@ class Waiter:
         self.woken = False
         driver.world.waiters.append(self)
 
-    async def wait(self, timeout: float | None) -> bool:
+    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - the protocol's
         if await _suspend("wait") == "timeout":
             self.driver.clock += timeout or 0
             return False
@@ -247,15 +247,15 @@ class World:
     def execute(self, call: ScriptCall) -> list[Any]:
         """Run a call on the server, and put the messages that it published on their way."""
         nonce = str(next(self.nonces))
-        arguments = (len(call.keys), *call.keys, nonce, *map(str, call.args))
+        arguments = [*call.keys, nonce, *map(str, call.args)]
         try:
-            reply: Any = self.client.evalsha(call.script.sha, *arguments)
+            reply: Any = self.client.evalsha(call.script.sha, len(call.keys), *arguments)
         except redis.exceptions.NoScriptError:
-            reply = self.client.eval(call.script.source, *arguments)
+            reply = self.client.eval(call.script.source, len(call.keys), *arguments)
         assert reply[0] == nonce.encode()
         self._collect_messages()
         self._note_ticket(call, reply)
-        return reply  # type: ignore[no-any-return]
+        return reply
 
     def _collect_messages(self) -> None:
         self.listener.ping("done")  # its answer comes behind all that was published before
@@ -344,7 +344,8 @@ class World:
         self.inside = [each for each in self.inside if each.process is not actor.process]
         client = actor.process.identity.client_id
         self.client.zrem(f"rlock_alive:{{{KEY}}}", client)
-        if any(owner.decode().startswith(client) for owner in self.client.hkeys(KEY)):
+        holders: Any = self.client.hkeys(KEY)
+        if any(owner.decode().startswith(client) for owner in holders):
             self.client.delete(KEY)
 
     def state(self) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ async def attempt(face, lock, **times) -> bool:
     return await face.acquire(lock, **times)
 
 
-async def visit(face, lock, inside: list) -> None:
+async def visit(face, lock, inside: list[object]) -> None:
     async with face.inside(lock):
         inside.append(lock)
         assert len(inside) == 1, "two inside at once"
@@ -100,6 +100,7 @@ async def test_block_raises_when_the_wait_ends(face, kind, redis_client):
     error = caught.value
     assert error.lock_name == "stock:42"
     assert 0.1 <= error.waited < 3
+    assert error.retry_after is not None
     assert 15 < error.retry_after <= 20
     assert not redis_client.exists(QUEUE)
 
@@ -115,7 +116,7 @@ async def test_waiter_is_woken_by_the_release(face, kind, redis_client):
 
 
 async def test_nobody_inside_with_another(face, kind):
-    inside: list = []
+    inside: list[object] = []
     visits = [face.start(visit, face, kind("stock:42"), inside) for _ in range(20)]
     for each in visits:
         await face.result(each)

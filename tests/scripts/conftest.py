@@ -21,7 +21,7 @@ Run = Callable[..., Any]
 def run(redis_client: redis.Redis) -> Run:
     """Calls a script with as many of the lock's keys as it takes; answers its reply without the nonce."""
 
-    def call(script: Script, *args: object) -> Any:
+    def call(script: Script, *args: str | int) -> Any:
         count = 4 if "KEYS[4]" in script.source else 3 if "KEYS[3]" in script.source else 1
         names = [KEY, QUEUE, ALIVE, CHANNEL][:count]
         if script.name == "rlock_release":
@@ -54,7 +54,7 @@ def heard(server: EmbeddedServer):
 def state(redis_client: redis.Redis):
     """Answers the holder and the queue."""
 
-    def look() -> tuple[dict[str, str], list[str]]:
+    def look() -> tuple[Any, Any]:
         return redis_client.hgetall(KEY), redis_client.zrange(QUEUE, 0, -1)
 
     return look

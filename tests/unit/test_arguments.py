@@ -6,8 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from django_rlock import FairLock, RLock, rlock
-from django_rlock import keys
+from django_rlock import FairLock, RLock, keys, rlock
 from django_rlock.locks.durations import lease_seconds, milliseconds, wait_seconds
 
 BAD_NUMBERS = [-1, -0.001, math.nan, math.inf, -math.inf, 1e12, 10**400, timedelta(seconds=-1)]
@@ -49,9 +48,9 @@ def test_bad_durations_of_a_call_lock_nothing(kind, redis_client):
         lock.acquire(True, 5)  # is it the wait or the lease?
     assert redis_client.keys() == []
     lock.acquire()
-    for bad in (0, -1, None, "3"):
+    for lease in (0, -1, None, "3"):
         with pytest.raises((ValueError, TypeError)):
-            lock.extend(bad)
+            lock.extend(lease)
     lock.release()
 
 

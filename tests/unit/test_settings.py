@@ -103,7 +103,10 @@ def test_unknown_alias(settings, kind):
 def test_cache_that_is_not_django_redis(settings, kind, backend):
     settings.CACHES = {
         **settings.CACHES,
-        "local": {"BACKEND": f"django.core.cache.backends.{backend}", "LOCATION": settings.CACHES["default"]["LOCATION"]},
+        "local": {
+            "BACKEND": f"django.core.cache.backends.{backend}",
+            "LOCATION": settings.CACHES["default"]["LOCATION"],
+        },
     }
     settings.RLOCK = {"default": {"CACHE": "local"}}
     with pytest.raises(ImproperlyConfigured, match=r"CACHES\['local'\].*django_redis.cache.RedisCache"):
