@@ -85,16 +85,19 @@ class _Loop:
         idle = 0
         while True:
             self._bell.clear()
-            # Whatever comes during the round rings the bell, since the round may have looked too early to see it.
-            self.wakes_at = math.inf
-            due = self.round()
             # After some rounds without work the thread sleeps until it is needed; not at once, because locks that
             # are taken and released in quick succession would wake it each time.
+            may_sleep = idle >= _IDLE_ROUNDS
+            latest = time.monotonic() + SLOWEST_TICK
+            # The round may look too early to see what comes meanwhile; that rings, unless the next round will do.
+            self.wakes_at = math.inf if may_sleep else latest
+            due = self.round()
             idle = idle + 1 if due == math.inf else 0
-            if idle <= _IDLE_ROUNDS:
-                due = min(due, time.monotonic() + SLOWEST_TICK)
+            if not may_sleep or due < math.inf:
+                due = min(due, latest)
             self.wakes_at = due
-            self._bell.wait(None if due == math.inf else max(due - time.monotonic(), 0))
+            if self._bell.wait(None if due == math.inf else max(due - time.monotonic(), 0)):
+                idle = 0
 
     def round(self) -> float:
         """Run all that is due; answer when the next round should begin."""
