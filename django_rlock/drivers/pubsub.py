@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,7 @@ MakeWaiter = Callable[["Listener", str, str | None], "ListenerWaiter"]
 class ListenerWaiter:
     """A place in a channel's line; threads and tasks differ in how they sleep."""
 
-    __slots__ = ("_listener", "channel", "token")
+    __slots__ = ("__weakref__", "_listener", "channel", "token")
 
     def __init__(self, listener: Listener, channel: str, token: str | None) -> None:
         self._listener = listener
@@ -119,23 +120,23 @@ class TaskWaiter(ListenerWaiter):
 
 
 class _Channel:
-    """A subscription, how many wait on it, and since when nobody does."""
+    """A subscription, and when the last waiter left it or looked for it."""
 
-    __slots__ = ("asked", "confirmed", "idle_since", "lapsed", "waiters")
+    __slots__ = ("asked", "confirmed", "idle_since", "lapsed")
 
     def __init__(self) -> None:
         self.asked = False
         self.confirmed = threading.Event()
         self.lapsed = False
-        self.waiters = 0
-        self.idle_since = 0.0
+        self.idle_since = time.monotonic()
 
 
 class Listener:
     """Waiters by channel and token, and the thread that wakes them.
 
     ``_mutex`` guards the tables and is never held during I/O, so an event loop may take it; ``_io`` keeps commands on
-    the connection in order.
+    the connection in order. The lines hold their waiters weakly: one whose attempt was interrupted before it could
+    leave is gone, and takes nobody's wake-up.
     """
 
     def __init__(self, using: str) -> None:
@@ -144,9 +145,9 @@ class Listener:
         self._mutex = threading.Lock()
         self._io = threading.Lock()
         self._channels: dict[str, _Channel] = {}
-        self._waiters: dict[tuple[str, str | None], deque[ListenerWaiter]] = {}
+        self._lines: dict[tuple[str, str | None], deque[weakref.ref[ListenerWaiter]]] = {}
         self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def overhear(self, channel: str, token: str | None, make: MakeWaiter) -> ListenerWaiter | None:
         """A waiter, when the channel is subscribed and confirmed; else None."""
@@ -176,29 +177,33 @@ class Listener:
     def remove(self, waiter: ListenerWaiter) -> None:
         """Take a waiter out of its line, if it still stands there."""
         with self._mutex, contextlib.suppress(KeyError, ValueError):
-            line = self._waiters[waiter.channel, waiter.token]
-            line.remove(waiter)
+            self._channels[waiter.channel].idle_since = time.monotonic()
+            line = self._lines[waiter.channel, waiter.token]
+            line.remove(weakref.ref(waiter))
             if not line:
-                del self._waiters[waiter.channel, waiter.token]
-            channel = self._channels[waiter.channel]
-            channel.waiters -= 1
-            channel.idle_since = time.monotonic()
+                del self._lines[waiter.channel, waiter.token]
 
     def wake_next(self, channel: str, token: str | None) -> None:
         """Wake the waiter that has stood longest in the line of this token, if there is one."""
         with self._mutex:
-            line = self._waiters.get((channel, token))
-            if line:
+            line = self._lines.get((channel, token))
+            while line:
                 # The front goes to the back, so a second message wakes the next one and not the same again.
                 line.rotate(-1)
-                line[-1].wake()
+                waiter = line[-1]()
+                if waiter is not None:
+                    waiter.wake()
+                    return
+                line.pop()
 
     def prune(self) -> None:
         """Unsubscribe from channels that nobody has waited on for a while."""
         with self._io:
             before = time.monotonic() - KEEP_CHANNEL
             with self._mutex:
-                idle = [name for name, it in self._channels.items() if not it.waiters and it.idle_since < before]
+                self._drop_gone()
+                busy = {channel for channel, _ in self._lines}
+                idle = [name for name, it in self._channels.items() if name not in busy and it.idle_since < before]
                 for name in idle:
                     del self._channels[name]
             if idle:
@@ -207,14 +212,21 @@ class Listener:
 
     def stop(self) -> None:
         """End the reading thread."""
-        self._stopped = True
+        self._stopped.set()
         with self._io, contextlib.suppress(RedisError, OSError):
             self._pubsub.close()
 
     def _add(self, waiter: ListenerWaiter) -> ListenerWaiter:
-        self._waiters.setdefault((waiter.channel, waiter.token), deque()).append(waiter)
-        self._channels[waiter.channel].waiters += 1
+        self._lines.setdefault((waiter.channel, waiter.token), deque()).append(weakref.ref(waiter))
         return waiter
+
+    def _drop_gone(self) -> None:
+        for key, line in list(self._lines.items()):
+            alive = deque(place for place in line if place() is not None)
+            if alive:
+                self._lines[key] = alive
+            else:
+                del self._lines[key]
 
     def _subscribe(self, channels: list[str]) -> None:
         # Where it fails the reading thread reconnects and subscribes to all that is wanted.
@@ -231,11 +243,11 @@ class Listener:
 
     def _read(self) -> None:
         pause = _RECONNECT_AFTER[0]
-        while not self._stopped:
+        while not self._stopped.is_set():
             try:
                 message = self._pubsub.get_message(timeout=_READ_FOR)
             except Exception as error:  # noqa: BLE001 - a failed SUBSCRIBE takes the socket away in several ways
-                if self._stopped:
+                if self._stopped.is_set():
                     return
                 logger.info("Listening connection lost (%s); subscribing again.", error)
                 time.sleep(pause)
@@ -252,7 +264,7 @@ class Listener:
             self._confirm(channel)
         elif message["type"] == "message":
             payload = _text(message["data"])
-            exact = (channel, payload) in self._waiters
+            exact = (channel, payload) in self._lines
             self.wake_next(channel, payload if exact else None)
 
     def _confirm(self, name: str) -> None:
@@ -267,9 +279,9 @@ class Listener:
 
     def _wake_all(self, name: str) -> None:
         # Messages were lost while nobody listened, so whoever waits asks again.
-        for (channel, _), line in self._waiters.items():
+        for (channel, _), line in self._lines.items():
             if channel == name:
-                for waiter in line:
+                for waiter in filter(None, (place() for place in line)):
                     waiter.wake()
 
     def _reconnect(self) -> None:

@@ -108,7 +108,7 @@ class Hold:
 class Wait:
     """An owner of this process that waits for a lock. Times are monotonic seconds; ``beat_at`` is the next beat's."""
 
-    __slots__ = ("beat_at", "context", "lock", "owner", "place", "since", "waiter")
+    __slots__ = ("__weakref__", "beat_at", "context", "lock", "owner", "place", "since", "waiter")
 
     def __init__(self, lock: LockHooks, owner: Owner | str, name: str, now: float, waiter: Waiter) -> None:
         self.lock = lock
@@ -158,19 +158,23 @@ class Holds:
 
 
 class Waits:
-    """Waits of this process, in the order in which they began."""
+    """Waits of this process, in the order in which they began.
+
+    It holds them weakly: one whose attempt was interrupted before it could leave is gone, and nobody beats for it.
+    """
 
     def __init__(self) -> None:
-        self._table: dict[int, Wait] = {}
+        self._table: dict[int, weakref.ref[Wait]] = {}
 
     def add(self, wait: Wait) -> None:
-        self._table[id(wait)] = wait
+        number = id(wait)
+        self._table[number] = weakref.ref(wait, lambda _: self._table.pop(number, None))
 
     def remove(self, wait: Wait) -> None:
         self._table.pop(id(wait), None)
 
     def snapshot(self) -> list[Wait]:
-        return list(self._table.values())
+        return [wait for wait in (place() for place in list(self._table.values())) if wait is not None]
 
     def clear(self) -> None:
         self._table.clear()
