@@ -37,9 +37,6 @@ class SyncDriver(ScriptDriver):
     def __init__(self, using: str, pool: Callable[[str], redis.ConnectionPool] = command_pool) -> None:
         super().__init__(using)
         self._pool: Any = pool(using)  # redis-py's connections are half typed
-        limit: float | None = self._pool.connection_kwargs.get("socket_timeout")
-        self._is_limited = limit is not None
-        self._limit = limit or UNSET_TIMEOUT
 
     def check_caller(self) -> None:
         try:
@@ -59,11 +56,7 @@ class SyncDriver(ScriptDriver):
         connection = pool.get_connection()
         try:
             connection.send_packed_command([packed])
-            if timeout >= self._limit and self._is_limited:
-                reply = connection.read_response(disable_decoding=True)
-            else:
-                reply = _read_within(connection, min(timeout, self._limit))
-            return check_nonce(reply, nonce)
+            return check_nonce(_read_within(connection, timeout), nonce)
         except AttributeError as error:  # redis-py's, of a connection that a signal left half connected
             connection.disconnect()
             raise redis.ConnectionError("The connection was not set up to its end.") from error
@@ -132,10 +125,14 @@ class SyncDriver(ScriptDriver):
 
 
 def _read_within(connection: Any, timeout: float) -> Any:
+    """The reply, within ``timeout`` seconds or the connection's own limit."""
+    limit = connection.socket_timeout
+    if limit is not None and limit <= timeout:
+        return connection.read_response(disable_decoding=True)
     # redis-py before 8 has no timeout for one read, so the socket's own is set and put back.
-    connection._sock.settimeout(timeout)  # noqa: SLF001
+    connection._sock.settimeout(min(timeout, limit or UNSET_TIMEOUT))  # noqa: SLF001
     reply = connection.read_response(disable_decoding=True)
-    connection._sock.settimeout(connection.socket_timeout)  # noqa: SLF001
+    connection._sock.settimeout(limit)  # noqa: SLF001
     return reply
 
 
