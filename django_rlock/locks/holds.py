@@ -121,7 +121,7 @@ class Wait:
 
 
 class Holds:
-    """Holds by alias, key and owner. Each entry is written by its owner only, and dict operations are atomic."""
+    """Holds by alias, name and owner. Each entry is written by its owner only, and dict operations are atomic."""
 
     def __init__(self) -> None:
         self._table: dict[Key, Hold] = {}
@@ -181,7 +181,7 @@ class Waits:
 
 
 def key_of(lock: LockHooks, owner: Owner | str) -> Key:
-    return lock.using, lock.key, owner if isinstance(owner, str) else owner.serial
+    return lock.using, lock.name, owner if isinstance(owner, str) else owner.serial
 
 
 HOLDS = Holds()
