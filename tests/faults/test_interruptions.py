@@ -25,8 +25,8 @@ def test_storm_of_signals(kind, scenario, server, redis_client):
         try:
             assert process.stdout is not None
             seen = json.loads(process.stdout.readline())
-            assert seen.pop("raised") > 50
-            assert seen.pop("served", 100) > 50
+            assert seen.pop("raised") > 10  # few on a fast and idle machine
+            assert seen.pop("served", 100) > 10
             assert set(seen.values()) == {0}, seen
             assert redis_client.hgetall("rlock:taken") == {"somebody": "1"}
             # Whatever the clean-up has to do it does within seconds; a lease would take 30.
