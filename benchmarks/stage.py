@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ def configure() -> None:
     cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": os.environ[URL_VARIABLE]}
     settings.configure(CACHES={"default": cache}, INSTALLED_APPS=["django_rlock"], USE_TZ=True)
     django.setup()
+    logging.getLogger("django_rlock").setLevel(logging.ERROR)  # thousands of long holds are no news here
 
 
 @contextmanager

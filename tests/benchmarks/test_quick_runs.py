@@ -46,7 +46,9 @@ def check_uncontended(rows):
 
 def check_contended(rows):
     assert {"FairLock, longest wait", "FairLock, throughput", "redis-py, longest wait"} < rows.keys()
-    assert rows["most by fewest"]["reached"], "the commands per acquisition are counted, not timed"
+    for processes in (2, 3):
+        # An uncontended pair runs 8 commands and one that queued 26, and a few come and go with the round.
+        assert 8 <= rows[f"FairLock, {processes} processes"]["figure"] <= 32
 
 
 def check_waiting(rows):
