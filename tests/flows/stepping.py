@@ -45,7 +45,7 @@ class Process:
         self.identity.client_id = f"{number:036d}"
         self.identity.numbers = itertools.count(1000 * number)
         self.channels: set[str] = set()
-        self.deferred: list[ScriptCall] = []
+        self.deferred: list[tuple[ScriptCall, float]] = []
         self.dead = False
 
 
@@ -303,8 +303,8 @@ class World:
         found += [("lose", 0)] if self.messages and self.may.get("lose") else []
         found += [("arrive", 0)] if self.late else []
         for each in self.processes:
-            # The last clean-up comes a second later than the first, when all that was under way has arrived.
-            if len(each.deferred) > (1 if self.late else 0) and not each.dead:
+            # What is to come a second later comes when all that was under way has arrived.
+            if each.deferred and not each.dead and not (self.late and each.deferred[0][1]):
                 found.append(("defer", each.number))
         return found
 
@@ -329,7 +329,7 @@ class World:
             case "arrive":
                 self.execute(self.late.pop(0))
             case "defer":
-                self.execute(self.processes[number - 1].deferred.pop(0))
+                self.execute(self.processes[number - 1].deferred.pop(0)[0])
 
     def _cancel(self, actor: Actor, late: bool) -> None:
         if late:
@@ -355,7 +355,7 @@ class World:
             tuple(each.position() for each in self.actors),
             repr(server),
             tuple((process.number, *rest) for process, *rest in self.messages),
-            tuple((each.dead, tuple(call.args for call in each.deferred)) for each in self.processes),
+            tuple((each.dead, tuple(call.args for call, _ in each.deferred)) for each in self.processes),
             tuple(call.args for call in self.late),
             tuple(self.may.items()),
             tuple(self.served) if self.order_matters else (),
@@ -423,7 +423,7 @@ def make_world(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> It
         return worlds[0]
 
     def defer(_using: str, call: ScriptCall, until: float, after: float = 0.0) -> None:
-        worlds[0].running.deferred.append(call)  # type: ignore[union-attr]
+        worlds[0].running.deferred.append((call, after))  # type: ignore[union-attr]
 
     monkeypatch.setattr(flows, "defer", defer)
     monkeypatch.setattr(holds, "defer", defer)
