@@ -4,6 +4,7 @@ import json
 import pickle
 
 import pytest
+from celery import Celery
 from celery.backends.base import Backend
 from celery.utils.serialization import get_pickleable_exception
 
@@ -15,7 +16,6 @@ from django_rlock import (
     LockUnavailableError,
     RLockError,
 )
-from tests.celery_app import app
 
 ERRORS = [
     LockTimeoutError("stock:1", waited=3.0, holder="web-2 pid 311", retry_after=22.9),
@@ -43,7 +43,7 @@ def test_an_error_survives_pickling(error: RLockError) -> None:
 
 @each_error
 def test_an_error_survives_a_json_result_of_celery(error: RLockError) -> None:
-    backend = Backend(app, serializer="json")
+    backend = Backend(Celery(set_as_current=False), serializer="json")
     stored = json.loads(json.dumps(backend.prepare_exception(error, serializer="json")))
     assert_same(backend.exception_to_python(stored), error)
 
