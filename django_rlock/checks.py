@@ -1,4 +1,4 @@
-"""System checks: what ``get_settings`` refuses, found before the first request. No check asks the network."""
+"""System checks: what the first lock would refuse, found before the first request. No check asks the network."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock.settings import get_aliases, get_settings
+from django_rlock.connections import get_client
+from django_rlock.settings import get_aliases
 
 HINT = "See RLOCK in the documentation of django-rlock: docs/settings.md#rlock"
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """E001: the RLOCK setting, or one of its aliases, is wrong. The text is the one of the exception."""
+    """E001: the RLOCK setting, or one of its aliases or their caches, is wrong. The text is the one of the exception."""
     return [Error(text, hint=HINT, id="django_rlock.E001") for text in _refusals()]
 
 
@@ -26,6 +27,6 @@ def _refusals() -> Iterator[str]:
         return
     for alias in aliases:
         try:
-            get_settings(alias)
+            get_client(alias)  # makes an object, no connection
         except ImproperlyConfigured as error:
             yield str(error)
