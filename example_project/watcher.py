@@ -20,15 +20,19 @@ CHECK_INTERVAL = 1.0
 
 def main(parent: str, folder: str, *command: str) -> None:
     """Print the server's pid, wait for one byte on standard input, and end the server."""
-    server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL)
-    sys.stdout.write(f"{server.pid}\n")
-    sys.stdout.flush()
+    # The server's own process prints the line before it becomes the server, whose output comes after it then. There
+    # is one thread here, so that is safe.
+    server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, preexec_fn=_print_pid)  # noqa: PLW1509
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     told = _wait_for_word(int(parent))
     server.kill()
     server.wait()
     if not told:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _print_pid() -> None:
+    os.write(1, b"%d\n" % os.getpid())
 
 
 def _wait_for_word(parent: int) -> bool:
