@@ -15,7 +15,7 @@ HINT = "See RLOCK in the documentation of django-rlock: docs/settings.md#rlock"
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """E001: the RLOCK setting, or one of its aliases or their caches, is wrong. The text is the one of the exception."""
+    """E001: the RLOCK setting, an alias of it or its cache is wrong. The text is the one of the exception."""
     return [Error(text, hint=HINT, id="django_rlock.E001") for text in _refusals()]
 
 

@@ -130,9 +130,9 @@ def _is_async(func: Any) -> bool:
 
 
 def _check_options(options: Options) -> None:
-    if options.kind is not None and options.kind not in KINDS:
+    if options.kind not in (None, *KINDS):
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))} or None, not {options.kind!r}.")
-    if options.on_locked not in {None, "raise", "skip"} and not callable(options.on_locked):
+    if options.on_locked not in (None, "raise", "skip") and not callable(options.on_locked):
         raise ValueError(f"on_locked must be 'raise', 'skip', a function or None, not {options.on_locked!r}.")
     if options.status is not None and options.status not in range(400, 600):
         raise ValueError(f"status must be an HTTP status of 400 to 599 or None, not {options.status!r}.")

@@ -47,7 +47,7 @@ class TaskOptions:
         on_locked = inspect.getattr_static(task, "on_locked")  # not bound to the class or a task
         if not callable(on_locked) and on_locked not in ON_LOCKED:
             raise ValueError(f"{task.name}: on_locked must be one of {ON_LOCKED} or a function, not {on_locked!r}.")
-        if task.lock_kind is not None and task.lock_kind not in KINDS:
+        if task.lock_kind not in (None, *KINDS):
             raise ValueError(f"{task.name}: lock_kind must be one of {(*KINDS, None)}, not {task.lock_kind!r}.")
         wait_time = wait_seconds(task.lock_wait_time)
         return cls(

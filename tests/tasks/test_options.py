@@ -85,6 +85,7 @@ def test_arguments_that_do_not_fit_are_told_as_ever(lock_name):
         ({"lock_key": 7}, TypeError, "lock_key must be"),
         ({"on_locked": "ignore"}, ValueError, "on_locked must be one of"),
         ({"lock_kind": "hair"}, ValueError, "lock_kind must be one of"),
+        ({"lock_kind": ["fair"]}, ValueError, "lock_kind must be one of"),
         ({"lock_wait_time": -1}, ValueError, "wait_time"),
         ({"lock_lease_time": 0}, ValueError, "lease_time"),
         ({"lock_retry_delay": 0}, ValueError, "lock_retry_delay must be"),

@@ -291,7 +291,9 @@ def test_a_coroutine_out_of_a_sync_function_is_refused() -> None:
     ("options", "error", "text"),
     [
         ({"kind": "fari"}, ValueError, "'fair'"),
+        ({"kind": ["fair"]}, ValueError, "'fair'"),
         ({"on_locked": "ignore"}, ValueError, "'skip'"),
+        ({"on_locked": ["skip"]}, ValueError, "'skip'"),
         ({"status": 200}, ValueError, "400"),
         ({"atomic": "yes"}, ValueError, "'auto'"),
         ({"condition": True}, TypeError, "function"),
