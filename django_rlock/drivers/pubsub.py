@@ -169,8 +169,10 @@ class Listener:
         with self._io:
             # A signal may come at any point of this, and whoever settles next goes on from there.
             if not subscription.asked:
-                self._subscribe([channel])
-                subscription.asked = True
+                # Where it fails the reading thread connects again, and subscribes to all that is wanted.
+                with contextlib.suppress(RedisError, OSError):
+                    self._pubsub.subscribe(channel)
+                    subscription.asked = True
             self._start()
         subscription.confirmed.wait(CONFIRM_WITHIN)
 
@@ -228,11 +230,6 @@ class Listener:
             else:
                 del self._lines[key]
 
-    def _subscribe(self, channels: list[str]) -> None:
-        # Where it fails the reading thread reconnects and subscribes to all that is wanted.
-        with contextlib.suppress(RedisError, OSError):
-            self._pubsub.subscribe(*channels)
-
     def _new_pubsub(self) -> Any:  # redis-py's PubSub is half typed
         return self._client.pubsub()  # type: ignore[no-untyped-call]
 
@@ -243,8 +240,12 @@ class Listener:
 
     def _read(self) -> None:
         pause = _RECONNECT_AFTER[0]
+        lost = False
         while not self._stopped.is_set():
             try:
+                if lost or self._is_deaf():
+                    self._reconnect()
+                    lost = False
                 message = self._pubsub.get_message(timeout=_READ_FOR)
             except Exception as error:  # noqa: BLE001 - a failed SUBSCRIBE takes the socket away in several ways
                 if self._stopped.is_set():
@@ -252,7 +253,7 @@ class Listener:
                 logger.info("Listening connection lost (%s); subscribing again.", error)
                 time.sleep(pause)
                 pause = min(pause * 2, _RECONNECT_AFTER[1])
-                self._reconnect()
+                lost = True
             else:
                 pause = _RECONNECT_AFTER[0]
                 if message is not None:
@@ -284,6 +285,10 @@ class Listener:
                 for waiter in filter(None, (place() for place in line)):
                     waiter.wake()
 
+    def _is_deaf(self) -> bool:
+        # redis-py raises nothing while it has no subscription: it would wait for one that nobody makes.
+        return bool(self._channels) and not self._pubsub.subscribed
+
     def _reconnect(self) -> None:
         with self._io:
             with contextlib.suppress(RedisError, OSError):
@@ -295,7 +300,7 @@ class Listener:
                     channel.lapsed = True
                 wanted = list(self._channels)
             if wanted:
-                self._subscribe(wanted)
+                self._pubsub.subscribe(*wanted)
 
 
 def _text(value: bytes | str) -> str:

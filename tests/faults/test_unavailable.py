@@ -7,7 +7,7 @@ import pytest
 from django_redis import get_redis_connection
 
 from django_rlock import LockLostError, LockUnavailableError, RLock, scripts
-from django_rlock.drivers import background
+from django_rlock.drivers import background, pubsub
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import eventually
 from tests.proxy import load_scripts
@@ -90,6 +90,31 @@ async def test_goes_down_and_comes_back_in_the_middle_of_a_wait(face, kind, own_
     _, outcome = await face.result(waiting)
     assert outcome is True
     HOLDS.clear()  # the waiter's thread or task has ended
+
+
+def test_waiters_are_heard_again_after_an_outage(own_server):
+    """Also when the listener's first attempts to reconnect found no server."""
+    server = own_server()
+    lock = RLock("stock:42", wait_time=10)
+    taken = []
+
+    def wait() -> None:
+        taken.append(lock.acquire())
+        lock.release()
+
+    with lock:
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        with server.client() as client:
+            eventually(lambda: client.pubsub_channels("redisson*"))
+    waiting.join(20)
+    server.kill()
+    listener = pubsub.listener("default")
+    eventually(lambda: not listener._pubsub.subscribed)
+    server.restart()
+    with server.client() as client:
+        eventually(lambda: client.pubsub_channels("redisson*"))
+    assert taken == [True]
 
 
 async def test_goes_silent_while_connections_are_open(face, kind, own_server):
