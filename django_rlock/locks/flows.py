@@ -202,7 +202,7 @@ class LockFlows(LockHooks):
     async def _force_release(self, driver: Driver, owner: str | None, reason: str) -> bool:
         reply = await driver.run(self.force_release_call(owner), driver.now() + RELEASE_PATIENCE)
         if reply[1] == 1:
-            logger.warning("Lock %r (%s) was freed by force: %s", self.name, self.key, reason or "no reason given")
+            logger.warning("Lock %r (%r) was freed by force: %r", self.name, self.key, reason or "no reason given")
             signals.lock_force_released.send_robust(sender=type(self), lock=self, owner=owner, reason=reason)
         return bool(reply[1])
 

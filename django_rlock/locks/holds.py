@@ -212,7 +212,7 @@ def lose(hold: Hold, reason: str) -> bool:
             owner.renew_name()
         hold.lost = reason
     lock = hold.lock
-    logger.warning("Lock %r (%s) was lost while held by %s: %s.", lock.name, lock.key, hold.owner, reason)
+    logger.warning("Lock %r (%r) was lost while held by %s: %s.", lock.name, lock.key, hold.owner, reason)
     lock_lost.send_robust(sender=type(lock), lock=lock, owner=hold.owner, reason=reason)
     if lock.on_lost is not None:
         try:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from django_rlock import FairLock, LockNotOwnedError, LockTimeoutError, RLock
+from django_rlock import FairLock, LockLostError, LockNotOwnedError, LockTimeoutError, RLock
 from django_rlock.locks.holds import WAITS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_released, lock_timed_out
 from tests.eventually import eventually
@@ -151,6 +151,16 @@ async def test_force_release_lets_the_next_one_in(face, kind, redis_client):
     assert await face.call(lock, "force_release", reason="it hangs") is True
     await face.result(waiting)
     assert await face.call(lock, "force_release") is False
+
+
+async def test_nobody_writes_log_lines_of_his_own(face, kind, caplog):
+    lock = kind("a\n\x1b[31mb")
+    await face.acquire(lock)
+    assert await face.call(lock, "force_release", reason="so\nthere")
+    with pytest.raises(LockLostError):
+        await face.call(lock, "release")
+    assert [text for text in caplog.messages if not text.isprintable()] == []
+    assert [words for words in ("freed by force", "was lost") if words not in caplog.text] == []
 
 
 async def test_explicit_owner(face, kind, redis_client):
