@@ -75,7 +75,8 @@ class LockedTask(_DjangoTask):
     A plain call, ``build_report(7)``, and eager mode take the lock as well; having no message to send again, they wait
     instead of retrying. ``build_report.run(7)`` is the body without the lock.
 
-    KeyTemplateError, ValueError or TypeError for a bad option, when the app makes the task.
+    KeyTemplateError, ValueError or TypeError for a bad or unknown option, when the app makes the task. Attributes of
+    the task's own must not begin with ``lock_``.
     """
 
     lock_key: str | Callable[..., str] | None = None
@@ -92,6 +93,7 @@ class LockedTask(_DjangoTask):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        _refuse_unknown_options(cls)
         cls._rlock = TaskOptions.of(cls)  # a bad option fails before Celery registers the task
 
     @classmethod
@@ -115,6 +117,16 @@ class LockedTask(_DjangoTask):
         request.rlock_entered = True  # type: ignore[attr-defined]
         with _reported(self, str(request.id)), thread_owner().labelled(str(request.id)):
             return _Run(self, args, kwargs, request).execute(partial(self.run, *args, **kwargs))
+
+
+def _refuse_unknown_options(cls: type[LockedTask]) -> None:
+    """A misspelt option would pass for an attribute of the task's own, and do nothing."""
+    for name, value in vars(cls).items():
+        if name.startswith("lock_") and not hasattr(LockedTask, name) and not callable(value):
+            known = ", ".join(option for option in vars(LockedTask) if option.startswith("lock_"))
+            raise TypeError(
+                f"{cls.name or cls.__name__}: there is no option {name!r}. Known options: on_locked, {known}."
+            )
 
 
 class _Run:

@@ -83,6 +83,7 @@ def test_arguments_that_do_not_fit_are_told_as_ever(lock_name):
         ({"lock_key": "report:<acount_id>"}, KeyTemplateError, "did you mean 'report:<account_id>'"),
         ({"lock_key": "report:<account_id"}, KeyTemplateError, "not closed"),
         ({"lock_key": 7}, TypeError, "lock_key must be"),
+        ({"lock_waittime": 5}, TypeError, "no option 'lock_waittime'. Known options: .*lock_wait_time"),
         ({"on_locked": "ignore"}, ValueError, "on_locked must be one of"),
         ({"lock_kind": "hair"}, ValueError, "lock_kind must be one of"),
         ({"lock_kind": ["fair"]}, ValueError, "lock_kind must be one of"),
