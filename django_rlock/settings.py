@@ -40,7 +40,7 @@ def _alias_name(value: object) -> str:
     name = _text(value)
     if name not in django_settings.CACHES:
         known = ", ".join(sorted(django_settings.CACHES))
-        raise _RefusedError(f"an alias of CACHES ({known}){_did_you_mean(name, django_settings.CACHES)}")
+        raise _RefusedError(f"an alias of CACHES: {known}{_did_you_mean(name, django_settings.CACHES)}")
     return name
 
 
@@ -180,7 +180,7 @@ def _check_claim(parsed: AliasSettings) -> None:
 
 def _did_you_mean(name: str, known: Any) -> str:
     match = get_close_matches(name, [str(item) for item in known], n=1)
-    return f"; did you mean {match[0]!r}?" if match else ""
+    return f" (did you mean {match[0]!r}?)" if match else ""
 
 
 def _reset(*, setting: str, **_: object) -> None:

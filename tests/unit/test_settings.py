@@ -35,7 +35,7 @@ def test_options_are_taken(settings):
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("CACHE", "defalt", "did you mean 'default'"),
+        ("CACHE", "defalt", " (did you mean 'default'?), not 'defalt'."),
         ("CACHE", 5, "must be a string"),
         ("CACHE", None, "must be a string"),
         ("KEY_PREFIX", "a{b}", "without braces"),
@@ -61,7 +61,7 @@ def test_options_are_taken(settings):
         ("CLAIM_TIME", 11, "CLAIM_TIME"),
         ("CLAIM_TIME", 3, "CLAIM_TIME"),
         ("WAITER_ALIVE_TIME", 20, "CLAIM_TIME"),
-        ("WATCHDOG_TIMOUT", 30, "unknown option 'WATCHDOG_TIMOUT'; did you mean 'WATCHDOG_TIMEOUT'"),
+        ("WATCHDOG_TIMOUT", 30, "unknown option 'WATCHDOG_TIMOUT' (did you mean 'WATCHDOG_TIMEOUT'?). Known"),
         ("cache", "default", "unknown option"),
         (5, "default", "unknown option"),
     ],
@@ -94,7 +94,7 @@ def test_alias_that_is_not_a_string(settings):
 def test_unknown_alias(settings, kind):
     settings.RLOCK = {"orders": {}}
     lock = kind("stock:42", using="order")
-    with pytest.raises(ImproperlyConfigured, match=r"no alias 'order'; did you mean 'orders'\?.*default, orders"):
+    with pytest.raises(ImproperlyConfigured, match=r"no alias 'order' \(did you mean 'orders'\?\)\. .*default, orders"):
         lock.acquire()
 
 
