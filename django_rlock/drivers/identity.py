@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -77,7 +77,7 @@ def thread_owner() -> Owner:
     greenlet = sys.modules.get("greenlet")
     # Without monkey patching, or with late patching, all greenlets of a thread share its threading.local.
     if greenlet is not None and greenlet.getcurrent().parent is not None:
-        return _lasting(_process.greenlets, greenlet.getcurrent(), _thread_name)
+        return _greenlet_owner(greenlet.getcurrent())
     try:
         owner: Owner = _process.threads.owner
     except AttributeError:
@@ -90,7 +90,16 @@ def task_owner() -> Owner:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("A lock's async methods need a running asyncio task: it is the owner of the lock.")
-    return _lasting(_process.tasks, task, task.get_name)
+    owner = _process.tasks.get(task)
+    if owner is None:
+        owner = _process.tasks[task] = Owner(task.get_name())
+        # A task that has ended may be kept for its result.
+        task.add_done_callback(_forget_task)
+    return owner
+
+
+def _forget_task(task: asyncio.Task[Any]) -> None:
+    _process.tasks.pop(task, None)
 
 
 def current_owner() -> Owner:
@@ -102,10 +111,10 @@ def current_owner() -> Owner:
     return thread_owner() if task is None else task_owner()
 
 
-def _lasting(owners: WeakKeyDictionary[Any, Owner], key: Any, place: Callable[[], str]) -> Owner:
-    owner = owners.get(key)
+def _greenlet_owner(current: Any) -> Owner:
+    owner = _process.greenlets.get(current)
     if owner is None:
-        owner = owners[key] = Owner(place())
+        owner = _process.greenlets[current] = Owner(_thread_name())
     return owner
 
 

@@ -67,6 +67,23 @@ def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings):
     asyncio.run(body())
 
 
+def test_lock_of_a_task_that_ended_and_is_kept_for_its_result_is_not_renewed(kind, settings):
+    import asyncio
+
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+
+    async def leave_it() -> None:
+        await kind("stock:42").aacquire()
+
+    async def body() -> None:
+        ended = asyncio.create_task(leave_it())
+        await ended
+        async with kind("stock:42", wait_time=10):
+            assert ended.done()
+
+    asyncio.run(body())
+
+
 def test_greenlets_of_one_thread_exclude_each_other(kind):
     """Without any monkey patching they share their thread's locals."""
     lock = kind("stock:42")
