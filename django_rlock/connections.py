@@ -110,9 +110,12 @@ async def async_pool(using: str) -> aio.ConnectionPool:
 
 
 def _drop_closed_loops() -> None:
-    # A pool's sockets refer to their loop, so the weak keys alone would not let it go.
-    for loop in [loop for loop in _async_pools if loop.is_closed()]:
-        del _async_pools[loop]
+    # A pool's sockets refer to their loop, so the weak keys alone would not let it go. Other threads, whose loops come
+    # and go too, may be here at the same time.
+    for reference in _async_pools.keyrefs():
+        loop = reference()
+        if loop is not None and loop.is_closed():
+            _async_pools.pop(loop, None)
 
 
 async def _close_with_loop(pool: aio.ConnectionPool) -> AsyncGenerator[None]:

@@ -3,11 +3,12 @@
 import gc
 import threading
 import time
+from weakref import WeakKeyDictionary
 
 import greenlet  # type: ignore[import-untyped]
 import pytest
 
-from django_rlock import LockNotOwnedError, LockUnavailableError
+from django_rlock import LockNotOwnedError, LockUnavailableError, connections
 from django_rlock.drivers import background, identity
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import eventually
@@ -82,6 +83,20 @@ def test_lock_of_a_task_that_ended_and_is_kept_for_its_result_is_not_renewed(kin
             assert ended.done()
 
     asyncio.run(body())
+
+
+def test_loops_of_other_threads_come_and_go_while_closed_ones_are_dropped(monkeypatch):
+    class ClosedLoop:
+        def is_closed(self) -> bool:
+            pools.pop(second, None)
+            pools[another] = {}
+            return True
+
+    first, second, another = ClosedLoop(), ClosedLoop(), ClosedLoop()
+    pools = WeakKeyDictionary({first: {}, second: {}})
+    monkeypatch.setattr(connections, "_async_pools", pools)
+    connections._drop_closed_loops()
+    assert list(pools) == [another]
 
 
 def test_greenlets_of_one_thread_exclude_each_other(kind):
