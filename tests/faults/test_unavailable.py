@@ -408,3 +408,17 @@ def test_pool_of_the_cache_that_is_disconnected_in_use(kind, redis_client):
         get_redis_connection("default").connection_pool.disconnect()
     assert not redis_client.exists(KEY)
     assert scripts.LOCK_STATE.sha
+
+
+def test_slow_clean_up_leaves_the_other_jobs_their_turn(monkeypatch):
+    """One server that does not answer must not stop the renewal on all others."""
+    monkeypatch.setattr(background, "SLOWEST_TICK", 0.01)
+    loop = background._Loop()
+    called = []
+    for number in range(2):
+        attempt = background._Deferred(lambda number=number: (time.sleep(0.02), called.append(number)), 0.0, 0.0)
+        loop.deferred.append(attempt)
+    assert loop.run_deferred() <= time.monotonic()
+    assert called == [0]
+    loop.run_deferred()
+    assert called == [0, 1]
