@@ -105,7 +105,7 @@ class _Loop:
         for job in _jobs:
             try:
                 due = min(due, job(time.monotonic()))
-            except Exception:
+            except BaseException:  # SystemExit too: a callback's would end the renewal of all locks
                 logger.exception("A background job failed; it runs again in the next round.")
                 due = min(due, time.monotonic() + SLOWEST_TICK)
         return due

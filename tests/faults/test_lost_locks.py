@@ -1,5 +1,6 @@
 """A lock that is lost while it is held: its holder is told, in every way, once, and nothing of the next hold breaks."""
 
+import sys
 import threading
 
 import pytest
@@ -239,6 +240,19 @@ async def test_on_lost_that_raises_is_logged(face, kind, redis_client, fast_watc
     await face.acquire(lock)
     redis_client.delete(KEY)
     await face.until(lambda: "on_lost" in caplog.text)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_on_lost_that_exits_does_not_end_the_renewal_of_others(face, kind, redis_client, fast_watchdog, caplog):
+    kept, lock = kind("stock:43"), kind("stock:42", on_lost=lambda _: sys.exit(1))
+    await face.acquire(kept)
+    await face.acquire(lock)
+    redis_client.delete(KEY)
+    await face.until(lambda: "A background job failed" in caplog.text)
+    await face.sleep(1.2)
+    assert redis_client.exists("rlock:stock:43")
+    await face.release(kept)
     with pytest.raises(LockLostError):
         await face.release(lock)
 
