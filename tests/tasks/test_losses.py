@@ -35,10 +35,10 @@ def test_a_killed_process_loses_no_work(worker, log):
     (killed,) = starts(log, 1)
     os.kill(killed["pid"], signal.SIGKILL)
     forget(log, killed)
-    assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"  # not skipped: the dead holder has its id
+    # The copy is not skipped, be it there before or after the lease of the dead holder has ended.
+    (run,) = starts(log, 1)
     go(log)
     assert result.get(timeout=records.WAIT) == f"done {log}"
-    (run,) = starts(log, 1)
     assert run["id"] == killed["id"]
     assert run["pid"] != killed["pid"]
     assert not overlaps([run])
