@@ -142,7 +142,8 @@ class Listener:
     def __init__(self, using: str) -> None:
         self._client = redis.Redis(connection_pool=background_pool(using))
         self._pubsub = self._new_pubsub()
-        self._mutex = threading.Lock()
+        # Re-entrant: an abandoned task's waiter leaves when it is collected, which may happen under the mutex.
+        self._mutex = threading.RLock()
         self._io = threading.Lock()
         self._channels: dict[str, _Channel] = {}
         self._lines: dict[tuple[str, str | None], deque[weakref.ref[ListenerWaiter]]] = {}
@@ -204,7 +205,7 @@ class Listener:
             before = time.monotonic() - KEEP_CHANNEL
             with self._mutex:
                 self._drop_gone()
-                busy = {channel for channel, _ in self._lines}
+                busy = {channel for channel, _ in list(self._lines)}
                 idle = [name for name, it in self._channels.items() if name not in busy and it.idle_since < before]
                 for name in idle:
                     del self._channels[name]
@@ -224,7 +225,7 @@ class Listener:
 
     def _drop_gone(self) -> None:
         for key, line in list(self._lines.items()):
-            alive = deque(place for place in line if place() is not None)
+            alive = deque(place for place in list(line) if place() is not None)
             if alive:
                 self._lines[key] = alive
             else:
@@ -280,9 +281,9 @@ class Listener:
 
     def _wake_all(self, name: str) -> None:
         # Messages were lost while nobody listened, so whoever waits asks again.
-        for (channel, _), line in self._lines.items():
+        for (channel, _), line in list(self._lines.items()):
             if channel == name:
-                for waiter in filter(None, (place() for place in line)):
+                for waiter in filter(None, (place() for place in list(line))):
                     waiter.wake()
 
     def _is_deaf(self) -> bool:

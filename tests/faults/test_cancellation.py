@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import threading
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_rlock import LockNotOwnedError, RLock, connections
+from django_rlock.drivers import pubsub
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import eventually
 
@@ -261,3 +263,37 @@ def test_connections_are_closed_with_their_loop(kind, redis_client):
     # the command pool's, the listener's and the background thread's stay
     eventually(lambda: len(redis_client.client_list()) <= before + 3)
     assert all(not loop.is_closed() for loop in connections._async_pools) or len(connections._async_pools) <= 1
+
+
+def test_abandoned_wait_that_is_collected_at_the_listener_does_not_block_it(server):
+    """Its loop was closed under it, and the garbage collector ends it wherever it happens to run."""
+    listener = pubsub.Listener("default")
+
+    class CollectsNow(dict):
+        def setdefault(self, *args):
+            gc.collect()
+            return super().setdefault(*args)
+
+    async def wait(waiter: pubsub.TaskWaiter) -> None:
+        try:
+            await waiter.wait(None)
+        finally:
+            waiter.close()
+
+    async def begin() -> None:
+        waiter = pubsub.TaskWaiter(listener, "channel", "abandoned")
+        listener.join(waiter)
+        asyncio.get_running_loop().abandoned = asyncio.ensure_future(wait(waiter))
+        await asyncio.sleep(0)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # "Task was destroyed but it is pending!"
+    loop.run_until_complete(begin())
+    loop.close()
+    del loop
+    listener._lines = CollectsNow(listener._lines)
+    following = pubsub.ThreadWaiter(listener, "channel", "next")
+    joining = threading.Thread(target=listener.join, args=(following,), daemon=True)
+    joining.start()
+    joining.join(10)
+    assert not joining.is_alive()
