@@ -125,7 +125,8 @@ class LockedCall:
         except KeyTemplateError as error:
             if "request" not in template.names:
                 raise
-            raise BadRequest(str(error)) from error  # the client has not sent what the lock is named after
+            # The client has not sent what the lock is named after. One traceback is enough for the log.
+            raise BadRequest(str(error)) from None
 
     async def _akey(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if self.reads_attributes:

@@ -61,7 +61,7 @@ def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
 
 def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
     """Those of some locks that are held, in two or three round trips. Errors as ``lock_info``."""
-    keys = [get_settings(using).key_prefix + name for name in names]
+    keys = [rlock(name, using=using).key for name in names]
     with _asking(", ".join(keys), using) as client:
         now, reports = reading.read_all_reports(client)
         builder = Builder(using, now, [*reports, _local_report(now)])

@@ -2,6 +2,7 @@
 
 423 (or the status configured) when it is taken, 503 when Redis cannot be asked or the lock was lost. Each has
 ``Retry-After`` and is not to be stored; it is JSON, or the template ``rlock/locked.html`` for clients that prefer HTML.
+Django REST framework's handler renders its own, with ``Retry-After`` alone.
 """
 
 from __future__ import annotations

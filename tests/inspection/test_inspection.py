@@ -325,3 +325,9 @@ def test_the_client_id_of_this_process_is_not_asked_for_at_the_server(redis_clie
         redis_client.hset(reports.report_key(client_id()), "host", "stale")
         assert not held("stock:1").holder.silent
         assert held("stock:1").holder.heard_ago < 1
+
+
+@pytest.mark.parametrize(("name", "error"), [(5, TypeError), ("", ValueError)])
+def test_what_is_no_name_is_refused_as_by_a_lock(name: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="name must"):
+        lock_info(name)
