@@ -163,13 +163,13 @@ async def test_deadline_of_a_renewal_counts_from_before_the_command(face, kind, 
 
 
 def _let_go_later(reply):
-    """Let a reply go half a second after the server gave it; answers when that was."""
+    """Let a reply go a fifth of a second after the server gave it; answers when that was."""
     obeyed_at: Future[float] = Future()
 
     def wait() -> None:
         reply.served.wait(10)
         obeyed_at.set_result(time.monotonic())
-        time.sleep(0.5)
+        time.sleep(0.2)
         reply.let_go.set()
 
     threading.Thread(target=wait).start()
