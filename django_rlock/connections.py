@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncGenerator
 from functools import cache
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import redis
 import redis.asyncio
@@ -27,6 +28,9 @@ from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 UNSET_TIMEOUT = 5.0
 """How long to wait for a reply where the cache sets no SOCKET_TIMEOUT, in seconds."""
+
+SHORTEST_LIMIT = 0.5
+"""How long the background thread waits for a reply at least, in seconds, however short the leases are."""
 
 _ASYNC_CLASSES: dict[type, type[aio.AbstractConnection]] = {
     redis.connection.Connection: aio.Connection,
@@ -49,6 +53,7 @@ _ASYNC_OPTIONS = {
     "username",
 }
 
+_shared_pools: WeakSet[redis.ConnectionPool] = WeakSet()
 _async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, aio.ConnectionPool]] = WeakKeyDictionary()
 
 
@@ -70,7 +75,9 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
 @cache
 def command_pool(using: str) -> redis.ConnectionPool:
     """The alias's own pool, which it shares with the cache."""
-    return get_client(using).connection_pool
+    pool = get_client(using).connection_pool
+    _shared_pools.add(pool)
+    return pool
 
 
 @cache
@@ -82,10 +89,14 @@ def background_pool(using: str) -> redis.ConnectionPool:
     pool: redis.ConnectionPool = factory.get_connection_pool(
         factory.make_connection_params(client._server[0])  # noqa: SLF001 - the primary's URL
     )
-    if pool.connection_kwargs.get("socket_timeout") is None:
-        # One server that does not answer must not stop the renewal for all.
-        pool.connection_kwargs["socket_timeout"] = UNSET_TIMEOUT
+    _limit(pool.connection_kwargs, max(get_settings(using).watchdog_timeout / 6, SHORTEST_LIMIT))
     return pool
+
+
+def _limit(options: dict[str, Any], longest: float) -> None:
+    """Keep a server that does not answer from stopping the background thread for longer than leases allow."""
+    for name in ("socket_timeout", "socket_connect_timeout") if "host" in options else ("socket_timeout",):
+        options[name] = min(options.get(name) or UNSET_TIMEOUT, longest)
 
 
 def background_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
@@ -157,4 +168,16 @@ def _reset_on_setting(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_reset_on_setting, dispatch_uid="django_rlock.connections")
-os.register_at_fork(after_in_child=reset)
+
+
+def _after_fork() -> None:
+    for pool in _shared_pools:
+        # redis-py makes its pool anew in a child, but takes these locks to do so, which another thread of the parent
+        # may have held.
+        for holder in (pool, getattr(pool, "_event_dispatcher", None)):
+            if hasattr(holder, "_lock"):
+                setattr(holder, "_lock", threading.RLock())  # noqa: B010 - of any type
+    reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

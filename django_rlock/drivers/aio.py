@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.connections import async_pool, command_pool
 from django_rlock.drivers import pubsub
-from django_rlock.drivers.base import ScriptDriver, Waiter, check_nonce
+from django_rlock.drivers.base import ScriptCall, ScriptDriver, Waiter, check_nonce
 from django_rlock.drivers.identity import Owner, task_owner
 
 
@@ -30,12 +30,12 @@ class AsyncDriver(ScriptDriver):
     def owner(self) -> Owner:
         return task_owner()
 
-    async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
+    async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
         pool: Any = await async_pool(self.using)  # redis-py's connections are half typed
         try:
             # One limit around all is cheaper than redis-py's for each step, and also covers connecting.
             async with asyncio.timeout(min(timeout, self._limit)):
-                return await _exchange(pool, packed, nonce)
+                return await _exchange(pool, call, packed, nonce)
         except TimeoutError as error:
             raise RedisTimeoutError("Timeout talking to the server") from error
 
@@ -60,8 +60,9 @@ class AsyncDriver(ScriptDriver):
         return await asyncio.to_thread(function, *args)
 
 
-async def _exchange(pool: Any, packed: bytes, nonce: bytes) -> list[Any]:
+async def _exchange(pool: Any, call: ScriptCall, packed: bytes, nonce: bytes) -> list[Any]:
     connection = await pool.get_connection()
+    call.sends += 1
     try:
         await connection.send_packed_command([packed])
         return check_nonce(await connection.read_response(disable_decoding=True), nonce)

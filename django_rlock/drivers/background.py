@@ -78,8 +78,12 @@ class _Loop:
         with self._mutex:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="rlock-background", daemon=True)
-                thread.start()
-                self._thread = thread
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the interpreter ends, or the system has no thread left
+                    logger.error("Locks are not renewed, since no thread can be started: %s", error)  # noqa: TRY400
+                else:
+                    self._thread = thread
 
     def _run(self) -> None:
         idle = 0

@@ -131,10 +131,11 @@ class ScriptDriver:
     def check_caller(self) -> None:
         """Nobody is refused, unless the driver blocks."""
 
-    async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
-        """Send one command and read its reply, within ``timeout`` seconds or the connection's own limit.
+    async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
+        """Send a packed call and read its reply, within ``timeout`` seconds or the connection's own limit.
 
-        Any exception in between closes the connection. StaleReplyError when the reply does not echo the nonce.
+        Counts the call as sent once there is a connection. Any exception after that closes the connection.
+        StaleReplyError when the reply does not echo the nonce.
         """
         raise NotImplementedError
 
@@ -143,10 +144,9 @@ class ScriptDriver:
 
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
         nonce = next_nonce()
-        call.sends += 1
         call.sent_at = now = self.now()
         try:
-            return await self.exchange(pack(call, nonce), nonce, _time_left(until, now))
+            return await self.exchange(call, pack(call, nonce), nonce, _time_left(until, now))
         except (RedisError, OSError) as error:
             failure: Exception = error
         return await self._run_again(call, until, failure)
@@ -155,27 +155,28 @@ class ScriptDriver:
         give_up_at = call.sent_at + PATIENCE if until is None else until
         pause = 0.0
         verb = "EVALSHA"
+        refused = retried = False
         while True:
             if isinstance(failure, NoScriptError):
                 call.sends -= 1  # surely not obeyed
                 verb = "EVAL"
-            elif _is_final(failure) and call.sends > 1:
+            elif _is_final(failure):
+                if refused:
+                    raise unavailable(call.name, failure) from failure
                 # Even an error reply may be another command's; only a second one, on a new connection, counts.
-                raise unavailable(call.name, failure) from failure
-            else:
+                refused = True
+            elif retried or isinstance(failure, RedisTimeoutError):
                 pause = await self._pause(call, pause, give_up_at, failure)
+            retried = True
             nonce = next_nonce()
-            call.sends += 1
             call.sent_at = now = self.now()
             try:
-                return await self.exchange(pack(call, nonce, verb), nonce, _time_left(give_up_at, now))
+                return await self.exchange(call, pack(call, nonce, verb), nonce, _time_left(give_up_at, now))
             except (RedisError, OSError) as error:
                 failure = error
 
     async def _pause(self, call: ScriptCall, pause: float, give_up_at: float, failure: Exception) -> float:
-        """Sleep before the next try, and answer how long; the first retry comes at once."""
-        if call.sends == 1 and not isinstance(failure, RedisTimeoutError):
-            return 0.0
+        """Sleep before the next try, and answer how long."""
         now = self.now()
         if now >= give_up_at:
             raise unavailable(call.name, failure) from failure

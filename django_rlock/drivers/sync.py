@@ -49,9 +49,10 @@ class SyncDriver(ScriptDriver):
     def owner(self) -> Owner:
         return thread_owner()
 
-    async def exchange(self, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
+    async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
         pool = self._pool
         connection = pool.get_connection()
+        call.sends += 1
         try:
             connection.send_packed_command([packed])
             return check_nonce(_read_within(connection, timeout), nonce)

@@ -86,7 +86,8 @@ class BaseLock(LockFlows):
         Durations are seconds; they default to the lock's own. Tries once with ``blocking=False`` or ``wait_time=0``.
         Taking it again in the same thread succeeds at once, and needs as many releases.
 
-        LockUnavailableError, within the wait time plus about a second, when Redis cannot be asked.
+        LockUnavailableError, within the wait time plus about a second, when Redis cannot be asked; connecting to a
+        machine that does not answer at all takes as long as the cache's SOCKET_CONNECT_TIMEOUT and SOCKET_TIMEOUT.
         LockLostError when this thread holds it and that hold turns out to be lost.
         """
         driver = sync_driver(self.using)

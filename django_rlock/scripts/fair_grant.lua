@@ -33,7 +33,8 @@ local function grant(lock, queue, alive, claim_ms)
             end
             redis.call('hset', lock, owner_of(member), 1)
             redis.call('pexpire', lock, claim_ms)
-            redis.call('publish', 'rlock_wake:' .. client, member .. ' ' .. lock)
+            -- pcall: a user without the right to publish hands the lock on all the same, and a beat finds it.
+            redis.pcall('publish', 'rlock_wake:' .. client, member .. ' ' .. lock)
             return member
         end
         -- The beat of a process that was only slow finds its ticket gone, and asks again for all its waiters.
@@ -41,4 +42,12 @@ local function grant(lock, queue, alive, claim_ms)
         member = redis.call('zrange', queue, 0, 0)[1]
     until not member
     return nil
+end
+
+-- Takes the lock from its holder, and gives it to the first waiter or frees it for anybody.
+local function hand_on(lock, queue, alive, channel, claim_ms)
+    redis.call('del', lock)
+    if not grant(lock, queue, alive, claim_ms) then
+        redis.pcall('publish', channel, '0')
+    end
 end

@@ -16,8 +16,5 @@ redis.call('zrem', KEYS[2], ARGV[2])
 if redis.call('hexists', KEYS[1], owner_of(ARGV[2])) == 0 then
     return {ARGV[1], 0}
 end
-redis.call('del', KEYS[1])
-if not grant(KEYS[1], KEYS[2], KEYS[3], ARGV[3]) then
-    redis.call('publish', KEYS[4], '0')
-end
+hand_on(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[3])
 return {ARGV[1], 1}

@@ -18,10 +18,7 @@ if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
     return {ARGV[1], 0}
 end
 if ARGV[3] == '0' then
-    redis.call('del', KEYS[1])
-    if not grant(KEYS[1], KEYS[2], KEYS[3], ARGV[5]) then
-        redis.call('publish', KEYS[4], '0')
-    end
+    hand_on(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[5])
 else
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', KEYS[1], ARGV[4])

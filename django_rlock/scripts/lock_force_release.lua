@@ -21,8 +21,5 @@ end
 if held == 0 then
     return {ARGV[1], 0}
 end
-redis.call('del', KEYS[1])
-if not grant(KEYS[1], KEYS[2], KEYS[3], ARGV[3]) then
-    redis.call('publish', KEYS[4], '0')
-end
+hand_on(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[3])
 return {ARGV[1], 1}

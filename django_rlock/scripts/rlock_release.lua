@@ -14,7 +14,8 @@ if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
 end
 if ARGV[3] == '0' then
     redis.call('del', KEYS[1])
-    redis.call('publish', KEYS[2], '0')
+    -- pcall: without the right to publish, waiters wake when the lease they were told of ends.
+    redis.pcall('publish', KEYS[2], '0')
 else
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', KEYS[1], ARGV[4])

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import threading
 import warnings
+from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -269,7 +270,7 @@ def test_abandoned_wait_that_is_collected_at_the_listener_does_not_block_it(serv
     """Its loop was closed under it, and the garbage collector ends it wherever it happens to run."""
     listener = pubsub.Listener("default")
 
-    class CollectsNow(dict):
+    class CollectsNow(dict[Any, Any]):
         def setdefault(self, *args):
             gc.collect()
             return super().setdefault(*args)
@@ -283,7 +284,7 @@ def test_abandoned_wait_that_is_collected_at_the_listener_does_not_block_it(serv
     async def begin() -> None:
         waiter = pubsub.TaskWaiter(listener, "channel", "abandoned")
         listener.join(waiter)
-        asyncio.get_running_loop().abandoned = asyncio.ensure_future(wait(waiter))
+        asyncio.get_running_loop().abandoned = asyncio.ensure_future(wait(waiter))  # type: ignore[attr-defined]
         await asyncio.sleep(0)
 
     loop = asyncio.new_event_loop()

@@ -5,10 +5,12 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from operator import attrgetter
 
 import pytest
 
 from django_rlock import FairLock, LockNotOwnedError, RLock
+from django_rlock.connections import command_pool
 from django_rlock.drivers import background, pubsub
 from django_rlock.drivers.identity import client_id, current_owner
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -113,6 +115,8 @@ def test_child_takes_waits_and_is_renewed_by_itself(kind, redis_client, settings
 
 def test_fork_while_another_thread_acquires(kind, redis_client):
     """Mutexes and sockets that the other threads use at the fork are not the child's."""
+    with kind("stock:42"):  # imports what there is to import: a child cannot take over another thread's import
+        pass
     stop = threading.Event()
 
     def work(number: int) -> None:
@@ -168,3 +172,34 @@ def test_lock_made_before_the_fork_serves_both(redis_client):
     in_child(child)
     with lock:
         assert RLock("stock:42").owned()
+
+
+@pytest.mark.parametrize("path", ["_lock", "_event_dispatcher._lock"])
+def test_fork_while_another_thread_is_inside_redis_py(kind, path):
+    """redis-py makes its pool anew in a child, but not these locks."""
+    with kind("stock:42"):
+        pass
+    try:
+        lock = attrgetter(path)(command_pool("default"))
+    except AttributeError:
+        pytest.skip("this redis-py has no such lock")
+    locked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            locked.set()
+            done.wait(30)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    locked.wait(10)
+
+    def child() -> None:
+        with kind("stock:42"):
+            pass
+
+    try:
+        in_child(child)
+    finally:
+        done.set()
+        other.join()

@@ -5,8 +5,10 @@ import time
 from concurrent.futures import Future
 
 import pytest
+import redis
+from django_redis import get_redis_connection
 
-from django_rlock import LockUnavailableError, scripts
+from django_rlock import LockLostError, LockUnavailableError, scripts
 from django_rlock.drivers import background
 from django_rlock.locks.holds import HOLDS
 
@@ -174,3 +176,22 @@ def _let_go_later(reply):
 
     threading.Thread(target=wait).start()
     return obeyed_at
+
+
+def test_release_that_was_not_sent_at_first_does_not_hide_a_loss(kind, redis_client, monkeypatch):
+    """Only what the server may have obeyed makes "not yours" the echo of an earlier release."""
+    lock = kind("stock:42")
+    lock.acquire()
+    redis_client.delete(KEY)
+    pool = get_redis_connection("default").connection_pool
+    connect = pool.get_connection
+    failures = [redis.ConnectionError("refused")]
+
+    def get_connection(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return connect(*args, **kwargs)
+
+    monkeypatch.setattr(pool, "get_connection", get_connection)
+    with pytest.raises(LockLostError):
+        lock.release()
