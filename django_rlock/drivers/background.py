@@ -124,7 +124,10 @@ class _Loop:
         for _ in range(len(self.deferred)):
             if time.monotonic() >= stop_at:
                 break
-            call = self.deferred.popleft()
+            try:
+                call = self.deferred.popleft()
+            except IndexError:  # at exit two threads do this
+                break
             if ahead_of_time or call.not_before <= time.monotonic():
                 self._run_one(call)
             else:
