@@ -8,11 +8,16 @@ from django_rlock.exceptions import (
     LockTimeoutError,
     LockUnavailableError,
     RLockError,
+    StaleTokenError,
 )
-from django_rlock.locks import FairLock, RLock, rlock
+from django_rlock.fencing import fenced
+from django_rlock.locks import ConstantBackoff, ExponentialBackoff, FairLock, FencedLock, RLock, SpinLock, rlock
 
 __all__ = [
+    "ConstantBackoff",
+    "ExponentialBackoff",
     "FairLock",
+    "FencedLock",
     "KeyTemplateError",
     "LockLostError",
     "LockNotOwnedError",
@@ -20,6 +25,9 @@ __all__ = [
     "LockUnavailableError",
     "RLock",
     "RLockError",
+    "SpinLock",
+    "StaleTokenError",
     "distributed_lock",
+    "fenced",
     "rlock",
 ]

@@ -19,6 +19,11 @@ def redisson_channel(key: str) -> str:
     return tagged("redisson_lock__channel", key)
 
 
+def token_key(key: str) -> str:
+    """The last fencing token that Redisson's fenced lock gave out."""
+    return tagged("redisson_lock_token", key)
+
+
 def queue_key(key: str) -> str:
     """Sorted set of a fair lock: waiting owner → ticket."""
     return tagged("rlock_queue", key)

@@ -206,17 +206,18 @@ def _cache_of(item: Hold | Wait) -> str | None:
 def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:
     """A hold or wait as a field of the report and its JSON."""
     what = "hold" if isinstance(item, Hold) else "wait"
+    owner = item.lock.field(item.owner)
     document: dict[str, Any] = {
         "key": item.lock.key,
         "kind": item.lock.kind,
-        "owner": item.owner,
+        "owner": owner,
         "since": round(item.since + clock, 3),
         "place": item.place,
         "context": _context(item),
     }
     if isinstance(item, Hold):
         document |= {"count": item.count, "lease": item.lease, "renewed": item.renewed}
-    return f"{what} {item.owner} {item.lock.key}", json.dumps(document, separators=(",", ":"))
+    return f"{what} {owner} {item.lock.key}", json.dumps(document, separators=(",", ":"))
 
 
 def _context(item: Hold | Wait) -> dict[str, str] | None:

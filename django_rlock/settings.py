@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 DEFAULT_ALIAS = "default"
-KINDS = ("fair", "rlock")
+KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
 LONGEST = 100 * 365 * 24 * 3600.0
 """No duration is longer, in seconds: a server's clock has an end."""
@@ -63,6 +63,10 @@ def _wait_seconds(value: object) -> float | None:
     return 0.0 if value == 0 and not isinstance(value, bool) else _seconds(value)
 
 
+def _optional_seconds(value: object) -> float | None:
+    return None if value is None else _seconds(value)
+
+
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise _RefusedError("True or False")
@@ -103,6 +107,8 @@ class AliasSettings:
     """How long a fair lock is kept for a waiter that was woken."""
     waiter_alive_time: float = _option(10.0, _seconds)
     """How long a waiting process counts as alive after it was last heard of."""
+    fence_ttl: float | None = _option(7 * 86400.0, _optional_seconds)
+    """How long a fencing counter outlives its last use; None for ever, where Java clients count on."""
     record_context: bool = _option(True, _flag)
     """Write the request's route and user, and the task's name and id, into the process report."""
     slow_hold: float = _option(10.0, _seconds)

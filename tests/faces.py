@@ -126,9 +126,9 @@ def face(request: pytest.FixtureRequest) -> BlockingFace:
     return request.param()
 
 
-@pytest.fixture(params=[FairLock, RLock], ids=["fair", "rlock"])
+@pytest.fixture(params=[FairLock, RLock], ids=lambda each: each.kind)
 def kind(request: pytest.FixtureRequest) -> type[BaseLock]:
-    """Each kind of lock in turn."""
+    """The two kinds of lock that the others are made of."""
     return request.param
 
 

@@ -45,7 +45,13 @@ _BACKOFF = 0.05, 1.0
 _PASSING = BusyLoadingError, ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError
 _PASSING_CODES = "BUSY", "NOREPLICAS"
 
+EVERYBODY = "*"
+"""The token of waiters that every message of their channel wakes."""
+
 _nonces = itertools.count(int.from_bytes(os.urandom(4)))
+
+
+Argument = str | int | bytes
 
 
 class ScriptCall:
@@ -56,7 +62,7 @@ class ScriptCall:
 
     __slots__ = ("args", "keys", "name", "script", "sends", "sent_at")
 
-    def __init__(self, name: str, script: Script, keys: tuple[str, ...], args: tuple[str | int, ...]) -> None:
+    def __init__(self, name: str, script: Script, keys: tuple[str, ...], args: tuple[Argument, ...]) -> None:
         self.name = name
         self.script = script
         self.keys = keys
@@ -103,8 +109,12 @@ class Driver(Protocol):
     async def listen(self, channel: str, token: str | None) -> Waiter:
         """A waiter on a channel, once the server has confirmed the subscription.
 
-        It is woken by messages that equal ``token``; None takes its turn among the waiters for any message.
+        It is woken by messages that equal ``token``, or by all where that is EVERYBODY. With None it takes its turn
+        among the waiters of this process for a ``0``; any other message wakes all of them.
         """
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep where nobody tells when to wake up."""
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a blocking function without blocking an event loop."""
@@ -240,22 +250,26 @@ def check_nonce(reply: Any, nonce: bytes) -> list[Any]:
 def pack(call: ScriptCall, nonce: bytes, verb: str = "EVALSHA") -> bytes:
     """The call as the server reads it (RESP). Only the nonce and the first argument, an owner, are packed anew."""
     first, *rest = call.args
-    owner = str(first).encode()
+    owner = _encoded(first)
     head = _head(verb, call.script, call.keys, len(call.args))
     return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (head, len(nonce), nonce, len(owner), owner, _tail(tuple(rest)))
 
 
 @lru_cache(maxsize=4096)
 def _head(verb: str, script: Script, keys: tuple[str, ...], args: int) -> bytes:
-    words: tuple[str | int, ...] = (verb, script.sha if verb == "EVALSHA" else script.source, len(keys), *keys)
+    words: tuple[Argument, ...] = (verb, script.sha if verb == "EVALSHA" else script.source, len(keys), *keys)
     return b"*%d\r\n%b" % (len(words) + 1 + args, _words(words))
 
 
 @lru_cache(maxsize=1024)
-def _tail(args: tuple[str | int, ...]) -> bytes:
+def _tail(args: tuple[Argument, ...]) -> bytes:
     return _words(args)
 
 
-def _words(words: tuple[str | int, ...]) -> bytes:
-    packed = (b"$%d\r\n%b\r\n" % (len(data), data) for data in (str(word).encode() for word in words))
+def _words(words: tuple[Argument, ...]) -> bytes:
+    packed = (b"$%d\r\n%b\r\n" % (len(data), data) for data in map(_encoded, words))
     return b"".join(packed)
+
+
+def _encoded(word: Argument) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode()

@@ -22,6 +22,7 @@ from django.core.signals import setting_changed
 from redis.exceptions import RedisError
 
 from django_rlock.connections import background_pool
+from django_rlock.drivers.base import EVERYBODY
 
 logger = logging.getLogger("django_rlock.pubsub")
 
@@ -186,6 +187,12 @@ class Listener:
             if not line:
                 del self._lines[waiter.channel, waiter.token]
 
+    def wake_all(self, channel: str, token: str | None) -> None:
+        """Wake every waiter in the line of this token."""
+        with self._mutex:
+            for waiter in filter(None, (place() for place in list(self._lines.get((channel, token), ())))):
+                waiter.wake()
+
     def wake_next(self, channel: str, token: str | None) -> None:
         """Wake the waiter that has stood longest in the line of this token, if there is one."""
         with self._mutex:
@@ -265,9 +272,16 @@ class Listener:
         if message["type"] == "subscribe":
             self._confirm(channel)
         elif message["type"] == "message":
-            payload = _text(message["data"])
-            exact = (channel, payload) in self._lines
-            self.wake_next(channel, payload if exact else None)
+            self._deliver(channel, _text(message["data"]))
+
+    def _deliver(self, channel: str, payload: str) -> None:
+        self.wake_all(channel, EVERYBODY)
+        if (channel, payload) in self._lines:
+            self.wake_next(channel, payload)
+        elif payload == "0":  # Redisson's "free": room for one
+            self.wake_next(channel, None)
+        else:
+            self.wake_all(channel, None)
 
     def _confirm(self, name: str) -> None:
         with self._mutex:
@@ -277,14 +291,9 @@ class Listener:
             channel.confirmed.set()
             if channel.lapsed:
                 channel.lapsed = False
-                self._wake_all(name)
-
-    def _wake_all(self, name: str) -> None:
-        # Messages were lost while nobody listened, so whoever waits asks again.
-        for (channel, _), line in list(self._lines.items()):
-            if channel == name:
-                for waiter in filter(None, (place() for place in list(line))):
-                    waiter.wake()
+                # Messages were lost while nobody listened, so whoever waits asks again.
+                for line in [line for line in self._lines if line[0] == name]:
+                    self.wake_all(*line)
 
     def _is_deaf(self) -> bool:
         # redis-py raises nothing while it has no subscription: it would wait for one that nobody makes.

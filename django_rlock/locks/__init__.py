@@ -8,12 +8,25 @@ from django_rlock.locks import watchdog as _watchdog  # noqa: F401 - registers i
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import Duration
 from django_rlock.locks.fair import FairLock
+from django_rlock.locks.fenced import FencedLock
 from django_rlock.locks.plain import RLock
+from django_rlock.locks.spin import ConstantBackoff, ExponentialBackoff, SpinLock
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
-__all__ = ["KINDS", "BaseLock", "Duration", "FairLock", "RLock", "rlock"]
+__all__ = [
+    "KINDS",
+    "BaseLock",
+    "ConstantBackoff",
+    "Duration",
+    "ExponentialBackoff",
+    "FairLock",
+    "FencedLock",
+    "RLock",
+    "SpinLock",
+    "rlock",
+]
 
-KINDS: dict[str, type[BaseLock]] = {cls.kind: cls for cls in (FairLock, RLock)}
+KINDS: dict[str, type[BaseLock]] = {cls.kind: cls for cls in (FairLock, RLock, SpinLock, FencedLock)}
 
 
 def rlock(

@@ -22,7 +22,7 @@ from django_rlock.exceptions import (
 )
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.flows import LockFlows
-from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.holds import HOLDS, Hold
 from django_rlock.settings import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -226,12 +226,16 @@ class BaseLock(LockFlows):
 
     def check(self) -> None:
         """LockLostError when the hold was lost, LockNotOwnedError when there is none; asks nobody."""
+        self._own_hold()
+
+    def _own_hold(self) -> Hold:
         owner = self.owner or current_owner()
         hold = HOLDS.get(self, owner)
         if hold is None:
             raise LockNotOwnedError(self.name, owner=self._wire_name(owner))
         if hold.is_lost(monotonic()):
             raise hold.lost_error()
+        return hold
 
     def info(self) -> LockInfo | None:
         """Who holds it, since when and doing what, and who waits; None when it is free."""

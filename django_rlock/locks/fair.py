@@ -58,7 +58,7 @@ class FairLock(BaseLock):
     def wake_up(self, owner: str) -> tuple[str, str | None]:
         return keys.wake_channel(client_id()), f"{_member(owner)} {self.key}"
 
-    def pauses(self, left_ms: int) -> tuple[float, float]:
+    def pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
         # The process's beat watches the holder's lease for all its waiters, which sleep until they are woken.
         beat = self.settings.waiter_alive_time * BEAT_SHARE
         return REPOLL, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat

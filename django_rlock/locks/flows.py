@@ -49,7 +49,7 @@ class LockFlows(LockHooks):
         attempt = Attempt(self, driver, owner, name, seconds, until)
         try:
             if await (attempt.once() if wait == 0 else attempt.wait()):
-                hold = Hold(self, owner, name, attempt.sent_at)
+                hold = Hold(self, owner, name, attempt.sent_at, attempt.token)
                 hold.lease_from(attempt.sent_at, seconds, lease is None)
                 if outer is not None:
                     hold.outlives(outer)

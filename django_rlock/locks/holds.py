@@ -24,7 +24,7 @@ logger = logging.getLogger("django_rlock.holds")
 context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
 """What the process is doing now, for reports: route and user of a request, name and id of a task."""
 
-Key = tuple[str, str, int | str]
+Key = tuple[str, str, str, int | str]
 
 
 class Hold:
@@ -33,6 +33,7 @@ class Hold:
     ``deadline`` is when the lease surely still runs, counted from before its command was sent; after it the lock counts
     as lost whatever else happens. ``lost`` is the reason, once it is lost. ``lost_below`` counts enclosing holds of
     the same owner that were lost before this one was taken; they still have to be told when they are released.
+    ``token`` is the fencing token, of kinds that have one.
     """
 
     __slots__ = (
@@ -51,10 +52,12 @@ class Hold:
         "renewed",
         "scoped",
         "since",
+        "token",
     )
 
-    def __init__(self, lock: LockHooks, owner: Owner | str, name: str, now: float) -> None:
+    def __init__(self, lock: LockHooks, owner: Owner | str, name: str, now: float, token: int | None = None) -> None:
         self.key = key_of(lock, owner)
+        self.token = token
         self.lock = lock
         self.owner = name
         self.owner_ref = None if isinstance(owner, str) else weakref.ref(owner)
@@ -76,7 +79,7 @@ class Hold:
         """Note a lease that the server has confirmed."""
         self.lease = lease
         self.renewed = renewed
-        self.deadline = sent_at + lease
+        self.deadline = sent_at + lease - self.lock.drift(lease)
 
     def is_lost(self, now: float) -> bool:
         """Whether it was lost, or has outlived its lease."""
@@ -121,7 +124,10 @@ class Wait:
 
 
 class Holds:
-    """Holds by alias, name and owner. Each entry is written by its owner only, and dict operations are atomic."""
+    """Holds by alias, name, scope and owner.
+
+    Each entry is written by its owner only, and dict operations are atomic.
+    """
 
     def __init__(self) -> None:
         self._table: dict[Key, Hold] = {}
@@ -181,7 +187,7 @@ class Waits:
 
 
 def key_of(lock: LockHooks, owner: Owner | str) -> Key:
-    return lock.using, lock.name, owner if isinstance(owner, str) else owner.serial
+    return lock.using, lock.name, lock.scope, owner if isinstance(owner, str) else owner.serial
 
 
 HOLDS = Holds()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django_rlock import keys, scripts
-from django_rlock.drivers.base import ScriptCall
+from django_rlock.drivers.base import Argument, ScriptCall
+from django_rlock.exceptions import RLockError
 from django_rlock.locks.durations import milliseconds
 from django_rlock.settings import AliasSettings, get_settings
 
@@ -24,6 +25,8 @@ class LockHooks:
     __slots__ = ("max_hold_time", "name", "on_lost", "using")
 
     kind: ClassVar[str]
+    scope: ClassVar[str] = ""
+    """Keeps holds of the same owner and name apart: the two sides of a read-write lock."""
 
     name: str
     using: str
@@ -40,7 +43,11 @@ class LockHooks:
         return self.settings.key_prefix + self.name
 
     def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        """Answers OK, LOST (a re-entry whose hold is gone), or the holder's remaining lease in ms."""
+        """Answers OK, perhaps with a token; LOST (a re-entry, but its hold is gone); or the holder's lease left, ms."""
+        raise NotImplementedError
+
+    def refusal(self, reply: list[Any]) -> RLockError:
+        """The error for an answer of ``acquire_call`` in words of the kind's own, which no wait can change."""
         raise NotImplementedError
 
     def release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
@@ -51,12 +58,12 @@ class LockHooks:
         """Undoes an attempt whose outcome nobody wants: no hold and no place in a queue is left."""
         raise NotImplementedError
 
-    def wake_up(self, owner: str) -> tuple[str, str | None]:
-        """Channel and token (see Driver.listen) by which a waiter is woken."""
+    def wake_up(self, owner: str) -> tuple[str, str | None] | None:
+        """Channel and token (see Driver.listen) by which a waiter is woken; None where it only sleeps."""
         raise NotImplementedError
 
-    def pauses(self, left_ms: int) -> tuple[float, float]:
-        """How long a waiter sleeps at most, and when its process beats for it (math.inf: never)."""
+    def pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
+        """How long a waiter sleeps at most after so many tries, and when its process beats for it (inf: never)."""
         # Within the last millisecond, where it answers 0, the server still counts the lease as running.
         return min(REPOLL, (left_ms + 1) / 1000) if left_ms >= 0 else REPOLL, math.inf
 
@@ -81,5 +88,13 @@ class LockHooks:
         claim = milliseconds(self.settings.claim_time)
         return self._call(scripts.LOCK_FORCE_RELEASE, keys.fair_keys(self.key), owner or "", claim)
 
-    def _call(self, script: scripts.Script, all_keys: tuple[str, ...], *args: str | int) -> ScriptCall:
+    def field(self, owner: str) -> str:
+        """How an owner stands in the lock's hash."""
+        return owner
+
+    def drift(self, lease: float) -> float:
+        """By how much a holder counts its lease shorter than the servers do."""
+        return 0.0
+
+    def _call(self, script: scripts.Script, all_keys: tuple[str, ...], *args: Argument) -> ScriptCall:
         return ScriptCall(self.name, script, all_keys, args)

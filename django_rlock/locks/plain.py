@@ -34,5 +34,5 @@ class RLock(BaseLock):
     def leave_call(self, owner: str) -> ScriptCall:
         return self.release_call(owner, 0, 1)
 
-    def wake_up(self, owner: str) -> tuple[str, str | None]:
+    def wake_up(self, owner: str) -> tuple[str, str | None] | None:
         return keys.redisson_channel(self.key), None

@@ -116,7 +116,7 @@ def note_beat(waits: list[Wait], reply: Any, now: float) -> None:
     else:
         holders = {owner.decode(errors="replace") for owner in owners}
         _wake(wait for wait in waits if wait.owner in holders)  # granted, and the wake-up was lost
-    _beat_again(waits, now + waits[0].lock.pauses(left_ms)[1])
+    _beat_again(waits, now + waits[0].lock.pauses(left_ms, 1)[1])
 
 
 def _wake(waits: Iterable[Wait]) -> None:

@@ -54,7 +54,9 @@ def visitor_channel(visitor: Visitor) -> str:
 
     before, identity._process = identity._process, visitor.process.identity
     try:
-        return visitor.lock.wake_up(visitor.owner.name)[0]
+        heard = visitor.lock.wake_up(visitor.owner.name)
+        assert heard is not None
+        return heard[0]
     finally:
         identity._process = before
 

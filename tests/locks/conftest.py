@@ -1,5 +1,15 @@
 """Tests of the locks' behaviour: each body runs through both faces, most with every kind."""
 
-from tests.faces import face, kind, nothing_left, pytest_pyfunc_call
+import pytest
 
-__all__ = ["face", "kind", "nothing_left", "pytest_pyfunc_call"]
+from django_rlock import FairLock, FencedLock, RLock, SpinLock
+from django_rlock.locks import BaseLock
+from tests.faces import face, nothing_left, pytest_pyfunc_call
+
+__all__ = ["face", "nothing_left", "pytest_pyfunc_call"]
+
+
+@pytest.fixture(params=[FairLock, RLock, SpinLock, FencedLock], ids=lambda each: each.kind)
+def kind(request: pytest.FixtureRequest) -> type[BaseLock]:
+    """Each kind of exclusive lock in turn."""
+    return request.param

@@ -12,6 +12,7 @@ from example_project.embedded import EmbeddedServer
 
 KEY = "rlock:stock:42"
 QUEUE, ALIVE, CHANNEL = keys.queue_key(KEY), keys.alive_key(KEY), keys.redisson_channel(KEY)
+TOKEN = keys.token_key(KEY)
 ME, OTHER, THIRD = (f"{letter * 36}:1" for letter in "abc")
 
 Run = Callable[..., Any]
@@ -24,8 +25,7 @@ def run(redis_client: redis.Redis) -> Run:
     def call(script: Script, *args: str | int) -> Any:
         count = 4 if "KEYS[4]" in script.source else 3 if "KEYS[3]" in script.source else 1
         names = [KEY, QUEUE, ALIVE, CHANNEL][:count]
-        if script.name == "rlock_release":
-            names = [KEY, CHANNEL]
+        names = {"rlock_release": [KEY, CHANNEL], "fenced_acquire": [KEY, TOKEN]}.get(script.name, names)
         nonce, *reply = redis_client.eval(script.source, len(names), *names, "nonce", *args)
         assert nonce == "nonce"
         return reply[0] if len(reply) == 1 else reply

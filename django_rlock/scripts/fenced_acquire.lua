@@ -1,0 +1,46 @@
+-- Takes Redisson's fenced lock with a token that rises with every owner, or tells how long the other's lease runs.
+--
+-- KEYS[1]  hash of owner -> holds
+-- KEYS[2]  last token
+-- ARGV[1]  nonce
+-- ARGV[2]  owner
+-- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[4]  lease, ms
+-- ARGV[5]  how long the token outlives this, ms; 0 = for ever
+--
+-- Returns {nonce, 'OK', token}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
+
+-- A counter alone would start again where the server lost its data; the clock goes on.
+local function next_token()
+    local time = redis.call('time')
+    local token = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('get', KEYS[2])) or 0) + 1)
+    -- 17 digits: tostring() would round the token to 14.
+    local text = string.format('%.0f', token)
+    if ARGV[5] == '0' then
+        redis.call('set', KEYS[2], text)
+    else
+        redis.call('set', KEYS[2], text, 'px', ARGV[5])
+    end
+    return token
+end
+
+if redis.call('exists', KEYS[1]) == 0 then
+    if ARGV[3] ~= '1' then
+        return {ARGV[1], 'LOST'}
+    end
+    local token = next_token()
+    redis.call('hset', KEYS[1], ARGV[2], 1)
+    redis.call('pexpire', KEYS[1], ARGV[4])
+    return {ARGV[1], 'OK', token}
+end
+if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+    redis.call('pexpire', KEYS[1], ARGV[4])
+    redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
+    -- No token where the plain lock of this name was taken first.
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token()}
+end
+if ARGV[3] ~= '1' then
+    return {ARGV[1], 'LOST'}
+end
+return {ARGV[1], redis.call('pttl', KEYS[1])}

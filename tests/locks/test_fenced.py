@@ -1,0 +1,62 @@
+"""The fenced lock's tokens, through both faces."""
+
+import pytest
+
+from django_rlock import FencedLock, LockNotOwnedError, RLock
+from django_rlock.keys import token_key
+
+KEY = "rlock:stock:42"
+
+
+async def take_once(face, lock) -> int:
+    async with face.inside(lock):
+        return lock.token
+
+
+async def test_token_rises_with_every_owner(face):
+    lock = FencedLock("stock:42")
+    tokens = [await take_once(face, lock) for _ in range(3)]
+    tokens.append(await face.result(face.start(take_once, face, lock)))
+    assert tokens == sorted(set(tokens))
+
+
+async def test_token_stays_on_re_entry(face):
+    lock = FencedLock("stock:42")
+    async with face.inside(lock):
+        token = lock.token
+        async with face.inside(FencedLock("stock:42")):
+            assert lock.token == token
+        assert lock.token == token
+
+
+async def test_token_rises_after_the_server_lost_its_data(face, redis_client):
+    lock = FencedLock("stock:42")
+    before = await take_once(face, lock)
+    redis_client.flushall()
+    assert await take_once(face, lock) > before
+
+
+async def test_token_goes_on_from_a_java_client(face, redis_client):
+    """Which counts by one, from where this side has left off."""
+    lock = FencedLock("stock:42")
+    before = await take_once(face, lock)
+    java = redis_client.incrby(token_key(KEY), 10**12)  # many of them
+    assert before < java < await take_once(face, lock)
+
+
+@pytest.mark.parametrize(("fence_ttl", "left"), [(60, 60_000), (None, -1)])
+async def test_counter_lives_for_fence_ttl(face, redis_client, settings, fence_ttl, left):
+    settings.RLOCK = {"default": {"FENCE_TTL": fence_ttl}}
+    await take_once(face, FencedLock("stock:42"))
+    assert left - 10_000 < redis_client.pttl(token_key(KEY)) <= left
+
+
+async def test_without_a_hold_there_is_no_token(face):
+    with pytest.raises(LockNotOwnedError):
+        FencedLock("stock:42").token  # noqa: B018
+
+
+async def test_hold_of_another_kind_has_no_token(face):
+    async with face.inside(RLock("stock:42")):
+        with pytest.raises(RuntimeError, match="has no tokens"):
+            FencedLock("stock:42").token  # noqa: B018
