@@ -80,6 +80,28 @@ class LockLostError(RLockError, RuntimeError):
         )
 
 
+class StaleTokenError(RLockError, RuntimeError):
+    """A row refused a write, because a later holder of the lock has written it since.
+
+    ``row`` is ``app.model:pk``, ``token`` the one that came too late (None: of an object that was loaded before the row
+    had any), ``stored`` the newer one. ``lock_name`` is None where this process does not know whose token it was.
+    """
+
+    def __init__(self, lock_name: str | None, row: str, token: int | None, stored: int) -> None:
+        super().__init__(lock_name, row, token, stored)
+        self.lock_name = lock_name
+        self.row = row
+        self.token = token
+        self.stored = stored
+
+    def __str__(self) -> str:
+        lock = "the lock" if self.lock_name is None else f"lock {self.lock_name!r}"
+        return (
+            f"{self.row} refused a write under the fencing token {self.token}: it has been written under {self.stored} "
+            f"since, by a later holder of {lock}. Roll back, and begin anew with what is stored now."
+        )
+
+
 class LockUnavailableError(RLockError, ConnectionError):
     """Redis cannot be asked, or refuses: ``reason``, and what to do: ``advice``. The cause is ``__cause__``."""
 

@@ -19,13 +19,13 @@ from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
-from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError
+from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError, StaleTokenError
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 from django_rlock.web.requests import django_request
 
 logger = logging.getLogger("django_rlock.web")
 
-LOCK_ERRORS = LockTimeoutError, LockUnavailableError, LockLostError
+LOCK_ERRORS = LockTimeoutError, LockUnavailableError, LockLostError, StaleTokenError
 """The errors that have an answer. Others are mistakes in the program."""
 
 TEMPLATE = "rlock/locked.html"
