@@ -1,0 +1,60 @@
+"""Builds the Java program with Maven, once for all test processes: build/interop below the project."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = Path(__file__).with_name("java")
+TARGET = ROOT / "build" / "interop"
+PATIENCE = 600.0
+"""How long Maven may take, in seconds; where its cache is cold it downloads some 30 MB."""
+
+_UNREACHABLE = re.compile(r"could not (be resolved|transfer|resolve)|unknown host|offline mode", re.IGNORECASE)
+
+
+class UnavailableError(Exception):
+    """The program cannot be built here; the text says why. No fault of the program's."""
+
+
+def build() -> Path:
+    """The folder of ``classes`` and ``lib``. UnavailableError; RuntimeError when the program does not compile."""
+    for tool in "java", "javac", "mvn":
+        if shutil.which(tool) is None:
+            raise UnavailableError(f"There is no {tool} on the PATH: Redisson needs a JDK from 17 on, and Maven.")
+    TARGET.mkdir(parents=True, exist_ok=True)
+    with (TARGET / "lock").open("w") as mutex:
+        fcntl.flock(mutex, fcntl.LOCK_EX)
+        built, digest = TARGET / "digest", _digest()
+        if not built.exists() or built.read_text() != digest:
+            built.unlink(missing_ok=True)
+            _run_maven()
+            built.write_text(digest)
+    return TARGET
+
+
+def _digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(PROJECT.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(PROJECT)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _run_maven() -> None:
+    for folder in "classes", "lib":  # of an earlier version
+        shutil.rmtree(TARGET / folder, ignore_errors=True)
+    command = ["mvn", "--quiet", "--batch-mode", "process-classes"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE)
+    if done.returncode != 0:
+        told = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
+        # Where all must run, as on the CI machine, a registry that does not answer is a failure as well.
+        if _UNREACHABLE.search(told) and "CI" not in os.environ:
+            raise UnavailableError(f"Maven cannot fetch Redisson: {told}")
+        raise RuntimeError(f"Maven could not build {PROJECT}:\n{told}")

@@ -1,0 +1,179 @@
+"""Every kind of lock against the Redisson lock that it equals: each side in turn holds, waits, loses."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from django_rlock import LockLostError, LockNotOwnedError
+from tests.interop.pairs import PAIRS, Pair, channel
+from tests.interop.redisson import JavaError
+from tests.interop.sites import HASTY_WATCHDOG
+
+LONG = 600
+"""A lease in seconds: neither side's waiters poll within a test's patience then, so only a message can wake them."""
+SHORT = 0.3
+LISTENING = [name for name, pair in PAIRS.items() if pair.listens]
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return PAIRS[request.param]
+
+
+async def visit(face, lock) -> None:
+    await face.acquire(lock, lease_time=LONG)
+    await face.release(lock)
+
+
+@pytest.mark.parametrize("pair", LISTENING, indirect=True)
+async def test_release_by_java_wakes_python(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    alice.do(theirs, "lock", LONG, "SECONDS")
+    assert await face.acquire(ours, blocking=False) is False
+    site.start_counting()
+    with site.overheard(channel(pair.channel, name)) as payloads:
+        waiting = face.start(visit, face, ours)
+        await face.until(lambda: site.tries() == 2)
+        alice.do(theirs, "unlock")
+        await face.result(waiting)
+    assert len(payloads) == 2, "one for each release"
+    assert site.names() == []
+
+
+async def test_release_by_python_wakes_java(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    assert await face.acquire(ours, lease_time=LONG)
+    assert alice.do(theirs, "tryLock") is False
+    site.start_counting()
+    with site.overheard(channel(pair.channel, name)) as payloads:
+        waiting = alice.begin(theirs, "lock", LONG, "SECONDS")
+        await face.until(lambda: site.tries() == 2)
+        assert not waiting.done()
+        await face.release(ours)
+        waiting.result(20)
+        alice.do(theirs, "unlock")
+    assert len(payloads) == 2, "one for each release"
+    assert site.names() == []
+
+
+async def test_fair_waiter_learns_of_javas_release_from_its_beat(face, name, site, java):
+    pair, alice = PAIRS["fair"], java("alice")
+    alice.do(pair.theirs(name), "lock", LONG, "SECONDS")
+    site.start_counting()
+    waiting = face.start(visit, face, pair.ours(name, using="hasty"))
+    await face.until(lambda: site.tries() >= 2)
+    alice.do(pair.theirs(name), "unlock")
+    await face.result(waiting)
+
+
+async def test_re_entry_of_java_is_seen_by_python(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    for count in 1, 2:
+        alice.do(theirs, "lock", LONG, "SECONDS")
+        assert alice.do(theirs, "getHoldCount") == count
+        assert await face.acquire(ours, blocking=False) is False
+    assert LONG - 60 < await face.call(ours, "remaining_lease") <= LONG
+    alice.do(theirs, "unlock")
+    assert await face.acquire(ours, blocking=False) is False
+    assert await face.call(ours, "locked") is True
+    assert await face.call(ours, "hold_count") == 0
+    alice.do(theirs, "unlock")
+    assert await face.acquire(ours, blocking=False) is True
+    await face.release(ours)
+
+
+async def test_re_entry_of_python_is_seen_by_java(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    for count in 1, 2:
+        assert await face.acquire(ours, lease_time=LONG)
+        assert await face.call(ours, "hold_count") == count
+        assert alice.do(theirs, "tryLock") is False
+    assert LONG - 60 < alice.do(theirs, "remainTimeToLive") / 1000 <= LONG
+    await face.release(ours)
+    assert alice.do(theirs, "tryLock") is False
+    assert alice.do(theirs, "isLocked") is True
+    assert alice.do(theirs, "getHoldCount") == 0
+    await face.release(ours)
+    assert alice.do(theirs, "tryLock") is True
+    alice.do(theirs, "unlock")
+
+
+async def test_end_of_javas_lease_lets_python_in(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    alice.do(theirs, "lock", int(SHORT * 1000), "MILLISECONDS")
+    assert await face.acquire(ours) is True
+    with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
+        alice.do(theirs, "unlock")
+    await face.release(ours)
+
+
+async def test_end_of_pythons_lease_lets_java_in(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    assert await face.acquire(ours, lease_time=SHORT)
+    alice.do(theirs, "lock", LONG, "SECONDS")
+    with pytest.raises(LockLostError):
+        await face.release(ours)
+    assert alice.do(theirs, "isHeldByCurrentThread") is True
+    alice.do(theirs, "unlock")
+
+
+async def test_python_forces_javas_lock(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    alice.do(theirs, "lock")
+    assert await face.call(ours, "force_release") is True
+    assert await face.call(ours, "force_release") is False
+    with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
+        alice.do(theirs, "unlock")
+
+
+async def test_java_forces_pythons_lock(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    assert await face.acquire(ours)
+    assert alice.do(theirs, "forceUnlock") is True
+    assert alice.do(theirs, "forceUnlock") is False
+    with pytest.raises(LockLostError):
+        await face.release(ours)
+
+
+async def test_forcing_wakes_the_other_sides_waiter(face, pair, name, site, java):
+    ours, theirs, alice, bob = pair.ours(name), pair.theirs(name), java("alice"), java("bob")
+    alice.do(theirs, "lock", LONG, "SECONDS")
+    site.start_counting()
+    waiting = bob.begin(theirs, "lock", LONG, "SECONDS")
+    await face.until(lambda: site.tries() == 2)
+    await face.call(ours, "force_release")
+    waiting.result(20)
+    bob.do(theirs, "unlock")
+
+
+async def test_neither_side_releases_what_the_other_holds(face, pair, name, site, java):
+    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+    assert await face.acquire(ours, lease_time=LONG)
+    with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
+        alice.do(theirs, "unlock")
+    assert await face.call(ours, "owned") is True
+    await face.release(ours)
+    alice.do(theirs, "lock", LONG, "SECONDS")
+    with pytest.raises(LockNotOwnedError):
+        await face.release(ours)
+    assert alice.do(theirs, "isHeldByCurrentThread") is True
+    alice.do(theirs, "unlock")
+
+
+def test_watchdog_of_each_side_keeps_the_other_out(site, java):
+    """For more than two of its timeouts, with all kinds at once."""
+    alice, lasting = java("alice", hasty=True), HASTY_WATCHDOG * 2.5
+    with ThreadPoolExecutor(len(PAIRS)) as threads:
+        waits = []
+        for kind, pair in PAIRS.items():
+            assert pair.ours(f"ours:{kind}", using="hasty").acquire()
+            alice.do(pair.theirs(f"theirs:{kind}"), "lock")
+            bob = java(f"bob-{kind}")
+            waits.append(bob.begin(pair.theirs(f"ours:{kind}"), "tryLock", int(lasting * 1000), "MILLISECONDS"))
+            waits.append(threads.submit(pair.ours(f"theirs:{kind}").acquire, wait_time=lasting))
+        assert [wait.result(30) for wait in waits] == [False] * len(waits)
+    for kind, pair in PAIRS.items():
+        pair.ours(f"ours:{kind}", using="hasty").release()
+        alice.do(pair.theirs(f"theirs:{kind}"), "unlock")
