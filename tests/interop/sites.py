@@ -12,7 +12,7 @@ from tests.interop.redisson import Address
 HASTY_WATCHDOG = 2.0
 """The watchdogs' timeout on our alias "hasty", and of Java's clients at the address ``hasty``, in seconds."""
 
-_OPTIONS = {"KEY_PREFIX": "", "CACHE": "interop"}
+_OPTIONS = {"KEY_PREFIX": "", "CACHE": "interop", "FENCE_TTL": None}
 _HASTY = {"WATCHDOG_TIMEOUT": HASTY_WATCHDOG, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from django_rlock import LockLostError, LockNotOwnedError
-from tests.interop.pairs import PAIRS, Pair, channel
+from tests.interop.pairs import PAIRS, Pair, helper
 from tests.interop.redisson import JavaError
 from tests.interop.sites import HASTY_WATCHDOG
 
@@ -22,6 +22,10 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return PAIRS[request.param]
 
 
+def left_by(pair: Pair, name: str) -> list[str]:
+    return [helper(prefix, name) for prefix in pair.kept]
+
+
 async def visit(face, lock) -> None:
     await face.acquire(lock, lease_time=LONG)
     await face.release(lock)
@@ -33,13 +37,13 @@ async def test_release_by_java_wakes_python(face, pair, name, site, java):
     alice.do(theirs, "lock", LONG, "SECONDS")
     assert await face.acquire(ours, blocking=False) is False
     site.start_counting()
-    with site.overheard(channel(pair.channel, name)) as payloads:
+    with site.overheard(helper(pair.channel, name)) as payloads:
         waiting = face.start(visit, face, ours)
         await face.until(lambda: site.tries() == 2)
         alice.do(theirs, "unlock")
         await face.result(waiting)
     assert len(payloads) == 2, "one for each release"
-    assert site.names() == []
+    await face.until(lambda: site.names() == left_by(pair, name))
 
 
 async def test_release_by_python_wakes_java(face, pair, name, site, java):
@@ -47,7 +51,7 @@ async def test_release_by_python_wakes_java(face, pair, name, site, java):
     assert await face.acquire(ours, lease_time=LONG)
     assert alice.do(theirs, "tryLock") is False
     site.start_counting()
-    with site.overheard(channel(pair.channel, name)) as payloads:
+    with site.overheard(helper(pair.channel, name)) as payloads:
         waiting = alice.begin(theirs, "lock", LONG, "SECONDS")
         await face.until(lambda: site.tries() == 2)
         assert not waiting.done()
@@ -55,7 +59,7 @@ async def test_release_by_python_wakes_java(face, pair, name, site, java):
         waiting.result(20)
         alice.do(theirs, "unlock")
     assert len(payloads) == 2, "one for each release"
-    assert site.names() == []
+    await face.until(lambda: site.names() == left_by(pair, name))
 
 
 async def test_fair_waiter_learns_of_javas_release_from_its_beat(face, name, site, java):
