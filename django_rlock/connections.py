@@ -2,7 +2,8 @@
 
 django-redis may disconnect its pool at the end of a request (``CLOSE_CONNECTION``), in use or not. So the background
 thread and the listener have a pool of their own, made by the same factory with the same parameters. django-redis has
-no asyncio client; one is made for each running loop from the same parameters.
+no asyncio client; one is made for each running loop from the same parameters. In a cluster there is a pool for each
+node, which is named by its address.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from weakref import WeakKeyDictionary, WeakSet
 import redis
 import redis.asyncio
 import redis.asyncio.connection as aio
+import redis.asyncio.sentinel as aio_sentinel
 import redis.connection
+import redis.sentinel
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django_redis import get_redis_connection
 
+from django_rlock.cluster import Address, ClusterClient, SlotMap
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 UNSET_TIMEOUT = 5.0
@@ -36,6 +40,8 @@ _ASYNC_CLASSES: dict[type, type[aio.AbstractConnection]] = {
     redis.connection.Connection: aio.Connection,
     redis.connection.SSLConnection: aio.SSLConnection,
     redis.connection.UnixDomainSocketConnection: aio.UnixDomainSocketConnection,
+    redis.sentinel.SentinelManagedConnection: aio_sentinel.SentinelManagedConnection,
+    redis.sentinel.SentinelManagedSSLConnection: aio_sentinel.SentinelManagedSSLConnection,
 }
 _ASYNC_OPTIONS = {
     "credential_provider",
@@ -54,7 +60,9 @@ _ASYNC_OPTIONS = {
 }
 
 _shared_pools: WeakSet[redis.ConnectionPool] = WeakSet()
-_async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, aio.ConnectionPool]] = WeakKeyDictionary()
+PoolKey = tuple[str, Address | None]
+"""An alias and, in a cluster, one of its nodes."""
+_async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[PoolKey, aio.ConnectionPool]] = WeakKeyDictionary()
 
 
 def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
@@ -62,7 +70,8 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
     cache = get_settings(using).cache
     try:
         client = get_redis_connection(cache, write=True)
-        client.connection_pool  # noqa: B018 - a client without one cannot carry locks
+        if not isinstance(client, ClusterClient):
+            client.connection_pool  # noqa: B018 - a client without one cannot carry locks
     except (NotImplementedError, AttributeError) as error:
         raise ImproperlyConfigured(
             f"RLOCK[{using!r}] uses CACHES[{cache!r}], which has no Redis client of django-redis "
@@ -73,51 +82,85 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
 
 
 @cache
-def command_pool(using: str) -> redis.ConnectionPool:
-    """The alias's own pool, which it shares with the cache."""
-    pool = get_client(using).connection_pool
+def _cluster_client(using: str) -> ClusterClient | None:
+    client: object = get_client(using)
+    return client if isinstance(client, ClusterClient) else None
+
+
+def is_cluster(using: str) -> bool:
+    """Whether the alias is a Redis Cluster."""
+    return _cluster_client(using) is not None
+
+
+@cache
+def slot_map(using: str) -> SlotMap:
+    """Which node of the alias's cluster serves which slot."""
+    return SlotMap(cast("ClusterClient", _cluster_client(using)))
+
+
+@cache
+def command_pool(using: str, node: Address | None = None) -> redis.ConnectionPool:
+    """The alias's own pool, which it shares with the cache; or locks' own pool for a node of its cluster."""
+    pool = get_client(using).connection_pool if node is None else _node_pool(using, node)
     _shared_pools.add(pool)
     return pool
 
 
 @cache
-def background_pool(using: str) -> redis.ConnectionPool:
+def background_pool(using: str, node: Address | None = None) -> redis.ConnectionPool:
     """A pool beside the alias's, for the background thread and the listener."""
     get_client(using)  # refuses an alias without a Redis client
+    pool = _pool_beside(using) if node is None else _node_pool(using, node)
+    _limit(pool.connection_kwargs, _longest_reply(using))
+    return pool
+
+
+def _pool_beside(using: str) -> redis.ConnectionPool:
     cache: Any = caches[get_settings(using).cache]
     client, factory = cache.client, cache.client.connection_factory
     pool: redis.ConnectionPool = factory.get_connection_pool(
         factory.make_connection_params(client._server[0])  # noqa: SLF001 - the primary's URL
     )
-    _limit(pool.connection_kwargs, max(get_settings(using).watchdog_timeout / 6, SHORTEST_LIMIT))
     return pool
+
+
+def _node_pool(using: str, node: Address) -> redis.ConnectionPool:
+    return cast("ClusterClient", _cluster_client(using)).make_pool(node)
+
+
+def _longest_reply(using: str) -> float:
+    return max(get_settings(using).watchdog_timeout / 6, SHORTEST_LIMIT)
 
 
 def _limit(options: dict[str, Any], longest: float) -> None:
     """Keep a server that does not answer from stopping the background thread for longer than leases allow."""
-    for name in ("socket_timeout", "socket_connect_timeout") if "host" in options else ("socket_timeout",):
+    for name in ("socket_timeout",) if "path" in options else ("socket_timeout", "socket_connect_timeout"):
         options[name] = min(options.get(name) or UNSET_TIMEOUT, longest)
 
 
+@cache
 def background_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
-    """A client on the background pool."""
-    return redis.Redis(connection_pool=background_pool(using))
+    """A client on the background pool, or one beside the cache's for a cluster."""
+    cluster = _cluster_client(using)
+    if cluster is None:
+        return redis.Redis(connection_pool=background_pool(using))
+    return cast("redis.Redis", cluster.limited(lambda options: _limit(options, _longest_reply(using))))
 
 
-async def async_pool(using: str) -> aio.ConnectionPool:
-    """The running loop's pool for an alias; closed when the loop shuts its async generators down."""
+async def async_pool(key: PoolKey) -> aio.ConnectionPool:
+    """The running loop's pool for an alias, or a node of it; closed when the loop shuts its async generators down."""
     loop = asyncio.get_running_loop()
     pools = _async_pools.get(loop)
     if pools is None:
         _drop_closed_loops()
         pools = _async_pools[loop] = {}
-    if using not in pools:
-        pools[using] = _make_async_pool(using)
+    if key not in pools:
+        pools[key] = _make_async_pool(*key)
         # asyncio.run(), asgiref and the ASGI servers close a loop's async generators before the loop itself.
-        lifeline = _close_with_loop(pools[using])
+        lifeline = _close_with_loop(pools[key])
         await anext(lifeline)
-        pools[using].lifeline = lifeline  # type: ignore[attr-defined]
-    return pools[using]
+        pools[key].lifeline = lifeline  # type: ignore[attr-defined]
+    return pools[key]
 
 
 def _drop_closed_loops() -> None:
@@ -134,31 +177,54 @@ async def _close_with_loop(pool: aio.ConnectionPool) -> AsyncGenerator[None]:
         yield
     finally:
         await pool.disconnect()
+        if isinstance(pool, aio_sentinel.SentinelConnectionPool):
+            for sentinel in pool.sentinel_manager.sentinels:
+                await sentinel.connection_pool.disconnect()
 
 
-def _make_async_pool(using: str) -> aio.ConnectionPool:
-    pool = command_pool(using)
-    connection_class = _ASYNC_CLASSES.get(pool.connection_class)
-    if connection_class is None:
+def _make_async_pool(using: str, node: Address | None) -> aio.ConnectionPool:
+    pool = command_pool(using, node)
+    if pool.connection_class not in _ASYNC_CLASSES:
         raise ImproperlyConfigured(
             f"RLOCK[{using!r}] connects with {pool.connection_class.__name__}, which has no asyncio twin here. "
             f"Use a redis://, rediss:// or unix:// LOCATION for locks in async code."
         )
+    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
+        return aio_sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
+            pool.service_name,
+            _async_sentinel(pool.sentinel_manager),
+            is_master=pool.is_master,
+            check_connection=pool.check_connection,
+            **_async_options(pool),
+        )
+    return aio.ConnectionPool(**_async_options(pool))
+
+
+def _async_sentinel(manager: Any) -> aio_sentinel.Sentinel:
+    twin = aio_sentinel.Sentinel([], min_other_sentinels=manager.min_other_sentinels)  # type: ignore[no-untyped-call]
+    for sentinel in manager.sentinels:
+        pool = aio.ConnectionPool(**_async_options(sentinel.connection_pool))
+        twin.sentinels.append(redis.asyncio.Redis(connection_pool=pool))
+    return twin
+
+
+def _async_options(pool: redis.ConnectionPool) -> dict[str, Any]:
     options = {
         name: value
         for name, value in pool.connection_kwargs.items()
         if name in _ASYNC_OPTIONS or name.startswith("ssl_")
     }
-    # The driver limits each exchange as a whole.
-    return aio.ConnectionPool(
-        connection_class=connection_class, max_connections=pool.max_connections, socket_timeout=None, **options
-    )
+    return options | {
+        "connection_class": _ASYNC_CLASSES[pool.connection_class],
+        "max_connections": pool.max_connections,
+        "socket_timeout": None,  # the driver limits each exchange as a whole
+    }
 
 
 def reset() -> None:
     """Forget all pools: after a fork, where the sockets are the parent's, or when the settings change."""
-    command_pool.cache_clear()
-    background_pool.cache_clear()
+    for cached in (_cluster_client, slot_map, command_pool, background_pool, background_client):
+        cached.cache_clear()
     _async_pools.clear()
 
 

@@ -71,13 +71,14 @@ class EmbeddedServer:
 
     ``port=None`` listens on a unix socket only, ``port=0`` on a port that is free. ``args`` are added to the
     server's command line, as in ``args=["--maxmemory", "10mb"]``; they win over what this class configures.
+    ``binary`` is another server program than find_binary()'s.
     Once started, the address stays the same until the end, through ``kill()`` and ``restart()``.
     """
 
-    def __init__(self, port: int | None = None, args: Sequence[str] = ()) -> None:
+    def __init__(self, port: int | None = None, args: Sequence[str] = (), binary: str | None = None) -> None:
         self.port = port
         self.args = tuple(args)
-        self.binary = find_binary()
+        self.binary = binary or find_binary()
         self._pid = 0
         self._folder: Path | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
@@ -163,7 +164,7 @@ class EmbeddedServer:
 
     def _start_on_free_port(self) -> None:
         for attempts_left in reversed(range(BIND_ATTEMPTS)):
-            self.port = _free_port()
+            self.port = free_port()
             try:
                 return self._start()
             except ServerError as error:
@@ -229,6 +230,7 @@ class EmbeddedServer:
         shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses now; somebody may before you do."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])

@@ -201,9 +201,9 @@ def test_says_that_the_program_cannot_be_run(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_looks_for_another_port_when_the_free_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedServer(port=0) as first:
-        free_port = embedded._free_port
+        free_port = embedded.free_port
         ports = iter([first.port, free_port()])
-        monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(embedded, "free_port", lambda: next(ports))
         with EmbeddedServer(port=0) as second:
             assert second.port != first.port
             assert second.pid != first.pid

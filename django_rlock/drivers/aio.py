@@ -14,7 +14,8 @@ from typing import Any
 from django.core.signals import setting_changed
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock.connections import async_pool, command_pool
+from django_rlock.cluster import Address
+from django_rlock.connections import UNSET_TIMEOUT, async_pool, command_pool
 from django_rlock.drivers import pubsub
 from django_rlock.drivers.base import ScriptCall, ScriptDriver, Waiter, check_nonce
 from django_rlock.drivers.identity import Owner, task_owner
@@ -23,15 +24,19 @@ from django_rlock.drivers.identity import Owner, task_owner
 class AsyncDriver(ScriptDriver):
     """Awaits real asyncio I/O; the owner is the running task."""
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, node: Address | None = None) -> None:
         super().__init__(using)
-        self._limit: float = command_pool(using).connection_kwargs.get("socket_timeout") or 5.0
+        self._pool_key = using, node
+        self._limit: float = command_pool(using, node).connection_kwargs.get("socket_timeout") or UNSET_TIMEOUT
 
     def owner(self) -> Owner:
         return task_owner()
 
+    def at(self, using: str) -> AsyncDriver:
+        return async_driver(using)
+
     async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
-        pool: Any = await async_pool(self.using)  # redis-py's connections are half typed
+        pool: Any = await async_pool(self._pool_key)  # redis-py's connections are half typed
         try:
             # One limit around all is cheaper than redis-py's for each step, and also covers connecting.
             async with asyncio.timeout(min(timeout, self._limit)):

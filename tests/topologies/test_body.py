@@ -1,0 +1,87 @@
+"""What every lock promises, on every topology."""
+
+import pytest
+
+from django_rlock import LockLostError, LockTimeoutError
+from django_rlock.locks.holds import HOLDS, WAITS
+
+KEY = "rlock:stock:42"
+
+
+async def visit(face, lock, inside: list[object]) -> None:
+    async with face.inside(lock):
+        inside.append(lock)
+        assert len(inside) == 1, "two inside at once"
+        await face.sleep(0)
+        inside.clear()
+
+
+async def test_taken_re_entered_and_given_back(face, kind, topology):
+    lock = kind("stock:42")
+    for count in (1, 2):
+        assert await face.acquire(lock)
+        assert await face.call(lock, "hold_count") == count
+    assert list(topology.redis.hgetall(KEY).values()) == ["2"]
+    for _ in range(2):
+        await face.release(lock)
+    assert not await face.call(lock, "locked")
+    assert not topology.redis.exists(KEY)
+
+
+async def test_taken_by_another(face, kind, topology):
+    topology.redis.hset(KEY, "somebody", 1)
+    assert not await face.acquire(kind("stock:42"), blocking=False)
+    with pytest.raises(LockTimeoutError) as caught:
+        async with face.inside(kind("stock:42", wait_time=0.05)):
+            pytest.fail("it was not free")
+    assert "somebody" in str(caught.value.holder)
+
+
+async def test_waiter_is_woken(face, kind, topology):
+    lock = kind("stock:42")
+    for _ in range(2):
+        await face.acquire(lock)
+        waiting = face.start(visit, face, kind("stock:42"), [])
+        wait = await face.until(WAITS.snapshot)
+        # No look of its own brings it in: those come with the lease's end, or a beat, at the earliest.
+        assert wait[0].beat_at - wait[0].since > 1
+        await face.release(lock)
+        await face.result(waiting)
+        assert WAITS.snapshot() == []
+
+
+async def test_many_take_turns(face, kind, topology):
+    inside: list[object] = []
+    visits = [face.start(visit, face, kind("stock:42"), inside) for _ in range(8)]
+    for each in visits:
+        await face.result(each)
+    assert not topology.redis.exists(KEY)
+
+
+async def test_renewed(face, kind, topology, use):
+    use(topology, WATCHDOG_TIMEOUT=0.6)
+    async with face.inside(kind("stock:42")):
+        before = HOLDS.snapshot()[0].deadline
+        await face.until(lambda: HOLDS.snapshot()[0].deadline > before + 0.6)
+        assert topology.redis.exists(KEY)
+
+
+async def test_loss_is_told(face, kind, topology, use):
+    use(topology, WATCHDOG_TIMEOUT=0.6)
+    lock = kind("stock:42")
+    with pytest.raises(LockLostError):
+        async with face.inside(lock):
+            topology.redis.delete(KEY)
+            await face.until(lambda: lock.lost)
+    assert HOLDS.snapshot() == []
+
+
+async def test_force_release_lets_the_next_one_in(face, kind, topology):
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, kind("stock:42"), [])
+    await face.until(WAITS.snapshot)
+    assert await face.call(lock, "force_release")
+    await face.result(waiting)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
