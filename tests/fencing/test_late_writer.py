@@ -1,4 +1,4 @@
-"""The story that fencing is for: a holder pauses past its lease, a second one writes, the first one's write comes late."""
+"""What fencing is for: a holder pauses past its lease, a second one writes, and the first one's write comes late."""
 
 from __future__ import annotations
 
@@ -153,5 +153,5 @@ def test_many_writers_at_once(stock: Stock, start: Callable[..., Future[Any]]) -
         return True
 
     written = [start(write, token) for token in tokens[::2] + tokens[1::2][::-1]]
-    assert any([each.result(20) for each in written])
+    assert True in [each.result(20) for each in written]
     assert Stock.objects.values_list("count", "fence").get() == (23, tokens[-1])

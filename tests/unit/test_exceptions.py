@@ -15,6 +15,7 @@ from django_rlock import (
     LockTimeoutError,
     LockUnavailableError,
     RLockError,
+    StaleTokenError,
 )
 
 ERRORS = [
@@ -22,6 +23,8 @@ ERRORS = [
     LockTimeoutError("stock:1"),
     LockNotOwnedError("stock:1", owner="somebody"),
     LockLostError("stock:1", reason="an operator freed it"),
+    StaleTokenError("stock:1", row="shop.stock:1", token=1_700_000_000_000_001, stored=1_700_000_000_000_002),
+    StaleTokenError(None, row="shop.stock:1", token=None, stored=1_700_000_000_000_002),
     LockUnavailableError("stock:1", reason="connection refused", advice="Start the server."),
     LockUnavailableError("stock:1", reason="connection refused"),
     KeyTemplateError("stock:<id>: no argument 'id'", template="stock:<id>"),
@@ -64,6 +67,7 @@ def test_every_error_has_the_common_base(error: RLockError) -> None:
         (LockTimeoutError("a"), TimeoutError),
         (LockNotOwnedError("a"), RuntimeError),
         (LockLostError("a"), RuntimeError),
+        (StaleTokenError("a", row="b", token=1, stored=2), RuntimeError),
         (LockUnavailableError("a", reason="down"), ConnectionError),
         (KeyTemplateError("bad", template="<"), ValueError),
     ],
@@ -80,4 +84,4 @@ def test_a_timeout_says_who_holds_the_lock_and_for_how_long() -> None:
 
 
 def test_an_unavailable_lock_says_why_and_what_to_do() -> None:
-    assert str(ERRORS[4]) == "Lock 'stock:1' is unavailable: connection refused. Start the server."
+    assert str(ERRORS[6]) == "Lock 'stock:1' is unavailable: connection refused. Start the server."
