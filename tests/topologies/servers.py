@@ -164,8 +164,7 @@ def _is_ready(node: EmbeddedServer) -> bool:
 def cluster_info(node: EmbeddedServer) -> dict[str, str]:
     """What a node says of its cluster."""
     with node.client() as client:
-        text = client.execute_command("CLUSTER INFO", NEVER_DECODE=True)
-    return dict(line.split(":", 1) for line in text.decode().split())
+        return dict(client.execute_command("CLUSTER INFO"))
 
 
 def _bus_port(node: EmbeddedServer) -> int:
