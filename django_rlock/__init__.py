@@ -7,14 +7,28 @@ from django_rlock.exceptions import (
     LockNotOwnedError,
     LockTimeoutError,
     LockUnavailableError,
+    PermitNotHeldError,
     RLockError,
     StaleTokenError,
 )
 from django_rlock.fencing import fenced
-from django_rlock.locks import ConstantBackoff, ExponentialBackoff, FairLock, FencedLock, RLock, SpinLock, rlock
+from django_rlock.locks import (
+    ConstantBackoff,
+    CountDownLatch,
+    ExponentialBackoff,
+    FairLock,
+    FencedLock,
+    Permit,
+    PermitExpirableSemaphore,
+    RLock,
+    Semaphore,
+    SpinLock,
+    rlock,
+)
 
 __all__ = [
     "ConstantBackoff",
+    "CountDownLatch",
     "ExponentialBackoff",
     "FairLock",
     "FencedLock",
@@ -23,8 +37,12 @@ __all__ = [
     "LockNotOwnedError",
     "LockTimeoutError",
     "LockUnavailableError",
+    "Permit",
+    "PermitExpirableSemaphore",
+    "PermitNotHeldError",
     "RLock",
     "RLockError",
+    "Semaphore",
     "SpinLock",
     "StaleTokenError",
     "distributed_lock",

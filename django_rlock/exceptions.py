@@ -6,6 +6,8 @@ are those of its class, in order, so that it survives pickling and Celery's JSON
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class RLockError(Exception):
     """Base of all errors of this package; ``lock_name`` is the name given by the caller, or None."""
@@ -99,6 +101,21 @@ class StaleTokenError(RLockError, RuntimeError):
         return (
             f"{self.row} refused a write under the fencing token {self.token}: it has been written under {self.stored} "
             f"since, by a later holder of {lock}. Roll back, and begin anew with what is stored now."
+        )
+
+
+class PermitNotHeldError(RLockError, RuntimeError):
+    """Permits were given back that are not taken; ``ids`` are all that were to be given back together."""
+
+    def __init__(self, lock_name: str, ids: Sequence[str] = ()) -> None:
+        super().__init__(lock_name, ids)
+        self.lock_name = lock_name
+        self.ids = tuple(ids)
+
+    def __str__(self) -> str:
+        return (
+            f"Not all of the permits {', '.join(self.ids)} of semaphore {self.lock_name!r} are taken: an id is wrong, "
+            f"its permit was given back before, or its lease has ended. None of them was changed."
         )
 
 

@@ -39,6 +39,31 @@ def wake_channel(client_id: str) -> str:
     return f"rlock_wake:{client_id}"
 
 
+def semaphore_channel(key: str) -> str:
+    """Where Redisson's semaphores publish how many permits there are when some come back."""
+    return tagged("redisson_sc", key)
+
+
+def permits_key(key: str) -> str:
+    """Sorted set of Redisson's expirable semaphore: raw id → epoch milliseconds at which its lease ends."""
+    return f"{key}:timeout" if "{" in key else f"{{{key}}}:timeout"
+
+
+def latch_channel(key: str) -> str:
+    """Where Redisson's latch publishes ``0`` when it opens. Always in braces: a key's own hash tag is not heeded."""
+    return f"redisson_countdownlatch__channel__{{{key}}}"
+
+
+def requests_key(key: str) -> str:
+    """Sorted set of a semaphore or latch: request → epoch milliseconds until which it is remembered."""
+    return tagged("rlock_requests", key)
+
+
+def drained_key(key: str, request: str) -> str:
+    """What a request to drain a semaphore took."""
+    return f"{tagged('rlock_drained', key)}:{request}"
+
+
 @lru_cache(maxsize=4096)
 def fair_keys(key: str) -> tuple[str, str, str, str]:
     """State, queue, alive marks and Redisson's channel of a lock."""

@@ -7,9 +7,12 @@ from typing import Any
 from django_rlock.locks import watchdog as _watchdog  # noqa: F401 - registers itself with the background thread
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import Duration
+from django_rlock.locks.expirable import Permit, PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
 from django_rlock.locks.fenced import FencedLock
+from django_rlock.locks.latch import CountDownLatch
 from django_rlock.locks.plain import RLock
+from django_rlock.locks.semaphore import Semaphore
 from django_rlock.locks.spin import ConstantBackoff, ExponentialBackoff, SpinLock
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
@@ -17,11 +20,15 @@ __all__ = [
     "KINDS",
     "BaseLock",
     "ConstantBackoff",
+    "CountDownLatch",
     "Duration",
     "ExponentialBackoff",
     "FairLock",
     "FencedLock",
+    "Permit",
+    "PermitExpirableSemaphore",
     "RLock",
+    "Semaphore",
     "SpinLock",
     "rlock",
 ]

@@ -1,9 +1,6 @@
 -- Included by the fair lock's scripts, not called by itself.
 
-local function now_ms()
-    local time = redis.call('time')
-    return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include: clock
 
 -- A waiter stands in the queue as an owner, whose first 36 characters are its client; or, where the caller chose the
 -- owner's name, as client/owner.

@@ -1,0 +1,391 @@
+"""Redisson's expirable semaphore, wire for wire; permits can also be renewed, so that a dead process's come back."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+from django_rlock import keys, scripts
+from django_rlock.drivers import background
+from django_rlock.drivers.base import Driver, ScriptCall, monotonic, run_sync
+from django_rlock.exceptions import LockLostError, LockTimeoutError, PermitNotHeldError, RLockError
+from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, granted, undone_on_error
+from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
+from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
+from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.semaphore import NO_PERMIT_LEFT, BaseSemaphore, logger
+from django_rlock.settings import DEFAULT_ALIAS
+
+MOST_AT_ONCE = 10_000
+"""Permits of one acquire; the server does nothing else while it writes them down."""
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Permit:
+    """What one ``acquire`` of a ``PermitExpirableSemaphore`` took: one permit, or several at once.
+
+    ``ids`` are their ids, 32 hexadecimal digits each, by which any process may give them back. ``deadline`` is when the
+    lease ends that it was taken with, in monotonic seconds.
+    """
+
+    __slots__ = ("_holds", "deadline", "ids", "semaphore")
+
+    def __init__(
+        self, semaphore: PermitExpirableSemaphore, ids: tuple[str, ...], deadline: float, holds: list[Hold]
+    ) -> None:
+        self.semaphore = semaphore
+        self.ids = ids
+        self.deadline = deadline
+        self._holds = holds
+
+    def __repr__(self) -> str:
+        return f"<Permit {', '.join(self.ids)} of {self.semaphore!r}>"
+
+    @property
+    def id(self) -> str:
+        """The id of a single permit. ValueError where it is several."""
+        (only,) = self.ids
+        return only
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease has ended or its renewal failed, so that others may have it; asks nobody.
+
+        It knows the lease that it was taken with, or renewed to by this process.
+        """
+        now = monotonic()
+        return any(hold.is_lost(now) for hold in self._holds) if self._holds else now >= self.deadline
+
+    def check(self) -> None:
+        """LockLostError when it is lost; asks nobody."""
+        if self.lost:
+            raise self.lost_error()
+
+    def lost_error(self) -> LockLostError:
+        reasons = (hold.lost or hold.lease_ended() for hold in self._holds if hold.is_lost(monotonic()))
+        return LockLostError(self.semaphore.name, reason=next(reasons, "the lease of its permit ended"))
+
+    def release(self) -> None:
+        """Give it back. PermitNotHeldError when that was done before, or its lease has ended."""
+        self.semaphore.release(self)
+
+    async def arelease(self) -> None:
+        await self.semaphore.arelease(self)
+
+
+class PermitExpirableSemaphore(BaseSemaphore):
+    """A semaphore whose permits have ids and leases; Redisson's ``getPermitExpirableSemaphore``.
+
+    ``name`` is what it limits, ``using`` the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds
+    (0 tries once, None waits for ever). A permit comes back when its lease ends, at the next call of anybody::
+
+        licences = PermitExpirableSemaphore("licences", wait_time=10)
+        licences.try_set_permits(5)
+
+        with licences.permit(renewed=True) as permit:
+            ...
+
+    ``lease_time`` is in seconds; None has no end, as Redisson's. With ``renewed=True`` the lease is WATCHDOG_TIMEOUT,
+    and the background thread renews it as long as this process lives and has not given it back; so the permits of a
+    process that dies come back. ``on_lost(semaphore)`` is called in that thread when a renewed permit is lost.
+
+    Whoever is paused past the lease goes on without a permit, as with locks: ``permit.lost`` tells.
+    LockUnavailableError when Redis cannot be asked, or keeps something else under the name.
+
+    State in Redis: the number that is left at the semaphore's key, the sorted set ``{key}:timeout`` (raw id → epoch ms
+    of the server's clock), and the channel ``redisson_sc:{key}``.
+    """
+
+    __slots__ = ()
+
+    kind = "permit"
+    scope = "permit"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        wait_time: Duration | None = None,
+        using: str = DEFAULT_ALIAS,
+        on_lost: Callable[[Any], object] | None = None,
+    ) -> None:
+        super().__init__(name, wait_time=wait_time, using=using)
+        self.on_lost = on_lost
+
+    # --- take --------------------------------------------------------------------------------------------------------
+
+    async def _acquire(
+        self,
+        driver: Driver,
+        permits: int = 1,
+        blocking: bool = True,
+        *,
+        wait_time: Duration | None = UNSET,
+        lease_time: Duration | None = None,
+        renewed: bool = False,
+    ) -> Permit | None:
+        """Take permits, all or none; None when there are not as many until the wait ends.
+
+        ``wait_time`` and ``lease_time`` are in seconds; the wait defaults to the semaphore's own, and a lease of None
+        has no end, unless it is ``renewed``. Tries once with ``blocking=False`` or ``wait_time=0``.
+        """
+        wait = self._wait_seconds(blocking, wait_time)
+        lease = self._lease(lease_time, renewed)
+        request = _Acquire(self, _checked_amount(permits), lease)
+        with undone_on_error(request):
+            attempt = await granted(request, driver, 0.0, wait)
+            return None if attempt is None else self._permit(attempt, request, renewed)
+
+    def permit(
+        self,
+        permits: int = 1,
+        *,
+        wait_time: Duration | None = UNSET,
+        lease_time: Duration | None = None,
+        renewed: bool = False,
+    ) -> PermitBlock:
+        """For ``with`` and ``async with``: the same, given back at the end of the block, which gets the Permit.
+
+        LockTimeoutError when there are not as many until the wait ends; LockLostError at the end when the lease ended
+        inside, unless the block raised.
+        """
+        return PermitBlock(self, permits, {"wait_time": wait_time, "lease_time": lease_time, "renewed": renewed})
+
+    def _lease(self, lease_time: Duration | None, renewed: bool) -> float | None:
+        lease = lease_seconds(lease_time)
+        if not renewed:
+            return lease
+        if lease is not None:
+            raise ValueError("With renewed=True the lease is WATCHDOG_TIMEOUT; it takes no lease_time.")
+        return self.settings.watchdog_timeout
+
+    def _permit(self, attempt: Attempt, request: _Acquire, renewed: bool) -> Permit:
+        lease = request.lease
+        if lease is None or not renewed:
+            return Permit(self, request.ids, attempt.sent_at + (math.inf if lease is None else lease), [])
+        holds = [Hold(self, each, each, attempt.sent_at) for each in request.ids]
+        for hold in holds:
+            hold.lease_from(attempt.sent_at, lease, renewed=True)
+            HOLDS.put(hold)
+        background.wake_by(holds[0].renew_at)
+        return Permit(self, request.ids, holds[0].deadline, holds)
+
+    # --- give back ---------------------------------------------------------------------------------------------------
+
+    async def _try_release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> int:
+        """Give permits back by their ids, all or none; answers how many.
+
+        0 when one of them is not taken, was given back before, or its lease has ended. LockUnavailableError when Redis
+        cannot be asked: the background thread then goes on trying for a minute.
+        """
+        ids = _checked_ids(permits)
+        if not ids:
+            return 0
+        holds = [hold for hold in (HOLDS.get(self, each) for each in ids) if hold is not None]
+        for hold in holds:
+            HOLDS.remove(hold)  # before the command, so that the watchdog does not take it for lost
+        call = self._call(scripts.PERMIT_RELEASE, self._keys(), _packed(ids))
+        if not await self._surely(driver, call) and call.sends == 1:
+            for hold in holds:
+                HOLDS.put(hold)
+            return 0
+        return len(ids)  # also where none were left for a second command: the first one's reply was lost
+
+    async def _release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> None:
+        """The same, but PermitNotHeldError instead of 0."""
+        ids = _checked_ids(permits)
+        if ids and not await self._try_release(driver, ids):
+            raise PermitNotHeldError(self.name, ids)
+
+    # --- leases ------------------------------------------------------------------------------------------------------
+
+    async def _update_lease_time(self, driver: Driver, permit: Permit | str, lease_time: Duration | None) -> bool:
+        """Let a permit's lease end ``lease_time`` seconds from now (None: never); False when it is not taken any more.
+
+        The watchdog stops renewing it.
+        """
+        lease = lease_seconds(lease_time)
+        (each,) = _checked_ids(permit)
+        hold = HOLDS.get(self, each)
+        renewed = hold is not None and hold.pause_renewal()
+        call = self._renew(each, lease, 0)
+        try:
+            changed = await self._change(driver, call)
+        except BaseException:
+            if hold is not None:
+                hold.renewed = renewed
+            raise
+        if changed:
+            _note_lease(hold, permit, call.sent_at, lease)
+        return bool(changed)
+
+    async def _lease_time(self, driver: Driver, permit: Permit | str) -> float | None:
+        """Seconds until a permit's lease ends, None when it has no end. PermitNotHeldError when it is not taken."""
+        (each,) = _checked_ids(permit)
+        left: int = (await self._state(driver, each))[2]
+        if left == _NOT_TAKEN:
+            raise PermitNotHeldError(self.name, (each,))
+        return None if left == _NO_END else left / 1000
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    async def _available_permits(self, driver: Driver) -> int:
+        """How many are left; below 0 when there are fewer in all than taken."""
+        return (await self._state(driver))[0]
+
+    async def _acquired_permits(self, driver: Driver) -> int:
+        """How many are taken."""
+        return (await self._state(driver))[1]
+
+    async def _total_permits(self, driver: Driver) -> int:
+        """How many there are, left and taken; Redisson's ``getPermits``."""
+        left, taken, _ = await self._state(driver)
+        return left + taken
+
+    async def _set_permits(self, driver: Driver, permits: int) -> None:
+        """Have so many in all, left and taken. What is taken stays so; what is left may go below 0."""
+        call = self._call(scripts.PERMIT_SET, self._keys(), checked_number("permits", permits))
+        await self._change(driver, call)
+
+    acquire, aacquire = faces(_acquire)
+    try_release, atry_release = faces(_try_release)
+    release, arelease = faces(_release)
+    update_lease_time, aupdate_lease_time = faces(_update_lease_time)
+    lease_time, alease_time = faces(_lease_time)
+    available_permits, aavailable_permits = faces(_available_permits)
+    acquired_permits, aacquired_permits = faces(_acquired_permits)
+    total_permits, atotal_permits = faces(_total_permits)
+    set_permits, aset_permits = faces(_set_permits)
+
+    # --- what the watchdog asks, by the id of a permit ---------------------------------------------------------------
+
+    def renew_call(self, owner: str, lease: float) -> ScriptCall:
+        return self._renew(owner, lease, 1)
+
+    def leave_call(self, owner: str) -> ScriptCall:
+        return _leave_call(self, (owner,))
+
+    def _renew(self, each: str, lease: float | None, keep_longer: int) -> ScriptCall:
+        lease_ms = 0 if lease is None else milliseconds(lease)
+        return self._call(scripts.PERMIT_RENEW, self._keys(), _packed((each,)), lease_ms, keep_longer)
+
+    async def _state(self, driver: Driver, each: str = "") -> list[int]:
+        return await self._ask(driver, self._call(scripts.PERMIT_STATE, self._keys(), bytes.fromhex(each)))
+
+    def _keys(self) -> tuple[str, str, str]:
+        return _semaphore_keys(self.key)
+
+
+_NO_END, _NOT_TAKEN = -1, -2
+
+
+class PermitBlock:
+    """Takes permits for one ``with`` or ``async with``."""
+
+    __slots__ = ("_options", "_permit", "_permits", "_semaphore")
+
+    def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, options: dict[str, Any]) -> None:
+        self._semaphore = semaphore
+        self._permits = permits
+        self._options = options
+        self._permit: Permit | None = None
+
+    def __enter__(self) -> Permit:
+        return run_sync(self._enter(blocking_driver(self._semaphore)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run_sync(self._exit(blocking_driver(self._semaphore), error))
+
+    async def __aenter__(self) -> Permit:
+        return await self._enter(awaited_driver(self._semaphore))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exit(awaited_driver(self._semaphore), error)
+
+    async def _enter(self, driver: Driver) -> Permit:
+        started = driver.now()
+        self._permit = await self._semaphore._acquire(driver, self._permits, **self._options)  # noqa: SLF001
+        if self._permit is None:
+            raise LockTimeoutError(self._semaphore.name, waited=driver.now() - started, holder=NO_PERMIT_LEFT)
+        return self._permit
+
+    async def _exit(self, driver: Driver, error: BaseException | None) -> None:
+        permit, self._permit = self._permit, None
+        try:
+            if permit is not None and not await self._semaphore._try_release(driver, permit):  # noqa: SLF001
+                raise permit.lost_error()
+        except RLockError as failure:
+            if error is None:
+                raise
+            # The block's own error must not be hidden by this one.
+            logger.warning("While giving back a permit of %r after an error: %s", self._semaphore.name, failure)
+
+
+class _Acquire(Request):
+    """Permits with ids; the ids are the request's name."""
+
+    __slots__ = ("ids", "lease")
+
+    kind = PermitExpirableSemaphore.kind
+
+    def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, lease: float | None) -> None:
+        super().__init__(semaphore, permits)
+        self.ids = tuple(os.urandom(16).hex() for _ in range(permits))
+        self.lease = lease
+
+    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+        lease_ms = 0 if self.lease is None else milliseconds(self.lease)
+        all_keys = *_semaphore_keys(self.key), keys.requests_key(self.key)
+        return self._call(scripts.PERMIT_ACQUIRE, all_keys, _packed(self.ids), lease_ms)
+
+    def leave_call(self, owner: str) -> ScriptCall:
+        return _leave_call(self, self.ids)
+
+
+def _leave_call(hooks: Any, ids: tuple[str, ...]) -> ScriptCall:
+    all_keys = *_semaphore_keys(hooks.key), keys.requests_key(hooks.key)
+    return ScriptCall(hooks.name, scripts.PERMIT_LEAVE, all_keys, (_packed(ids), REMEMBERED_MS))
+
+
+def _semaphore_keys(key: str) -> tuple[str, str, str]:
+    return key, keys.permits_key(key), keys.semaphore_channel(key)
+
+
+def _note_lease(hold: Hold | None, permit: Permit | str, sent_at: float, lease: float | None) -> None:
+    """What this process knows of a permit's lease, after its change."""
+    if isinstance(permit, Permit):
+        permit.deadline = sent_at + (math.inf if lease is None else lease)
+    if hold is not None:
+        hold.lease_from(sent_at, math.inf if lease is None else lease, renewed=False)
+        if lease is None:
+            HOLDS.remove(hold)  # nothing is left to be watched
+
+
+def _checked_amount(permits: int) -> int:
+    if checked_number("permits", permits, 1) > MOST_AT_ONCE:
+        raise ValueError(f"permits must be {MOST_AT_ONCE} at once at most, not {permits}.")
+    return permits
+
+
+def _checked_ids(permits: Permit | str | Iterable[str]) -> tuple[str, ...]:
+    """The ids, each once."""
+    if isinstance(permits, Permit):
+        return permits.ids
+    ids = dict.fromkeys([permits] if isinstance(permits, str) else permits)
+    for each in ids:
+        if not _ID.fullmatch(str(each)):
+            raise ValueError(f"A permit's id is 32 lower-case hexadecimal digits, not {each!r}.")
+    return tuple(ids)
+
+
+def _packed(ids: tuple[str, ...]) -> bytes:
+    return bytes.fromhex("".join(ids))

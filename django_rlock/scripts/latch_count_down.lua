@@ -1,0 +1,24 @@
+-- Counts a latch down by one; at 0 it opens and lets its waiters go.
+--
+-- KEYS[1]  count
+-- KEYS[2]  requests that were obeyed
+-- ARGV[1]  nonce
+-- ARGV[2]  request
+-- ARGV[3]  channel; not in KEYS, since that of a name with a hash tag is in another slot of a cluster
+-- ARGV[4]  how long the request is remembered, ms
+--
+-- Returns {nonce, count that is left}.
+
+-- include: counting
+
+local count = number_at(KEYS[1])
+if was_obeyed(KEYS[2], ARGV[2]) or redis.call('exists', KEYS[1]) == 0 then
+    return {ARGV[1], count}
+end
+remember(KEYS[2], ARGV[2], ARGV[4])
+if count > 1 then
+    return {ARGV[1], redis.call('decr', KEYS[1])}
+end
+redis.call('del', KEYS[1])
+redis.pcall('publish', ARGV[3], '0')
+return {ARGV[1], 0}

@@ -1,0 +1,27 @@
+-- Closes a latch that is open.
+--
+-- KEYS[1]  count
+-- KEYS[2]  requests that were obeyed
+-- ARGV[1]  nonce
+-- ARGV[2]  request
+-- ARGV[3]  channel; not in KEYS, since that of a name with a hash tag is in another slot of a cluster
+-- ARGV[4]  count; 0 leaves it open
+-- ARGV[5]  how long the request is remembered, ms
+--
+-- Returns {nonce, 1}, or {nonce, 0} when it is closed already.
+
+-- include: counting
+
+if was_obeyed(KEYS[2], ARGV[2]) then
+    return {ARGV[1], 1}
+end
+number_at(KEYS[1]) -- an error, where the key is no latch
+if redis.call('exists', KEYS[1]) == 1 then
+    return {ARGV[1], 0}
+end
+if ARGV[4] ~= '0' then
+    redis.call('set', KEYS[1], ARGV[4])
+    remember(KEYS[2], ARGV[2], ARGV[5])
+    redis.pcall('publish', ARGV[3], '1')
+end
+return {ARGV[1], 1}

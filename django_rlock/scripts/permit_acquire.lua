@@ -1,0 +1,42 @@
+-- Takes permits that have ids and a lease, all or none.
+--
+-- KEYS[1]  number of permits left
+-- KEYS[2]  permits that are taken: id -> epoch ms
+-- KEYS[3]  channel
+-- KEYS[4]  requests that were undone
+-- ARGV[1]  nonce
+-- ARGV[2]  ids for the permits to take, 16 bytes each
+-- ARGV[3]  lease, ms; 0 = without end
+--
+-- Returns {nonce, 'OK'}; or, when there are not as many, {nonce, ms until a lease ends, or -1 when none does}.
+
+-- include: permit_reclaim
+
+local ids, now = ids_in(ARGV[2]), now_ms()
+
+local function lease_out()
+    for _, id in ipairs(ids) do
+        redis.call('zadd', KEYS[2], lease_end(now, ARGV[3]), id)
+    end
+    local left = redis.call('pttl', KEYS[1])
+    if left > 0 then
+        redis.call('pexpire', KEYS[2], left)
+    end
+end
+
+if was_obeyed(KEYS[4], ids[1]) then
+    return {ARGV[1], -1} -- its caller has given up
+end
+number_at(KEYS[1]) -- an error, where the key is no semaphore
+reclaim(KEYS[1], KEYS[2], KEYS[3], now)
+if redis.call('zscore', KEYS[2], ids[1]) then
+    lease_out() -- the same command came before; the caller counts the lease from this one
+    return {ARGV[1], 'OK'}
+end
+if number_at(KEYS[1]) >= #ids then
+    redis.call('decrby', KEYS[1], #ids)
+    lease_out()
+    return {ARGV[1], 'OK'}
+end
+local first_end = tonumber(redis.call('zrange', KEYS[2], 0, 0, 'withscores')[2] or NEVER)
+return {ARGV[1], first_end == NEVER and -1 or first_end - now}
