@@ -1,19 +1,21 @@
-"""The real Redisson beside ours: a JVM for the tests of a process, and a server that both talk to."""
+"""The real Redisson beside ours: a JVM for the tests of a process, and servers that both talk to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from itertools import count
 from pathlib import Path
 
 import pytest
 from pytest_django import Settings
 
-from example_project.embedded import EmbeddedServer
 from tests.faces import face, nothing_left, pytest_pyfunc_call
 from tests.interop.building import UnavailableError, build
 from tests.interop.redisson import JavaThread, Redisson
-from tests.interop.sites import SingleServer
+from tests.interop.sites import Site
+from tests.topologies.servers import TOPOLOGIES
 
 __all__ = ["face", "nothing_left", "pytest_pyfunc_call"]
 
@@ -40,23 +42,26 @@ def redisson() -> Iterator[Redisson]:
 
 
 @pytest.fixture(scope="session")
-def _single_server() -> Iterator[SingleServer]:
-    with EmbeddedServer(port=0) as server:
-        yield SingleServer(server)
+def _started() -> Iterator[Callable[[str], Site]]:
+    with ExitStack() as running:
+        yield cache(lambda name: Site(running.enter_context(TOPOLOGIES[name]())))
 
 
-@pytest.fixture
-def site(redisson: Redisson, _single_server: SingleServer, settings: Settings) -> Iterator[SingleServer]:
+@pytest.fixture(params=["single"])
+def site(
+    request: pytest.FixtureRequest, redisson: Redisson, _started: Callable[[str], Site], settings: Settings
+) -> Iterator[Site]:
     """Where both sides meet: empty, and the alias "default" of our side."""
-    settings.CACHES = {**settings.CACHES, "interop": _single_server.cache}
-    settings.RLOCK = _single_server.locks
-    _single_server.empty()
-    yield _single_server
+    chosen = _started(request.param)
+    settings.CACHES = {**settings.CACHES, **chosen.caches}
+    settings.RLOCK = chosen.locks
+    chosen.empty()
+    yield chosen
     assert redisson.complaints() == "", "Redisson met something that it did not expect"
 
 
 @pytest.fixture
-def java(redisson: Redisson, site: SingleServer) -> Callable[..., JavaThread]:
+def java(redisson: Redisson, site: Site) -> Callable[..., JavaThread]:
     """``java("alice")`` is a thread on the other side; ``hasty=True`` gives it a client with a short watchdog."""
     number = next(_numbers)
 

@@ -62,7 +62,7 @@ def latch(name: str) -> Target:
 
 
 class JavaError(Exception):
-    """What the Java method threw: the class's simple name, then its message."""
+    """What the Java method threw: the class's simple name, then its message; then the same of its causes."""
 
 
 class Address(NamedTuple):

@@ -47,9 +47,13 @@ public final class Main {
             Object value = command.calls().on(clients.get(command.client()));
             return new Answer(command.id(), value, null);
         } catch (Throwable error) {
-            String text = error.getClass().getSimpleName() + ": " + error.getMessage();
-            return new Answer(command.id(), null, text);
+            return new Answer(command.id(), null, describe(error));
         }
+    }
+
+    private static String describe(Throwable error) {
+        String text = error.getClass().getSimpleName() + ": " + error.getMessage();
+        return error.getCause() == null ? text : text + "; " + describe(error.getCause());
     }
 
     private static synchronized void answer(Answer answer) {
