@@ -50,7 +50,35 @@ class LockTimeoutError(RLockError, TimeoutError):
 
 
 class LockNotOwnedError(RLockError, RuntimeError):
-    """The lock was released or extended by somebody who does not hold it; ``owner`` is who tried."""
+    """The lock was released or extended by somebody who does not hold it; ``owner`` is who tried.
+
+    Where that one holds the other side of a read-write lock, ``side`` ("read" or "write") is what was asked for, and
+    ``held_side`` what is held.
+    """
+
+    def __init__(
+        self, lock_name: str, owner: str | None = None, side: str | None = None, held_side: str | None = None
+    ) -> None:
+        super().__init__(lock_name, owner, side, held_side)
+        self.lock_name = lock_name
+        self.owner = owner
+        self.side = side
+        self.held_side = held_side
+
+    def __str__(self) -> str:
+        if self.held_side:
+            return (
+                f"Lock {self.lock_name!r} is not held through its {self.side}_lock by this owner ({self.owner}), but "
+                f"through its {self.held_side}_lock. Release that one."
+            )
+        return (
+            f"Lock {self.lock_name!r} is not held by this owner ({self.owner}). Release it where it was acquired: in "
+            f"the same thread or task, or with the same owner=."
+        )
+
+
+class LockUpgradeError(RLockError, RuntimeError):
+    """A reader asked for the write lock of the same name, and would have waited for itself; ``owner`` is who asked."""
 
     def __init__(self, lock_name: str, owner: str | None = None) -> None:
         super().__init__(lock_name, owner)
@@ -59,8 +87,8 @@ class LockNotOwnedError(RLockError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"Lock {self.lock_name!r} is not held by this owner ({self.owner}). Release it where it was acquired: in "
-            f"the same thread or task, or with the same owner=."
+            f"Lock {self.lock_name!r} is held for reading by this owner ({self.owner}), who would wait for itself to "
+            f"write. Release the read lock first; or take the write lock before it, since a writer may read as well."
         )
 
 

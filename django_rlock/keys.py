@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+WRITER = ":write"
+"""Ends the field of a read-write lock's writer; a reader's is its owner alone."""
+
 
 def tagged(prefix: str, key: str) -> str:
     """``prefix:{key}``, or ``prefix:key`` where the key has a hash tag already (Redisson's ``prefixName``)."""
@@ -62,6 +65,32 @@ def requests_key(key: str) -> str:
 def drained_key(key: str, request: str) -> str:
     """What a request to drain a semaphore took."""
     return f"{tagged('rlock_drained', key)}:{request}"
+
+
+def readwrite_channel(key: str) -> str:
+    """Where Redisson's read-write lock publishes ``0`` when its last reader leaves, ``1`` when a writer does."""
+    return tagged("redisson_rwlock", key)
+
+
+def read_holds_key(key: str) -> str:
+    """What the keys of a read-write lock's read holds begin with: ``{key}:<owner>:rwlock_timeout:<1..holds>``."""
+    return key if "{" in key else f"{{{key}}}"
+
+
+def writers_key(key: str) -> str:
+    """Sorted set of a read-write lock: waiting writer → epoch milliseconds until which it keeps new readers out."""
+    return tagged("rlock_writers", key)
+
+
+@lru_cache(maxsize=4096)
+def readwrite_keys(key: str) -> tuple[str, str, str, str]:
+    """State, read holds, waiting writers and channel of a read-write lock."""
+    return key, read_holds_key(key), writers_key(key), readwrite_channel(key)
+
+
+def force_release_keys(key: str) -> tuple[str, ...]:
+    """What is touched when a lock is freed whose kind nobody knows."""
+    return *fair_keys(key), read_holds_key(key), readwrite_channel(key)
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ from django_rlock.locks.fair import FairLock
 from django_rlock.locks.fenced import FencedLock
 from django_rlock.locks.latch import CountDownLatch
 from django_rlock.locks.plain import RLock
+from django_rlock.locks.readwrite import ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.semaphore import Semaphore
 from django_rlock.locks.spin import ConstantBackoff, ExponentialBackoff, SpinLock
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
@@ -28,12 +29,17 @@ __all__ = [
     "Permit",
     "PermitExpirableSemaphore",
     "RLock",
+    "ReadLock",
+    "ReadWriteLock",
     "Semaphore",
     "SpinLock",
+    "WriteLock",
     "rlock",
 ]
 
-KINDS: dict[str, type[BaseLock]] = {cls.kind: cls for cls in (FairLock, RLock, SpinLock, FencedLock)}
+KINDS: dict[str, type[BaseLock]] = {
+    cls.kind: cls for cls in (FairLock, RLock, SpinLock, FencedLock, ReadLock, WriteLock)
+}
 
 
 def rlock(

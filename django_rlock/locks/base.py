@@ -232,7 +232,7 @@ class BaseLock(LockFlows):
         owner = self.owner or current_owner()
         hold = HOLDS.get(self, owner)
         if hold is None:
-            raise LockNotOwnedError(self.name, owner=self._wire_name(owner))
+            raise self.not_owned(owner)
         if hold.is_lost(monotonic()):
             raise hold.lost_error()
         return hold

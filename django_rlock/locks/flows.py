@@ -137,7 +137,7 @@ class LockFlows(LockHooks):
             reply = await driver.run(self.release_call(owner, 0, lease), driver.now() + RELEASE_PATIENCE)
             if reply[1] == 1:
                 return
-        raise LockNotOwnedError(self.name, owner=owner if isinstance(owner, str) else owner.name)
+        raise self.not_owned(owner)
 
     def _release_later(self, hold: Hold, owner: Owner | str) -> None:
         if hold.count == 0:
@@ -176,7 +176,7 @@ class LockFlows(LockHooks):
         if hold is not None:
             await self._extend_hold(driver, hold, lease)
         elif isinstance(owner, Owner) or not await self._extend_unknown(driver, owner, lease):
-            raise LockNotOwnedError(self.name, owner=self._wire_name(owner))
+            raise self.not_owned(owner)
 
     async def _extend_hold(self, driver: Driver, hold: Hold, lease: float) -> None:
         if note_loss(hold, driver.now()):
@@ -209,6 +209,10 @@ class LockFlows(LockHooks):
     async def _ask_state(self, driver: Driver, owner: Owner | str) -> tuple[int, int]:
         reply = await driver.run(self.state_call(self._wire_name(owner)), driver.now())
         return reply[1], reply[2]
+
+    def not_owned(self, owner: Owner | str) -> LockNotOwnedError:
+        """The error for an owner who does not hold it."""
+        return LockNotOwnedError(self.name, owner=self._wire_name(owner))
 
     def _wire_name(self, owner: Owner | str) -> str:
         hold = HOLDS.get(self, owner)

@@ -132,8 +132,9 @@ class Holds:
     def __init__(self) -> None:
         self._table: dict[Key, Hold] = {}
 
-    def get(self, lock: LockHooks, owner: Owner | str) -> Hold | None:
-        return self._table.get(key_of(lock, owner))
+    def get(self, lock: LockHooks, owner: Owner | str, scope: str | None = None) -> Hold | None:
+        """The owner's hold of this lock, or of the same name in another scope."""
+        return self._table.get(key_of(lock, owner, scope))
 
     def put(self, hold: Hold) -> None:
         self._table[hold.key] = hold
@@ -186,8 +187,9 @@ class Waits:
         self._table.clear()
 
 
-def key_of(lock: LockHooks, owner: Owner | str) -> Key:
-    return lock.using, lock.name, lock.scope, owner if isinstance(owner, str) else owner.serial
+def key_of(lock: LockHooks, owner: Owner | str, scope: str | None = None) -> Key:
+    whose = owner if isinstance(owner, str) else owner.serial
+    return lock.using, lock.name, lock.scope if scope is None else scope, whose
 
 
 HOLDS = Holds()

@@ -86,7 +86,9 @@ class LockHooks:
     def force_release_call(self, owner: str | None) -> ScriptCall:
         """Answers 1, or 0 when nobody holds it (or not that owner)."""
         claim = milliseconds(self.settings.claim_time)
-        return self._call(scripts.LOCK_FORCE_RELEASE, keys.fair_keys(self.key), owner or "", claim)
+        field = self.field(owner) if owner else ""
+        all_keys = keys.force_release_keys(self.key)
+        return self._call(scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, self.scope)
 
     def field(self, owner: str) -> str:
         """How an owner stands in the lock's hash."""

@@ -14,6 +14,21 @@ KEY = "rlock:stock:42"
 QUEUE, ALIVE, CHANNEL = keys.queue_key(KEY), keys.alive_key(KEY), keys.redisson_channel(KEY)
 TOKEN = keys.token_key(KEY)
 ME, OTHER, THIRD = (f"{letter * 36}:1" for letter in "abc")
+RW_CHANNEL, READS = keys.readwrite_channel(KEY), keys.read_holds_key(KEY)
+WRITERS = keys.writers_key(KEY)
+OTHER_KEYS = {
+    "rlock_release": [KEY, CHANNEL],
+    "fenced_acquire": [KEY, TOKEN],
+    "lock_force_release": list(keys.force_release_keys(KEY)),
+    "read_acquire": [KEY, READS, WRITERS],
+    "read_release": [KEY, READS, RW_CHANNEL],
+    "read_renew": [KEY, READS],
+    "read_state": [KEY, READS],
+    "write_acquire": [KEY, READS, WRITERS, RW_CHANNEL],
+    "write_release": [KEY, READS, WRITERS, RW_CHANNEL],
+    "write_renew": [KEY, READS],
+    "write_beat": [KEY, READS, WRITERS],
+}
 
 Run = Callable[..., Any]
 
@@ -25,7 +40,7 @@ def run(redis_client: redis.Redis) -> Run:
     def call(script: Script, *args: str | int) -> Any:
         count = 4 if "KEYS[4]" in script.source else 3 if "KEYS[3]" in script.source else 1
         names = [KEY, QUEUE, ALIVE, CHANNEL][:count]
-        names = {"rlock_release": [KEY, CHANNEL], "fenced_acquire": [KEY, TOKEN]}.get(script.name, names)
+        names = OTHER_KEYS.get(script.name, names)
         nonce, *reply = redis_client.eval(script.source, len(names), *names, "nonce", *args)
         assert nonce == "nonce"
         return reply[0] if len(reply) == 1 else reply

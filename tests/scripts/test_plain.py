@@ -101,21 +101,21 @@ def test_state(run, redis_client):
 
 def test_force_release_frees_whoever_holds_it(run, redis_client, heard):
     redis_client.hset(KEY, OTHER, 2)
-    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000) == 1
+    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000, "") == 1
     assert not redis_client.exists(KEY)
     assert heard() == [(CHANNEL, "0")]
 
 
 def test_force_release_of_one_owner_only(run, redis_client, heard):
     redis_client.hset(KEY, OTHER, 2)
-    assert run(scripts.LOCK_FORCE_RELEASE, ME, 5000) == 0
+    assert run(scripts.LOCK_FORCE_RELEASE, ME, 5000, "") == 0
     assert redis_client.hgetall(KEY) == {OTHER: "2"}
     assert heard() == []
-    assert run(scripts.LOCK_FORCE_RELEASE, OTHER, 5000) == 1
+    assert run(scripts.LOCK_FORCE_RELEASE, OTHER, 5000, "") == 1
 
 
 def test_force_release_of_a_free_lock(run, heard):
-    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000) == 0
+    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000, "") == 0
     assert heard() == []
 
 
@@ -123,6 +123,6 @@ def test_force_release_hands_on_to_the_next(run, redis_client, heard, state):
     redis_client.hset(KEY, OTHER, 2)
     redis_client.zadd(QUEUE, {ME: 1})
     redis_client.zadd(ALIVE, {ME[:36]: 9e15})
-    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000) == 1
+    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000, "") == 1
     assert state() == ({ME: "1"}, [])
     assert heard() == [(f"rlock_wake:{ME[:36]}", f"{ME} {KEY}")]

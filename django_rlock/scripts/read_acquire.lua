@@ -1,0 +1,43 @@
+-- Takes a read-write lock for reading, or tells how long to wait for it at most.
+--
+-- KEYS[1]  hash of mode, reader -> holds, writer:write -> holds
+-- KEYS[2]  what the keys of the readers' holds begin with
+-- KEYS[3]  waiting writers that go first: owner -> epoch ms
+-- ARGV[1]  nonce
+-- ARGV[2]  owner
+-- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[4]  lease, ms
+-- ARGV[5]  1 lets waiting writers go first, 0 passes them
+-- ARGV[6]  writer under whose lock it may read as well; '' is the owner
+--
+-- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, ms}.
+
+-- include: read_holds
+-- include: write_waiters
+
+local lock, holds, owner, count = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
+local left, mode = redis.call('pttl', lock), redis.call('hget', lock, 'mode')
+local again = read_lease(holds, owner, redis.call('hget', lock, owner)) >= 0
+local writer = (ARGV[6] == '' and owner or ARGV[6]) .. ':write'
+
+if count ~= '1' and not again then
+    return {ARGV[1], 'LOST'}
+end
+if not again and not (mode == 'write' and redis.call('hexists', lock, writer) == 1) then
+    -- Without a mode it is held by another kind of lock.
+    if left ~= -2 and mode ~= 'read' then
+        return {ARGV[1], left}
+    end
+    local wait = ARGV[5] == '1' and kept_out_for(KEYS[3]) or 0
+    if wait > 0 then
+        return {ARGV[1], wait}
+    end
+end
+if left == -2 then
+    redis.call('hset', lock, 'mode', 'read')
+end
+-- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+redis.call('pexpire', lock, math.max(left, tonumber(ARGV[4])))
+redis.call('hset', lock, owner, count)
+redis.call('set', hold_key(holds, owner, count), 1, 'px', ARGV[4])
+return {ARGV[1], 'OK'}
