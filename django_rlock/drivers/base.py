@@ -109,8 +109,8 @@ class Driver(Protocol):
     async def listen(self, channel: str, token: str | None) -> Waiter:
         """A waiter on a channel, once the server has confirmed the subscription.
 
-        It is woken by messages that equal ``token``, or by all where that is EVERYBODY. With None it takes its turn
-        among the waiters of this process for a ``0``; any other message wakes all of them.
+        It is woken by messages that equal ``token``, or by all where that is EVERYBODY; with None it takes its turn
+        among the waiters of this process, of whom each message wakes one.
         """
 
     async def sleep(self, seconds: float) -> None:

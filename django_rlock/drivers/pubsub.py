@@ -276,12 +276,8 @@ class Listener:
 
     def _deliver(self, channel: str, payload: str) -> None:
         self.wake_all(channel, EVERYBODY)
-        if (channel, payload) in self._lines:
-            self.wake_next(channel, payload)
-        elif payload == "0":  # Redisson's "free": room for one
-            self.wake_next(channel, None)
-        else:
-            self.wake_all(channel, None)
+        exact = (channel, payload) in self._lines
+        self.wake_next(channel, payload if exact else None)
 
     def _confirm(self, name: str) -> None:
         with self._mutex:

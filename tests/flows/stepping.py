@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from django_rlock.drivers import background, identity
-from django_rlock.drivers.base import ScriptCall
+from django_rlock.drivers.base import EVERYBODY, ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.locks import BaseLock, flows, holds, watchdog
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -72,7 +72,7 @@ class Waiter:
     def close(self) -> None:
         self.driver.world.waiters.remove(self)
         if self.woken and self.token is None:
-            self.driver.world.wake(self.driver.process, self.channel, "0")
+            self.driver.world.pass_on(self.driver.process, self.channel)
 
 
 class SteppingDriver:
@@ -282,8 +282,15 @@ class World:
     def wake(self, process: Process, channel: str, text: str) -> None:
         line = [each for each in self.waiters if each.driver.process is process and each.channel == channel]
         exact = [each for each in line if each.token == text]
-        for waiter in (exact or [each for each in line if each.token is None])[:1]:
+        in_turn = exact or [each for each in line if each.token is None]
+        for waiter in [*in_turn[:1], *(each for each in line if each.token == EVERYBODY)]:
             waiter.wake()
+
+    def pass_on(self, process: Process, channel: str) -> None:
+        for waiter in self.waiters:
+            if (waiter.driver.process, waiter.channel, waiter.token) == (process, channel, None):
+                waiter.wake()
+                return
 
     # --- what can happen next ----------------------------------------------------------------------------------------
 
