@@ -26,12 +26,16 @@ from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django_redis import get_redis_connection
+from django_redis.pool import ConnectionFactory
 
 from django_rlock.cluster import Address, ClusterClient, SlotMap
-from django_rlock.settings import DEFAULT_ALIAS, get_settings
+from django_rlock.settings import DEFAULT_ALIAS, get_settings, is_url
 
 UNSET_TIMEOUT = 5.0
 """How long to wait for a reply where the cache sets no SOCKET_TIMEOUT, in seconds."""
+
+CONNECT_WITHIN = 4
+"""How long connecting to a node may take, in node timeouts."""
 
 SHORTEST_LIMIT = 0.5
 """How long the background thread waits for a reply at least, in seconds, however short the leases are."""
@@ -68,6 +72,8 @@ _async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[PoolKey, aio.Con
 def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
     """django-redis's client of an alias, for commands other than lock scripts."""
     cache = get_settings(using).cache
+    if is_url(cache):
+        return cast("redis.Redis", ConnectionFactory({}).connect(cache))
     try:
         client = get_redis_connection(cache, write=True)
         if not isinstance(client, ClusterClient):
@@ -115,12 +121,24 @@ def background_pool(using: str, node: Address | None = None) -> redis.Connection
     return pool
 
 
+@cache
+def node_pool(using: str) -> redis.ConnectionPool:
+    """Locks' own pool for a node of an alias with NODES; a node that does not answer stops nobody for long."""
+    get_client(using)  # refuses an alias without a Redis client
+    pool = _pool_beside(using)
+    _limit(pool.connection_kwargs, CONNECT_WITHIN * get_settings(using).node_timeout)
+    _shared_pools.add(pool)
+    return pool
+
+
 def _pool_beside(using: str) -> redis.ConnectionPool:
-    cache: Any = caches[get_settings(using).cache]
-    client, factory = cache.client, cache.client.connection_factory
-    pool: redis.ConnectionPool = factory.get_connection_pool(
-        factory.make_connection_params(client._server[0])  # noqa: SLF001 - the primary's URL
-    )
+    url = get_settings(using).cache
+    factory: Any = ConnectionFactory({})
+    if not is_url(url):
+        cache: Any = caches[url]
+        client = cache.client
+        url, factory = client._server[0], client.connection_factory  # noqa: SLF001 - the primary's URL
+    pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(url))
     return pool
 
 
@@ -223,7 +241,7 @@ def _async_options(pool: redis.ConnectionPool) -> dict[str, Any]:
 
 def reset() -> None:
     """Forget all pools: after a fork, where the sockets are the parent's, or when the settings change."""
-    for cached in (_cluster_client, slot_map, command_pool, background_pool, background_client):
+    for cached in (_cluster_client, slot_map, command_pool, node_pool, background_pool, background_client):
         cached.cache_clear()
     _async_pools.clear()
 

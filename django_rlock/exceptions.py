@@ -160,6 +160,21 @@ class LockUnavailableError(RLockError, ConnectionError):
         return f"Lock {self.lock_name!r} is unavailable: {self.reason}. {self.advice}"
 
 
+class QuorumNotReachedError(LockUnavailableError):
+    """Fewer than a majority of a RedLock's nodes can be asked; ``errors`` maps the others to why, of ``nodes`` in all."""
+
+    def __init__(self, lock_name: str, errors: dict[str, Exception], nodes: int) -> None:
+        told = "; ".join(f"{node}: {str(error).rstrip('.')}" for node, error in errors.items())
+        super().__init__(
+            lock_name,
+            f"only {nodes - len(errors)} of {nodes} nodes voted, and {nodes // 2 + 1} must agree ({told})",
+            "It is held only where a majority has it; check that the nodes are up and reachable.",
+        )
+        self.args = lock_name, errors, nodes
+        self.errors = errors
+        self.nodes = nodes
+
+
 class KeyTemplateError(RLockError, ValueError):
     """A key template is wrong, or cannot take a value; ``template`` is its source."""
 

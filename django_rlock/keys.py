@@ -37,6 +37,17 @@ def alive_key(key: str) -> str:
     return tagged("rlock_alive", key)
 
 
+def tombstones_key(key: str) -> str:
+    """Sorted set of a RedLock's node: owner that gave up → epoch milliseconds until which it is refused."""
+    return tagged("rlock_tombstones", key)
+
+
+@lru_cache(maxsize=4096)
+def redlock_keys(key: str) -> tuple[str, str, str, str]:
+    """State, last token, tombstones and Redisson's channel of a lock on each node."""
+    return key, token_key(key), tombstones_key(key), redisson_channel(key)
+
+
 def wake_channel(client_id: str) -> str:
     """Where a process hears that one of its fair waiters was granted its lock. Payload: ``<owner> <key>``."""
     return f"rlock_wake:{client_id}"

@@ -8,7 +8,7 @@ shows. Parsed once, and again when a test overrides the settings.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -22,6 +22,10 @@ KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
 LONGEST = 100 * 365 * 24 * 3600.0
 """No duration is longer, in seconds: a server's clock has an end."""
+SHORTEST_LEASES = 20
+"""The lease of a RedLock is at least so many times NODE_TIMEOUT."""
+NODE_MARK = "#"
+_SCHEMES = "redis://", "rediss://", "unix://"
 BEAT_SHARE = 0.3
 """A process beats for its waiters at this share of their alive time."""
 
@@ -42,6 +46,39 @@ def _alias_name(value: object) -> str:
         known = ", ".join(sorted(django_settings.CACHES))
         raise _RefusedError(f"an alias of CACHES: {known}{_did_you_mean(name, django_settings.CACHES)}")
     return name
+
+
+def _nodes(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(node, str) for node in value):
+        raise _RefusedError("a list of CACHES aliases and redis://, rediss:// or unix:// URLs")
+    for node in value:
+        if is_url(node) and not node.startswith(_SCHEMES):
+            raise _RefusedError(f"a list whose URLs begin with one of {', '.join(_SCHEMES)}")
+        if not is_url(node) and node not in django_settings.CACHES:
+            known = ", ".join(sorted(django_settings.CACHES))
+            raise _RefusedError(
+                f"a list of URLs and aliases of CACHES: {known}{_did_you_mean(node, known.split(', '))}"
+            )
+    if len(value) < 2:
+        raise _RefusedError("at least two independent servers (three or five are usual); for one, use CACHE")
+    if len(set(value)) < len(value):
+        raise _RefusedError("a list of different servers: one that is named twice would vote twice")
+    return tuple(value)
+
+
+def _quarantine(value: object) -> float | None:
+    return 0.0 if value == 0 and not isinstance(value, bool) else _optional_seconds(value)
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise _RefusedError("a share of the lease: 0 or more, and less than 1")
+    return float(value)
+
+
+def is_url(node: str) -> bool:
+    """Whether one of NODES is an URL, and not an alias of CACHES."""
+    return "://" in node
 
 
 def _prefix(value: object) -> str:
@@ -93,6 +130,16 @@ class AliasSettings:
     alias: str
     cache: str = _option("default", _alias_name)
     """The CACHES alias, served by django-redis, where the locks live."""
+    nodes: tuple[str, ...] | None = _option(None, _nodes)
+    """Instead of ``cache``: independent servers, a majority of which holds each lock (RedLock). Aliases of CACHES, or
+    URLs."""
+    node_timeout: float = _option(0.05, _seconds)
+    """How long a node may take to answer before RedLock goes on without it."""
+    clock_drift: float = _option(0.01, _share)
+    """By which share of the lease the clocks of RedLock's nodes and clients may drift apart."""
+    quarantine: float | None = _option(None, _quarantine)
+    """How long a node of RedLock that has restarted gets no votes, and the longest lease; None is WATCHDOG_TIMEOUT.
+    0 is for nodes that forget nothing, and sets no limit to leases."""
     key_prefix: str = _option("rlock:", _prefix)
     """Put before every name; empty where Java clients use bare names."""
     kind: str = _option("fair", _one_of(*KINDS))
@@ -114,6 +161,12 @@ class AliasSettings:
     slow_hold: float = _option(10.0, _seconds)
     """A hold longer than this is coloured in the admin, and named in the log when it ends."""
 
+    @property
+    def longest_lease(self) -> float | None:
+        """What a RedLock may ask for, in seconds; None sets no limit."""
+        quarantine = self.watchdog_timeout if self.quarantine is None else self.quarantine
+        return quarantine or None
+
 
 _OPTIONS = {item.name.upper(): item for item in fields(AliasSettings) if item.default is not MISSING}
 
@@ -127,6 +180,8 @@ def get_aliases() -> list[str]:
 def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
     """The options of an alias. ImproperlyConfigured when it is unknown or has a bad entry."""
     entries = _entries()
+    if alias not in entries and NODE_MARK in alias:
+        return _node_settings(alias)
     if alias not in entries and alias != DEFAULT_ALIAS:
         known = ", ".join(get_aliases())
         raise ImproperlyConfigured(
@@ -138,7 +193,8 @@ def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
     parsed = AliasSettings(alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options})
     _alias_name_exists(parsed)
     _check_claim(parsed)
-    return parsed
+    _check_quorum(parsed, options)
+    return parsed if parsed.nodes is None else replace(parsed, kind="redlock")
 
 
 def _entries() -> dict[str, Any]:
@@ -167,8 +223,37 @@ def _parse(alias: str, key: str, value: object) -> Any:
         raise ImproperlyConfigured(f"RLOCK[{alias!r}][{key!r}] must be {refused}, not {value!r}.") from None
 
 
+def node_alias(alias: str, number: int) -> str:
+    """What one node of an alias with NODES is called where an alias is expected."""
+    return f"{alias}{NODE_MARK}{number}"
+
+
+def _node_settings(alias: str) -> AliasSettings:
+    base, _, number = alias.rpartition(NODE_MARK)
+    options = get_settings(base)
+    return replace(options, alias=alias, cache=(options.nodes or ())[int(number)], nodes=None)
+
+
+def _check_quorum(parsed: AliasSettings, options: dict[str, Any]) -> None:
+    if parsed.nodes is None:
+        return
+    place = f"RLOCK[{parsed.alias!r}]"
+    for other in {"CACHE", "KIND"} & options.keys():
+        raise ImproperlyConfigured(f"{place} has both 'NODES' and {other!r}; locks on NODES are RedLocks. Remove one.")
+    if parsed.watchdog_timeout < SHORTEST_LEASES * parsed.node_timeout:
+        raise ImproperlyConfigured(
+            f"{place}['WATCHDOG_TIMEOUT'] must be at least {SHORTEST_LEASES} times NODE_TIMEOUT "
+            f"({SHORTEST_LEASES * parsed.node_timeout:g} s), not {parsed.watchdog_timeout:g}."
+        )
+    if parsed.quarantine and parsed.quarantine < parsed.watchdog_timeout:
+        raise ImproperlyConfigured(
+            f"{place}['QUARANTINE'] must not be less than WATCHDOG_TIMEOUT ({parsed.watchdog_timeout:g} s), "
+            f"which is the lease of locks taken without one; not {parsed.quarantine:g}."
+        )
+
+
 def _alias_name_exists(parsed: AliasSettings) -> None:
-    if parsed.cache not in django_settings.CACHES:
+    if parsed.nodes is None and parsed.cache not in django_settings.CACHES:
         raise ImproperlyConfigured(
             f"RLOCK[{parsed.alias!r}] uses CACHES[{parsed.cache!r}], which does not exist. "
             f"Name a CACHES alias that django-redis serves in RLOCK[{parsed.alias!r}]['CACHE']."

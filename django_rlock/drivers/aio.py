@@ -19,6 +19,7 @@ from django_rlock.connections import UNSET_TIMEOUT, async_pool, command_pool
 from django_rlock.drivers import pubsub
 from django_rlock.drivers.base import ScriptCall, ScriptDriver, Waiter, check_nonce
 from django_rlock.drivers.identity import Owner, task_owner
+from django_rlock.settings import get_settings
 
 
 class AsyncDriver(ScriptDriver):
@@ -81,6 +82,10 @@ async def _exchange(pool: Any, call: ScriptCall, packed: bytes, nonce: bytes) ->
 @cache
 def async_driver(using: str) -> AsyncDriver:
     """The driver for callers in asyncio tasks."""
+    if get_settings(using).nodes:
+        from django_rlock.drivers.quorum_aio import quorum_driver
+
+        return quorum_driver(using)
     return AsyncDriver(using)
 
 

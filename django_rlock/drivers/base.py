@@ -170,7 +170,7 @@ class ScriptDriver:
             if isinstance(failure, NoScriptError):
                 call.sends -= 1  # surely not obeyed
                 verb = "EVAL"
-            elif _is_final(failure):
+            elif is_final(failure):
                 if refused:
                     raise unavailable(call.name, failure) from failure
                 # Even an error reply may be another command's; only a second one, on a new connection, counts.
@@ -212,7 +212,7 @@ class StaleReplyError(RedisConnectionError):
     """A reply that belongs to another command."""
 
 
-def _is_final(error: Exception) -> bool:
+def is_final(error: Exception) -> bool:
     """Whether trying again cannot help: the server understood and refused."""
     if _is_refused_login(error):
         return True

@@ -27,6 +27,7 @@ from django_rlock.drivers.base import (
 )
 from django_rlock.drivers.identity import Owner, thread_owner
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.settings import get_settings
 
 _BATCH = 500
 
@@ -145,12 +146,20 @@ def _reply_or_error(connection: Any, nonce: bytes) -> Any:
 @cache
 def sync_driver(using: str) -> SyncDriver:
     """The driver for callers in threads."""
+    if get_settings(using).nodes:
+        from django_rlock.drivers.quorum_sync import quorum_driver
+
+        return quorum_driver(using)
     return SyncDriver(using)
 
 
 @cache
 def background_driver(using: str) -> SyncDriver:
     """The driver of the background thread, on connections that no request closes."""
+    if get_settings(using).nodes:
+        from django_rlock.drivers.quorum_sync import quorum_driver
+
+        return quorum_driver(using)
     return SyncDriver(using, background_pool)
 
 

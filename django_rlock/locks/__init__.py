@@ -12,6 +12,7 @@ from django_rlock.locks.fair import FairLock
 from django_rlock.locks.fenced import FencedLock
 from django_rlock.locks.latch import CountDownLatch
 from django_rlock.locks.plain import RLock
+from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.readwrite import ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.semaphore import Semaphore
 from django_rlock.locks.spin import ConstantBackoff, ExponentialBackoff, SpinLock
@@ -29,6 +30,7 @@ __all__ = [
     "Permit",
     "PermitExpirableSemaphore",
     "RLock",
+    "RedLock",
     "ReadLock",
     "ReadWriteLock",
     "Semaphore",
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 KINDS: dict[str, type[BaseLock]] = {
-    cls.kind: cls for cls in (FairLock, RLock, SpinLock, FencedLock, ReadLock, WriteLock)
+    cls.kind: cls for cls in (FairLock, RLock, SpinLock, FencedLock, RedLock, ReadLock, WriteLock)
 }
 
 

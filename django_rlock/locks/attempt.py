@@ -45,6 +45,9 @@ class Attempt:
 
     async def once(self, waiting: bool = False) -> bool:
         """Try to take the lock. ``waiting`` keeps a place in the queue of a kind that has one."""
+        if self.lock.fresh_names and isinstance(self.owner, Owner):
+            self.owner.renew_name()
+            self.name = self.owner.name
         call = self.lock.acquire_call(self.name, 1, self.lease, waiting)
         reply = await self.driver.run(call, self.until)
         self.tries += 1

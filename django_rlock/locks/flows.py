@@ -49,6 +49,7 @@ class LockFlows(LockHooks):
         attempt = Attempt(self, driver, owner, name, seconds, until)
         try:
             if await (attempt.once() if wait == 0 else attempt.wait()):
+                name = attempt.name
                 hold = Hold(self, owner, name, attempt.sent_at, attempt.token)
                 hold.lease_from(attempt.sent_at, seconds, lease is None)
                 if outer is not None:
@@ -60,6 +61,7 @@ class LockFlows(LockHooks):
                 return None
         except BaseException:
             HOLDS.restore(self, owner, outer)
+            name = attempt.name
             self._abandon(driver, owner, name, seconds)
             raise
         self._tell_timed_out(name, driver.now() - started)

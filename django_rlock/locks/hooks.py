@@ -27,6 +27,8 @@ class LockHooks:
     kind: ClassVar[str]
     scope: ClassVar[str] = ""
     """Keeps holds of the same owner and name apart: the two sides of a read-write lock."""
+    fresh_names: ClassVar[bool] = False
+    """Whether each try needs a wire name of its own, because the clean-up of an earlier one may come later."""
 
     name: str
     using: str

@@ -1,0 +1,300 @@
+"""RedLock's nodes for threads: one connection to each, all read by the same poll, so they work at the same time."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+from functools import cache
+from typing import Any
+
+import redis
+from django.core.signals import setting_changed
+
+from django_rlock.connections import node_pool
+from django_rlock.drivers import background
+from django_rlock.drivers.base import check_nonce, next_nonce, pack, run_sync
+from django_rlock.drivers.census import Census
+from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall, QuorumDriver
+from django_rlock.drivers.sync import SyncDriver
+from django_rlock.exceptions import LockUnavailableError, RLockError
+from django_rlock.settings import get_settings, is_url, node_alias
+
+
+class Site:
+    """What this process knows of an alias's nodes, whatever its drivers: who restarted, and who is down."""
+
+    def __init__(self, using: str) -> None:
+        options = get_settings(using)
+        nodes = options.nodes or ()
+        self.using = using
+        self.timeout = options.node_timeout
+        self.names = tuple(_without_password(node) if is_url(node) else node for node in nodes)
+        self.aliases = tuple(node_alias(using, number) for number in range(len(nodes)))
+        self.census = Census(self.names, options.longest_lease or 0.0, options.clock_drift)
+        self._down: dict[int, str] = {}
+
+    def require_up(self, node: int) -> None:
+        """NodeDownError for a node that could not be reached when it was last tried; nobody waits for it again."""
+        reason = self._down.get(node)
+        if reason is not None:
+            raise NodeDownError(reason)
+
+    def note_down(self, node: int, error: Exception) -> None:
+        """Leave a node alone until the background thread has reached it."""
+        if node not in self._down:
+            self._down[node] = str(error)
+            background.defer(lambda: self._probe(node), math.inf)
+
+    def _probe(self, node: int) -> None:
+        with redis.Redis(connection_pool=node_pool(self.aliases[node])) as client:
+            client.ping()
+        self._down.pop(node, None)
+
+
+@cache
+def site(using: str) -> Site:
+    """The nodes of an alias."""
+    return Site(using)
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    credentials, at, address = rest.rpartition("@")
+    return f"{scheme}://{'***' if credentials else ''}{at}{address}"
+
+
+class Link:
+    """A connection to a node, and the nonces and calls whose replies are still to come on it, in their order."""
+
+    __slots__ = ("connection", "fileno", "node", "owed", "since")
+
+    def __init__(self, node: int, connection: Any) -> None:
+        self.node = node
+        self.connection = connection
+        self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no other way to wait for several
+        self.owed: deque[tuple[bytes, QuorumCall, Talk]] = deque()
+        self.since = 0.0
+
+    @property
+    def has_reply(self) -> bool:
+        return bool(self.connection.can_read(0))
+
+
+class Talk:
+    """A conversation with the nodes; see ``quorum.Conversation``.
+
+    A slow node may still owe a reply when the conversation ends. Its connection is kept, and the next conversation
+    reads what is not meant for it before its own: a late grant is followed there by the release that undoes it.
+    """
+
+    def __init__(self, driver: SyncQuorumDriver) -> None:
+        self._driver = driver
+        self._links: dict[int, Link] = {}
+        self._answers: deque[Answer] = deque()
+        self._poll = select.poll()
+
+    def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
+        nonce = next_nonce()
+        packed = pack(call, nonce)
+        for node in nodes:
+            self._send(node, call, nonce, packed)
+
+    def _send(self, node: int, call: QuorumCall, nonce: bytes, packed: bytes) -> None:
+        try:
+            link = self._links.get(node) or self._join(node)
+            link.connection.send_packed_command([packed], check_health=False)
+        except (redis.RedisError, OSError, AttributeError) as error:
+            self._answers.append(Answer(node, call, error))
+            self._part(node, error)
+        else:
+            link.since = self._driver.now()
+            link.owed.append((nonce, call, self))
+
+    def _join(self, node: int) -> Link:
+        link = self._links[node] = self._driver.take_link(node)
+        self._poll.register(link.fileno, select.POLLIN)
+        return link
+
+    def _part(self, node: int, error: Exception) -> None:
+        """Give a connection up, and with it the replies that it still owes."""
+        link = self._links.pop(node, None)
+        if link is not None:
+            self._poll.unregister(link.fileno)
+            self._driver.drop_link(link)
+            self._answers += (Answer(node, call, error) for _, call, talk in link.owed if talk is self)
+
+    async def receive(self, until: float) -> Answer | None:
+        while not self._answers:
+            left = until - self._driver.now()
+            if left <= 0 or not any(link.owed for link in self._links.values()):
+                return None
+            ready = {fileno for fileno, _ in self._poll.poll(math.ceil(left * 1000))}
+            for link in [link for link in self._links.values() if link.fileno in ready]:
+                self._read(link)
+        return self._answers.popleft()
+
+    def _read(self, link: Link) -> None:
+        try:
+            while link.owed:
+                call, talk, reply = read_reply(link)
+                if talk is not self:
+                    pass
+                elif isinstance(reply, redis.exceptions.NoScriptError):
+                    nonce = next_nonce()
+                    self._send(link.node, call, nonce, pack(call, nonce, "EVAL"))
+                else:
+                    self._answers.append(Answer(link.node, call, reply))
+                if not link.owed or not link.has_reply:
+                    return
+            raise redis.ConnectionError("The server closed the connection.")
+        except (redis.RedisError, OSError, AttributeError) as error:
+            self._part(link.node, error)
+
+    async def __aenter__(self) -> Talk:
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        for link in self._links.values():
+            # Anything unforeseen, as an exception that a signal raised, may have stopped a reply half way.
+            if error is None or isinstance(error, RLockError):
+                self._driver.keep_link(link)
+            else:
+                self._driver.drop_link(link)
+
+
+def read_reply(link: Link) -> tuple[QuorumCall, Talk, Any]:
+    """The next reply on a connection, and what it answers."""
+    nonce, call, talk = link.owed[0]
+    reply: Any
+    try:
+        reply = check_nonce(link.connection.read_response(disable_decoding=True), nonce)
+    except redis.ResponseError as refused:
+        reply = refused
+    link.owed.popleft()
+    return call, talk, reply
+
+
+class SyncQuorumDriver(QuorumDriver, SyncDriver):
+    """Blocks, for threads, greenlets and the background thread."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.site = site(using)
+        self.node_names = self.site.names
+        self.timeout = self.site.timeout
+        self.census = self.site.census
+        self._pools: list[Any] = [node_pool(alias) for alias in self.site.aliases]
+        self._kept: list[list[Link]] = [[] for _ in self._pools]
+
+    now = staticmethod(time.monotonic)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def conversation(self) -> Talk:
+        return Talk(self)
+
+    def take_link(self, node: int) -> Link:
+        """A connection that nobody uses; the replies that it owes are read or on their way."""
+        while self._kept[node]:
+            try:
+                link = self._kept[node].pop()
+            except IndexError:  # another thread took it
+                break
+            if self._is_alive(link):
+                return link
+        self.site.require_up(node)
+        try:
+            return Link(node, self._pools[node].get_connection())
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            if not isinstance(error, redis.exceptions.MaxConnectionsError):
+                self.site.note_down(node, error)
+            raise NodeDownError(str(error)) from error
+
+    def _is_alive(self, link: Link) -> bool:
+        try:
+            while link.owed and link.has_reply:
+                read_reply(link)
+        except (redis.RedisError, OSError, AttributeError):
+            self.drop_link(link)
+            return False
+        if link.owed and self.now() > link.since + self.timeout:
+            self.drop_link(link)
+            self.site.note_down(link.node, redis.TimeoutError("did not answer in time"))
+            return False
+        return True
+
+    def keep_link(self, link: Link) -> None:
+        if link.owed:
+            self._kept[link.node].append(link)
+        else:
+            self._pools[link.node].release(link.connection)
+
+    def drop_link(self, link: Link) -> None:
+        link.connection.disconnect()
+        self._pools[link.node].release(link.connection)
+
+    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        reaper(self.using).add(undo, nodes, self.now() + undo.lease)
+
+
+class Reaper:
+    """Calls that some nodes could not be told in time; the background thread tells them until the leases end."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._owed: dict[tuple[int, QuorumCall], float] = {}
+
+    def add(self, undo: QuorumCall, nodes: Collection[int], until: float) -> None:
+        was_empty = not self._owed
+        self._owed |= {(node, undo): until for node in nodes}
+        if was_empty:
+            background.defer(self._reap, math.inf, after=site(self._using).timeout)
+
+    def _reap(self) -> None:
+        driver = quorum_driver(self._using)
+        now = driver.now()
+        for key in [key for key, until in list(self._owed.items()) if until <= now]:
+            self._owed.pop(key, None)
+        run_sync(self._tell(driver))
+        if self._owed:
+            raise LockUnavailableError(self._using, reason=f"{len(self._owed)} releases are still to be told")
+
+    async def _tell(self, driver: SyncQuorumDriver) -> None:
+        async with driver.conversation() as talk:
+            for node, undo in list(self._owed):
+                talk.send(undo, [node])
+            until = driver.now() + driver.timeout
+            while (answer := await talk.receive(until)) is not None:
+                if not isinstance(answer.reply, Exception):
+                    self._owed.pop((answer.node, answer.call), None)
+
+
+@cache
+def quorum_driver(using: str) -> SyncQuorumDriver:
+    """The driver for threads, the background one included."""
+    return SyncQuorumDriver(using)
+
+
+@cache
+def reaper(using: str) -> Reaper:
+    """What the nodes of an alias still have to be told."""
+    return Reaper(using)
+
+
+def _reset() -> None:
+    for cached in (site, quorum_driver, reaper):
+        cached.cache_clear()
+
+
+def _reset_on_setting(*, setting: str, **_: object) -> None:
+    if setting in {"RLOCK", "CACHES"}:
+        _reset()
+
+
+setting_changed.connect(_reset_on_setting, dispatch_uid="django_rlock.drivers.quorum_sync")
+os.register_at_fork(after_in_child=_reset)

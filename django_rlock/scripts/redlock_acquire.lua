@@ -1,0 +1,52 @@
+-- Takes one node's part of a RedLock and draws a token there, or tells how long the other's lease runs.
+--
+-- KEYS[1]  hash of owner -> holds
+-- KEYS[2]  last token
+-- KEYS[3]  tombstones: owner that gave up -> epoch ms
+-- ARGV[1]  nonce
+-- ARGV[2]  owner, of a name that is new in every attempt
+-- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[4]  lease, ms
+-- ARGV[5]  how long the token outlives this, ms; 0 = for ever
+--
+-- Returns {nonce, 'OK', token, run id of the server, its uptime in s}; {nonce, 'LOST'} when it is a re-entry and the
+-- owner's hold is gone; or {nonce, PTTL}, 0 when the attempt was given up before this arrived.
+
+-- First, since it may be refused, and nothing must have been written then.
+local info = redis.call('info', 'server')
+local run_id = string.match(info, 'run_id:(%w+)')
+local uptime = tonumber(string.match(info, 'uptime_in_seconds:(%d+)'))
+
+-- The clock is what a token goes on from where the counter was lost.
+local function next_token()
+    local time = redis.call('time')
+    local token = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('get', KEYS[2])) or 0) + 1)
+    -- 17 digits: tostring() would round the token to 14.
+    local text = string.format('%.0f', token)
+    if ARGV[5] == '0' then
+        redis.call('set', KEYS[2], text)
+    else
+        redis.call('set', KEYS[2], text, 'px', ARGV[5])
+    end
+    return token
+end
+
+if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+    redis.call('pexpire', KEYS[1], ARGV[4])
+    redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(), run_id, uptime}
+end
+if ARGV[3] ~= '1' then
+    return {ARGV[1], 'LOST'}
+end
+if redis.call('exists', KEYS[1]) == 1 then
+    return {ARGV[1], redis.call('pttl', KEYS[1])}
+end
+if redis.call('zscore', KEYS[3], ARGV[2]) then
+    return {ARGV[1], 0}
+end
+local token = next_token()
+redis.call('hset', KEYS[1], ARGV[2], 1)
+redis.call('pexpire', KEYS[1], ARGV[4])
+return {ARGV[1], 'OK', token, run_id, uptime}

@@ -1,0 +1,23 @@
+-- Raises one node's token to the one that the owner of a RedLock has drawn from a quorum.
+--
+-- KEYS[1]  hash of owner -> holds
+-- KEYS[2]  last token
+-- ARGV[1]  nonce
+-- ARGV[2]  owner
+-- ARGV[3]  the token drawn
+-- ARGV[4]  how long the token outlives this, ms; 0 = for ever
+--
+-- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock: unconditionally raised, a token could be
+-- passed by an owner that came before.
+
+if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
+    return {ARGV[1], 0}
+end
+if (tonumber(redis.call('get', KEYS[2])) or 0) < tonumber(ARGV[3]) then
+    if ARGV[4] == '0' then
+        redis.call('set', KEYS[2], ARGV[3])
+    else
+        redis.call('set', KEYS[2], ARGV[3], 'px', ARGV[4])
+    end
+end
+return {ARGV[1], 1}

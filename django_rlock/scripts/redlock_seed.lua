@@ -1,0 +1,17 @@
+-- Gives the holder of a RedLock a node that knew nothing of it, so that it can lose another one.
+--
+-- KEYS[1]  hash of owner -> holds
+-- KEYS[2]  tombstones: owner that gave up -> epoch ms
+-- ARGV[1]  nonce
+-- ARGV[2]  owner
+-- ARGV[3]  its holds
+-- ARGV[4]  lease, ms
+--
+-- Returns {nonce, 1}, or {nonce, 0} when the lock is taken here, or was released since.
+
+if redis.call('exists', KEYS[1]) == 1 or redis.call('zscore', KEYS[2], ARGV[2]) then
+    return {ARGV[1], 0}
+end
+redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
+redis.call('pexpire', KEYS[1], ARGV[4])
+return {ARGV[1], 1}

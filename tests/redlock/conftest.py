@@ -1,0 +1,39 @@
+"""Five independent servers, which a test may pause and restart, and the alias "quorum" over them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from pytest_django import Settings
+
+from example_project.embedded import EmbeddedServer
+from tests.faces import face, nothing_left, pytest_pyfunc_call  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def _five_servers() -> Iterator[list[EmbeddedServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(EmbeddedServer()) for _ in range(5)]
+
+
+@pytest.fixture
+def nodes(_five_servers: list[EmbeddedServer], settings: Settings) -> list[EmbeddedServer]:
+    """Five servers, empty, behind the alias "quorum"; half of them named by URL."""
+    for server in _five_servers:
+        with server.client() as client:
+            client.flushall()
+    backend = settings.CACHES["default"]
+    caches = {f"locks{number}": {**backend, "LOCATION": server.url} for number, server in enumerate(_five_servers[:3])}
+    settings.CACHES = {**settings.CACHES, **caches}
+    urls = [server.url for server in _five_servers[3:]]
+    settings.RLOCK = {"quorum": {"NODES": [*caches, *urls], "QUARANTINE": 0}}
+    return _five_servers
+
+
+def holders(nodes: list[EmbeddedServer], name: str = "x") -> list[dict[str, str]]:
+    """What each node has under a lock's key."""
+    found = []
+    for server in nodes:
+        with server.client() as client:
+            found.append(client.hgetall(f"rlock:{name}"))
+    return found
