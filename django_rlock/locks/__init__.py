@@ -7,10 +7,11 @@ from typing import Any
 from django_rlock.locks import watchdog as _watchdog  # noqa: F401 - registers itself with the background thread
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import Duration
-from django_rlock.locks.expirable import Permit, PermitExpirableSemaphore
+from django_rlock.locks.expirable import PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
 from django_rlock.locks.fenced import FencedLock
 from django_rlock.locks.latch import CountDownLatch
+from django_rlock.locks.permits import Permit
 from django_rlock.locks.plain import RLock
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.readwrite import ReadLock, ReadWriteLock, WriteLock

@@ -7,6 +7,7 @@ therefore has a name, which the server remembers for a while; a command that com
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +16,14 @@ from django_rlock import keys
 from django_rlock.drivers.base import EVERYBODY, Driver, ScriptCall, monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.drivers.sync import defer
-from django_rlock.exceptions import LockUnavailableError
+from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import _checked_text
 from django_rlock.locks.durations import UNSET, Duration, milliseconds, wait_seconds
 from django_rlock.locks.flows import RELEASE_PATIENCE
 from django_rlock.locks.hooks import LockHooks
+
+logger = logging.getLogger("django_rlock.locks")
 
 MOST = 2**31 - 1
 """The largest number, which is Redisson's."""
@@ -122,3 +125,14 @@ def undone_on_error(request: Request) -> Iterator[None]:
         # In the background, and when matters not: the request takes nothing if it arrives later.
         defer(request.using, request.leave_call(request.id), monotonic() + REMEMBERED)
         raise
+
+
+@contextmanager
+def hidden_behind(error: BaseException | None, name: str) -> Iterator[None]:
+    """Log a failure at the end of a block that has an error of its own, which must not be hidden by it."""
+    try:
+        yield
+    except RLockError as failure:
+        if error is None:
+            raise
+        logger.warning("While leaving the block of semaphore %r after an error: %s", name, failure)

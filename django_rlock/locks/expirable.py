@@ -4,78 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any
 
 from django_rlock import keys, scripts
 from django_rlock.drivers import background
-from django_rlock.drivers.base import Driver, ScriptCall, monotonic, run_sync
-from django_rlock.exceptions import LockLostError, LockTimeoutError, PermitNotHeldError, RLockError
+from django_rlock.drivers.base import Driver, ScriptCall
+from django_rlock.exceptions import PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, granted, undone_on_error
 from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
-from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
+from django_rlock.locks.faces import faces
 from django_rlock.locks.holds import HOLDS, Hold
-from django_rlock.locks.semaphore import NO_PERMIT_LEFT, BaseSemaphore, logger
+from django_rlock.locks.permits import Permit, PermitBlock, checked_ids, packed
+from django_rlock.locks.semaphore import BaseSemaphore
 from django_rlock.settings import DEFAULT_ALIAS
 
 MOST_AT_ONCE = 10_000
 """Permits of one acquire; the server does nothing else while it writes them down."""
-_ID = re.compile(r"[0-9a-f]{32}")
-
-
-class Permit:
-    """What one ``acquire`` of a ``PermitExpirableSemaphore`` took: one permit, or several at once.
-
-    ``ids`` are their ids, 32 hexadecimal digits each, by which any process may give them back. ``deadline`` is when the
-    lease ends that it was taken with, in monotonic seconds.
-    """
-
-    __slots__ = ("_holds", "deadline", "ids", "semaphore")
-
-    def __init__(
-        self, semaphore: PermitExpirableSemaphore, ids: tuple[str, ...], deadline: float, holds: list[Hold]
-    ) -> None:
-        self.semaphore = semaphore
-        self.ids = ids
-        self.deadline = deadline
-        self._holds = holds
-
-    def __repr__(self) -> str:
-        return f"<Permit {', '.join(self.ids)} of {self.semaphore!r}>"
-
-    @property
-    def id(self) -> str:
-        """The id of a single permit. ValueError where it is several."""
-        (only,) = self.ids
-        return only
-
-    @property
-    def lost(self) -> bool:
-        """Whether its lease has ended or its renewal failed, so that others may have it; asks nobody.
-
-        It knows the lease that it was taken with, or renewed to by this process.
-        """
-        now = monotonic()
-        return any(hold.is_lost(now) for hold in self._holds) if self._holds else now >= self.deadline
-
-    def check(self) -> None:
-        """LockLostError when it is lost; asks nobody."""
-        if self.lost:
-            raise self.lost_error()
-
-    def lost_error(self) -> LockLostError:
-        reasons = (hold.lost or hold.lease_ended() for hold in self._holds if hold.is_lost(monotonic()))
-        return LockLostError(self.semaphore.name, reason=next(reasons, "the lease of its permit ended"))
-
-    def release(self) -> None:
-        """Give it back. PermitNotHeldError when that was done before, or its lease has ended."""
-        self.semaphore.release(self)
-
-    async def arelease(self) -> None:
-        await self.semaphore.arelease(self)
 
 
 class PermitExpirableSemaphore(BaseSemaphore):
@@ -183,13 +129,13 @@ class PermitExpirableSemaphore(BaseSemaphore):
         0 when one of them is not taken, was given back before, or its lease has ended. LockUnavailableError when Redis
         cannot be asked: the background thread then goes on trying for a minute.
         """
-        ids = _checked_ids(permits)
+        ids = checked_ids(permits)
         if not ids:
             return 0
         holds = [hold for hold in (HOLDS.get(self, each) for each in ids) if hold is not None]
         for hold in holds:
             HOLDS.remove(hold)  # before the command, so that the watchdog does not take it for lost
-        call = self._call(scripts.PERMIT_RELEASE, self._keys(), _packed(ids))
+        call = self._call(scripts.PERMIT_RELEASE, self._keys(), packed(ids))
         if not await self._surely(driver, call) and call.sends == 1:
             for hold in holds:
                 HOLDS.put(hold)
@@ -198,7 +144,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
 
     async def _release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> None:
         """The same, but PermitNotHeldError instead of 0."""
-        ids = _checked_ids(permits)
+        ids = checked_ids(permits)
         if ids and not await self._try_release(driver, ids):
             raise PermitNotHeldError(self.name, ids)
 
@@ -210,7 +156,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         The watchdog stops renewing it.
         """
         lease = lease_seconds(lease_time)
-        (each,) = _checked_ids(permit)
+        (each,) = checked_ids(permit)
         hold = HOLDS.get(self, each)
         renewed = hold is not None and hold.pause_renewal()
         call = self._renew(each, lease, 0)
@@ -226,7 +172,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
 
     async def _lease_time(self, driver: Driver, permit: Permit | str) -> float | None:
         """Seconds until a permit's lease ends, None when it has no end. PermitNotHeldError when it is not taken."""
-        (each,) = _checked_ids(permit)
+        (each,) = checked_ids(permit)
         left: int = (await self._state(driver, each))[2]
         if left == _NOT_TAKEN:
             raise PermitNotHeldError(self.name, (each,))
@@ -272,7 +218,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
 
     def _renew(self, each: str, lease: float | None, keep_longer: int) -> ScriptCall:
         lease_ms = 0 if lease is None else milliseconds(lease)
-        return self._call(scripts.PERMIT_RENEW, self._keys(), _packed((each,)), lease_ms, keep_longer)
+        return self._call(scripts.PERMIT_RENEW, self._keys(), packed((each,)), lease_ms, keep_longer)
 
     async def _state(self, driver: Driver, each: str = "") -> list[int]:
         return await self._ask(driver, self._call(scripts.PERMIT_STATE, self._keys(), bytes.fromhex(each)))
@@ -282,52 +228,6 @@ class PermitExpirableSemaphore(BaseSemaphore):
 
 
 _NO_END, _NOT_TAKEN = -1, -2
-
-
-class PermitBlock:
-    """Takes permits for one ``with`` or ``async with``."""
-
-    __slots__ = ("_options", "_permit", "_permits", "_semaphore")
-
-    def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, options: dict[str, Any]) -> None:
-        self._semaphore = semaphore
-        self._permits = permits
-        self._options = options
-        self._permit: Permit | None = None
-
-    def __enter__(self) -> Permit:
-        return run_sync(self._enter(blocking_driver(self._semaphore)))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        run_sync(self._exit(blocking_driver(self._semaphore), error))
-
-    async def __aenter__(self) -> Permit:
-        return await self._enter(awaited_driver(self._semaphore))
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._exit(awaited_driver(self._semaphore), error)
-
-    async def _enter(self, driver: Driver) -> Permit:
-        started = driver.now()
-        self._permit = await self._semaphore._acquire(driver, self._permits, **self._options)  # noqa: SLF001
-        if self._permit is None:
-            raise LockTimeoutError(self._semaphore.name, waited=driver.now() - started, holder=NO_PERMIT_LEFT)
-        return self._permit
-
-    async def _exit(self, driver: Driver, error: BaseException | None) -> None:
-        permit, self._permit = self._permit, None
-        try:
-            if permit is not None and not await self._semaphore._try_release(driver, permit):  # noqa: SLF001
-                raise permit.lost_error()
-        except RLockError as failure:
-            if error is None:
-                raise
-            # The block's own error must not be hidden by this one.
-            logger.warning("While giving back a permit of %r after an error: %s", self._semaphore.name, failure)
 
 
 class _Acquire(Request):
@@ -345,7 +245,7 @@ class _Acquire(Request):
     def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         lease_ms = 0 if self.lease is None else milliseconds(self.lease)
         all_keys = *_semaphore_keys(self.key), keys.requests_key(self.key)
-        return self._call(scripts.PERMIT_ACQUIRE, all_keys, _packed(self.ids), lease_ms)
+        return self._call(scripts.PERMIT_ACQUIRE, all_keys, packed(self.ids), lease_ms)
 
     def leave_call(self, owner: str) -> ScriptCall:
         return _leave_call(self, self.ids)
@@ -353,7 +253,7 @@ class _Acquire(Request):
 
 def _leave_call(hooks: Any, ids: tuple[str, ...]) -> ScriptCall:
     all_keys = *_semaphore_keys(hooks.key), keys.requests_key(hooks.key)
-    return ScriptCall(hooks.name, scripts.PERMIT_LEAVE, all_keys, (_packed(ids), REMEMBERED_MS))
+    return ScriptCall(hooks.name, scripts.PERMIT_LEAVE, all_keys, (packed(ids), REMEMBERED_MS))
 
 
 def _semaphore_keys(key: str) -> tuple[str, str, str]:
@@ -374,18 +274,3 @@ def _checked_amount(permits: int) -> int:
     if checked_number("permits", permits, 1) > MOST_AT_ONCE:
         raise ValueError(f"permits must be {MOST_AT_ONCE} at once at most, not {permits}.")
     return permits
-
-
-def _checked_ids(permits: Permit | str | Iterable[str]) -> tuple[str, ...]:
-    """The ids, each once."""
-    if isinstance(permits, Permit):
-        return permits.ids
-    ids = dict.fromkeys([permits] if isinstance(permits, str) else permits)
-    for each in ids:
-        if not _ID.fullmatch(str(each)):
-            raise ValueError(f"A permit's id is 32 lower-case hexadecimal digits, not {each!r}.")
-    return tuple(ids)
-
-
-def _packed(ids: tuple[str, ...]) -> bytes:
-    return bytes.fromhex("".join(ids))

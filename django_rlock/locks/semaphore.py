@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from types import TracebackType
 from typing import Self
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import Argument, Driver, ScriptCall, run_sync
-from django_rlock.exceptions import LockTimeoutError, RLockError
+from django_rlock.exceptions import LockTimeoutError
 from django_rlock.locks.counters import (
     MOST,
     REMEMBERED,
@@ -17,6 +16,7 @@ from django_rlock.locks.counters import (
     Request,
     checked_number,
     granted,
+    hidden_behind,
     new_request,
     undone_on_error,
 )
@@ -24,7 +24,8 @@ from django_rlock.locks.durations import UNSET, Duration, lease_seconds, millise
 from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
 from django_rlock.settings import DEFAULT_ALIAS
 
-logger = logging.getLogger("django_rlock.locks")
+NO_PERMIT_LEFT = "others, who have all its permits"
+"""Who holds a semaphore, for errors."""
 
 
 class BaseSemaphore(Counter):
@@ -169,13 +170,8 @@ class Semaphore(BaseSemaphore):
             raise LockTimeoutError(self.name, waited=driver.now() - started, holder=NO_PERMIT_LEFT)
 
     async def _exit(self, driver: Driver, error: BaseException | None) -> None:
-        try:
+        with hidden_behind(error, self.name):
             await self._release(driver)
-        except RLockError as failure:
-            if error is None:
-                raise
-            # The block's own error must not be hidden by this one.
-            logger.warning("While leaving the block of semaphore %r after an error: %s", self.name, failure)
 
     async def _give(self, driver: Driver, permits: int, only_if_exists: int) -> bool:
         if checked_number("permits", permits) == 0:
@@ -184,9 +180,6 @@ class Semaphore(BaseSemaphore):
         if answer == -1:
             raise self._too_many()
         return bool(answer)
-
-
-NO_PERMIT_LEFT = "others, who have all its permits"
 
 
 class _Acquire(Request):
