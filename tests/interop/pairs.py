@@ -1,11 +1,11 @@
-"""Locks of ours beside those of Redisson's that they are to equal."""
+"""Locks of ours beside locks of Redisson's, of which one at a time is to be held."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from django_rlock import FairLock, FencedLock, RLock
+from django_rlock import FairLock, FencedLock, ReadWriteLock, RLock
 from django_rlock.locks import BaseLock
 from tests.interop import redisson
 from tests.interop.redisson import Target
@@ -25,11 +25,26 @@ class Pair(NamedTuple):
     kept: tuple[str, ...] = ()
 
 
-PAIRS = {
+def _read(name: str, **options: Any) -> BaseLock:
+    return ReadWriteLock(name, **options).read_lock
+
+
+def _write(name: str, **options: Any) -> BaseLock:
+    return ReadWriteLock(name, **options).write_lock
+
+
+ALIKE = {
     "plain": Pair(RLock, redisson.lock),
     "fair": Pair(FairLock, redisson.lock, listens=False),
     "fenced": Pair(FencedLock, redisson.fenced_lock, kept=("redisson_lock_token",)),
+    "write": Pair(_write, redisson.write_lock, "redisson_rwlock"),
 }
+MIXED = {
+    "read-write": Pair(_read, redisson.write_lock, "redisson_rwlock"),
+    "write-read": Pair(_write, redisson.read_lock, "redisson_rwlock"),
+}
+PAIRS = ALIKE | MIXED
+"""All exclude each other; those that are alike can force each other as well."""
 
 
 def helper(prefix: str, name: str) -> str:

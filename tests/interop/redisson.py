@@ -150,3 +150,7 @@ class JavaThread:
     def do(self, target: Target, method: str, *arguments: Any) -> Any:
         """The same, waiting for the answer."""
         return self.begin(target, method, *arguments).result(PATIENCE)
+
+    def sleeps(self) -> bool:
+        """Whether it sleeps until a message or a time comes, for what it was told to wait for."""
+        return self._process.begin(self._name, self._address, []).result(PATIENCE) == "TIMED_WAITING"

@@ -7,8 +7,6 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.Map;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
 
 /**
  * A Redisson client that obeys: one command in JSON on each line of standard input, one answer on each line of
@@ -21,9 +19,12 @@ public final class Main {
     private static final Gson GSON = new GsonBuilder().serializeNulls().create();
 
     private final Clients clients = new Clients();
-    private final Map<String, ExecutorService> threads = new HashMap<>();
+    private final Map<String, Worker> threads = new HashMap<>();
 
-    /** What to do: {@code calls} are made one upon the answer of the other, the first upon the client. */
+    /**
+     * What to do: {@code calls} are made one upon the answer of the other, the first upon the client. Without any the
+     * answer is the thread's state, whatever it is about.
+     */
     private record Command(long id, String thread, Clients.Address client, Calls calls) {}
 
     private record Answer(long id, Object value, String error) {}
@@ -39,7 +40,12 @@ public final class Main {
     }
 
     private void begin(Command command) {
-        threads.computeIfAbsent(command.thread(), Main::newThread).execute(() -> answer(obey(command)));
+        Worker worker = threads.computeIfAbsent(command.thread(), name -> new Worker());
+        if (command.calls().isEmpty()) {
+            answer(new Answer(command.id(), worker.state(), null));
+        } else {
+            worker.execute(() -> answer(obey(command)));
+        }
     }
 
     private Answer obey(Command command) {
@@ -58,9 +64,5 @@ public final class Main {
 
     private static synchronized void answer(Answer answer) {
         System.out.println(GSON.toJson(answer));
-    }
-
-    private static ExecutorService newThread(String name) {
-        return Executors.newSingleThreadExecutor(work -> new Thread(work, name));
     }
 }
