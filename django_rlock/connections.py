@@ -93,6 +93,7 @@ def _cluster_client(using: str) -> ClusterClient | None:
     return client if isinstance(client, ClusterClient) else None
 
 
+@cache
 def is_cluster(using: str) -> bool:
     """Whether the alias is a Redis Cluster."""
     return _cluster_client(using) is not None
@@ -241,7 +242,7 @@ def _async_options(pool: redis.ConnectionPool) -> dict[str, Any]:
 
 def reset() -> None:
     """Forget all pools: after a fork, where the sockets are the parent's, or when the settings change."""
-    for cached in (_cluster_client, slot_map, command_pool, node_pool, background_pool, background_client):
+    for cached in (_cluster_client, is_cluster, slot_map, command_pool, node_pool, background_pool, background_client):
         cached.cache_clear()
     _async_pools.clear()
 

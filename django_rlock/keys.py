@@ -48,9 +48,12 @@ def redlock_keys(key: str) -> tuple[str, str, str, str]:
     return key, token_key(key), tombstones_key(key), redisson_channel(key)
 
 
-def wake_channel(client_id: str) -> str:
-    """Where a process hears that one of its fair waiters was granted its lock. Payload: ``<owner> <key>``."""
-    return f"rlock_wake:{client_id}"
+def wake_channel(client_id: str, key: str | None = None) -> str:
+    """Where a process hears that one of its fair waiters was granted its lock. Payload: ``<owner> <key>``.
+
+    One channel for all locks; in a cluster one for each ``key``, in the lock's slot.
+    """
+    return f"rlock_wake:{client_id}" if key is None else f"{tagged('rlock_wake', key)}:{client_id}"
 
 
 def semaphore_channel(key: str) -> str:

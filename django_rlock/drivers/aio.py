@@ -7,15 +7,16 @@ background thread's, so a loop that is stalled for a while does not lose its loc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from django.core.signals import setting_changed
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.cluster import Address
-from django_rlock.connections import UNSET_TIMEOUT, async_pool, command_pool
+from django_rlock.connections import UNSET_TIMEOUT, async_pool, command_pool, is_cluster
 from django_rlock.drivers import pubsub
 from django_rlock.drivers.base import ScriptCall, ScriptDriver, Waiter, check_nonce
 from django_rlock.drivers.identity import Owner, task_owner
@@ -42,6 +43,14 @@ class AsyncDriver(ScriptDriver):
             # One limit around all is cheaper than redis-py's for each step, and also covers connecting.
             async with asyncio.timeout(min(timeout, self._limit)):
                 return await _exchange(pool, call, packed, nonce)
+        except TimeoutError as error:
+            raise RedisTimeoutError("Timeout talking to the server") from error
+
+    async def converse(self, packed: bytes, nonces: Sequence[bytes | None], timeout: float) -> list[Any]:
+        pool: Any = await async_pool(self._pool_key)
+        try:
+            async with asyncio.timeout(min(timeout, self._limit)):
+                return await _converse(pool, packed, nonces)
         except TimeoutError as error:
             raise RedisTimeoutError("Timeout talking to the server") from error
 
@@ -79,6 +88,26 @@ async def _exchange(pool: Any, call: ScriptCall, packed: bytes, nonce: bytes) ->
         await pool.release(connection)
 
 
+async def _converse(pool: Any, packed: bytes, nonces: Sequence[bytes | None]) -> list[Any]:
+    connection = await pool.get_connection()
+    try:
+        await connection.send_packed_command([packed])
+        return [await _reply_or_error(connection, nonce) for nonce in nonces]
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    finally:
+        await pool.release(connection)
+
+
+async def _reply_or_error(connection: Any, nonce: bytes | None) -> Any:
+    try:
+        reply = await connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
+    return reply if nonce is None else check_nonce(reply, nonce)
+
+
 @cache
 def async_driver(using: str) -> AsyncDriver:
     """The driver for callers in asyncio tasks."""
@@ -86,6 +115,10 @@ def async_driver(using: str) -> AsyncDriver:
         from django_rlock.drivers.quorum_aio import quorum_driver
 
         return quorum_driver(using)
+    if is_cluster(using):
+        from django_rlock.drivers.cluster import ClusterAsyncDriver
+
+        return ClusterAsyncDriver(using)
     return AsyncDriver(using)
 
 

@@ -12,11 +12,12 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
@@ -42,7 +43,7 @@ REPLY_GRACE = 1.0
 PATIENCE = 30.0
 """How long a call without a deadline outlasts an unreachable server, in seconds."""
 _BACKOFF = 0.05, 1.0
-_PASSING = BusyLoadingError, ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError
+_PASSING = AskError, BusyLoadingError, ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError
 _PASSING_CODES = "BUSY", "NOREPLICAS"
 
 EVERYBODY = "*"
@@ -159,6 +160,13 @@ class ScriptDriver:
             return await self.exchange(call, pack(call, nonce), nonce, _time_left(until, now))
         except (RedisError, OSError) as error:
             failure: Exception = error
+    async def converse(self, packed: bytes, nonces: Sequence[bytes | None], timeout: float) -> list[Any]:
+        """Send commands over one connection and read a reply for each nonce, the server's errors among them.
+
+        A reply is checked against its nonce; None takes any. Limits and exceptions as for ``exchange``.
+        """
+        raise NotImplementedError
+
         return await self._run_again(call, until, failure)
 
     async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:

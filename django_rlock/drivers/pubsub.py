@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
-import redis
 from django.core.signals import setting_changed
-from redis.exceptions import RedisError
 
-from django_rlock.connections import background_pool
+from django_rlock.cluster import Address
+from django_rlock.connections import background_pool, is_cluster
 from django_rlock.drivers.base import EVERYBODY
-
-logger = logging.getLogger("django_rlock.pubsub")
+from django_rlock.drivers.subscriber import Subscriber
 
 KEEP_CHANNEL = 60.0
 """How long a channel stays subscribed after its last waiter left, in seconds."""
 CONFIRM_WITHIN = 1.0
 """How long to wait for a subscription's confirmation; without it a waiter depends on its next poll or beat."""
-_READ_FOR = 60.0
-_RECONNECT_AFTER = 0.05, 1.0
-
 
 MakeWaiter = Callable[["Listener", str, str | None], "ListenerWaiter"]
 
@@ -121,11 +114,12 @@ class TaskWaiter(ListenerWaiter):
 
 
 class _Channel:
-    """A subscription, and when the last waiter left it or looked for it."""
+    """A subscription, who makes it, and when the last waiter left it or looked for it."""
 
-    __slots__ = ("asked", "confirmed", "idle_since", "lapsed")
+    __slots__ = ("asked", "confirmed", "idle_since", "lapsed", "subscriber")
 
     def __init__(self) -> None:
+        self.subscriber: Subscriber | None = None
         self.asked = False
         self.confirmed = threading.Event()
         self.lapsed = False
@@ -133,23 +127,19 @@ class _Channel:
 
 
 class Listener:
-    """Waiters by channel and token, and the thread that wakes them.
+    """Waiters by channel and token, and what wakes them.
 
-    ``_mutex`` guards the tables and is never held during I/O, so an event loop may take it; ``_io`` keeps commands on
-    the connection in order. The lines hold their waiters weakly: one whose attempt was interrupted before it could
-    leave is gone, and takes nobody's wake-up.
+    ``_mutex`` guards the tables and is never held during I/O, so an event loop may take it. The lines hold their
+    waiters weakly: one whose attempt was interrupted before it could leave is gone, and takes nobody's wake-up.
     """
 
     def __init__(self, using: str) -> None:
-        self._client = redis.Redis(connection_pool=background_pool(using))
-        self._pubsub = self._new_pubsub()
+        self.using = using
+        self._subscribers: dict[Address | None, Subscriber] = {}
         # Re-entrant: an abandoned task's waiter leaves when it is collected, which may happen under the mutex.
         self._mutex = threading.RLock()
-        self._io = threading.Lock()
         self._channels: dict[str, _Channel] = {}
         self._lines: dict[tuple[str, str | None], deque[weakref.ref[ListenerWaiter]]] = {}
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
 
     def overhear(self, channel: str, token: str | None, make: MakeWaiter) -> ListenerWaiter | None:
         """A waiter, when the channel is subscribed and confirmed; else None."""
@@ -165,18 +155,17 @@ class Listener:
             self._channels.setdefault(waiter.channel, _Channel())
             self._add(waiter)
 
-    def settle(self, channel: str) -> None:
+    def settle(self, name: str) -> None:
         """Block until a channel that somebody waits on is subscribed, or CONFIRM_WITHIN has passed."""
-        subscription = self._channels[channel]
-        with self._io:
-            # A signal may come at any point of this, and whoever settles next goes on from there.
-            if not subscription.asked:
-                # Where it fails the reading thread connects again, and subscribes to all that is wanted.
-                with contextlib.suppress(RedisError, OSError):
-                    self._pubsub.subscribe(channel)
-                    subscription.asked = True
-            self._start()
-        subscription.confirmed.wait(CONFIRM_WITHIN)
+        channel = self._channels[name]
+        if not channel.asked:
+            self._subscribe(name, channel)
+        channel.confirmed.wait(CONFIRM_WITHIN)
+
+    def _subscribe(self, name: str, channel: _Channel) -> None:
+        channel.subscriber = self._subscriber_at(self._place(name))
+        # Where it fails, or a signal comes in between, whoever settles next asks again; and the subscriber does.
+        channel.asked = channel.subscriber.subscribe(name)
 
     def remove(self, waiter: ListenerWaiter) -> None:
         """Take a waiter out of its line, if it still stands there."""
@@ -208,23 +197,19 @@ class Listener:
 
     def prune(self) -> None:
         """Unsubscribe from channels that nobody has waited on for a while."""
-        with self._io:
-            before = time.monotonic() - KEEP_CHANNEL
-            with self._mutex:
-                self._drop_gone()
-                busy = {channel for channel, _ in list(self._lines)}
-                idle = [name for name, it in self._channels.items() if name not in busy and it.idle_since < before]
-                for name in idle:
-                    del self._channels[name]
-            if idle:
-                with contextlib.suppress(RedisError, OSError):
-                    self._pubsub.unsubscribe(*idle)
+        before = time.monotonic() - KEEP_CHANNEL
+        with self._mutex:
+            self._drop_gone()
+            busy = {channel for channel, _ in list(self._lines)}
+            idle = [name for name, it in self._channels.items() if name not in busy and it.idle_since < before]
+            leaving = [(name, self._channels.pop(name).subscriber) for name in idle]
+        for subscriber in {subscriber for _, subscriber in leaving if subscriber}:
+            subscriber.unsubscribe([name for name, its in leaving if its is subscriber])
 
     def stop(self) -> None:
-        """End the reading thread."""
-        self._stopped.set()
-        with self._io, contextlib.suppress(RedisError, OSError):
-            self._pubsub.close()
+        """End the reading threads."""
+        for subscriber in list(self._subscribers.values()):
+            subscriber.stop()
 
     def _add(self, waiter: ListenerWaiter) -> ListenerWaiter:
         self._lines.setdefault((waiter.channel, waiter.token), deque()).append(weakref.ref(waiter))
@@ -238,48 +223,14 @@ class Listener:
             else:
                 del self._lines[key]
 
-    def _new_pubsub(self) -> Any:  # redis-py's PubSub is half typed
-        return self._client.pubsub()  # type: ignore[no-untyped-call]
-
-    def _start(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._read, name="rlock-listener", daemon=True)
-            self._thread.start()
-
-    def _read(self) -> None:
-        pause = _RECONNECT_AFTER[0]
-        lost = False
-        while not self._stopped.is_set():
-            try:
-                if lost or self._is_deaf():
-                    self._reconnect()
-                    lost = False
-                message = self._pubsub.get_message(timeout=_READ_FOR)
-            except Exception as error:  # noqa: BLE001 - a failed SUBSCRIBE takes the socket away in several ways
-                if self._stopped.is_set():
-                    return
-                logger.info("Listening connection lost (%s); subscribing again.", error)
-                time.sleep(pause)
-                pause = min(pause * 2, _RECONNECT_AFTER[1])
-                lost = True
-            else:
-                pause = _RECONNECT_AFTER[0]
-                if message is not None:
-                    self._dispatch(message)
-
-    def _dispatch(self, message: dict[str, Any]) -> None:
-        channel = _text(message["channel"])
-        if message["type"] == "subscribe":
-            self._confirm(channel)
-        elif message["type"] == "message":
-            self._deliver(channel, _text(message["data"]))
-
-    def _deliver(self, channel: str, payload: str) -> None:
+    def deliver(self, channel: str, payload: str) -> None:
+        """Wake those whom a message is for."""
         self.wake_all(channel, EVERYBODY)
         exact = (channel, payload) in self._lines
         self.wake_next(channel, payload if exact else None)
 
-    def _confirm(self, name: str) -> None:
+    def confirm(self, name: str) -> None:
+        """A channel is subscribed."""
         with self._mutex:
             channel = self._channels.get(name)
             if channel is None:
@@ -291,26 +242,28 @@ class Listener:
                 for line in [line for line in self._lines if line[0] == name]:
                     self.wake_all(*line)
 
-    def _is_deaf(self) -> bool:
-        # redis-py raises nothing while it has no subscription: it would wait for one that nobody makes.
-        return bool(self._channels) and not self._pubsub.subscribed
+    def wanted(self, subscriber: Subscriber) -> list[str]:
+        """The channels that a subscriber should hear."""
+        with self._mutex:
+            return [name for name, channel in self._channels.items() if channel.subscriber is subscriber]
 
-    def _reconnect(self) -> None:
-        with self._io:
-            with contextlib.suppress(RedisError, OSError):
-                self._pubsub.close()
-            self._pubsub = self._new_pubsub()
-            with self._mutex:
-                for channel in self._channels.values():
-                    channel.confirmed.clear()
-                    channel.lapsed = True
-                wanted = list(self._channels)
-            if wanted:
-                self._pubsub.subscribe(*wanted)
+    def lapse(self, names: Iterable[str]) -> None:
+        """Channels are not heard until they are confirmed again."""
+        with self._mutex:
+            for channel in filter(None, map(self._channels.get, names)):
+                channel.confirmed.clear()
+                channel.lapsed = True
 
+    def _place(self, channel: str) -> Address | None:
+        """Which node of a cluster publishes to a channel."""
+        return None
 
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    def _subscriber_at(self, place: Address | None) -> Subscriber:
+        found = self._subscribers.get(place)
+        return found or self._subscribers.setdefault(place, self._make_subscriber(place))
+
+    def _make_subscriber(self, place: Address | None) -> Subscriber:
+        return Subscriber(self, background_pool(self.using, place))
 
 
 _listeners: dict[str, Listener] = {}
@@ -320,8 +273,16 @@ def listener(using: str) -> Listener:
     """This process's listener of an alias."""
     found = _listeners.get(using)
     if found is None:
-        found = _listeners.setdefault(using, Listener(using))
+        found = _listeners.setdefault(using, _make_listener(using))
     return found
+
+
+def _make_listener(using: str) -> Listener:
+    if is_cluster(using):
+        from django_rlock.drivers.shards import ClusterListener
+
+        return ClusterListener(using)
+    return Listener(using)
 
 
 def prune() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,8 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 from django.core.signals import setting_changed
 
-from django_rlock.connections import UNSET_TIMEOUT, background_pool, command_pool
+from django_rlock.cluster import Address
+from django_rlock.connections import UNSET_TIMEOUT, background_pool, command_pool, is_cluster
 from django_rlock.drivers import background, pubsub
 from django_rlock.drivers.base import (
     ScriptCall,
@@ -29,15 +31,17 @@ from django_rlock.drivers.identity import Owner, thread_owner
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.settings import get_settings
 
+MakePool = Callable[[str, Address | None], redis.ConnectionPool]
+
 _BATCH = 500
 
 
 class SyncDriver(ScriptDriver):
     """Blocks instead of suspending, so ``run_sync`` can run any flow over it."""
 
-    def __init__(self, using: str, pool: Callable[[str], redis.ConnectionPool] = command_pool) -> None:
+    def __init__(self, using: str, pool: MakePool = command_pool, node: Address | None = None) -> None:
         super().__init__(using)
-        self._pool: Any = pool(using)  # redis-py's connections are half typed
+        self._pool: Any = pool(using, node)  # redis-py's connections are half typed
 
     def check_caller(self) -> None:
         # get_running_loop() raises where there is none, which is the usual case and five times as dear.
@@ -68,35 +72,43 @@ class SyncDriver(ScriptDriver):
 
     async def run_all(self, calls: list[ScriptCall]) -> list[Any]:
         """Run many calls in few round trips; an exception stands in for a reply that did not come."""
-        replies: list[Any] = []
-        for start in range(0, len(calls), _BATCH):
-            batch = calls[start : start + _BATCH]
+        replies: dict[ScriptCall, Any] = {}
+        for node, batch in self.batches(calls):
             try:
-                replies += await self._exchange_batch(batch)
+                answers = await node.exchange_all(batch)
             except (redis.RedisError, OSError) as error:
-                replies += [unavailable(call.name, error) for call in batch]
-        return replies
+                answers = [unavailable(call.name, error) for call in batch]
+            replies |= zip(batch, answers, strict=True)
+        return [await self._alone(call, replies[call]) for call in calls]
 
-    async def _exchange_batch(self, calls: list[ScriptCall]) -> list[Any]:
+    def batches(self, calls: list[ScriptCall]) -> Iterable[tuple[SyncDriver, list[ScriptCall]]]:
+        """The calls in parts that are sent together, each with the driver that sends it."""
+        return ((self, calls[start : start + _BATCH]) for start in range(0, len(calls), _BATCH))
+
+    async def exchange_all(self, calls: list[ScriptCall]) -> list[Any]:
+        """Send calls together and read their replies, errors among them."""
         nonces = [next_nonce() for _ in calls]
         sent_at = self.now()
         pool = self._pool
         connection = pool.get_connection()
         try:
-            connection.send_packed_command([b"".join(map(pack, calls, nonces))])
-            for call in calls:
-                call.sent_at = sent_at
-            replies = [_reply_or_error(connection, nonce) for nonce in nonces]
+        replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, math.inf)
+        for call in calls:
+            call.sent_at = sent_at
+        return replies
+
+    async def converse(self, packed: bytes, nonces: Sequence[bytes | None], timeout: float) -> list[Any]:
+            connection.send_packed_command([packed])
+            return [_reply_or_error(connection, nonce, timeout) for nonce in nonces]
         except BaseException:
             connection.disconnect()
             raise
         finally:
             pool.release(connection)
-        return [await self._alone(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def _alone(self, call: ScriptCall, reply: Any) -> Any:
-        """The reply; where it is an error, what the call answers when it is sent by itself."""
-        if not isinstance(reply, Exception):
+        """The reply; where it is the server's error, what the call answers when it is sent by itself."""
+        if not isinstance(reply, redis.ResponseError):
             return reply
         try:
             return await self.run(call, until=self.now())
@@ -136,21 +148,18 @@ def _read_within(connection: Any, timeout: float) -> Any:
     return reply
 
 
-def _reply_or_error(connection: Any, nonce: bytes) -> Any:
+def _reply_or_error(connection: Any, nonce: bytes | None, timeout: float) -> Any:
     try:
-        return check_nonce(connection.read_response(disable_decoding=True), nonce)
+        reply = _read_within(connection, timeout)
     except redis.ResponseError as error:
         return error
 
 
 @cache
+    return reply if nonce is None else check_nonce(reply, nonce)
 def sync_driver(using: str) -> SyncDriver:
     """The driver for callers in threads."""
-    if get_settings(using).nodes:
-        from django_rlock.drivers.quorum_sync import quorum_driver
-
-        return quorum_driver(using)
-    return SyncDriver(using)
+    return make_driver(using, command_pool)
 
 
 @cache
@@ -159,8 +168,17 @@ def background_driver(using: str) -> SyncDriver:
     if get_settings(using).nodes:
         from django_rlock.drivers.quorum_sync import quorum_driver
 
+    return make_driver(using, background_pool)
+
+
+def make_driver(using: str, pool: MakePool) -> SyncDriver:
+    """A driver for an alias, whatever it consists of."""
         return quorum_driver(using)
-    return SyncDriver(using, background_pool)
+    if is_cluster(using):
+        from django_rlock.drivers.cluster import ClusterSyncDriver
+
+        return ClusterSyncDriver(using, pool)
+    return SyncDriver(using, pool)
 
 
 def defer(using: str, call: ScriptCall, until: float, after: float = 0.0) -> None:

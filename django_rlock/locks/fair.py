@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django_rlock import keys, scripts
+from django_rlock.connections import is_cluster
 from django_rlock.drivers.base import ScriptCall
 from django_rlock.drivers.identity import client_id
 from django_rlock.locks.base import BaseLock
@@ -56,7 +57,9 @@ class FairLock(BaseLock):
         return self._call(scripts.FAIR_LEAVE, self._keys(), _member(owner), milliseconds(self.settings.claim_time))
 
     def wake_up(self, owner: str) -> tuple[str, str | None]:
-        return keys.wake_channel(client_id()), f"{_member(owner)} {self.key}"
+        key = self.key
+        channel = keys.wake_channel(client_id(), key if is_cluster(self.using) else None)
+        return channel, f"{_member(owner)} {key}"
 
     def pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
         # The process's beat watches the holder's lease for all its waiters, which sleep until they are woken.

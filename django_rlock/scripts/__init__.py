@@ -2,6 +2,9 @@
 
 A script takes a nonce as ``ARGV[1]`` and returns it first, so a reply that belongs to another command is recognised.
 The line ``-- include: name`` in a script stands for the text of ``name.lua``.
+
+The sources are for a server of its own. A cluster gets ``script.sharded``, which publishes to the shard of the
+channel's slot instead of to all nodes, as Redisson does there; it is derived from the same source.
 """
 
 from __future__ import annotations
@@ -9,9 +12,15 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
+_SHARDED = {
+    "redis.pcall('publish', ": "redis.pcall('spublish', ",
+    # A sharded channel must be in the slot of the keys, so a process has one for each lock: keys.wake_channel().
+    "'rlock_wake:' .. client": "'rlock_wake' .. string.sub(queue, #'rlock_queue' + 1) .. ':' .. client",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,9 +33,24 @@ class Script:
 
     @classmethod
     def load(cls, name: str) -> Script:
-        source = _read(name)
-        sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        return cls(name, source, sha)
+        return cls._from_source(name, _read(name))
+
+    @property
+    def sharded(self) -> Script:
+        """The script for a Redis Cluster; that one's own is itself."""
+        return _sharded(self)
+
+    @classmethod
+    def _from_source(cls, name: str, source: str) -> Script:
+        return cls(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def _sharded(script: Script) -> Script:
+    source = script.source
+    for one_server, cluster in _SHARDED.items():
+        source = source.replace(one_server, cluster)
+    return script if source == script.source else Script._from_source(script.name, source)  # noqa: SLF001
 
 
 def _read(name: str) -> str:

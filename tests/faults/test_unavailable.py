@@ -110,8 +110,8 @@ def test_waiters_are_heard_again_after_an_outage(own_server):
             eventually(lambda: client.pubsub_channels("redisson*"))
     waiting.join(20)
     server.kill()
-    listener = pubsub.listener("default")
-    eventually(lambda: not listener._pubsub.subscribed)
+    (subscriber,) = pubsub.listener("default")._subscribers.values()
+    eventually(lambda: not subscriber._pubsub.subscribed)
     server.restart()
     with server.client() as client:
         eventually(lambda: client.pubsub_channels("redisson*"))

@@ -113,6 +113,7 @@ TOPOLOGIES: dict[str, Launch] = {
     "tls": encrypted,
     "acl": restricted,
     "sentinel": watched,
+    "cluster": cluster,
 }
 
 
