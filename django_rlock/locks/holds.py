@@ -220,6 +220,9 @@ def lose(hold: Hold, reason: str) -> bool:
             owner.renew_name()
         hold.lost = reason
     lock = hold.lock
+    for wait in WAITS.snapshot():
+        if wait.beat_at < math.inf and (wait.lock.using, wait.lock.key) == (lock.using, lock.key):
+            wait.beat_at = 0.0  # it may have fallen free, and its waiters may have been told of a longer lease
     logger.warning("Lock %r (%r) was lost while held by %s: %s.", lock.name, lock.key, hold.owner, reason)
     lock_lost.send_robust(sender=type(lock), lock=lock, owner=hold.owner, reason=reason)
     if lock.on_lost is not None:
