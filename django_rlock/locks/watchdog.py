@@ -84,10 +84,10 @@ def _next_look(hold: Hold, now: float) -> float:
 
 def beat(now: float) -> float:
     """Beat for each lock that is due, once however many of this process wait for it; answers when to come again."""
-    groups: dict[tuple[str, str], list[Wait]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[Wait]] = defaultdict(list)
     for wait in WAITS.snapshot():
         if wait.beat_at < math.inf:
-            groups[wait.lock.using, wait.lock.key].append(wait)
+            groups[wait.lock.using, wait.lock.key, wait.lock.kind].append(wait)
     due = [waits for waits in groups.values() if now >= min(wait.beat_at for wait in waits)]
     by_alias: dict[str, list[list[Wait]]] = defaultdict(list)
     for waits in due:
