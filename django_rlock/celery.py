@@ -50,8 +50,9 @@ class LockedTask(_DjangoTask):
         @shared_task(base=LockedTask, lock_key="report:<account_id>")
         def build_report(account_id): ...
 
-    ``lock_key`` is a template over the arguments, ``<task.name>``, ``<task.id>`` and ``<self.attribute>``; or a
-    function that gets the task and the arguments; None takes the task's name and all arguments.
+    ``lock_key`` is a template over the arguments, ``<task.name>``, ``<task.id>`` and ``<self.attribute>``; a list of
+    them, which locks all or none; or a function that gets the task and the arguments and returns the name, or a list.
+    None takes the task's name and all arguments.
 
     ``on_locked`` says what to do when the lock is still taken after ``lock_wait_time`` seconds (0 tries once):
 
@@ -79,7 +80,7 @@ class LockedTask(_DjangoTask):
     the task's own must not begin with ``lock_``.
     """
 
-    lock_key: str | Callable[..., str] | None = None
+    lock_key: str | list[str] | Callable[..., str | list[str]] | None = None
     lock_wait_time: Duration = 0
     lock_lease_time: Duration | None = None
     on_locked: str | Callable[..., Any] = "skip"
@@ -144,7 +145,7 @@ class _Run:
         self.message = None if request is None or request.is_eager else request
         self.task_id = "" if request is None else str(request.id)
         self.lock = rlock(
-            options.name(task, args, kwargs),
+            *options.names(task, args, kwargs),
             wait_time=options.wait_time if self.message else options.wait_time_without_message(),
             lease_time=options.lease_time,
             using=options.using,
@@ -201,10 +202,9 @@ class _Run:
     def _copy_is_inside(self) -> bool:
         """Whether the lock's owner has this task's id; also when nobody knows, as skipping could lose work."""
         try:
-            state = read_states(get_client(self.lock.using), [self.lock.key]).get(self.lock.key)
+            return any(self.task_id in _task_ids(part) for part in self.lock.parts)
         except (redis.RedisError, OSError):
             return True
-        return state is not None and any(owner.split(":", 2)[2:] == [self.task_id] for owner in state.holds)
 
     def _may_retry(self, message: Context) -> bool:
         limit = self.options.max_retries
@@ -247,9 +247,9 @@ class _Run:
         try:
             yield
         finally:
-            own = HOLDS.get(self.lock, owner)
+            own = self.lock.holds_of(owner)
             for hold in HOLDS.of(owner):
-                if hold.count > before.get(hold, 0) and (hold.renewed or hold is own):
+                if hold.count > before.get(hold, 0) and (hold.renewed or hold in own):
                     self._give_back(hold, before.get(hold, 0))
 
     def _give_back(self, hold: Hold, count: int) -> None:
@@ -263,6 +263,13 @@ class _Run:
 
     def _log(self, level: int, text: str, *args: object) -> None:
         logger.log(level, "Task %s[%s] " + text, self.task.name, self.task_id, *args)  # noqa: G003 - a constant
+
+
+def _task_ids(lock: BaseLock) -> set[str]:
+    """The ids of the tasks that hold a lock."""
+    state = read_states(get_client(lock.using), [lock.key]).get(lock.key)
+    owners = () if state is None else (field.removesuffix(lock.field("")) for field in state.holds)
+    return {label for owner in owners for label in owner.split(":", 2)[2:]}
 
 
 def _retries(message: Context) -> int:

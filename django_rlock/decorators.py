@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction
 
 from django_rlock.exceptions import KeyTemplateError
 from django_rlock.keytemplates import KeyTemplate, check_names
-from django_rlock.locked_calls import LockedCall, OnLocked, Options
+from django_rlock.locked_calls import LockedCall, Naming, OnLocked, Options
 from django_rlock.locks import KINDS, Duration
 from django_rlock.locks.durations import UNSET, lease_seconds, wait_seconds
 from django_rlock.settings import DEFAULT_ALIAS
@@ -23,9 +23,8 @@ TEMPLATES = "rlock_templates"
 """Attribute of decorated callables: the key templates of their decorators, for the check against the URLconf."""
 
 
-def distributed_lock(  # noqa: PLR0913 - all but the first are options, by name only
-    template: str | Callable[..., str],
-    *,
+def distributed_lock(
+    *templates: str | Naming,
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
@@ -43,10 +42,10 @@ def distributed_lock(  # noqa: PLR0913 - all but the first are options, by name 
         @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
         class Buy(View): ...
 
-    ``template`` names the lock: ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute,
+    A template names the lock: ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute,
     ``<request.user.pk>``, ``<GET.q>``, ``<POST.q>``, ``<data.sku>`` and ``<header.Idempotency-Key>`` come from the
     request, and a request without them is answered with 400. A function in its place gets the arguments of the call
-    and returns the name.
+    and returns the name, or several. Of several names all locks are taken, or none.
 
     ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits for ever. Views wait for VIEW_WAIT_TIME
     unless told otherwise, and other callables for ever. ``lease_time`` is in seconds; None is renewed by the watchdog.
@@ -71,8 +70,10 @@ def distributed_lock(  # noqa: PLR0913 - all but the first are options, by name 
     KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name that a function
     does not take. For views a system check compares it with the URLconf.
     """
+    if not templates:
+        raise TypeError("distributed_lock() needs a key template, such as 'stock:<pk>'.")
     options = Options(
-        KeyTemplate.parse(template) if not callable(template) else template,
+        tuple(template if callable(template) else KeyTemplate.parse(template) for template in templates),
         wait_time if wait_time is UNSET else wait_seconds(wait_time),
         lease_seconds(lease_time),
         using,
@@ -90,9 +91,10 @@ def _decorate(options: Options, func: F) -> F:
     _check_function(func)
     call = LockedCall(func, options)
     wrapper = _async_wrapper(call) if _is_async(func) else _sync_wrapper(call)
-    if isinstance(options.template, KeyTemplate):
-        _check_template(options.template, call, func)
-        setattr(wrapper, TEMPLATES, (*getattr(func, TEMPLATES, ()), options.template))
+    parsed = [template for template in options.templates if isinstance(template, KeyTemplate)]
+    for template in parsed:
+        _check_template(template, call, func)
+    setattr(wrapper, TEMPLATES, (*getattr(func, TEMPLATES, ()), *parsed))
     return wrapper  # type: ignore[return-value]
 
 

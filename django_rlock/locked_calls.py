@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -25,7 +25,6 @@ from django_rlock.exceptions import (
 from django_rlock.keytemplates import KeyTemplate
 from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.durations import UNSET
-from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
 from django_rlock.web.requests import reported, request_of
 from django_rlock.web.responses import LOCK_ERRORS, answer
@@ -42,6 +41,8 @@ from django_rlock.web.transactions import (
 
 logger = logging.getLogger("django_rlock.decorators")
 
+Naming = Callable[..., str | Iterable[str]]
+"""Answers the name of the lock, or several, from the arguments of the call."""
 OnLocked = Literal["raise", "skip"] | Callable[..., Any] | None
 
 
@@ -49,7 +50,7 @@ OnLocked = Literal["raise", "skip"] | Callable[..., Any] | None
 class Options:
     """The arguments of ``distributed_lock``, checked."""
 
-    template: KeyTemplate | Callable[..., str]
+    templates: tuple[KeyTemplate | Naming, ...]
     wait_time: Duration | None
     lease_time: Duration | None
     using: str
@@ -69,8 +70,12 @@ class LockedCall:
         self.arguments = Arguments(func)
         self.left_out: OpenedInside | None = None
         # Attributes may ask the database.
-        template = options.template
-        self.reads_attributes = isinstance(template, KeyTemplate) and any(p.path for p in template.placeholders())
+        self.reads_attributes = any(
+            placeholder.path
+            for template in options.templates
+            if isinstance(template, KeyTemplate)
+            for placeholder in template.placeholders()
+        )
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = request_of(args, kwargs)
@@ -79,7 +84,7 @@ class LockedCall:
             with open_transactions(aliases):
                 return self.func(*args, **kwargs)
         with reported(request):
-            section = _Section(self._lock(request, self._key(request, args, kwargs)))
+            section = _Section(self._lock(request, self._names(request, args, kwargs)))
             self._warn_inside_transaction(section.lock, request)
             try:
                 with section:
@@ -98,7 +103,7 @@ class LockedCall:
         if not self._applies(args, kwargs):
             return await self.func(*args, **kwargs)
         with reported(request):
-            section = _Section(self._lock(request, await self._akey(request, args, kwargs)))
+            section = _Section(self._lock(request, await self._anames(request, args, kwargs)))
             try:
                 async with section:
                     result = await self.func(*args, **kwargs)
@@ -113,32 +118,41 @@ class LockedCall:
         condition = self.options.condition
         return condition is None or bool(condition(*args, **kwargs))
 
-    def _key(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        template = self.options.template
-        if not isinstance(template, KeyTemplate):
-            return template(*args, **kwargs)
-        names = self.arguments.of_call(args, kwargs)
+    def _names(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+        return [name for each in self.options.templates for name in self._named_by(each, request, args, kwargs)]
+
+    def _named_by(
+        self, template: KeyTemplate | Naming, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterator[str]:
+        if isinstance(template, KeyTemplate):
+            yield self._rendered(template, request, args, kwargs)
+        else:
+            named = template(*args, **kwargs)
+            yield from [named] if isinstance(named, str) or not isinstance(named, Iterable) else named
+
+    def _rendered(self, template: KeyTemplate, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        values = self.arguments.of_call(args, kwargs)
         if request is None:
-            return template.render(names)
+            return template.render(values)
         try:
-            return template.render({**names, "request": request})
+            return template.render({**values, "request": request})
         except KeyTemplateError as error:
             if "request" not in template.names:
                 raise
             # The client has not sent what the lock is named after. One traceback is enough for the log.
             raise BadRequest(str(error)) from None
 
-    async def _akey(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    async def _anames(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
         if self.reads_attributes:
-            return await sync_to_async(self._key)(request, args, kwargs)
-        return self._key(request, args, kwargs)
+            return await sync_to_async(self._names)(request, args, kwargs)
+        return self._names(request, args, kwargs)
 
-    def _lock(self, request: Any, name: str) -> BaseLock:
+    def _lock(self, request: Any, names: list[str]) -> BaseLock:
         options = self.options
         wait_time = options.wait_time
         if wait_time is UNSET:
             wait_time = None if request is None else get_settings(options.using).view_wait_time
-        return rlock(name, wait_time=wait_time, lease_time=options.lease_time, using=options.using, kind=options.kind)
+        return rlock(*names, wait_time=wait_time, lease_time=options.lease_time, using=options.using, kind=options.kind)
 
     def _databases(self, request: Any) -> list[str]:
         if self.left_out is None:
@@ -150,7 +164,7 @@ class LockedCall:
             return
         alias = open_database()
         # Taking it once more is harmless: it stays with whoever took it first.
-        if alias is not None and HOLDS.get(lock, thread_owner()) is None:
+        if alias is not None and not lock.holds_of(thread_owner()):
             warn_once(self.func, alias, request is not None)
 
     def _failed(

@@ -21,7 +21,8 @@ from django_rlock.locks.durations import lease_seconds, wait_seconds
 if TYPE_CHECKING:
     from django_rlock.celery import LockedTask
 
-Naming = Callable[["LockedTask", tuple[Any, ...], dict[str, Any]], str]
+Naming = Callable[["LockedTask", tuple[Any, ...], dict[str, Any]], list[str]]
+"""Answers the names of a run's locks."""
 
 ON_LOCKED = ("skip", "retry", "wait", "raise")
 _DIGEST_BYTES = 16
@@ -31,7 +32,7 @@ _DIGEST_BYTES = 16
 class TaskOptions:
     """What ``LockedTask`` describes. Durations are seconds."""
 
-    name: Naming
+    names: Naming
     wait_time: float | None
     lease_time: float | None
     on_locked: str | Callable[..., Any]
@@ -51,7 +52,7 @@ class TaskOptions:
             raise ValueError(f"{task.name}: lock_kind must be one of {(*KINDS, None)}, not {task.lock_kind!r}.")
         wait_time = wait_seconds(task.lock_wait_time)
         return cls(
-            name=_naming(task),
+            names=_naming(task),
             wait_time=wait_time or None if on_locked == "wait" else wait_time,
             lease_time=lease_seconds(task.lock_lease_time),
             on_locked=on_locked,
@@ -99,9 +100,23 @@ def _naming(task: type[LockedTask]) -> Naming:
         return _naming_by_digest(_arguments(task))
     if isinstance(key, str):
         return _naming_by_template(task, KeyTemplate.parse(key), _arguments(task))
+    if isinstance(key, list | tuple) and key:
+        return _naming_by_all([_naming_by_template(task, KeyTemplate.parse(each), _arguments(task)) for each in key])
     if callable(key):
-        return lambda task, args, kwargs: key(task, *args, **kwargs)
-    raise TypeError(f"{task.name}: lock_key must be a template, a function or None, not {key!r}.")
+        return _naming_by_function(key)
+    raise TypeError(f"{task.name}: lock_key must be a template, a list of them, a function or None, not {key!r}.")
+
+
+def _naming_by_all(namings: list[Naming]) -> Naming:
+    return lambda task, args, kwargs: [name for each in namings for name in each(task, args, kwargs)]
+
+
+def _naming_by_function(function: Callable[..., Any]) -> Naming:
+    def names(task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        named = function(task, *args, **kwargs)
+        return list(named) if isinstance(named, list | tuple | set) else [named]
+
+    return names
 
 
 def _naming_by_template(task: type[LockedTask], template: KeyTemplate, arguments: Arguments) -> Naming:
@@ -110,15 +125,15 @@ def _naming_by_template(task: type[LockedTask], template: KeyTemplate, arguments
         if error is not None:
             raise KeyTemplateError(error, template=template.source)
 
-    def name(task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def names(task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         own = {"task": {"name": task.name, "id": task.request.id}, "self": task}
-        return template.render(own | arguments.of_call(args, kwargs))
+        return [template.render(own | arguments.of_call(args, kwargs))]
 
-    return name
+    return names
 
 
 def _naming_by_digest(arguments: Arguments) -> Naming:
-    def name(task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def names(task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         named = arguments.of_call(args, kwargs)
         try:
             text = dumps(named, sort_keys=True)
@@ -128,9 +143,9 @@ def _naming_by_digest(arguments: Arguments) -> Naming:
                 f"give it a lock_key, such as '{task.name}:<id>'.",
                 template="",
             ) from error
-        return f"{task.name}:{blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
+        return [f"{task.name}:{blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"]
 
-    return name
+    return names
 
 
 def _arguments(task: type[LockedTask]) -> Arguments:

@@ -97,6 +97,12 @@ class Driver(Protocol):
     def owner(self) -> Owner:
         """Who is asking."""
 
+    def at(self, using: str) -> Driver:
+        """The driver of the same face for another alias."""
+
+    def place(self, key: str) -> object:
+        """Where a key lives; one script may use keys whose places are equal."""
+
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
         """Run a script and return its reply, nonce first.
 
@@ -142,11 +148,22 @@ class ScriptDriver:
     def check_caller(self) -> None:
         """Nobody is refused, unless the driver blocks."""
 
+    def place(self, key: str) -> object:
+        """All keys live on one server."""
+        return None
+
     async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
         """Send a packed call and read its reply, within ``timeout`` seconds or the connection's own limit.
 
         Counts the call as sent once there is a connection. Any exception after that closes the connection.
         StaleReplyError when the reply does not echo the nonce.
+        """
+        raise NotImplementedError
+
+    async def converse(self, packed: bytes, nonces: Sequence[bytes | None], timeout: float) -> list[Any]:
+        """Send commands over one connection and read a reply for each nonce, the server's errors among them.
+
+        A reply is checked against its nonce; None takes any. Limits and exceptions as for ``exchange``.
         """
         raise NotImplementedError
 
@@ -160,13 +177,6 @@ class ScriptDriver:
             return await self.exchange(call, pack(call, nonce), nonce, _time_left(until, now))
         except (RedisError, OSError) as error:
             failure: Exception = error
-    async def converse(self, packed: bytes, nonces: Sequence[bytes | None], timeout: float) -> list[Any]:
-        """Send commands over one connection and read a reply for each nonce, the server's errors among them.
-
-        A reply is checked against its nonce; None takes any. Limits and exceptions as for ``exchange``.
-        """
-        raise NotImplementedError
-
         return await self._run_again(call, until, failure)
 
     async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:

@@ -54,6 +54,9 @@ class SyncDriver(ScriptDriver):
     def owner(self) -> Owner:
         return thread_owner()
 
+    def at(self, using: str) -> SyncDriver:
+        return sync_driver(using)
+
     async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
         pool = self._pool
         connection = pool.get_connection()
@@ -89,15 +92,15 @@ class SyncDriver(ScriptDriver):
         """Send calls together and read their replies, errors among them."""
         nonces = [next_nonce() for _ in calls]
         sent_at = self.now()
-        pool = self._pool
-        connection = pool.get_connection()
-        try:
         replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, math.inf)
         for call in calls:
             call.sent_at = sent_at
         return replies
 
     async def converse(self, packed: bytes, nonces: Sequence[bytes | None], timeout: float) -> list[Any]:
+        pool = self._pool
+        connection = pool.get_connection()
+        try:
             connection.send_packed_command([packed])
             return [_reply_or_error(connection, nonce, timeout) for nonce in nonces]
         except BaseException:
@@ -153,10 +156,10 @@ def _reply_or_error(connection: Any, nonce: bytes | None, timeout: float) -> Any
         reply = _read_within(connection, timeout)
     except redis.ResponseError as error:
         return error
+    return reply if nonce is None else check_nonce(reply, nonce)
 
 
 @cache
-    return reply if nonce is None else check_nonce(reply, nonce)
 def sync_driver(using: str) -> SyncDriver:
     """The driver for callers in threads."""
     return make_driver(using, command_pool)
@@ -165,14 +168,14 @@ def sync_driver(using: str) -> SyncDriver:
 @cache
 def background_driver(using: str) -> SyncDriver:
     """The driver of the background thread, on connections that no request closes."""
-    if get_settings(using).nodes:
-        from django_rlock.drivers.quorum_sync import quorum_driver
-
     return make_driver(using, background_pool)
 
 
 def make_driver(using: str, pool: MakePool) -> SyncDriver:
     """A driver for an alias, whatever it consists of."""
+    if get_settings(using).nodes:
+        from django_rlock.drivers.quorum_sync import quorum_driver
+
         return quorum_driver(using)
     if is_cluster(using):
         from django_rlock.drivers.cluster import ClusterSyncDriver

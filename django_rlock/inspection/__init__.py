@@ -24,6 +24,7 @@ from django_rlock.inspection.building import Builder
 from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock, set_inspector
+from django_rlock.locks.hooks import LockHooks
 from django_rlock.reports import local_report
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
 
@@ -125,7 +126,7 @@ def _describe(lock: BaseLock) -> LockInfo | None:
     return info and replace(info, kind=info.kind or lock.kind)
 
 
-def _holder_text(lock: BaseLock) -> str | None:
+def _holder_text(lock: LockHooks) -> str | None:
     """Who holds a lock, for an error message: one report is read, not all."""
     with suppress(LockUnavailableError), _asking(lock.name, lock.using) as client:
         states = reading.read_states(client, [lock.key])

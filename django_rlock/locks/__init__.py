@@ -11,6 +11,7 @@ from django_rlock.locks.expirable import PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
 from django_rlock.locks.fenced import FencedLock
 from django_rlock.locks.latch import CountDownLatch
+from django_rlock.locks.multi import MultiLock
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.plain import RLock
 from django_rlock.locks.redlock import RedLock
@@ -28,6 +29,7 @@ __all__ = [
     "ExponentialBackoff",
     "FairLock",
     "FencedLock",
+    "MultiLock",
     "Permit",
     "PermitExpirableSemaphore",
     "RLock",
@@ -46,8 +48,7 @@ KINDS: dict[str, type[BaseLock]] = {
 
 
 def rlock(
-    name: str,
-    *,
+    *names: str,
     wait_time: Duration | None = None,
     lease_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
@@ -57,11 +58,14 @@ def rlock(
 ) -> BaseLock:
     """A lock of an alias's kind, or of the ``kind`` named: the front door.
 
-    ``wait_time`` and ``lease_time`` are seconds; None waits for ever, respectively is renewed by the watchdog.
-    ``owner`` and further options are those of the lock classes. ValueError for an unknown kind;
-    ImproperlyConfigured for a bad alias.
+    Several names give a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds; None
+    waits for ever, respectively is renewed by the watchdog. ``owner`` and further options are those of the lock
+    classes. ValueError for an unknown kind or no name; ImproperlyConfigured for a bad alias.
     """
     chosen = kind or get_settings(using).kind
     if chosen not in KINDS:
         raise ValueError(f"There is no lock kind {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
-    return KINDS[chosen](name, wait_time=wait_time, lease_time=lease_time, using=using, owner=owner, **options)
+    times: Any = {"wait_time": wait_time, "lease_time": lease_time, "owner": owner}
+    if len(names) == 1:
+        return KINDS[chosen](names[0], using=using, **times, **options)
+    return MultiLock(*(KINDS[chosen](name, using=using, **options) for name in names), **times)

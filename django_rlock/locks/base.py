@@ -16,13 +16,13 @@ from django_rlock.drivers.base import Driver, monotonic, run_sync
 from django_rlock.drivers.identity import Owner, current_owner
 from django_rlock.drivers.sync import sync_driver
 from django_rlock.exceptions import (
-    LockNotOwnedError,
     LockTimeoutError,
     RLockError,
 )
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.flows import LockFlows
 from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.hooks import LockHooks
 from django_rlock.settings import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -68,6 +68,15 @@ class BaseLock(LockFlows):
         self.owner = None if owner is None else _checked_text("owner", owner)
         self.on_lost = on_lost
         self.max_hold_time = hold_seconds(max_hold_time)
+
+    @property
+    def parts(self) -> tuple[BaseLock, ...]:
+        """The locks that it consists of: itself, unless it is a MultiLock."""
+        return (self,)
+
+    def holds_of(self, owner: Owner | str) -> list[Hold]:
+        """What an owner of this process holds of it."""
+        return [hold for part in self.parts if (hold := HOLDS.get(part, owner)) is not None]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, using={self.using!r})"
@@ -162,15 +171,14 @@ class BaseLock(LockFlows):
         failed = await self._take(driver, owner, self.wait_time, self.lease_time, scoped=1)
         if failed is not None:
             raise LockTimeoutError(
-                self.name,
+                failed.lock.name,
                 waited=driver.now() - started,
-                holder=await driver.call(_inspector.holder, self),
+                holder=await driver.call(_inspector.holder, failed.lock),
                 retry_after=failed.left_ms / 1000 if failed.left_ms >= 0 else None,
             )
 
     async def _exit(self, driver: Driver, owner: Owner | str, error: BaseException | None) -> None:
-        hold = HOLDS.get(self, owner)
-        if hold is not None:
+        for hold in self.holds_of(owner):
             hold.scoped -= 1
         try:
             await self._give_back(driver, owner)
@@ -221,15 +229,16 @@ class BaseLock(LockFlows):
     @property
     def lost(self) -> bool:
         """Whether the running thread's or task's hold has been lost or outlived its lease; asks nobody."""
-        hold = HOLDS.get(self, self.owner or current_owner())
-        return hold is not None and hold.is_lost(monotonic())
+        owner = self.owner or current_owner()
+        return any(hold.is_lost(monotonic()) for hold in self.holds_of(owner))
 
     def check(self) -> None:
         """LockLostError when the hold was lost, LockNotOwnedError when there is none; asks nobody."""
-        self._own_hold()
-
-    def _own_hold(self) -> Hold:
         owner = self.owner or current_owner()
+        for part in self.parts:
+            part._hold_of(owner)  # noqa: SLF001 - of the same class
+
+    def _hold_of(self, owner: Owner | str) -> Hold:
         hold = HOLDS.get(self, owner)
         if hold is None:
             raise self.not_owned(owner)
@@ -285,13 +294,13 @@ class _Inspector:
     """Set by the inspection layer above: what to tell about a lock, and about its holder in one line."""
 
     describe: Callable[[BaseLock], Any] = staticmethod(lambda _lock: None)
-    holder: Callable[[BaseLock], str | None] = staticmethod(lambda _lock: None)
+    holder: Callable[[LockHooks], str | None] = staticmethod(lambda _lock: None)
 
 
 _inspector = _Inspector()
 
 
-def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[BaseLock], str | None]) -> None:
+def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[LockHooks], str | None]) -> None:
     """Register who answers ``info()`` and names the holder in LockTimeoutError."""
     _inspector.describe = describe
     _inspector.holder = holder

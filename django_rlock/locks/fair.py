@@ -29,6 +29,7 @@ class FairLock(BaseLock):
     __slots__ = ()
 
     kind = "fair"
+    joins = True
 
     def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         options = self.settings

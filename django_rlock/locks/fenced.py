@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import ScriptCall
+from django_rlock.drivers.identity import current_owner
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.plain import RLock
@@ -20,7 +21,7 @@ class TokenLock(BaseLock):
 
         LockNotOwnedError when there is no hold; LockLostError when it was lost.
         """
-        token = self._own_hold().token
+        token = self._hold_of(self.owner or current_owner()).token
         if token is None:
             raise RuntimeError(f"The hold of lock {self.name!r} was taken through a kind of lock that has no tokens.")
         return token
@@ -44,6 +45,7 @@ class FencedLock(TokenLock, RLock):
     __slots__ = ()
 
     kind = "fenced"
+    joins = False
 
     def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         key, fence_ttl = self.key, self.settings.fence_ttl

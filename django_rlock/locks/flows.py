@@ -11,7 +11,7 @@ import logging
 
 from django_rlock import signals
 from django_rlock.drivers import background
-from django_rlock.drivers.base import Driver
+from django_rlock.drivers.base import Driver, ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.drivers.sync import defer
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
@@ -51,21 +51,24 @@ class LockFlows(LockHooks):
             if await (attempt.once() if wait == 0 else attempt.wait()):
                 name = attempt.name
                 hold = Hold(self, owner, name, attempt.sent_at, attempt.token)
-                hold.lease_from(attempt.sent_at, seconds, lease is None)
                 if outer is not None:
                     hold.outlives(outer)
-                hold.scoped += scoped
-                HOLDS.put(hold)
-                background.wake_by(hold.renew_at)
+                self._put_hold(hold, seconds, lease is None, scoped)
                 self._tell_acquired(name, 1, attempt.sent_at - started)
                 return None
         except BaseException:
             HOLDS.restore(self, owner, outer)
             name = attempt.name
-            self._abandon(driver, owner, name, seconds)
+            self._abandon(driver, owner, self.leave_call(name), seconds)
             raise
         self._tell_timed_out(name, driver.now() - started)
         return attempt
+
+    def _put_hold(self, hold: Hold, lease: float, renewed: bool, scoped: int) -> None:
+        hold.lease_from(hold.since, lease, renewed)
+        hold.scoped += scoped
+        HOLDS.put(hold)
+        background.wake_by(hold.renew_at)
 
     async def _enter_again(
         self, driver: Driver, hold: Hold, seconds: float, renewed: bool, scoped: int, until: float | None
@@ -87,7 +90,7 @@ class LockFlows(LockHooks):
             hold.scoped -= scoped
             raise
 
-    def _abandon(self, driver: Driver, owner: Owner | str, name: str, lease: float) -> None:
+    def _abandon(self, driver: Driver, owner: Owner | str, undo: ScriptCall, lease: float) -> None:
         """Clean up after an attempt whose outcome is unknown: the server may have granted the lock, or still do so.
 
         It is undone in the background, and the owner never uses that wire name again, so it does not matter when. A
@@ -97,9 +100,9 @@ class LockFlows(LockHooks):
             return
         owner.renew_name()
         until = driver.now() + lease
-        defer(self.using, self.leave_call(name), until)
+        defer(self.using, undo, until)
         # Once more: the acquire may still lie in a closed connection's buffer, behind the first clean-up.
-        defer(self.using, self.leave_call(name), until, after=CLEAN_UP_AGAIN)
+        defer(self.using, undo, until, after=CLEAN_UP_AGAIN)
 
     async def _give_back(self, driver: Driver, owner: Owner | str) -> None:
         hold = HOLDS.get(self, owner)
@@ -123,14 +126,18 @@ class LockFlows(LockHooks):
             raise
         finally:
             self._uncover_lost(hold)
-        # "Not yours" to a release that was sent twice: the first one did it.
-        if reply[1] == 0 and not (call.sends > 1 and driver.now() < hold.deadline):
-            lose(hold, "another owner or an operator freed it, or the server lost it")
-            raise hold.lost_error()
+        self._note_released(hold, call, reply[1] == 1, driver.now())
         if hold.count:
             hold.lease_from(call.sent_at, hold.lease, hold.renewed)
-        else:
-            self._tell_released(hold, driver.now())
+
+    def _note_released(self, hold: Hold, call: ScriptCall, owned: bool, now: float) -> None:
+        """What the server's answer to a release means."""
+        # "Not yours" to a release that was sent twice: the first one did it.
+        if not owned and not (call.sends > 1 and now < hold.deadline):
+            lose(hold, "another owner or an operator freed it, or the server lost it")
+            raise hold.lost_error()
+        if hold.count == 0:
+            self._tell_released(hold, now)
 
     async def _give_back_unknown(self, driver: Driver, owner: Owner | str) -> None:
         """Release what this process does not know of: the hold of an owner named by the caller, or nobody's."""

@@ -29,6 +29,8 @@ class LockHooks:
     """Keeps holds of the same owner and name apart: the two sides of a read-write lock."""
     fresh_names: ClassVar[bool] = False
     """Whether each try needs a wire name of its own, because the clean-up of an earlier one may come later."""
+    joins: ClassVar[bool] = False
+    """Whether MultiLock's scripts may take and free it: its state is Redisson's plain lock, and it has no token."""
 
     name: str
     using: str

@@ -23,6 +23,7 @@ class RLock(BaseLock):
     __slots__ = ()
 
     kind = "rlock"
+    joins = True
 
     def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         return self._call(scripts.RLOCK_ACQUIRE, (self.key,), owner, count, milliseconds(lease))

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import weakref
+from copy import copy
+from functools import partial
 from typing import Any
 
 from django.http.response import HttpResponseBase
 
 from django_rlock.drivers.identity import current_owner
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, Hold, key_of
 
 logger = logging.getLogger("django_rlock.web")
@@ -27,36 +29,36 @@ def keep_while_streaming(lock: BaseLock, response: Any) -> bool:
     """
     if not isinstance(response, HttpResponseBase) or not response.streaming:
         return False
-    hold = HOLDS.get(lock, current_owner())
-    if hold is None or hold.count > 1:
+    holds = lock.holds_of(current_owner())
+    if not holds or any(hold.count > 1 for hold in holds):
         return False
-    handle = hand_over(hold)
-
-    def give_back() -> None:
-        try:
-            handle.release()
-        except RLockError as failure:
-            # The content is sent; nobody is left to raise it to.
-            logger.error("A streaming response was closed: %s", failure)  # noqa: TRY400
-
-    # Django closes these in close(), before it tells that the request has ended.
-    response._resource_closers.append(give_back)  # type: ignore[attr-defined]  # noqa: SLF001
-    # Middleware may replace a response without closing it.
-    weakref.finalize(response, _let_lease_end, hold).atexit = False
+    for hold in holds:
+        # Django closes these in close(), before it tells that the request has ended.
+        response._resource_closers.append(partial(_give_back, hand_over(hold)))  # type: ignore[attr-defined]  # noqa: SLF001
+        # Middleware may replace a response without closing it.
+        weakref.finalize(response, _let_lease_end, hold).atexit = False
     return True
+
+
+def _give_back(handle: BaseLock) -> None:
+    try:
+        handle.release()
+    except RLockError as failure:
+        # The content is sent; nobody is left to raise it to.
+        logger.error("A streaming response was closed: %s", failure)  # noqa: TRY400
 
 
 def hand_over(hold: Hold) -> BaseLock:
     """Take a hold from its thread or task; answers a lock that anybody can release."""
-    lock = hold.lock
-    handle = rlock(lock.name, using=lock.using, kind=lock.kind, owner=hold.owner)
+    handle: Any = copy(hold.lock)
+    handle.owner = hold.owner
     HOLDS.remove(hold)
     hold.key = key_of(handle, hold.owner)
     hold.owner_ref = None
     HOLDS.put(hold)
     # What this thread locks next must not be taken for a re-entry of that hold.
     current_owner().renew_name()
-    return handle
+    return handle  # type: ignore[no-any-return]
 
 
 def _let_lease_end(hold: Hold) -> None:

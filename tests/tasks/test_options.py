@@ -26,7 +26,8 @@ def lock_name(app):
 
     def name(function, options, *args, **kwargs):
         task = locked(app, name=f"shop.{uuid.uuid4().hex}", **options)(function)
-        return task._rlock.name(task, args, kwargs).replace(task.name, "shop.task")
+        names = task._rlock.names(task, args, kwargs)
+        return " ".join(names).replace(task.name, "shop.task")
 
     return name
 
@@ -56,6 +57,15 @@ def test_a_function_names_the_lock(lock_name):
     assert lock_name(bound, {"bind": True, **options}, 7) == "shop.task/7"
 
 
+def test_several_templates_name_several_locks(lock_name):
+    assert lock_name(report, {"lock_key": ["from:<account_id>", "to:<month>"]}, 7, "may") == "from:7 to:may"
+
+
+def test_a_function_names_several_locks(lock_name):
+    options = {"lock_key": lambda task, account_id: [f"from:{account_id}", "to:all"]}
+    assert lock_name(bound, {"bind": True, **options}, 7) == "from:7 to:all"
+
+
 def test_without_a_key_all_arguments_make_it(lock_name):
     def name(*args, **kwargs):
         return lock_name(report, {}, *args, **kwargs)
@@ -82,7 +92,9 @@ def test_arguments_that_do_not_fit_are_told_as_ever(lock_name):
     [
         ({"lock_key": "report:<acount_id>"}, KeyTemplateError, "did you mean 'report:<account_id>'"),
         ({"lock_key": "report:<account_id"}, KeyTemplateError, "not closed"),
-        ({"lock_key": 7}, TypeError, "lock_key must be"),
+        ({"lock_key": 7}, TypeError, "lock_key must be a template, a list of them, a function or None"),
+        ({"lock_key": []}, TypeError, "lock_key must be"),
+        ({"lock_key": ["report:<account_id>", "month:<month>"]}, KeyTemplateError, "month"),
         ({"lock_waittime": 5}, TypeError, "no option 'lock_waittime'. Known options: .*lock_wait_time"),
         ({"on_locked": "ignore"}, ValueError, "on_locked must be one of"),
         ({"lock_kind": "hair"}, ValueError, "lock_kind must be one of"),

@@ -47,6 +47,35 @@ def test_the_key_is_made_of_the_arguments_of_the_call(args: Any, kwargs: Any, ex
     assert held() == []
 
 
+@distributed_lock("account:<source>", "account:<target>")
+def transfer(source: int, target: int) -> list[str]:
+    return held()
+
+
+def test_several_templates_lock_all() -> None:
+    assert transfer(2, 1) == transfer(1, 2) == ["account:1", "account:2"]
+    assert transfer(1, 1) == ["account:1"]
+    assert held() == []
+
+
+def test_several_templates_lock_none_when_one_is_taken(taken: Holder) -> None:
+    @distributed_lock("account:<source>", "account:<target>", wait_time=0)
+    def move(source: int, target: int) -> None:
+        raise AssertionError("it ran without its locks")
+
+    with taken("account:2"), pytest.raises(LockTimeoutError, match="account:2"):
+        move(1, 2)
+    assert not rlock("account:1").locked()
+
+
+def test_a_function_may_name_several_locks() -> None:
+    @distributed_lock(lambda *skus: [f"stock:{sku}" for sku in skus])
+    def order(*skus: int) -> list[str]:
+        return held()
+
+    assert order(2, 1, 3) == ["stock:1", "stock:2", "stock:3"]
+
+
 def test_methods_can_use_self_and_further_keyword_arguments() -> None:
     class Basket:
         pk = 3

@@ -54,6 +54,11 @@ def not_streaming(request: HttpRequest, pk: int) -> HttpResponse:
     return HttpResponse(CHUNK)
 
 
+@distributed_lock("export:<pk>", "archive:<pk>")
+def export_archive(request: HttpRequest, pk: int) -> StreamingHttpResponse:
+    return export.__wrapped__(request, pk)  # type: ignore[attr-defined]
+
+
 urlpatterns = [
     path("export/<int:pk>/", export),
     path("export/<int:pk>/<int:chunks>/", export),
@@ -91,6 +96,14 @@ def test_the_lock_is_held_until_close() -> None:
     response.close()
     assert not rlock("export:7").locked()
     assert not HOLDS.snapshot()
+
+
+def test_several_locks_are_held_until_close() -> None:
+    response = export_archive(post(), pk=7)
+    assert {hold.lock.name for hold in HOLDS.snapshot()} == {"archive:7", "export:7"}
+    response.close()
+    assert not rlock("export:7").locked()
+    assert not rlock("archive:7").locked()
 
 
 def test_others_are_released_at_once() -> None:

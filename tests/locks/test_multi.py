@@ -1,0 +1,258 @@
+"""Several locks as one, through both faces."""
+
+import threading
+from functools import partial
+
+import pytest
+
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    LockLostError,
+    LockNotOwnedError,
+    LockTimeoutError,
+    LockUnavailableError,
+    MultiLock,
+    RLock,
+    SpinLock,
+    rlock,
+)
+from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.multi import acquire_call, release_call
+
+A, B, C = (f"rlock:account:{letter}" for letter in "abc")
+
+
+def three(kind, **times) -> MultiLock:
+    return MultiLock(*(kind(f"account:{letter}") for letter in "cab"), **times)
+
+
+def mixed(**times) -> MultiLock:
+    """One of each kind: some go together in one script, the others alone."""
+    kinds = {"a": FairLock, "b": RLock, "c": SpinLock, "d": FencedLock}
+    return MultiLock(*(kind(f"account:{letter}") for letter, kind in kinds.items()), **times)
+
+
+async def visit(face, lock, inside) -> None:
+    async with face.inside(lock):
+        inside.append(lock)
+        assert len(inside) == 1, "two inside at once"
+        await face.sleep(0)
+        inside.clear()
+
+
+async def hold_until(face, lock, gate, held) -> None:
+    async with face.inside(lock):
+        held.append(lock)
+        await face.until(gate.is_set)
+
+
+@pytest.fixture
+def gate():
+    return threading.Event()
+
+
+async def start_holding(face, lock, gate):
+    held: list[object] = []
+    holding = face.start(hold_until, face, lock, gate, held)
+    await face.until(lambda: held)
+    return holding
+
+
+@pytest.mark.parametrize("make", [lambda: three(FairLock), lambda: three(RLock), mixed], ids=["fair", "rlock", "mixed"])
+async def test_all_are_taken_and_given_back(face, redis_client, make):
+    lock = make()
+    assert await face.acquire(lock)
+    assert {A, B, C} <= {*redis_client.keys()}
+    assert await face.call(lock, "owned")
+    assert await face.call(lock, "hold_count") == 1
+    assert 29 < await face.call(lock, "remaining_lease") <= 30
+    lock.check()
+    await face.release(lock)
+    assert not {*redis_client.keys("rlock:*")}
+    assert not await face.call(lock, "locked")
+
+
+async def test_one_round_trip_each_way(face, redis_client):
+    lock = three(FairLock)
+    async with face.inside(lock):  # the scripts are known from here on
+        pass
+    redis_client.config_resetstat()
+    async with face.inside(lock):
+        pass
+    calls = {name: stat["calls"] for name, stat in redis_client.info("commandstats").items()}
+    assert calls["cmdstat_evalsha"] == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "taken"), [*((partial(three, RLock), each) for each in "abc"), (mixed, "b"), (mixed, "d")]
+)
+async def test_none_is_taken_when_one_is_taken(face, redis_client, gate, make, taken):
+    name = f"account:{taken}"
+    holding = await start_holding(face, RLock(name), gate)
+    before = {*redis_client.keys("rlock:*")}
+    assert not await face.acquire(make(), blocking=False)
+    assert {*redis_client.keys("rlock:*")} == before
+    with pytest.raises(LockTimeoutError, match=name) as caught:
+        async with face.inside(make(wait_time=0.05)):
+            pass
+    assert caught.value.lock_name == name
+    assert {*redis_client.keys("rlock:*")} == before
+    gate.set()
+    await face.result(holding)
+
+
+@pytest.mark.parametrize("kind", [FairLock, RLock])
+async def test_waiter_is_woken(face, gate, kind):
+    """By a release: no lease ends here in time, and no poll comes."""
+    holding = await start_holding(face, kind("account:b", lease_time=600), gate)
+    waiting = face.start(visit, face, three(kind), [])
+    await face.until(WAITS.snapshot)
+    gate.set()
+    await face.result(waiting)
+    await face.result(holding)
+
+
+async def test_orders_that_cross_do_not_block_each_other(face):
+    inside: list[object] = []
+    names = "account:a", "account:b", "account:c"
+    visits = [face.start(visit, face, rlock(*(names[(turn + i) % 3] for i in range(3))), inside) for turn in range(12)]
+    for each in visits:
+        await face.result(each)
+
+
+async def test_newcomer_does_not_pass_the_queue_of_a_fair_member(face, redis_client, gate):
+    holding = await start_holding(face, FairLock("account:b"), gate)
+    waiting = face.start(hold_until, face, FairLock("account:b"), gate, [])
+    await face.until(WAITS.snapshot)
+    queue = redis_client.zrange(f"rlock_queue:{{{B}}}", 0, -1)
+    redis_client.delete(B)  # as when its lease ends
+    assert not await face.acquire(three(FairLock), blocking=False)
+    assert redis_client.hkeys(B) == queue
+    gate.set()
+    await face.result(waiting)
+    with pytest.raises(LockLostError):
+        await face.result(holding)
+
+
+async def test_members_are_re_entered(face, redis_client):
+    async with face.inside(RLock("account:b")), face.inside(three(RLock)):
+        assert redis_client.hvals(B) == ["2"]
+        async with face.inside(three(RLock)):
+            assert redis_client.hvals(B) == ["3"]
+            assert redis_client.hvals(A) == ["2"]
+            assert await face.call(three(RLock), "hold_count") == 2
+        assert redis_client.hvals(A) == ["1"]
+    assert not redis_client.keys("rlock:*")
+
+
+async def test_failed_attempt_leaves_what_was_held_before(face, redis_client, gate):
+    holding = await start_holding(face, RLock("account:c"), gate)
+    async with face.inside(RLock("account:b")):
+        assert not await face.acquire(three(RLock), blocking=False)
+        assert redis_client.hvals(B) == ["1"]
+        RLock("account:b").check()
+    gate.set()
+    await face.result(holding)
+
+
+async def test_rest_is_given_back_when_one_was_lost(face, redis_client):
+    for lock in (three(RLock), mixed()):
+        await face.acquire(lock)
+        redis_client.delete(B)
+        with pytest.raises(LockLostError, match="account:b"):
+            await face.release(lock)
+        assert not redis_client.keys("rlock:*")
+
+
+async def test_it_is_lost_when_one_is(face, redis_client):
+    lock = three(RLock, lease_time=0.05)
+    await face.acquire(lock)
+    assert not lock.lost
+    await face.until(lambda: lock.lost)
+    with pytest.raises(LockLostError):
+        lock.check()
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+    with pytest.raises(LockNotOwnedError):
+        await face.release(lock)
+
+
+async def test_leases_are_exact(face, redis_client):
+    async with face.inside(mixed(lease_time=100)):
+        left = [redis_client.pttl(key) for key in redis_client.keys("rlock:*")]
+        deadlines = {hold.lock.name: hold.deadline for hold in HOLDS.snapshot()}
+    assert all(99_000 < each <= 100_000 for each in left)
+    # The fenced one was taken last; none ends before it.
+    assert min(deadlines.values()) == deadlines["account:d"]
+
+
+async def test_extend_and_force(face, redis_client):
+    lock = three(FairLock)
+    await face.acquire(lock)
+    await face.call(lock, "extend", 100)
+    assert all(99_000 < redis_client.pttl(key) <= 100_000 for key in (A, B, C))
+    assert await face.call(lock, "force_release", reason="a test")
+    assert not redis_client.keys("rlock:*")
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_members_of_several_servers(face, redis_client, own_server):
+    own_server("elsewhere")
+    lock = MultiLock(RLock("account:a"), RLock("account:b"), RLock("account:a", using="elsewhere"))
+    async with face.inside(lock):
+        assert {A, B} == {*redis_client.keys("rlock:*")}
+        assert RLock("account:a", using="elsewhere").remaining_lease() if face.name == "sync" else True
+    assert not redis_client.keys("rlock:*")
+
+
+async def test_server_that_is_down_leaves_nothing_locked(face, redis_client, own_server):
+    server = own_server("elsewhere")
+    lock = MultiLock(RLock("account:a"), RLock("account:b"), RLock("account:a", using="elsewhere"), wait_time=0.1)
+    server.kill()
+    with pytest.raises(LockUnavailableError):
+        await face.acquire(lock)
+    await face.until(lambda: not redis_client.keys("rlock:*"))
+
+
+async def test_named_owner_moves_all(face, redis_client):
+    await face.acquire(three(RLock, owner="order 7"))
+    assert redis_client.hkeys(A) == redis_client.hkeys(C) == ["order 7"]
+    HOLDS.clear()  # as in another process
+    await face.release(three(RLock, owner="order 7"))
+    assert not redis_client.keys("rlock:*")
+
+
+async def test_info_tells_of_the_first_that_is_held(face):
+    lock = three(RLock)
+    assert await face.call(lock, "info") is None
+    async with face.inside(RLock("account:b")):
+        info = await face.call(lock, "info")
+    assert info.name == "account:b"
+
+
+def test_name_given_twice_counts_once():
+    lock = rlock("b", "a", "b")
+    assert (lock.name, len(lock.parts)) == ("a, b", 2)
+    assert MultiLock(lock, rlock("c")).name == "a, b, c"
+
+
+@pytest.mark.parametrize(
+    ("locks", "error", "words"),
+    [
+        ([], ValueError, "at least one"),
+        (["a"], TypeError, "made of locks, not of 'a'"),
+        ([None], TypeError, "made of locks"),
+    ],
+)
+def test_what_is_no_lock_is_refused(locks, error, words):
+    with pytest.raises(error, match=words):
+        MultiLock(*locks)
+
+
+@pytest.mark.parametrize("call", [lambda locks: acquire_call(locks, "me", 1), lambda locks: release_call(locks, "me")])
+def test_one_script_never_mixes_aliases(settings, call):
+    settings.RLOCK = {"default": {}, "other": {"KEY_PREFIX": "other:"}}
+    with pytest.raises(ValueError, match=r"several aliases \(default, other\)"):
+        call([RLock("a"), RLock("a", using="other")])
