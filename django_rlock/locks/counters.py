@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django_rlock import keys
-from django_rlock.drivers.base import EVERYBODY, Driver, ScriptCall, monotonic
+from django_rlock.drivers.base import EVERYBODY, Driver, ScriptCall, is_final, monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.drivers.sync import defer
 from django_rlock.exceptions import LockUnavailableError, RLockError
@@ -79,18 +79,26 @@ class Counter(LockHooks):
         return (await driver.run(call, driver.now() + RELEASE_PATIENCE))[1]
 
     async def _surely(self, driver: Driver, call: ScriptCall) -> Any:
-        """The answer to a change that others wait for: the background thread goes on where this fails."""
+        """The answer to a change that others wait for: the background thread goes on where Redis cannot be asked."""
         try:
             return await self._change(driver, call)
-        except BaseException as error:
+        except LockUnavailableError as error:
+            if is_refusal(error):
+                raise
             defer(self.using, call, driver.now() + REMEMBERED)
-            if isinstance(error, LockUnavailableError):
-                raise LockUnavailableError(
-                    self.name,
-                    reason=f"it could not be told: {error.reason}",
-                    advice=f"The background thread goes on trying for {REMEMBERED:.0f} s; do not do it again.",
-                ) from error
+            raise LockUnavailableError(
+                self.name,
+                reason=f"it could not be told: {error.reason}",
+                advice=f"The background thread goes on trying for {REMEMBERED:.0f} s; do not do it again.",
+            ) from error
+        except BaseException:
+            defer(self.using, call, driver.now() + REMEMBERED)
             raise
+
+
+def is_refusal(error: LockUnavailableError) -> bool:
+    """Whether the server understood and refused, so that nothing was changed and trying again cannot help."""
+    return isinstance(error.__cause__, Exception) and is_final(error.__cause__)
 
 
 class Request(LockHooks):
@@ -121,9 +129,10 @@ def undone_on_error(request: Request) -> Iterator[None]:
     """Have permits given back whose caller never learns of them, because something interrupted it."""
     try:
         yield
-    except BaseException:
-        # In the background, and when matters not: the request takes nothing if it arrives later.
-        defer(request.using, request.leave_call(request.id), monotonic() + REMEMBERED)
+    except BaseException as error:
+        if not (isinstance(error, LockUnavailableError) and is_refusal(error)):
+            # In the background, and when matters not: the request takes nothing if it arrives later.
+            defer(request.using, request.leave_call(request.id), monotonic() + REMEMBERED)
         raise
 
 

@@ -8,6 +8,8 @@ from functools import update_wrapper
 from keyword import iskeyword
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_rlock.drivers.aio import async_driver
 from django_rlock.drivers.base import Driver, run_sync
 from django_rlock.drivers.sync import sync_driver
@@ -38,14 +40,26 @@ def faces(
 
 
 def blocking_driver(of: LockHooks) -> Driver:
-    """SynchronousOnlyOperation inside a running event loop."""
+    """SynchronousOnlyOperation inside a running event loop; ImproperlyConfigured for an alias with NODES."""
+    _check_alias(of)
     driver = sync_driver(of.using)
     driver.check_caller()
     return driver
 
 
 def awaited_driver(of: LockHooks) -> Driver:
+    """ImproperlyConfigured for an alias with NODES."""
+    _check_alias(of)
     return async_driver(of.using)
+
+
+def _check_alias(of: LockHooks) -> None:
+    # A quorum agrees on who holds a lock; it cannot add up numbers.
+    if of.settings.nodes is not None:
+        raise ImproperlyConfigured(
+            f"{type(of).__name__} {of.name!r} needs one server, but RLOCK[{of.using!r}] has NODES. RedLock works there "
+            f"(rlock() without kind=); for this, name an alias with CACHE in using=."
+        )
 
 
 def _describe(face: Callable[..., Any], flow: Callable[..., Any], prefix: str) -> None:

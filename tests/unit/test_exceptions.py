@@ -14,6 +14,7 @@ from django_rlock import (
     LockNotOwnedError,
     LockTimeoutError,
     LockUnavailableError,
+    PermitNotHeldError,
     RLockError,
     StaleTokenError,
 )
@@ -27,6 +28,7 @@ ERRORS = [
     StaleTokenError(None, row="shop.stock:1", token=None, stored=1_700_000_000_000_002),
     LockUnavailableError("stock:1", reason="connection refused", advice="Start the server."),
     LockUnavailableError("stock:1", reason="connection refused"),
+    PermitNotHeldError("stock:1", ids=("0" * 32, "1" * 32)),
     KeyTemplateError("stock:<id>: no argument 'id'", template="stock:<id>"),
 ]
 

@@ -1,0 +1,171 @@
+"""The count-down latch: waiters go when it is counted down to 0, or deleted."""
+
+import asyncio
+import inspect
+
+import pytest
+
+from django_rlock import CountDownLatch, LockUnavailableError, scripts
+from django_rlock.inspection import iter_locks, lock_info
+from django_rlock.locks import hooks, latch
+from django_rlock.locks.holds import WAITS
+from tests.eventually import eventually
+
+KEY = "rlock:import:42"
+CHANNEL = "redisson_countdownlatch__channel__{rlock:import:42}"
+
+
+@pytest.fixture
+def done():
+    return CountDownLatch("import:42")
+
+
+async def wait(face, latch, *args, **kwargs):
+    return await latch.await_(*args, **kwargs) if face.name == "async" else latch.wait(*args, **kwargs)
+
+
+async def waiting(face, number=1):
+    """So many waits have begun, and listen."""
+    await face.until(lambda: len(WAITS.snapshot()) == number)
+
+
+async def test_latch_counts_down(face, done, redis_client):
+    assert await wait(face, done) is True  # never set, and so open
+    assert await face.call(done, "count") == 0
+    assert await face.call(done, "try_set_count", 2) is True
+    assert await face.call(done, "try_set_count", 5) is False
+    for left in (1, 0, 0):
+        await face.call(done, "count_down")
+        assert await face.call(done, "count") == left
+    assert await wait(face, done) is True
+    assert not redis_client.exists(KEY)
+    assert await face.call(done, "try_set_count", 5) is True
+    assert await face.call(done, "delete") is True
+    assert await face.call(done, "delete") is False
+
+
+async def test_wait_ends(face, done):
+    await face.call(done, "try_set_count", 1)
+    assert await wait(face, done, 0) is False
+    assert await wait(face, done, wait_time=0.05) is False
+    assert await wait(face, CountDownLatch("import:42", wait_time=0.05)) is False
+
+
+@pytest.mark.parametrize("how", ["count_down", "delete"])
+async def test_open_latch_lets_all_waiters_go(face, done, how):
+    await face.call(done, "try_set_count", 1)
+    waiters = [face.start(wait, face, done) for _ in range(3)]
+    await waiting(face, 3)
+    await face.call(done, how)
+    assert [await face.result(waiter) for waiter in waiters] == [True, True, True]
+
+
+async def test_waiter_is_woken_by_java(face, done, redis_client):
+    await face.call(done, "try_set_count", 1)
+    waiter = face.start(wait, face, done)
+    await waiting(face)
+    redis_client.delete(KEY)
+    redis_client.publish(CHANNEL, "0")
+    assert await face.result(waiter) is True
+
+
+async def test_waiter_whose_message_was_lost_asks_again(face, done, redis_client, monkeypatch):
+    monkeypatch.setattr(latch, "REPOLL", 0.05)
+    await face.call(done, "try_set_count", 1)
+    waiter = face.start(wait, face, done)
+    await waiting(face)
+    redis_client.delete(KEY)  # and tells nobody
+    assert await face.result(waiter) is True
+
+
+def test_wait_asks_again_sooner_where_it_may_not_be_told():
+    assert CountDownLatch("import:42").pauses(-1, 1)[0] == hooks.REPOLL
+    assert CountDownLatch("{import}:42").pauses(-1, 1)[0] == latch.UNHEARD_REPOLL
+
+
+async def test_name_with_a_hash_tag(face, redis_client):
+    tagged = CountDownLatch("{import}:42")
+    await face.call(tagged, "try_set_count", 1)
+    assert set(redis_client.keys()) == {"rlock:{import}:42", "rlock_requests:rlock:{import}:42"}
+    waiter = face.start(wait, face, tagged)
+    await waiting(face)
+    await face.call(tagged, "count_down")
+    assert await face.result(waiter) is True
+
+
+async def test_latch_of_no_parts_is_open(face, done):
+    assert await face.call(done, "try_set_count", 0) is True
+    assert await wait(face, done) is True
+
+
+@pytest.mark.parametrize("count", [-1, 2**31, True, 1.0, None])
+async def test_counts_that_are_none(face, done, redis_client, count):
+    with pytest.raises((TypeError, ValueError), match=f"count must be a whole number.*not {count!r}"):
+        await face.call(done, "try_set_count", count)
+    assert redis_client.dbsize() == 0
+
+
+async def test_key_of_a_lock_is_left_alone(face, done, redis_client):
+    redis_client.hset(KEY, "somebody", 1)
+    for method, *args in (["try_set_count", 1], ["count_down"], ["count"], ["delete"]):
+        with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
+            await face.call(done, method, *args)
+    with pytest.raises(LockUnavailableError):
+        await wait(face, done)
+    assert redis_client.hgetall(KEY) == {"somebody": "1"}
+
+
+async def test_wait_is_no_lock(face, done):
+    """Neither the page nor a command shows it as one; only reports know of it."""
+    await face.call(done, "try_set_count", 1)
+    waiter = face.start(wait, face, done)
+    await waiting(face)
+    assert lock_info("import:42") is None
+    assert list(iter_locks(scan=True)) == []
+    await face.call(done, "count_down")
+    await face.result(waiter)
+
+
+async def test_lost_reply_counts_once(face, proxy, done, redis_client):
+    lost = proxy.lose_reply(scripts.LATCH_SET)
+    assert await face.call(done, "try_set_count", 3) is True
+    assert lost.served.is_set()
+    lost = proxy.lose_reply(scripts.LATCH_COUNT_DOWN)
+    await face.call(done, "count_down")
+    assert lost.served.is_set()
+    assert redis_client.get(KEY) == "2"
+
+
+async def test_count_down_that_fails_is_done_in_the_background_and_once(face, proxy, done, redis_client):
+    await face.call(done, "try_set_count", 3)
+    stuck = proxy.hold(scripts.LATCH_COUNT_DOWN)
+    with pytest.raises(LockUnavailableError, match="The background thread goes on trying for 60 s; do not do it again"):
+        await face.call(done, "count_down")
+    await face.until(lambda: redis_client.get(KEY) == "2")
+    calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    stuck.let_go.set()
+    await face.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
+    assert redis_client.get(KEY) == "2"
+
+
+def test_cancelled_count_down_is_done_all_the_same(done, proxy, redis_client):
+    async def body() -> None:
+        await done.atry_set_count(3)
+        stuck = proxy.hold(scripts.LATCH_COUNT_DOWN)
+        task = asyncio.ensure_future(done.acount_down())
+        await asyncio.to_thread(stuck.served.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(eventually, lambda: redis_client.get(KEY) == "2")
+        stuck.let_go.set()
+
+    asyncio.run(body())
+
+
+def test_faces_describe_themselves():
+    for face, name in ((CountDownLatch.wait, "wait"), (CountDownLatch.await_, "await_")):
+        assert (face.__name__, face.__qualname__) == (name, f"CountDownLatch.{name}")
+        assert list(inspect.signature(face).parameters) == ["self", "wait_time"]
+        assert "until it is open" in (face.__doc__ or "")
+    assert CountDownLatch.acount_down.__name__ == "acount_down"

@@ -1,0 +1,315 @@
+"""The semaphore: permits of all processes, taken once and given back once, whatever happens to the commands."""
+
+import asyncio
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+
+from django_rlock import (
+    CountDownLatch,
+    LockTimeoutError,
+    LockUnavailableError,
+    PermitExpirableSemaphore,
+    Semaphore,
+    scripts,
+)
+from django_rlock.inspection import iter_locks, lock_info
+from django_rlock.locks import hooks
+from django_rlock.locks.holds import WAITS
+from tests.eventually import eventually
+
+KEY = "rlock:printers"
+CHANNEL = "redisson_sc:{rlock:printers}"
+MOST = 2**31 - 1
+
+
+@pytest.fixture
+def printers():
+    return Semaphore("printers")
+
+
+async def waiting(face, number=1):
+    """So many waits have begun, and listen."""
+    await face.until(lambda: len(WAITS.snapshot()) == number)
+
+
+async def test_permits_are_taken_and_given_back(face, printers):
+    assert await face.call(printers, "available_permits") == 0
+    assert await face.call(printers, "acquire", blocking=False) is False
+    assert await face.call(printers, "try_set_permits", 3) is True
+    assert await face.call(printers, "try_set_permits", 9) is False
+    assert await face.call(printers, "acquire") is True
+    assert await face.call(printers, "acquire", 2) is True
+    assert await face.call(printers, "acquire", wait_time=0) is False
+    await face.call(printers, "release", 2)
+    assert await face.call(printers, "available_permits") == 2
+    assert await face.call(printers, "drain_permits") == 2
+    await face.call(printers, "add_permits", -5)
+    assert await face.call(printers, "available_permits") == -5
+    assert await face.call(printers, "release_if_exists", 6) is True
+    assert await face.call(printers, "available_permits") == 1
+    assert await face.call(printers, "delete") is True
+    assert await face.call(printers, "delete") is False
+    assert await face.call(printers, "release_if_exists") is False
+    assert await face.call(printers, "available_permits") == 0
+
+
+async def test_permits_for_a_time(face, printers, redis_client):
+    await face.call(printers, "try_set_permits", 3, ttl=60)
+    assert 0 < redis_client.ttl(KEY) <= 60
+
+
+async def test_wait_ends(face, printers):
+    assert await face.call(printers, "acquire", wait_time=0.05) is False
+    assert await face.call(Semaphore("printers", wait_time=0.05), "acquire") is False
+
+
+async def test_waiter_is_woken_by_a_release(face, printers):
+    waiter = face.start(face.call, printers, "acquire")
+    await waiting(face)
+    await face.call(printers, "release")
+    assert await face.result(waiter) is True
+    assert await face.call(printers, "available_permits") == 0
+
+
+@pytest.mark.parametrize("method", ["add_permits", "try_set_permits", "release_if_exists"])
+async def test_waiter_is_woken_by_whatever_brings_permits(face, printers, redis_client, method):
+    waiter = face.start(face.call, printers, "acquire")
+    await waiting(face)
+    if method == "release_if_exists":
+        redis_client.set(KEY, 0)
+    await face.call(printers, method, 1)
+    assert await face.result(waiter) is True
+
+
+async def test_waiter_is_woken_by_java(face, printers, redis_client):
+    waiter = face.start(face.call, printers, "acquire")
+    await waiting(face)
+    redis_client.set(KEY, 1)
+    redis_client.publish(CHANNEL, "1")
+    assert await face.result(waiter) is True
+
+
+async def test_what_is_too_little_for_one_goes_to_another(face, printers):
+    greedy = face.start(face.call, printers, "acquire", 5)
+    await waiting(face)
+    modest = face.start(face.call, printers, "acquire", 1)
+    await waiting(face, 2)
+    await face.call(printers, "release")
+    assert await face.result(modest) is True
+    await face.call(printers, "release", 4)
+    await waiting(face)
+    await face.call(printers, "release")
+    assert await face.result(greedy) is True
+
+
+async def test_waiter_whose_message_was_lost_asks_again(face, printers, redis_client, monkeypatch):
+    monkeypatch.setattr(hooks, "REPOLL", 0.05)
+    waiter = face.start(face.call, printers, "acquire")
+    await waiting(face)
+    redis_client.set(KEY, 1)  # and tells nobody
+    assert await face.result(waiter) is True
+
+
+async def test_block_takes_one_permit(face, printers):
+    await face.call(printers, "release", 2)
+    async with face.inside(printers):
+        assert await face.call(printers, "available_permits") == 1
+        async with face.inside(printers):
+            assert await face.call(printers, "available_permits") == 0
+    assert await face.call(printers, "available_permits") == 2
+
+
+async def test_block_that_gets_no_permit(face):
+    with pytest.raises(LockTimeoutError, match=r"'printers' was not free .* held by others, who have all") as caught:
+        async with face.inside(Semaphore("printers", wait_time=0.01)):
+            raise AssertionError
+    assert caught.value.waited >= 0.01
+
+
+async def test_failed_release_does_not_hide_the_error_of_the_block(face, printers, redis_client):
+    for raised, seen in ((KeyError, KeyError), (None, LockUnavailableError)):
+        redis_client.set(KEY, 1)
+        with pytest.raises(seen):
+            async with face.inside(printers):
+                redis_client.delete(KEY)
+                redis_client.hset(KEY, "somebody", 1)
+                if raised:
+                    raise raised
+        redis_client.delete(KEY)
+
+
+async def test_no_permits_are_always_there(face, printers, redis_client):
+    assert await face.call(printers, "acquire", 0) is True
+    await face.call(printers, "release", 0)
+    assert redis_client.dbsize() == 0
+
+
+@pytest.mark.parametrize("method", ["acquire", "release", "release_if_exists", "try_set_permits"])
+@pytest.mark.parametrize("permits", [-1, MOST + 1, 1.0, True, "1", None])
+async def test_numbers_that_are_none(face, printers, redis_client, method, permits):
+    with pytest.raises((TypeError, ValueError), match=f"whole number.*not {permits!r}"):
+        await face.call(printers, method, permits)
+    assert redis_client.dbsize() == 0
+
+
+@pytest.mark.parametrize("permits", [-MOST - 1, MOST + 1, 0.5])
+async def test_additions_that_are_none(face, printers, redis_client, permits):
+    with pytest.raises((TypeError, ValueError), match="whole number"):
+        await face.call(printers, "add_permits", permits)
+    assert redis_client.dbsize() == 0
+
+
+@pytest.mark.parametrize(("name", "error"), [("", ValueError), (b"x", TypeError), ("\ud800", ValueError)])
+def test_names_that_are_none(name, error):
+    with pytest.raises(error, match="name"):
+        Semaphore(name)
+
+
+async def test_most_permits(face, printers, redis_client):
+    await face.call(printers, "try_set_permits", MOST)
+    for method in ("release", "release_if_exists", "add_permits"):
+        with pytest.raises(ValueError, match="'printers' cannot have more than 2147483647"):
+            await face.call(printers, method, 1)
+    assert await face.call(printers, "acquire", MOST) is True
+    assert redis_client.get(KEY) == "0"
+
+
+async def test_try_that_is_to_wait(face, printers):
+    with pytest.raises(ValueError, match="tries once"):
+        await face.call(printers, "acquire", blocking=False, wait_time=1)
+
+
+async def test_key_of_a_lock_is_left_alone(face, printers, redis_client):
+    redis_client.hset(KEY, "somebody", 1)
+    for method in ("acquire", "release", "available_permits", "drain_permits", "delete"):
+        with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
+            await face.call(printers, method)
+    assert redis_client.hgetall(KEY) == {"somebody": "1"}
+
+
+def test_blocking_call_inside_a_loop_is_refused(printers):
+    async def body() -> None:
+        with pytest.raises(SynchronousOnlyOperation):
+            printers.acquire()
+        with pytest.raises(SynchronousOnlyOperation), printers:
+            raise AssertionError
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("kind", [Semaphore, PermitExpirableSemaphore, CountDownLatch])
+async def test_alias_of_a_quorum_is_refused(face, kind, settings):
+    settings.RLOCK = {"quorum": {"NODES": [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]}}
+    counter = kind("printers", using="quorum")
+    for method in ("count_down", "count") if kind is CountDownLatch else ("acquire", "available_permits"):
+        with pytest.raises(ImproperlyConfigured, match=rf"{kind.__name__} 'printers' needs one server.*RedLock works"):
+            await face.call(counter, method)
+
+
+async def test_wait_is_no_lock(face, printers, redis_client):
+    """Neither the page nor a command shows it as one; only reports know of it."""
+    waiter = face.start(face.call, printers, "acquire")
+    await waiting(face)
+    assert lock_info("printers") is None
+    assert list(iter_locks(scan=True)) == []
+    await face.call(printers, "release")
+    await face.result(waiter)
+    assert lock_info("printers") is None
+
+
+# --- commands whose replies are lost ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "script", "before", "after", "answer"),
+    [
+        ("acquire", scripts.SEMAPHORE_ACQUIRE, 5, 3, True),
+        ("release", scripts.SEMAPHORE_RELEASE, 5, 7, None),
+        ("release_if_exists", scripts.SEMAPHORE_RELEASE, 5, 7, True),
+        ("add_permits", scripts.SEMAPHORE_ADD, 5, 7, None),
+        ("try_set_permits", scripts.SEMAPHORE_SET, None, 2, True),
+        ("drain_permits", scripts.SEMAPHORE_DRAIN, 5, 0, 5),
+    ],
+)
+async def test_lost_reply(face, proxy, printers, redis_client, method, script, before, after, answer):
+    if before is not None:
+        redis_client.set(KEY, before)
+    lost = proxy.lose_reply(script)
+    args = [] if method == "drain_permits" else [2]
+    assert await face.call(printers, method, *args) == answer
+    assert lost.served.is_set()
+    assert redis_client.get(KEY) == str(after)
+
+
+async def test_waiter_whose_grant_got_lost_is_granted_once(face, proxy, printers, redis_client):
+    waiter = face.start(face.call, printers, "acquire")
+    await waiting(face)
+    lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
+    redis_client.set(KEY, 5)
+    redis_client.publish(CHANNEL, "5")
+    assert await face.result(waiter) is True
+    assert lost.served.is_set()
+    assert redis_client.get(KEY) == "4"
+
+
+async def test_acquire_of_unknown_outcome_is_undone(face, proxy, printers, redis_client):
+    redis_client.set(KEY, 5)
+    swallowed = proxy.swallow_reply(scripts.SEMAPHORE_ACQUIRE)
+    with pytest.raises(LockUnavailableError):
+        await face.call(printers, "acquire", 2, blocking=False)
+    assert swallowed.served.is_set()
+    await face.until(lambda: redis_client.get(KEY) == "5")
+
+
+async def test_acquire_that_arrives_after_its_undoing_takes_nothing(face, proxy, printers, redis_client):
+    redis_client.set(KEY, 5)
+    stuck = proxy.hold(scripts.SEMAPHORE_ACQUIRE)
+    undone = proxy.hold_reply(scripts.SEMAPHORE_LEAVE)
+    with pytest.raises(LockUnavailableError):
+        await face.call(printers, "acquire", 2, blocking=False)
+    await face.until(undone.served.is_set)
+    undone.let_go.set()
+    calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    stuck.let_go.set()
+    await face.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
+    assert redis_client.get(KEY) == "5"
+
+
+async def test_release_that_fails_is_done_in_the_background_and_once(face, proxy, printers, redis_client):
+    stuck = proxy.hold(scripts.SEMAPHORE_RELEASE)
+    with pytest.raises(LockUnavailableError, match="The background thread goes on trying for 60 s; do not do it again"):
+        await face.call(printers, "release")
+    await face.until(lambda: redis_client.get(KEY) == "1")
+    calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    stuck.let_go.set()
+    await face.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
+    assert redis_client.get(KEY) == "1"
+
+
+def test_cancelled_wait_takes_nothing(printers):
+    async def body() -> None:
+        task = asyncio.ensure_future(printers.aacquire())
+        await asyncio.to_thread(eventually, WAITS.snapshot)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await printers.arelease()
+        assert await printers.aacquire(blocking=False) is True
+
+    asyncio.run(body())
+
+
+def test_cancelled_grant_is_given_back(printers, proxy, redis_client):
+    async def body() -> None:
+        redis_client.set(KEY, 1)
+        reply = proxy.hold_reply(scripts.SEMAPHORE_ACQUIRE)
+        task = asyncio.ensure_future(printers.aacquire())
+        await asyncio.to_thread(reply.served.wait)
+        assert redis_client.get(KEY) == "0"
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(eventually, lambda: redis_client.get(KEY) == "1")
+
+    asyncio.run(body())
