@@ -232,6 +232,12 @@ class BaseLock(LockFlows):
         owner = self.owner or current_owner()
         return any(hold.is_lost(monotonic()) for hold in self.holds_of(owner))
 
+    @property
+    def suspect(self) -> bool:
+        """Whether the hold could not be renewed when that was last tried; it runs until its lease ends. Asks nobody."""
+        owner = self.owner or current_owner()
+        return any(hold.suspect for hold in self.holds_of(owner))
+
     def check(self) -> None:
         """LockLostError when the hold was lost, LockNotOwnedError when there is none; asks nobody."""
         owner = self.owner or current_owner()

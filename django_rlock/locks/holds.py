@@ -33,7 +33,7 @@ class Hold:
     ``deadline`` is when the lease surely still runs, counted from before its command was sent; after it the lock counts
     as lost whatever else happens. ``lost`` is the reason, once it is lost. ``lost_below`` counts enclosing holds of
     the same owner that were lost before this one was taken; they still have to be told when they are released.
-    ``token`` is the fencing token, of kinds that have one.
+    ``token`` is the fencing token, of kinds that have one. ``suspect`` is set while its renewal fails.
     """
 
     __slots__ = (
@@ -52,6 +52,7 @@ class Hold:
         "renewed",
         "scoped",
         "since",
+        "suspect",
         "token",
     )
 
@@ -67,6 +68,7 @@ class Hold:
         self.max_until = math.inf if lock.max_hold_time is None else now + lock.max_hold_time
         self.count = 1
         self.scoped = 0
+        self.suspect = False
         self.lost: str | None = None
         self.lost_below = 0
 

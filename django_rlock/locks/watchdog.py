@@ -40,13 +40,16 @@ async def _renew_all(using: str, holds: list[Hold]) -> None:
     leases = [hold.lease for hold in holds]
     calls = [hold.lock.renew_call(hold.owner, lease) for hold, lease in zip(holds, leases, strict=True)]
     for hold, lease, call, reply in zip(holds, leases, calls, await driver.run_all(calls), strict=True):
-        _note_renewal(hold, lease, call, reply)
+        _note_renewal(hold, lease, call, reply, driver.now())
 
 
-def _note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any) -> None:
+def _note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: float) -> None:
     if hold not in HOLDS or not hold.renewed or hold.lease != lease:
         return  # released, or given another lease, while the command was under way
-    if isinstance(reply, Exception):
+    if note_loss(hold, now):
+        return  # it may have been seen as lost already, so a reply that came too late does not bring it back
+    hold.suspect = isinstance(reply, Exception)
+    if hold.suspect:
         logger.error("Lock %r could not be renewed; trying again until its lease ends: %s", hold.lock.name, reply)
     elif reply[1] == 1:
         hold.lease_from(call.sent_at, lease, renewed=True)
