@@ -100,7 +100,10 @@ class ReadLock(_Side):
             # Its owner may have got a new wire name since.
             lock = copy.copy(self)
             lock.writer = write.owner
-        return await super(ReadLock, lock)._take(driver, owner, wait, lease, scoped)
+        failed = await super(ReadLock, lock)._take(driver, owner, wait, lease, scoped)
+        if failed is not None:
+            failed.lock = self
+        return failed
 
     def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         key, holds, writers, _ = keys.readwrite_keys(self.key)
@@ -168,8 +171,8 @@ class WriteLock(_Side):
         return pause, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
 
     def beat_call(self, owner: str) -> ScriptCall:
-        alive = milliseconds(self.settings.waiter_alive_time)
-        return self._call(scripts.WRITE_BEAT, keys.readwrite_keys(self.key)[:3], owner, alive)
+        key, _, writers, _ = keys.readwrite_keys(self.key)
+        return self._call(scripts.WRITE_BEAT, (key, writers), owner, milliseconds(self.settings.waiter_alive_time))
 
     def renew_call(self, owner: str, lease: float) -> ScriptCall:
         return self._call(scripts.WRITE_RENEW, keys.readwrite_keys(self.key)[:2], owner, milliseconds(lease), 1)

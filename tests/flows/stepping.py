@@ -237,7 +237,7 @@ class World:
         self.served: list[str] = []
         self.order_matters = False
         self.may: dict[str, int] = {}
-        client.delete(KEY, f"rlock_queue:{{{KEY}}}", f"rlock_alive:{{{KEY}}}")
+        client.flushdb()
         HOLDS.clear()
         WAITS.clear()
 
@@ -421,15 +421,15 @@ def explore(build: Callable[[], World], check: Callable[[World], None], limit: i
 
 
 @pytest.fixture
-def make_world(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], World]]:
+def make_world(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
     """Makes worlds on the suite's server, one after the other; what the flows defer goes to the last of them."""
     worlds: list[World] = []
     client = redis.Redis.from_url(_url(redis_client), protocol=2)
     listener = client.pubsub()
     listener.psubscribe("*")
 
-    def make() -> World:
-        worlds[:] = [World(client, listener)]
+    def make(kind: type[World] = World) -> World:
+        worlds[:] = [kind(client, listener)]
         return worlds[0]
 
     def defer(_using: str, call: ScriptCall, until: float, after: float = 0.0) -> None:

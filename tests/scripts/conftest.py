@@ -27,7 +27,7 @@ OTHER_KEYS = {
     "write_acquire": [KEY, READS, WRITERS, RW_CHANNEL],
     "write_release": [KEY, READS, WRITERS, RW_CHANNEL],
     "write_renew": [KEY, READS],
-    "write_beat": [KEY, READS, WRITERS],
+    "write_beat": [KEY, WRITERS],
 }
 
 Run = Callable[..., Any]

@@ -460,12 +460,10 @@ def test_beat_makes_nobody_wait_who_does_not(run, redis_client):
 
 
 def test_beat_finds_a_lock_that_fell_free(run, redis_client):
-    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR) == [0, -2, []]
-    read(run, OTHER)
-    kill(redis_client, OTHER)
-    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR) == [0, -2, []]
     redis_client.hset(KEY, OTHER, 1)
     assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR) == [1, -1, []]
+    redis_client.delete(KEY)
+    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR) == [0, -2, []]
 
 
 # --- questions and force ---------------------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+"""Every order of readers' and writers' steps: nobody inside with a writer, and no wake-up lost, without any beat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_rlock import ReadLock, WriteLock
+from django_rlock.keys import readwrite_channel, writers_key
+from django_rlock.locks import BaseLock
+from django_rlock.locks.holds import HOLDS
+from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Visitor, World, _suspend, explore
+
+
+class Sharing(World):
+    """A world in which readers may be inside together."""
+
+    def enter(self, actor: Visitor) -> None:
+        assert all(isinstance(each.lock, ReadLock) for each in (actor, *self.inside)) or not self.inside, "not alone"
+        self.inside.append(actor)
+
+    def state(self) -> tuple[Any, ...]:
+        return *super().state(), tuple(self.client.zrange(writers_key(KEY), 0, -1))
+
+
+class SteppingDown(Visitor):
+    """Writes, then reads, gives the write lock back, and reads on for a step."""
+
+    def __init__(self, world: World, process: Process, split: bool = False) -> None:
+        super().__init__(world, process, WriteLock(NAME), split=split)
+
+    async def _visit(self, wait: float | None) -> str:
+        write, read = self.lock, ReadLock(NAME)
+        assert await write._take(self.driver, self.owner, wait, LEASE) is None
+        self.world.enter(self)
+        assert await read._take(self.driver, self.owner, wait, LEASE) is None
+        self.lock = read  # others may read from when the server has the command
+        await write._give_back(self.driver, self.owner)
+        await _suspend("inside")
+        self.world.inside.remove(self)
+        await read._give_back(self.driver, self.owner)
+        return "served"
+
+    def local_state(self) -> Any:
+        held = tuple(HOLDS.get(side(NAME), self.owner) is not None for side in (ReadLock, WriteLock))
+        return *super().local_state(), held
+
+
+def all_served(world: World) -> None:
+    assert [actor.result for actor in world.actors] == ["served"] * len(world.actors)
+    nothing_left(world)
+
+
+def nothing_left(world: World) -> None:
+    assert not world.client.keys(), world.client.keys()
+
+
+def visitors(world: World, *locks: BaseLock, processes: int = 9, **options: Any) -> World:
+    homes = [world.process() for _ in range(min(processes, len(locks)))]
+    for number, lock in enumerate(locks):
+        add(world, Visitor(world, homes[number % len(homes)], lock, **options))
+    return world
+
+
+def add(world: World, actor: Actor) -> None:
+    """As where its process has waited for this lock before."""
+    actor.process.channels.add(readwrite_channel(KEY))
+    world.actors.append(actor)
+
+
+R, W = ReadLock(NAME), WriteLock(NAME)
+YIELDING, FIRST = ReadLock(NAME, prefer="writer"), WriteLock(NAME, prefer="writer")
+CROWDS = {
+    "two writers, a reader": (W, W, R),
+    "two readers, a writer": (R, R, W),
+    "two readers, a writer who goes first": (YIELDING, YIELDING, FIRST),
+    "two writers who go first, a reader": (FIRST, FIRST, YIELDING),
+}
+each_crowd = pytest.mark.parametrize("crowd", CROWDS.values(), ids=CROWDS.keys())
+
+
+@each_crowd
+@pytest.mark.parametrize("processes", [1, 3])
+def test_all_get_in(make_world, crowd, processes):
+    def build() -> World:
+        return visitors(make_world(Sharing), *crowd, processes=processes)
+
+    assert explore(build, all_served) > 100
+
+
+@pytest.mark.parametrize("crowd", [(R, W), (W, W), (YIELDING, FIRST)], ids=["read", "write", "first"])
+@pytest.mark.parametrize("listening", [False, True], ids=["first wait", "later waits"])
+def test_calls_and_replies(make_world, crowd, listening):
+    """Each call in two steps: the server obeys, the reply arrives."""
+
+    def build() -> World:
+        world = visitors(make_world(Sharing), *crowd, split=True)
+        for process in world.processes:
+            if not listening:
+                process.channels.clear()
+        return world
+
+    assert explore(build, all_served) > 50
+
+
+@pytest.mark.parametrize("crowd", [(R,), (W,), (YIELDING, FIRST)], ids=["reader", "writer", "both"])
+def test_stepping_down(make_world, crowd):
+    def build() -> World:
+        world = visitors(make_world(Sharing), *crowd, processes=1)
+        add(world, SteppingDown(world, world.process()))
+        return world
+
+    assert explore(build, all_served) > 20
+
+
+@each_crowd
+def test_time_is_up_anywhere(make_world, crowd):
+    """Whoever leaves passes on what it was told, and lets those in who waited for it."""
+
+    def build() -> World:
+        world = visitors(make_world(Sharing), *crowd, processes=2, wait=5.0)
+        world.may = {"timeout": 1}
+        return world
+
+    def check(world: World) -> None:
+        assert sorted(actor.result for actor in world.actors) in [["served"] * 3, ["served", "served", "timeout"]]
+        nothing_left(world)
+
+    assert explore(build, check) > 100
+
+
+@pytest.mark.parametrize("crowd", [(R, W), (W, W), (YIELDING, FIRST)], ids=["read", "write", "first"])
+@pytest.mark.parametrize("split", [False, True], ids=["calls", "calls and replies"])
+def test_cancelled_anywhere(make_world, crowd, split):
+    """One of two is cancelled at any step; what it had sent may arrive at any later time, before the last clean-up."""
+
+    def build() -> World:
+        world = visitors(make_world(Sharing), *crowd, split=split)
+        world.may = {"cancel": 1}
+        return world
+
+    def check(world: World) -> None:
+        assert {actor.result for actor in world.actors} <= {"served", "cancelled"}
+        assert [actor.at for actor in world.actors] == ["done"] * 2
+        nothing_left(world)
+
+    assert explore(build, check) > 50
