@@ -161,7 +161,7 @@ class LockUnavailableError(RLockError, ConnectionError):
 
 
 class QuorumNotReachedError(LockUnavailableError):
-    """Fewer than a majority of a RedLock's nodes can be asked; ``errors`` maps the others to why, of ``nodes`` in all."""
+    """Fewer than a majority of a RedLock's ``nodes`` can be asked; ``errors`` maps the others to why."""
 
     def __init__(self, lock_name: str, errors: dict[str, Exception], nodes: int) -> None:
         told = "; ".join(f"{node}: {str(error).rstrip('.')}" for node, error in errors.items())

@@ -14,8 +14,8 @@ from django_rlock.locks.latch import CountDownLatch
 from django_rlock.locks.multi import MultiLock
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.plain import RLock
-from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.readwrite import ReadLock, ReadWriteLock, WriteLock
+from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import Semaphore
 from django_rlock.locks.spin import ConstantBackoff, ExponentialBackoff, SpinLock
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
@@ -33,9 +33,9 @@ __all__ = [
     "Permit",
     "PermitExpirableSemaphore",
     "RLock",
-    "RedLock",
     "ReadLock",
     "ReadWriteLock",
+    "RedLock",
     "Semaphore",
     "SpinLock",
     "WriteLock",
