@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from pytest_django import Settings
 
-from tests.faces import face, nothing_left, pytest_pyfunc_call
+from tests.faces import BlockingFace, TaskFace, nothing_left, pytest_pyfunc_call
 from tests.interop.building import UnavailableError, build
 from tests.interop.redisson import JavaThread, Redisson
-from tests.interop.sites import Site
+from tests.interop.sites import SCENES, Scene, Site
 from tests.topologies.servers import TOPOLOGIES
 
-__all__ = ["face", "nothing_left", "pytest_pyfunc_call"]
+__all__ = ["nothing_left", "pytest_pyfunc_call"]
 
 _numbers = count(1)
 
@@ -47,17 +47,32 @@ def _started() -> Iterator[Callable[[str], Site]]:
         yield cache(lambda name: Site(running.enter_context(TOPOLOGIES[name]())))
 
 
-@pytest.fixture(params=["single"])
-def site(
-    request: pytest.FixtureRequest, redisson: Redisson, _started: Callable[[str], Site], settings: Settings
-) -> Iterator[Site]:
+@pytest.fixture(params=SCENES, ids="-".join)
+def scene(request: pytest.FixtureRequest) -> Scene:
+    """Where a test plays."""
+    return request.param
+
+
+@pytest.fixture
+def face(scene: Scene) -> BlockingFace:
+    return TaskFace() if scene.face == "async" else BlockingFace()
+
+
+@pytest.fixture
+def site(scene: Scene, redisson: Redisson, _started: Callable[[str], Site], settings: Settings) -> Iterator[Site]:
     """Where both sides meet: empty, and the alias "default" of our side."""
-    chosen = _started(request.param)
+    chosen = _started(scene.place)
     settings.CACHES = {**settings.CACHES, **chosen.caches}
     settings.RLOCK = chosen.locks
     chosen.empty()
     yield chosen
     assert redisson.complaints() == "", "Redisson met something that it did not expect"
+
+
+@pytest.fixture
+def name(scene: Scene) -> str:
+    """A name that no test has used, with a hash tag or without one."""
+    return f"{'{shop}:' if scene.naming == 'tagged' else ''}stock:{next(_numbers)}"
 
 
 @pytest.fixture
@@ -69,9 +84,3 @@ def java(redisson: Redisson, site: Site) -> Callable[..., JavaThread]:
         return redisson.thread(f"{name}-{number}", site.hasty if hasty else site.address)
 
     return thread
-
-
-@pytest.fixture(params=["stock:{}", "{{shop}}:stock:{}"], ids=["bare", "tagged"])
-def name(request: pytest.FixtureRequest) -> str:
-    """A name that no test has used, without a hash tag and with one."""
-    return request.param.format(next(_numbers))

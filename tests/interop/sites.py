@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from django_rlock.locks.holds import WAITS
 from tests.interop.redisson import Address
 from tests.topologies.servers import Topology
 
 HASTY_WATCHDOG = 2.0
 """The watchdogs' timeout on our alias "hasty", and of Java's clients at the address ``hasty``, in seconds."""
+
+
+class Scene(NamedTuple):
+    """The face of our side, where both sides meet, and whether names have a hash tag."""
+
+    face: str
+    place: str
+    naming: str
+
+
+SCENES = [
+    Scene("sync", "single", "bare"),
+    Scene("async", "single", "tagged"),
+    Scene("async", "cluster", "bare"),
+    Scene("sync", "cluster", "tagged"),
+]
+"""Each pair of choices once, instead of all eight triples."""
+PLACES = [SCENES[0], SCENES[2]]
+"""For tests that take long."""
 
 _OPTIONS = {"CACHE": "interop", "KEY_PREFIX": "", "FENCE_TTL": None}
 _HASTY = {"WATCHDOG_TIMEOUT": HASTY_WATCHDOG, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}
@@ -40,10 +60,11 @@ class Site:
         for node in self._nodes.values():
             node.config_resetstat()
 
-    def tries(self) -> int:
-        """How many scripts have run since the counting started."""
+    def tries(self, *commands: str) -> int:
+        """How many scripts have run since the counting started, or how often these commands."""
+        names = [f"cmdstat_{command}" for command in commands or ("eval", "evalsha")]
         stats = [node.info("commandstats") for node in self._nodes.values()]
-        called = [each[name] for each in stats for name in ("cmdstat_eval", "cmdstat_evalsha") if name in each]
+        called = [each[name] for each in stats for name in names if name in each]
         return sum(stat["calls"] - stat["failed_calls"] for stat in called)
 
     @contextmanager
@@ -65,6 +86,11 @@ class Site:
         if not self.cluster:
             return next(iter(self._nodes.values()))
         return self._nodes[self.client.get_node_from_key(key).port]
+
+
+def waiting_here() -> int:
+    """How many threads and tasks of this process wait for something, whether they sleep or look a last time."""
+    return len(WAITS.snapshot())
 
 
 def _next(pubsub: Any) -> dict[str, Any]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from django_rlock import LockLostError, LockNotOwnedError
 from tests.interop.pairs import ALIKE, PAIRS, Pair, helper
 from tests.interop.redisson import JavaError
-from tests.interop.sites import HASTY_WATCHDOG
 
 LONG = 600
 """A lease in seconds: neither side's waiters poll within a test's patience then, so only a message can wake them."""
@@ -177,20 +174,3 @@ async def test_neither_side_releases_what_the_other_holds(face, pair, name, site
         await face.release(ours)
     assert alice.do(theirs, "isHeldByCurrentThread") is True
     alice.do(theirs, "unlock")
-
-
-def test_watchdog_of_each_side_keeps_the_other_out(site, java):
-    """For more than two of its timeouts, with all kinds at once."""
-    alice, lasting = java("alice", hasty=True), HASTY_WATCHDOG * 2.5
-    with ThreadPoolExecutor(len(PAIRS)) as threads:
-        waits = []
-        for kind, pair in PAIRS.items():
-            assert pair.ours(f"ours:{kind}", using="hasty").acquire()
-            alice.do(pair.theirs(f"theirs:{kind}"), "lock")
-            bob = java(f"bob-{kind}")
-            waits.append(bob.begin(pair.theirs(f"ours:{kind}"), "tryLock", int(lasting * 1000), "MILLISECONDS"))
-            waits.append(threads.submit(pair.ours(f"theirs:{kind}").acquire, wait_time=lasting))
-        assert [wait.result(30) for wait in waits] == [False] * len(waits)
-    for kind, pair in PAIRS.items():
-        pair.ours(f"ours:{kind}", using="hasty").release()
-        alice.do(pair.theirs(f"theirs:{kind}"), "unlock")

@@ -6,6 +6,7 @@ import pytest
 
 from django_rlock import LockLostError, LockUpgradeError, ReadWriteLock
 from tests.interop.redisson import JavaError, read_lock, write_lock
+from tests.interop.sites import waiting_here
 
 LONG = 600
 SHORT = 0.3
@@ -56,9 +57,8 @@ async def test_all_readers_in_java_wake_when_python_has_written(face, ours, name
 async def test_all_readers_in_python_wake_when_java_has_written(face, ours, name, site, java):
     alice = java("alice")
     alice.do(write_lock(name), "lock", LONG, "SECONDS")
-    site.start_counting()
     waiting = [face.start(read, face, ours) for _ in range(2)]
-    await face.until(lambda: site.tries() >= 4)
+    await face.until(lambda: waiting_here() == 2)
     alice.do(write_lock(name), "unlock")
     for each in waiting:
         await face.result(each)

@@ -1,0 +1,110 @@
+"""Permits that both sides take and give back."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_rlock import Semaphore
+from tests.interop.pairs import helper
+from tests.interop.redisson import semaphore
+from tests.interop.sites import waiting_here
+
+
+@pytest.fixture
+def ours(name) -> Semaphore:
+    return Semaphore(name)
+
+
+async def take(face, ours: Semaphore, permits: int) -> None:
+    assert await face.call(ours, "acquire", permits)
+
+
+async def test_numbers(face, ours, name, site, java):
+    theirs, alice = semaphore(name), java("alice")
+    assert alice.do(theirs, "trySetPermits", 5) is True
+    assert await face.call(ours, "try_set_permits", 7) is False
+    assert await face.call(ours, "acquire", 2, blocking=False) is True
+    assert alice.do(theirs, "availablePermits") == 3
+    assert alice.do(theirs, "tryAcquire", 4) is False
+    assert alice.do(theirs, "tryAcquire", 2) is True
+    assert await face.call(ours, "acquire", 2, blocking=False) is False
+    await face.call(ours, "add_permits", 4)
+    alice.do(theirs, "addPermits", -2)
+    assert await face.call(ours, "available_permits") == alice.do(theirs, "availablePermits") == 3
+    assert alice.do(theirs, "drainPermits") == 3
+    assert await face.call(ours, "drain_permits") == 0
+    assert await face.call(ours, "release_if_exists") is True
+    assert alice.do(theirs, "drainPermits") == 1
+    assert await face.call(ours, "delete") is True
+    assert alice.do(theirs, "releaseIfExists", 1) is False
+    assert await face.call(ours, "try_set_permits", 7) is True
+    assert alice.do(theirs, "trySetPermits", 5) is False
+    assert alice.do(theirs, "availablePermits") == 7
+
+
+async def test_release_by_java_wakes_python(face, ours, name, site, java):
+    theirs, alice = semaphore(name), java("alice")
+    alice.do(theirs, "trySetPermits", 2)
+    alice.do(theirs, "acquire", 2)
+    site.start_counting()
+    with site.overheard(helper("redisson_sc", name)) as payloads:
+        waiting = face.start(take, face, ours, 2)
+        await face.until(lambda: site.tries() >= 2)
+        alice.do(theirs, "release", 1)
+        assert await face.call(ours, "acquire", 2, blocking=False) is False
+        alice.do(theirs, "release", 1)
+        await face.result(waiting)
+    assert payloads == ["1", "2"]
+
+
+async def test_release_by_python_wakes_java(face, ours, name, site, java):
+    theirs, alice = semaphore(name), java("alice")
+    assert await face.call(ours, "try_set_permits", 2)
+    assert await face.call(ours, "acquire", 2)
+    site.start_counting()
+    with site.overheard(helper("redisson_sc", name)) as payloads:
+        waiting = alice.begin(theirs, "acquire", 2)
+        await face.until(lambda: site.tries() >= 2)
+        await face.call(ours, "release")
+        assert await face.call(ours, "available_permits") == 1
+        await face.call(ours, "release")
+        waiting.result(20)
+    assert payloads == ["1", "2"]
+
+
+@pytest.mark.parametrize("giver", ["java", "python"])
+async def test_one_release_wakes_all_that_it_is_enough_for(face, ours, name, site, java, giver):
+    theirs = semaphore(name)
+    site.start_counting()
+    here = [face.start(take, face, ours, 1) for _ in range(2)]
+    await face.until(lambda: waiting_here() == 2)
+    there = [java(who).begin(theirs, "acquire") for who in ("bob", "carol")]
+    await face.until(lambda: site.tries() >= 6)
+    if giver == "java":
+        java("alice").do(theirs, "release", 4)
+    else:
+        await face.call(ours, "release", 4)
+    for each in here:
+        await face.result(each)
+    for each in there:
+        each.result(20)
+    assert await face.call(ours, "available_permits") == 0
+
+
+async def test_waiters_outlast_a_semaphore_that_is_short_of_permits(face, ours, name, site, java):
+    """Redisson tells the number that is left also where that is below 0, which its own waiters do not take."""
+    theirs, alice = semaphore(name), java("alice")
+    assert alice.do(theirs, "trySetPermits", 0) is True
+    site.start_counting()
+    waiting = face.start(take, face, ours, 1)
+    await face.until(lambda: site.tries() >= 2)
+    alice.do(theirs, "addPermits", -3)
+    assert await face.call(ours, "available_permits") == -3
+    alice.do(theirs, "addPermits", 4)
+    await face.result(waiting)
+    site.start_counting()
+    there = alice.begin(theirs, "acquire")
+    await face.until(lambda: site.tries() >= 2)
+    await face.call(ours, "add_permits", -3)
+    await face.call(ours, "add_permits", 4)
+    there.result(20)

@@ -1,0 +1,38 @@
+"""The watchdog of each side under the eyes of the other: it keeps what it holds for longer than two timeouts."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from django_rlock import PermitExpirableSemaphore
+from tests.interop.pairs import PAIRS
+from tests.interop.redisson import expirable_semaphore
+from tests.interop.sites import HASTY_WATCHDOG, PLACES
+
+LASTING = HASTY_WATCHDOG * 2.5
+LASTING_MS = int(LASTING * 1000)
+
+
+@pytest.mark.parametrize("scene", PLACES, indirect=True, ids="-".join)
+def test_watchdog_of_each_side_keeps_the_other_out(site, java):
+    """All kinds at once, since it takes long."""
+    alice = java("alice", hasty=True)
+    permits = PermitExpirableSemaphore("permits", using="hasty")
+    permits.try_set_permits(1)
+    with ThreadPoolExecutor(len(PAIRS)) as threads:
+        permit = permits.acquire(renewed=True)
+        assert permit
+        waits = [java("bob").begin(expirable_semaphore("permits"), "tryAcquire", LASTING_MS, 1, "MILLISECONDS")]
+        for kind, pair in PAIRS.items():
+            assert pair.ours(f"ours:{kind}", using="hasty").acquire()
+            alice.do(pair.theirs(f"theirs:{kind}"), "lock")
+            bob = java(f"bob-{kind}")
+            waits.append(bob.begin(pair.theirs(f"ours:{kind}"), "tryLock", LASTING_MS, "MILLISECONDS"))
+            waits.append(threads.submit(pair.ours(f"theirs:{kind}").acquire, wait_time=LASTING))
+        assert [wait.result(30) or None for wait in waits] == [None] * len(waits), "nobody got in"
+    permits.release(permit)
+    for kind, pair in PAIRS.items():
+        pair.ours(f"ours:{kind}", using="hasty").release()
+        alice.do(pair.theirs(f"theirs:{kind}"), "unlock")
