@@ -24,6 +24,8 @@ from django_rlock.connections import slot_map
 from django_rlock.drivers.aio import AsyncDriver
 from django_rlock.drivers.base import ScriptCall, ScriptDriver
 from django_rlock.drivers.sync import MakePool, SyncDriver
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.keys import tagged
 
 _REDIRECTIONS = 5
 """How often a call is sent on before it pauses: while slots move, two nodes may point at each other."""
@@ -44,6 +46,14 @@ class _ClusterDriver(ScriptDriver, Generic[Node]):
         return slot_of(key)
 
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+        key = call.keys[0]
+        if slot_of(tagged("", key)) != slot_of(key):
+            # Some calls have one key only and would succeed, as the acquire of a lock that no release could free.
+            raise LockUnavailableError(
+                call.name,
+                reason="the braces in its name would spread its keys over several slots of the cluster",
+                advice="Nothing was locked; leave them out, or close them around a hash tag.",
+            )
         call.script = call.script.sharded
         return await super().run(call, until)
 

@@ -155,10 +155,11 @@ def join(nodes: Sequence[EmbeddedServer]) -> None:
     for node in nodes[1:]:
         command(nodes[0], "CLUSTER MEET", "127.0.0.1", node.port, _bus_port(node))
     for node in nodes:
-        eventually(partial(_is_ready, node))
+        eventually(partial(is_ready, node))
 
 
-def _is_ready(node: EmbeddedServer) -> bool:
+def is_ready(node: EmbeddedServer) -> bool:
+    """Whether a node serves its slots."""
     return cluster_info(node)["cluster_state"] == "ok"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_rlock import LockLostError, LockTimeoutError
+from django_rlock import LockLostError, LockTimeoutError, RLock
 from django_rlock.locks.holds import HOLDS, WAITS
 
 KEY = "rlock:stock:42"
@@ -58,17 +58,17 @@ async def test_many_take_turns(face, kind, topology):
     assert not topology.redis.exists(KEY)
 
 
-async def test_renewed(face, kind, topology, use):
-    use(topology, WATCHDOG_TIMEOUT=0.6)
-    async with face.inside(kind("stock:42")):
+async def test_renewed(face, topology, use):
+    use(topology, WATCHDOG_TIMEOUT=1.2)
+    async with face.inside(RLock("stock:42")):
         before = HOLDS.snapshot()[0].deadline
         await face.until(lambda: HOLDS.snapshot()[0].deadline > before + 0.1)
         assert topology.redis.exists(KEY)
 
 
-async def test_loss_is_told(face, kind, topology, use):
-    use(topology, WATCHDOG_TIMEOUT=0.6)
-    lock = kind("stock:42")
+async def test_loss_is_told(face, topology, use):
+    use(topology, WATCHDOG_TIMEOUT=1.2)
+    lock = RLock("stock:42")
     with pytest.raises(LockLostError):
         async with face.inside(lock):
             topology.redis.delete(KEY)

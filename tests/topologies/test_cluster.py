@@ -1,0 +1,236 @@
+"""Locks in a Redis Cluster: each where its slot is, also while that moves; its messages by the slot's shard."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from django.core.cache import cache
+
+from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
+from django_rlock.checks import check_settings
+from django_rlock.connections import slot_map
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.topologies.servers import cluster, command, is_ready
+from tests.topologies.slots import Move, errors, moving, owner_of
+
+KEY = "rlock:stock:42"
+CHANNELS = {FairLock: f"rlock_wake:{{{KEY}}}:*", RLock: f"redisson_lock__channel:{{{KEY}}}"}
+
+
+@pytest.fixture
+def topology(started, use):
+    chosen = started("cluster")
+    use(chosen)
+    yield chosen
+    chosen.redis.flushall()
+
+
+async def visit(face, lock, inside):
+    async with face.inside(lock):
+        inside.append(lock)
+        assert len(inside) == 1, "two inside at once"
+        await face.sleep(0)
+        inside.clear()
+
+
+def owner(topology):
+    return owner_of(topology, topology.redis.keyslot(KEY))
+
+
+def commands(node, name):
+    with node.client() as client:
+        return client.info("commandstats").get(f"cmdstat_{name}", {}).get("calls", 0)
+
+
+async def test_wake_up_comes_by_the_shard(face, kind, topology):
+    node = owner(topology)
+    command(node, "CONFIG RESETSTAT")
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, kind("stock:42"), [])
+    await face.until(WAITS.snapshot)
+    with node.client() as client:
+        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
+    await face.release(lock)
+    await face.result(waiting)
+    assert commands(node, "spublish") >= 1
+    assert commands(node, "publish") == 0
+
+
+async def test_moved_is_followed(face, kind, topology):
+    async with face.inside(kind("stock:42")):
+        pass
+    with moving(topology, KEY) as move:
+        pass
+    before = errors(move.source, "MOVED")
+    for _ in range(2):
+        async with face.inside(kind("stock:42")):
+            assert command(move.target, "EXISTS", KEY)
+    assert errors(move.source, "MOVED") == before + 1, "it learns from the first"
+
+
+async def test_ask_is_followed(face, topology):
+    with moving(topology, KEY) as move:
+        before = errors(move.source, "ASK")
+        lock = RLock("stock:42")
+        await face.acquire(lock)
+        assert errors(move.source, "ASK") > before
+        assert not move.keys(), "it was taken at the target"
+    await face.release(lock)
+
+
+async def test_try_again_is_tried_again(face, topology):
+    with moving(topology, KEY) as move:
+        before = errors(move.target, "TRYAGAIN")
+        visiting = face.start(visit, face, FairLock("stock:42", wait_time=20), [])
+        # Of the three keys the target has none, and cannot tell whether the source does.
+        await face.until(lambda: errors(move.target, "TRYAGAIN") > before)
+    await face.result(visiting)
+
+
+async def test_nodes_that_disagree_are_given_time(face, topology):
+    """The source names a target that does not know of it yet, and names the source."""
+    move = Move(topology, topology.redis.keyslot(KEY))
+    move.leave()
+    before = errors(move.source, "ASK")
+    visiting = face.start(visit, face, RLock("stock:42", wait_time=20), [])
+    await face.until(lambda: errors(move.source, "ASK") > before + 6)
+    move.begin()
+    move.finish()
+    await face.result(visiting)
+
+
+async def test_waiter_is_woken_where_its_slot_went(face, kind, topology):
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, kind("stock:42"), [])
+    await face.until(WAITS.snapshot)
+    with moving(topology, KEY) as move:
+        pass
+    with move.target.client() as client:
+        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
+    await face.release(lock)
+    await face.result(waiting)
+
+
+async def test_renewed_where_its_slot_went(face, kind, topology, use):
+    use(topology, WATCHDOG_TIMEOUT=1.8)
+    async with face.inside(kind("stock:42")):
+        with moving(topology, KEY):
+            pass
+        before = HOLDS.snapshot()[0].deadline
+        await face.until(lambda: HOLDS.snapshot()[0].deadline > before + 0.1)
+        assert topology.redis.exists(KEY)
+
+
+async def test_slot_moves_under_load(face, kind, topology):
+    inside: list[object] = []
+    served = [0] * 4
+    moved = threading.Event()
+
+    async def client(number):
+        while not moved.is_set():
+            await visit(face, kind("stock:42", wait_time=20), inside)
+            served[number] += 1
+
+    clients = [face.start(client, number) for number in range(len(served))]
+    for _ in range(3):
+        so_far = list(served)
+        move = Move(topology, topology.redis.keyslot(KEY))
+        move.begin()
+        await face.sleep(0.02)
+        move.finish()
+        await face.until(lambda so_far=so_far: all(now > then for now, then in zip(served, so_far, strict=True)))
+    moved.set()
+    for each in clients:
+        await face.result(each)
+
+
+@pytest.fixture
+def own_cluster(use):
+    with cluster() as chosen:
+        use(chosen)
+        yield chosen
+
+
+async def test_node_dies_and_comes_back(face, topology):
+    node = owner(topology)
+    lock = RLock("stock:42")
+    async with face.inside(lock):
+        pass
+    node.kill()
+    began = time.monotonic()
+    with pytest.raises(LockUnavailableError):
+        await face.acquire(lock, wait_time=0.3)
+    assert time.monotonic() - began < 5
+    node.start()
+    assert await face.acquire(lock, wait_time=20)
+    await face.release(lock)
+    await face.until(lambda: all(map(is_ready, topology.servers)))
+
+
+async def test_another_node_takes_over(face, own_cluster, use):
+    """The holder's lock is gone with its node; the waiter goes on where its slot is served now."""
+    use(own_cluster, WATCHDOG_TIMEOUT=1.8)
+    for node in own_cluster.servers:
+        command(node, "CONFIG SET", "cluster-require-full-coverage", "no")
+    lock = RLock("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, RLock("stock:42"), [])
+    await face.until(WAITS.snapshot)
+    move = Move(own_cluster, own_cluster.redis.keyslot(KEY))
+    move.source.kill()
+    move.take_over()
+    await face.result(waiting)
+    await face.until(lambda: lock.lost)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_messages_are_heard_again(face, topology):
+    """After the listening connection was lost."""
+    node = owner(topology)
+    lock = RLock("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, RLock("stock:42"), [])
+    with node.client() as client:
+        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[RLock]))
+        subscribed = client.client_list(_type="pubsub")[0]["id"]
+        client.client_kill_filter(_id=subscribed)
+        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[RLock]))
+        assert client.client_list(_type="pubsub")[0]["id"] != subscribed
+    await face.release(lock)
+    await face.result(waiting)
+
+
+def test_start_node_is_down(topology, use):
+    more = [("127.0.0.1", node.port) for node in topology.servers]
+    use(replace(topology, location="redis://127.0.0.1:1", options={**topology.options, "STARTUP_NODES": more}))
+    with RLock("stock:42"):
+        assert slot_map("default").owner(0)[1] == topology.servers[0].port
+
+
+def test_nothing_is_asked_before_the_first_lock(topology, use):
+    """``manage.py check`` makes the client of a cluster that is down."""
+    use(replace(topology, location="redis://127.0.0.1:1"))
+    assert check_settings() == []
+    with pytest.raises(LockUnavailableError):
+        RLock("stock:42").acquire(wait_time=0)
+
+
+def test_keys_in_several_slots_are_refused_with_advice(topology):
+    with pytest.raises(LockUnavailableError, match="braces"):
+        RLock("a}b").acquire(wait_time=0)
+
+
+def test_the_cache_itself(topology):
+    cache.set("a", 1)
+    cache.set_many({"b": 2, "c": [3]})
+    assert cache.get_many(["a", "b", "c", "d"]) == {"a": 1, "b": 2, "c": [3]}
+    assert cache.incr("a") == 2
+    assert cache.add("a", 5) is False
+    cache.delete_many(["a", "b"])
+    assert cache.get_many(["a", "b", "c"]) == {"c": [3]}
+    cache.clear()
+    assert cache.get("c") is None
