@@ -10,7 +10,7 @@ from tests.interop.redisson import JavaError
 
 LONG = 600
 """A lease in seconds: neither side's waiters poll within a test's patience then, so only a message can wake them."""
-SHORT = 0.3
+SHORT = 0.1
 LISTENING = [name for name, pair in PAIRS.items() if pair.listens]
 
 

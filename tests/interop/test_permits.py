@@ -9,7 +9,7 @@ from tests.interop.pairs import helper
 from tests.interop.redisson import JavaError, expirable_semaphore
 
 LONG = 600
-SHORT = 0.3
+SHORT = 0.1
 
 
 @pytest.fixture

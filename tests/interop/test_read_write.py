@@ -9,7 +9,7 @@ from tests.interop.redisson import JavaError, read_lock, write_lock
 from tests.interop.sites import waiting_here
 
 LONG = 600
-SHORT = 0.3
+SHORT = 0.1
 
 
 async def read(face, lock: ReadWriteLock) -> None:
