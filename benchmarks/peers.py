@@ -30,15 +30,17 @@ def sync_pairs() -> dict[str, Pair]:
     """Lock objects are made once, as redis-py's users make theirs."""
     client = get_redis_connection()
     return {
-        "redis-py": _pair(client.lock("bench:redis-py", timeout=LEASE)),
-        "RLock": _pair(RLock("bench:rlock")),
-        "FairLock": _pair(FairLock("bench:fair")),
-        "python-redis-lock": _pair(redis_lock.Lock(client, "bench:python-redis-lock", expire=LEASE)),
+        "redis-py": as_pair(client.lock("bench:redis-py", timeout=LEASE)),
+        "RLock": as_pair(RLock("bench:rlock")),
+        "FairLock": as_pair(FairLock("bench:fair")),
+        "python-redis-lock": as_pair(redis_lock.Lock(client, "bench:python-redis-lock", expire=LEASE)),
         "raw socket": _raw_pair(),
     }
 
 
-def _pair(lock: Any) -> Pair:
+def as_pair(lock: Any) -> Pair:
+    """Acquire and release."""
+
     def pair() -> None:
         lock.acquire()
         lock.release()

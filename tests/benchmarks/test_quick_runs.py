@@ -64,12 +64,20 @@ def check_listing(rows):
     assert rows.keys() == {"iter_locks()"}
 
 
+def check_multi(rows):
+    for kind in ("FairLock", "RLock"):
+        ours, singly = (rows[f"{kind}, {name}, wall time"] for name in ("MultiLock", "one after another"))
+        assert ours["at_most"] == 5
+        assert singly["at_most"] is None
+
+
 CHECKS = {
     "uncontended": check_uncontended,
     "contended": check_contended,
     "waiting": check_waiting,
     "holding": check_holding,
     "listing": check_listing,
+    "multi": check_multi,
 }
 
 

@@ -1,0 +1,59 @@
+"""A hundred locks of one server taken at once: beside one lock, and beside a hundred taken one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.peers import as_pair
+from benchmarks.results import Row, Table, median_row
+from benchmarks.stage import one_core
+from benchmarks.uncontended import Costs, time_sync
+from django_rlock import FairLock, MultiLock, RLock
+from django_rlock.locks import rlock
+from django_rlock.locks.base import BaseLock
+
+LOCKS, ROUNDS, PAIRS = 100, 25, 10
+QUICK_LOCKS, QUICK_ROUNDS, QUICK_PAIRS = 10, 2, 2
+WALL_LIMIT = 5
+KINDS = (FairLock, RLock)
+
+
+def run(quick: bool) -> list[Table]:
+    sizes = (QUICK_LOCKS, QUICK_ROUNDS, QUICK_PAIRS) if quick else (LOCKS, ROUNDS, PAIRS)
+    locks, rounds, pairs = sizes
+    names = [f"bench:multi:{number}" for number in range(locks)]
+    with one_core():
+        costs = {kind.__name__: time_sync(contenders(kind, names), rounds, pairs) for kind in KINDS}
+    rows = [row for kind, measured in costs.items() for row in kind_rows(kind, measured)]
+    return [Table(f"{locks} locks of one server, taken and given back", rows)]
+
+
+def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Callable[[], object]]:
+    """``one`` is what the others are measured by."""
+    singles = [kind(name) for name in names]
+
+    def one_by_one() -> None:
+        for lock in singles:
+            lock.acquire()
+        for lock in singles:
+            lock.release()
+
+    def made_per_call() -> None:
+        with rlock(*names) if kind is FairLock else MultiLock(*map(kind, names)):
+            pass
+
+    return {
+        "one": as_pair(kind("bench:multi:one")),
+        "MultiLock": as_pair(MultiLock(*singles)),
+        "MultiLock made for each call": made_per_call,
+        "one after another": one_by_one,
+    }
+
+
+def kind_rows(kind: str, costs: Costs) -> list[Row]:
+    rows = []
+    for name in (name for name in costs if name != "one"):
+        ratios = [mine.wall / one.wall for mine, one in zip(costs[name], costs["one"], strict=True)]
+        at_most = WALL_LIMIT if name == "MultiLock" else None
+        rows.append(median_row(f"{kind}, {name}, wall time", ratios, f"× one {kind}", at_most=at_most))
+    return rows
