@@ -16,7 +16,7 @@ from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, 
 from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
 from django_rlock.locks.faces import faces
 from django_rlock.locks.holds import HOLDS, Hold
-from django_rlock.locks.permits import Permit, PermitBlock, checked_ids, packed
+from django_rlock.locks.permits import Permit, PermitBlock, PermitHold, checked_ids, packed
 from django_rlock.locks.semaphore import BaseSemaphore
 from django_rlock.settings import DEFAULT_ALIAS
 
@@ -37,8 +37,9 @@ class PermitExpirableSemaphore(BaseSemaphore):
             ...
 
     ``lease_time`` is in seconds; None has no end, as Redisson's. With ``renewed=True`` the lease is WATCHDOG_TIMEOUT,
-    and the background thread renews it as long as this process lives and has not given it back; so the permits of a
-    process that dies come back. ``on_lost(semaphore)`` is called in that thread when a renewed permit is lost.
+    and the background thread renews it until it is given back, as long as this process lives and keeps the Permit: so
+    the permits of a process that dies come back, and those of a thread that does. ``on_lost(semaphore)`` is called in
+    the background thread when a renewed permit is lost.
 
     Whoever is paused past the lease goes on without a permit, as with locks: ``permit.lost`` tells.
     LockUnavailableError when Redis cannot be asked, or keeps something else under the name.
@@ -114,12 +115,14 @@ class PermitExpirableSemaphore(BaseSemaphore):
         lease = request.lease
         if lease is None or not renewed:
             return Permit(self, request.ids, attempt.sent_at + (math.inf if lease is None else lease), [])
-        holds = [Hold(self, each, each, attempt.sent_at) for each in request.ids]
+        holds = [PermitHold(self, each, attempt.sent_at) for each in request.ids]
+        permit = Permit(self, request.ids, attempt.sent_at + lease, holds)
         for hold in holds:
             hold.lease_from(attempt.sent_at, lease, renewed=True)
+            hold.belongs_to(permit)
             HOLDS.put(hold)
         background.wake_by(holds[0].renew_at)
-        return Permit(self, request.ids, holds[0].deadline, holds)
+        return permit
 
     # --- give back ---------------------------------------------------------------------------------------------------
 

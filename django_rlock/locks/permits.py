@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,10 @@ class Permit:
     lease ends that it was taken with, in monotonic seconds.
     """
 
-    __slots__ = ("_holds", "deadline", "ids", "semaphore")
+    __slots__ = ("__weakref__", "_holds", "deadline", "ids", "semaphore")
 
     def __init__(
-        self, semaphore: PermitExpirableSemaphore, ids: tuple[str, ...], deadline: float, holds: list[Hold]
+        self, semaphore: PermitExpirableSemaphore, ids: tuple[str, ...], deadline: float, holds: Sequence[Hold]
     ) -> None:
         self.semaphore = semaphore
         self.ids = ids
@@ -69,6 +70,23 @@ class Permit:
 
     async def arelease(self) -> None:
         await self.semaphore.arelease(self)
+
+
+class PermitHold(Hold):
+    """A permit that is renewed for as long as somebody keeps its Permit: whoever lost that cannot give it back."""
+
+    __slots__ = ("_permit",)
+
+    def __init__(self, semaphore: PermitExpirableSemaphore, each: str, now: float) -> None:
+        super().__init__(semaphore, each, each, now)
+        self.place = "a Permit"
+
+    def belongs_to(self, permit: Permit) -> None:
+        self._permit = weakref.ref(permit)
+
+    @property
+    def owner_ended(self) -> bool:
+        return self._permit() is None
 
 
 class PermitBlock:

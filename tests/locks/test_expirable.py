@@ -17,6 +17,7 @@ from django_rlock.drivers import background
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import hooks
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.eventually import eventually
 from tests.processes import ClientProcess
 
 KEY, PERMITS, CHANNEL = "rlock:licences", "{rlock:licences}:timeout", "redisson_sc:{rlock:licences}"
@@ -227,6 +228,18 @@ async def test_renewal_goes_on_when_a_new_lease_could_not_be_set(face, licences,
         await face.call(licences, "update_lease_time", permit, 100)
     assert [hold.renewed for hold in HOLDS.snapshot()] == [True]
     await face.call(permit, "release")
+
+
+def test_permit_that_nobody_keeps_is_no_longer_renewed(licences, caplog):
+    permit = licences.acquire(renewed=True)
+    [hold] = HOLDS.snapshot()
+    renew_now(hold)
+    eventually(lambda: hold.deadline > hold.since + hold.lease)
+    del permit
+    renew_now(hold)
+    eventually(lambda: not hold.renewed)
+    assert "'licences' is still held by a Permit" in caplog.text
+    licences.release(hold.owner)
 
 
 def test_permits_of_a_killed_process_come_back(server, licences):
