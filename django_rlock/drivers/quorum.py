@@ -129,7 +129,7 @@ class QuorumCall(ScriptCall):
     def is_vote_for(self, reply: list[Any]) -> bool:
         return bool(reply[1] == 1)
 
-    def screen(self, node: int, reply: list[Any], nodes: Nodes) -> list[Any] | Exception:  # noqa: ARG002
+    def screen(self, node: int, reply: list[Any], nodes: Nodes) -> list[Any] | Exception:
         """The reply, or the error that stands for one that must not count."""
         return reply
 

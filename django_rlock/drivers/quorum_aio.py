@@ -16,7 +16,7 @@ from django_rlock.connections import async_pool
 from django_rlock.drivers.aio import AsyncDriver
 from django_rlock.drivers.base import check_nonce, next_nonce, pack
 from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall, QuorumDriver
-from django_rlock.drivers.quorum_sync import reaper, site
+from django_rlock.drivers.quorum_sync import site
 
 
 class Link:
@@ -159,7 +159,7 @@ class AsyncQuorumDriver(QuorumDriver, AsyncDriver):
         task.add_done_callback(self._leaving.discard)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        reaper(self.using).add(undo, nodes, self.now() + undo.lease)
+        self.site.tell_later(undo, nodes, self.now() + undo.lease)
 
 
 @cache

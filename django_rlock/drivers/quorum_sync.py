@@ -25,7 +25,10 @@ from django_rlock.settings import get_settings, is_url, node_alias
 
 
 class Site:
-    """What this process knows of an alias's nodes, whatever its drivers: who restarted, and who is down."""
+    """What this process knows of an alias's nodes, whatever its drivers: who restarted, who is down, who is to be told.
+
+    The background thread tells nodes later what they could not be told in time, and looks whether they are up again.
+    """
 
     def __init__(self, using: str) -> None:
         options = get_settings(using)
@@ -34,8 +37,11 @@ class Site:
         self.timeout = options.node_timeout
         self.names = tuple(_without_password(node) if is_url(node) else node for node in nodes)
         self.aliases = tuple(node_alias(using, number) for number in range(len(nodes)))
+        self.pools: list[Any] = [node_pool(alias) for alias in self.aliases]
         self.census = Census(self.names, options.longest_lease or 0.0, options.clock_drift)
         self._down: dict[int, str] = {}
+        self._untold: dict[tuple[int, QuorumCall], float] = {}
+        self._closed = False
 
     def require_up(self, node: int) -> None:
         """NodeDownError for a node that could not be reached when it was last tried; nobody waits for it again."""
@@ -50,15 +56,50 @@ class Site:
             background.defer(lambda: self._probe(node), math.inf)
 
     def _probe(self, node: int) -> None:
-        with redis.Redis(connection_pool=node_pool(self.aliases[node])) as client:
-            client.ping()
-        self._down.pop(node, None)
+        if not self._closed:
+            redis.Redis(connection_pool=self.pools[node]).ping()
+            self._down.pop(node, None)
+
+    def tell_later(self, undo: QuorumCall, nodes: Collection[int], until: float) -> None:
+        """Have nodes obey a call as soon as they can be asked, if that is before a monotonic time."""
+        was_empty = not self._untold
+        self._untold |= {(node, undo): until for node in nodes}
+        if was_empty:
+            background.defer(self._tell, math.inf, after=self.timeout)
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        for key, until in list(self._untold.items()):
+            if self._closed or until <= now:
+                self._untold.pop(key, None)
+        if self._untold:
+            run_sync(self._tell_all(quorum_driver(self.using)))
+        if self._untold:
+            raise LockUnavailableError(self.using, reason=f"nodes are still to be told {len(self._untold)} releases")
+
+    async def _tell_all(self, driver: SyncQuorumDriver) -> None:
+        async with driver.conversation() as talk:
+            for node, undo in list(self._untold):
+                talk.send(undo, [node])
+            until = driver.now() + self.timeout
+            while (answer := await talk.receive(until)) is not None:
+                if not isinstance(answer.reply, Exception):
+                    self._untold.pop((answer.node, answer.call), None)
+
+    def close(self) -> None:
+        """Forget the nodes, which the settings no longer name."""
+        self._closed = True
 
 
-@cache
+_sites: dict[str, Site] = {}
+
+
 def site(using: str) -> Site:
     """The nodes of an alias."""
-    return Site(using)
+    found = _sites.get(using)
+    if found is None:
+        found = _sites.setdefault(using, Site(using))
+    return found
 
 
 def _without_password(url: str) -> str:
@@ -187,8 +228,7 @@ class SyncQuorumDriver(QuorumDriver, SyncDriver):
         self.node_names = self.site.names
         self.timeout = self.site.timeout
         self.census = self.site.census
-        self._pools: list[Any] = [node_pool(alias) for alias in self.site.aliases]
-        self._kept: list[list[Link]] = [[] for _ in self._pools]
+        self._kept: list[list[Link]] = [[] for _ in self.site.pools]
 
     now = staticmethod(time.monotonic)
 
@@ -209,7 +249,7 @@ class SyncQuorumDriver(QuorumDriver, SyncDriver):
                 return link
         self.site.require_up(node)
         try:
-            return Link(node, self._pools[node].get_connection())
+            return Link(node, self.site.pools[node].get_connection())
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             if not isinstance(error, redis.exceptions.MaxConnectionsError):
                 self.site.note_down(node, error)
@@ -232,46 +272,14 @@ class SyncQuorumDriver(QuorumDriver, SyncDriver):
         if link.owed:
             self._kept[link.node].append(link)
         else:
-            self._pools[link.node].release(link.connection)
+            self.site.pools[link.node].release(link.connection)
 
     def drop_link(self, link: Link) -> None:
         link.connection.disconnect()
-        self._pools[link.node].release(link.connection)
+        self.site.pools[link.node].release(link.connection)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        reaper(self.using).add(undo, nodes, self.now() + undo.lease)
-
-
-class Reaper:
-    """Calls that some nodes could not be told in time; the background thread tells them until the leases end."""
-
-    def __init__(self, using: str) -> None:
-        self._using = using
-        self._owed: dict[tuple[int, QuorumCall], float] = {}
-
-    def add(self, undo: QuorumCall, nodes: Collection[int], until: float) -> None:
-        was_empty = not self._owed
-        self._owed |= {(node, undo): until for node in nodes}
-        if was_empty:
-            background.defer(self._reap, math.inf, after=site(self._using).timeout)
-
-    def _reap(self) -> None:
-        driver = quorum_driver(self._using)
-        now = driver.now()
-        for key in [key for key, until in list(self._owed.items()) if until <= now]:
-            self._owed.pop(key, None)
-        run_sync(self._tell(driver))
-        if self._owed:
-            raise LockUnavailableError(self._using, reason=f"{len(self._owed)} releases are still to be told")
-
-    async def _tell(self, driver: SyncQuorumDriver) -> None:
-        async with driver.conversation() as talk:
-            for node, undo in list(self._owed):
-                talk.send(undo, [node])
-            until = driver.now() + driver.timeout
-            while (answer := await talk.receive(until)) is not None:
-                if not isinstance(answer.reply, Exception):
-                    self._owed.pop((answer.node, answer.call), None)
+        self.site.tell_later(undo, nodes, self.now() + undo.lease)
 
 
 @cache
@@ -280,15 +288,10 @@ def quorum_driver(using: str) -> SyncQuorumDriver:
     return SyncQuorumDriver(using)
 
 
-@cache
-def reaper(using: str) -> Reaper:
-    """What the nodes of an alias still have to be told."""
-    return Reaper(using)
-
-
 def _reset() -> None:
-    for cached in (site, quorum_driver, reaper):
-        cached.cache_clear()
+    while _sites:
+        _sites.popitem()[1].close()
+    quorum_driver.cache_clear()
 
 
 def _reset_on_setting(*, setting: str, **_: object) -> None:
