@@ -92,7 +92,7 @@ class MultiLock(BaseLock):
     # --- giving back -------------------------------------------------------------------------------------------------
 
     async def _give_back(self, driver: Driver, owner: Owner | str) -> None:
-        if isinstance(owner, Owner) and not self.holds_of(owner):
+        if isinstance(owner, Owner) and not any(HOLDS.get(part, owner) for part in self._parts):
             raise LockNotOwnedError(self.name, owner=owner.name)
         failures = await _give_back_all(driver, owner, self._parts)
         if failures:
@@ -233,14 +233,15 @@ def _call(script: scripts.Script, locks: Sequence[BaseLock], *args: str | int) -
     if len({lock.using for lock in locks}) > 1:
         aliases = ", ".join(sorted({lock.using for lock in locks}))
         raise ValueError(f"One script cannot take locks of several aliases ({aliases}); use a MultiLock of them.")
-    all_keys = [key for lock in locks for key in keys.fair_keys(lock.key)]
-    return ScriptCall(", ".join(lock.name for lock in locks), script, tuple(all_keys), args)
+    prefix = locks[0].settings.key_prefix  # the property lock.key asks for it each time
+    all_keys = [key for lock in locks for key in keys.fair_keys(prefix + lock.name)]
+    return ScriptCall(", ".join([lock.name for lock in locks]), script, tuple(all_keys), args)
 
 
 async def _give_back_all(driver: Driver, owner: Owner | str, locks: Collection[BaseLock]) -> list[RLockError]:
     """Give back one hold of each lock; answers what went wrong. An interruption leaves the rest to the background."""
     failures: list[RLockError] = []
-    rest = list(locks)
+    rest = set(locks)
     try:
         for group in _held_groups(driver, owner, locks):
             try:
@@ -250,7 +251,7 @@ async def _give_back_all(driver: Driver, owner: Owner | str, locks: Collection[B
                     await group[0]._give_back(driver.at(group[0].using), owner)  # noqa: SLF001 - of its family
             except RLockError as failure:
                 failures.append(failure)
-            rest = [lock for lock in rest if lock not in group]
+            rest.difference_update(group)
     except BaseException:
         for lock in rest:
             if (hold := HOLDS.get(lock, owner)) is not None:
