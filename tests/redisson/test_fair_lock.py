@@ -1,0 +1,138 @@
+"""RedissonFairLockTest, as far as it is about order and giving up; its keys are not ours."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from django_rlock import FairLock, LockUnavailableError
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.eventually import eventually
+from tests.redisson.others import elsewhere, held_elsewhere, visit
+
+KEY = "rlock:lock"
+QUEUE = f"rlock_queue:{{{KEY}}}"
+
+
+async def queue_up(face, redis_client, bodies):
+    """Start bodies that wait, one after the other."""
+    started = []
+    for number, (body, *args) in enumerate(bodies, 1):
+        started.append(face.start(body, *args))
+        await face.until(lambda number=number: redis_client.zcard(QUEUE) == number)
+    return started
+
+
+async def test_lease_timeout(face, redis_client):
+    """Nobody gives it back, and each has it when the one before has had its lease; in order."""
+    served: list[int] = []
+
+    async def take(number: int) -> None:
+        assert await face.acquire(FairLock("lock"), wait_time=10, lease_time=0.1)
+        served.append(number)
+
+    async with held_elsewhere(face, FairLock("lock")):
+        takers = await queue_up(face, redis_client, [(take, number) for number in range(8)])
+    for each in takers:
+        await face.result(each)
+    assert served == list(range(8))
+    await face.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
+
+
+@pytest.mark.parametrize("wait_time", [0.2, 20], ids=["give up", "are served"])
+def test_timeout_drift(clients, redis_client, settings, wait_time):
+    """Ported from testWaitTimeoutDrift, testLockAcquiredTimeoutDrift and testFirstThreadDeathTimeoutDrift.
+
+    However many have waited before, one that was killed while it waited costs the next one a claim at most, and what it
+    leaves behind has an end.
+    """
+    short = {"WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}
+    settings.RLOCK = {"default": short}
+    others, killed = clients(2, **short)
+    lock = FairLock("lock")
+    lock.acquire()
+    once = "lock('lock').acquire(wait_time={}) and lock('lock').release()"
+    waits = [others.begin(once.format(wait_time), f"waiter {number}") for number in range(10)]
+    eventually(lambda: wait_time < 1 or redis_client.zcard(QUEUE) == 10)
+    killed.begin("lock('lock').acquire()")
+    eventually(lambda: redis_client.zcard(QUEUE) == (1 if wait_time < 1 else 11))
+    killed.kill()
+    assert 0 < redis_client.pttl(QUEUE) <= 6_000
+    lock.release()
+    for each in waits:
+        assert each.result(20) is (False if wait_time < 1 else None)
+    began = time.monotonic()
+    assert lock.acquire(wait_time=20)
+    assert time.monotonic() - began < 10  # a lease would be 30
+    lock.release()
+    assert not redis_client.exists(QUEUE)
+
+
+async def test_acquire_failed_timeout_drift(face, redis_client):
+    """Whoever gives up leaves the order of the others as it was."""
+    served: list[int] = []
+
+    async def wait(number: int, wait_time: float) -> None:
+        if await face.acquire(FairLock("lock"), wait_time=wait_time):
+            served.append(number)
+            await face.release(FairLock("lock"))
+
+    async with held_elsewhere(face, FairLock("lock")):
+        waits = await queue_up(face, redis_client, [(wait, n, 0.3 if n == 2 else 20) for n in (1, 2, 3, 4)])
+        await face.result(waits[1])
+        assert redis_client.zcard(QUEUE) == 3
+    for each in waits:
+        await face.result(each)
+    assert served == [1, 3, 4]
+
+
+async def test_lock_acquired_boolean_timeout_drift(face, redis_client):
+    """Trying once never queues: the first after the release has it, the others when its lease has ended."""
+    async with held_elsewhere(face, FairLock("lock")):
+        for _ in range(3):
+            assert not await elsewhere(face, FairLock("lock"), "acquire", blocking=False)
+        assert not redis_client.exists(QUEUE)
+    assert await elsewhere(face, FairLock("lock", lease_time=0.2), "acquire", blocking=False)
+    for _ in range(2):
+        assert not await elsewhere(face, FairLock("lock"), "acquire", blocking=False)
+    await face.until(lambda: not redis_client.exists(KEY))
+    assert await elsewhere(face, FairLock("lock", lease_time=0.2), "acquire", blocking=False)
+    await face.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
+
+
+async def test_try_lock_non_delayed(face, redis_client):
+    """A wait that ended in vain leaves nothing that would keep the lock from anybody."""
+    async with held_elsewhere(face, FairLock("lock")):
+        assert not await face.acquire(FairLock("lock"), wait_time=0.05)
+        assert not redis_client.exists(QUEUE)
+    assert await face.acquire(FairLock("lock"), wait_time=0)
+    await face.release(FairLock("lock"))
+
+
+async def test_name_mapper(face, redis_client, settings):
+    settings.RLOCK = {"default": {"KEY_PREFIX": "mapped:"}}
+    async with held_elsewhere(face, FairLock("lock")):
+        waiting = face.start(visit, face, FairLock("lock"))
+        await face.until(lambda: redis_client.exists("rlock_queue:{mapped:lock}"))
+        assert redis_client.exists("mapped:lock")
+    await face.result(waiting)
+
+
+async def test_acquire_failed_not_called_on_redis_timeout(face, redis_client):
+    """The server stands still in the middle of a wait; whatever the wait's end, the queue is empty after it."""
+    async with held_elsewhere(face, FairLock("lock")):
+        waiting = face.start(attempt, face, FairLock("lock", wait_time=0.3))
+        await face.until(lambda: redis_client.zcard(QUEUE) == 1)
+        redis_client.client_pause(2_500, all=False)
+        assert await face.result(waiting) in {False, None}
+        redis_client.client_unpause()
+        await face.until(lambda: not redis_client.exists(QUEUE))
+    assert WAITS.snapshot() == []
+
+
+async def attempt(face, lock) -> bool | None:
+    try:
+        return await face.acquire(lock)
+    except LockUnavailableError:
+        return None

@@ -1,0 +1,254 @@
+"""RedissonLockTest, and what is the same in the tests of the fair, the spin and the group lock."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from django_rlock import LockLostError, LockNotOwnedError, RLock
+from django_rlock.drivers import pubsub
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.eventually import eventually
+from tests.redisson.others import elsewhere, held_elsewhere
+
+
+async def test_remain_time_to_live_2(face, kind):
+    """Not the watchdog's, however often it is entered."""
+    lock = kind("lock", lease_time=10)
+    for _ in range(3):
+        await face.acquire(lock)
+    for _ in range(2):
+        await face.release(lock)
+    assert 9 < await face.call(lock, "remaining_lease") <= 10
+    await face.release(lock)
+
+
+async def test_remain_time_to_live(face, kind):
+    """A lease of one hold is not the next one's."""
+    lock = kind("lock")
+    await face.acquire(lock, lease_time=3600)
+    assert 3599 < await face.call(lock, "remaining_lease") <= 3600
+    await face.release(lock)
+    assert await face.call(lock, "remaining_lease") == 0.0
+    await face.acquire(lock)
+    assert 29 < await face.call(lock, "remaining_lease") <= 30
+    await face.release(lock)
+
+
+def test_lock_uninterruptibly(kind):
+    """A signal whose handler returns does not end the wait."""
+    lock = kind("lock")
+    heard = threading.Semaphore(0)
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.release())
+    main = threading.get_ident()
+
+    def ring() -> bool:
+        # Python overlooks a signal that comes right before a thread goes to sleep, until the next one.
+        signal.pthread_kill(main, signal.SIGUSR1)
+        return heard.acquire(timeout=0.02)
+
+    def hold_and_ring() -> None:
+        with lock:
+            held.set()
+            eventually(WAITS.snapshot)
+            for number in range(5):
+                eventually(ring)
+                rung.append(number)
+
+    held = threading.Event()
+    rung: list[int] = []
+    holder = threading.Thread(target=hold_and_ring)
+    try:
+        holder.start()
+        assert held.wait(20)
+        assert lock.acquire(wait_time=20)
+        assert rung == [0, 1, 2, 3, 4]
+        lock.release()
+    finally:
+        holder.join(20)
+        signal.signal(signal.SIGUSR1, before)
+
+
+async def test_force_unlock(face, kind):
+    lock = kind("lock")
+    await face.acquire(lock)
+    assert await face.call(lock, "force_release")
+    assert not await face.call(lock, "locked")
+    assert not await face.call(kind("lock"), "locked")
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_expire(face, kind):
+    """Another owner takes it when the lease has ended, and the first one's release comes to nothing."""
+    lock = kind("lock", lease_time=0.2)
+    await face.acquire(lock)
+    began = time.monotonic()
+    async with held_elsewhere(face, kind("lock")):
+        assert time.monotonic() - began < 10  # without a message, long before the next poll
+        with pytest.raises(LockLostError):
+            await face.release(lock)
+        assert await face.call(lock, "locked")
+
+
+@pytest.mark.parametrize("name", ["rlock", "fair", "spin"])
+def test_auto_expire(clients, redis_client, name):
+    """The watchdog ends with its process, and the lease soon after."""
+    (client,) = clients(1, WATCHDOG_TIMEOUT=0.5)
+    client.do(f"lock('lock', {name!r}).acquire()")
+    client.kill()
+    eventually(lambda: not redis_client.exists("rlock:lock"))
+
+
+async def test_is_held_by_current_thread_other_thread(face, kind):
+    lock = kind("lock")
+    async with held_elsewhere(face, lock):
+        assert not await face.call(lock, "owned")
+    assert not await face.call(lock, "owned")
+
+
+async def test_is_held_by_current_thread(face, kind):
+    lock = kind("lock")
+    assert not await face.call(lock, "owned")
+    async with face.inside(lock):
+        assert await face.call(lock, "owned")
+    assert not await face.call(lock, "owned")
+
+
+async def test_is_locked_other_thread(face, kind):
+    lock = kind("lock")
+    async with held_elsewhere(face, lock):
+        assert await face.call(lock, "locked")
+    assert not await face.call(lock, "locked")
+
+
+async def test_is_locked(face, kind):
+    lock = kind("lock")
+    assert not await face.call(lock, "locked")
+    async with face.inside(lock):
+        assert await face.call(lock, "locked")
+    assert not await face.call(lock, "locked")
+
+
+async def test_unlock_fail(face, kind):
+    lock = kind("lock")
+    async with held_elsewhere(face, lock):
+        with pytest.raises(LockNotOwnedError):
+            await face.release(lock)
+        assert await face.call(lock, "locked")
+
+
+async def test_lock_unlock(face, kind):
+    for _ in range(2):
+        lock = kind("lock")
+        await face.acquire(lock)
+        await face.release(lock)
+        assert not await face.call(lock, "locked")
+
+
+async def test_reentrancy(face, kind):
+    lock = kind("lock")
+    for _ in range(2):
+        assert await face.acquire(lock, blocking=False)
+    await face.release(lock)
+    assert not await elsewhere(face, lock, "acquire", blocking=False)
+    await face.release(lock)
+
+
+async def test_single_pub_sub(face, kind):
+    """One connection hears for several names and many waiters at once."""
+
+    async def work(name: str) -> None:
+        for _ in range(2):
+            assert await face.acquire(kind(name), wait_time=20)
+            await face.sleep(0.01)
+            await face.release(kind(name))
+
+    workers = [face.start(work, name) for name in ("first", "second") for _ in range(2)]
+    for each in workers:
+        await face.result(each)
+
+
+def test_subscriptions_per_connection(redis_client, monkeypatch):
+    """Many jobs on a few names; none fails, and no subscription is left when its time is over."""
+    monkeypatch.setattr(pubsub, "KEEP_CHANNEL", -1.0)
+    jobs = iter(range(320))
+
+    def work() -> None:
+        for job in jobs:
+            with RLock(f"lock:{job % 5}", wait_time=20):
+                time.sleep(random.uniform(0, 0.002))
+            done.append(job)
+
+    done: list[int] = []
+    workers = [threading.Thread(target=work) for _ in range(16)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join(30)
+    assert len(done) == 320
+    pubsub.prune()
+    eventually(lambda: not redis_client.pubsub_channels("redisson_lock__channel:*"))
+
+
+@pytest.mark.parametrize("loops", [50])
+def test_concurrency_try_lock_un_lock(kind, loops):
+    """Whoever has the lock is on the watchdog's list until it gives the lock back."""
+
+    def work() -> None:
+        for _ in range(loops):
+            if kind("lock").acquire(blocking=False):
+                here = [hold.renewed for hold in HOLDS.snapshot() if not hold.owner_ended]
+                listed.append(here != [] and all(here))
+                kind("lock").release()
+
+    listed: list[bool] = []
+    workers = [threading.Thread(target=work) for _ in range(16)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join(30)
+    assert listed
+    assert all(listed)
+
+
+async def test_concurrency_single_instance(face, kind):
+    counter = [0]
+
+    async def work() -> None:
+        async with face.inside(kind("lock")):
+            seen = counter[0]
+            await face.sleep(0)
+            counter[0] = seen + 1
+
+    workers = [face.start(work) for _ in range(15)]
+    for each in workers:
+        await face.result(each)
+    assert counter == [15]
+
+
+COUNT = """exec('''
+from django_redis import get_redis_connection
+def count(kind, loops):
+    counter = get_redis_connection("default")
+    for _ in range(loops):
+        with lock("lock", kind):
+            counter.set("counter", int(counter.get("counter") or 0) + 1)
+''', globals())"""
+
+
+@pytest.mark.parametrize("name", ["rlock", "fair", "spin"])
+@pytest.mark.parametrize(("threads", "loops"), [(4, 100), (25, 1)], ids=["loop", "once"])
+def test_concurrency_multi_instance(clients, redis_client, name, threads, loops):
+    """A counter that is read and then written, by threads of four processes."""
+    work = []
+    for client in clients(4):
+        client.do(COUNT)
+        work += [client.begin(f"count({name!r}, {loops})", f"thread {number}") for number in range(threads)]
+    for each in work:
+        each.result(50)
+    assert redis_client.get("counter") == str(4 * threads * loops)

@@ -1,0 +1,73 @@
+"""RedissonLockExpirationRenewalTest and RedissonReadLockEntryTest: what the watchdog renews, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_rlock import LockLostError, ReadWriteLock, RLock
+from django_rlock.locks.holds import HOLDS
+from tests.redisson.others import held_elsewhere
+
+SHORT = {"WATCHDOG_TIMEOUT": 0.6}
+
+sides = pytest.mark.parametrize(
+    "make",
+    [RLock, lambda name: ReadWriteLock(name).read_lock, lambda name: ReadWriteLock(name).write_lock],
+    ids=["lock", "read", "write"],
+)
+
+
+async def renewed(face) -> None:
+    """Until the watchdog has renewed what is held, for longer than a lease."""
+    (hold,) = [hold for hold in HOLDS.snapshot() if hold.lost is None]
+    until = hold.deadline + 0.6
+    await face.until(lambda: hold.deadline > until)
+
+
+@sides
+async def test_lock_after_timeout(face, own_server, settings, make):
+    """Ported from testLockAfterTimeout, testReadLockAfterTimeout and testWriteLockAfterTimeout.
+
+    The server comes back without its data: the release tells of it, and what is taken anew is renewed as ever.
+    """
+    server = own_server()
+    settings.RLOCK = {"default": SHORT}
+    for _ in range(2):
+        await face.acquire(make("lock"))
+        server.restart()
+        # Now there is a connection. The release would find the old one closed, send its command twice, and could not
+        # know whether the first one was obeyed.
+        assert not await face.call(make("lock"), "locked")
+        with pytest.raises(LockLostError):
+            await face.release(make("lock"))
+        await face.acquire(make("lock"))
+        await renewed(face)
+        await face.release(make("lock"))
+
+
+async def test_lock_reentrant_renew(face, settings):
+    """The end of an inner hold ends no renewal, neither its own lock's nor another owner's."""
+    settings.RLOCK = {"default": SHORT}
+    lock = RLock("lock")
+    for _ in range(2):
+        async with face.inside(lock), face.inside(lock):
+            pass
+    async with held_elsewhere(face, lock):
+        await renewed(face)
+        assert await face.call(lock, "locked")
+    async with face.inside(lock):
+        async with face.inside(lock):
+            pass
+        await renewed(face)
+
+
+@sides
+@pytest.mark.parametrize("times", [1, 3], ids=["once", "entered again"])
+async def test_should_have_no_threads_after_acquire_and_release(face, make, times):
+    """Ported from shouldHaveNoThreadsAfterNonReentrantAcquireAndRelease and …AfterReentrant…"""
+    for _ in range(times):
+        await face.acquire(make("lock"))
+    for left in range(times, 0, -1):
+        assert [hold.count for hold in HOLDS.snapshot()] == [left]
+        await face.release(make("lock"))
+    assert HOLDS.snapshot() == []

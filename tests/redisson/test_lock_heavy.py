@@ -1,0 +1,43 @@
+"""RedissonLockHeavyTest: it has to come to an end, and nothing may be left."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from django_rlock import RLock, Semaphore
+
+loads = pytest.mark.parametrize(("owners", "loops"), [(2, 250), (5, 100), (10, 50), (20, 50)])
+
+
+async def work_in_turn(face, redis_client, owners: int, loops: int, acquire) -> None:
+    semaphore = Semaphore("semaphore")
+    await face.call(semaphore, "release")
+
+    async def work() -> None:
+        for number in range(loops):
+            if await acquire(RLock("lock")):
+                redis_client.set("bucket", number)
+                await face.release(RLock("lock"))
+            await face.call(semaphore, "release")
+            await face.call(semaphore, "acquire")
+
+    workers = [face.start(work) for _ in range(owners)]
+    for each in workers:
+        await face.result(each)
+    assert not await face.call(RLock("lock"), "locked")
+    assert await face.call(semaphore, "available_permits") == 1
+
+
+@loads
+async def test_lock_unlock_rlock(face, redis_client, owners, loops):
+    await work_in_turn(face, redis_client, owners, loops, face.acquire)
+
+
+@loads
+async def test_try_lock_unlock_rlock(face, redis_client, owners, loops):
+    def try_for_a_while(lock):
+        return face.acquire(lock, wait_time=random.uniform(0, 0.01))
+
+    await work_in_turn(face, redis_client, owners, loops, try_for_a_while)

@@ -1,0 +1,91 @@
+"""RedissonMultiLockTest, and what RedissonFasterMultiLockTest has beside the tests of every lock."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_rlock import FencedLock, MultiLock, RLock, rlock
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.redisson.others import elsewhere, held_elsewhere, visit
+
+NAMES = "first", "second", "third"
+
+
+@pytest.fixture
+def three() -> MultiLock:
+    return MultiLock(*map(RLock, NAMES))
+
+
+async def test_lock_unlock(face, three):
+    """Each member is held by the owner of the whole, and by nobody else."""
+    async with face.inside(three):
+        for name in NAMES:
+            assert await face.call(RLock(name), "owned")
+            assert not await elsewhere(face, RLock(name), "owned")
+    for name in NAMES:
+        assert not await face.call(RLock(name), "locked")
+
+
+async def test_wait_and_lease_timeouts(face, three):
+    """Of ten who ask at once, exactly one has it."""
+    asked = [face.start(face.call, three, "acquire", False) for _ in range(10)]
+    got = [await face.result(each) for each in asked]
+    assert sorted(got) == [False] * 9 + [True]
+    for hold in HOLDS.snapshot():
+        await face.call(hold.lock, "force_release")
+    HOLDS.clear()
+
+
+async def test_multi_threads(face, three):
+    """A second one that shares a member waits for the first one's release."""
+    other = MultiLock(RLock("zero"), RLock("third"))
+    async with face.inside(three):
+        waiting = face.start(visit, face, other)
+        await face.until(WAITS.snapshot)
+        assert not await face.call(RLock("zero"), "locked")
+    await face.result(waiting)
+
+
+async def test_three_servers(face, own_server):
+    own_server("elsewhere"), own_server("anywhere")
+    lock = MultiLock(RLock("lock"), RLock("lock", using="elsewhere"), RLock("lock", using="anywhere"))
+    async with held_elsewhere(face, lock):
+        for _ in range(2):
+            assert not await face.acquire(lock, blocking=False)
+    async with face.inside(lock):
+        pass
+
+
+async def test_simple_lock(face, redis_client):
+    async with face.inside(rlock("a", "b", kind="rlock")):
+        assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["1"], ["1"]]
+    assert redis_client.keys("rlock:*") == []
+
+
+async def test_reentrant_lock(face, redis_client):
+    lock = rlock("a", "b", kind="rlock")
+    async with face.inside(lock):
+        async with face.inside(lock):
+            assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["2"], ["2"]]
+        assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["1"], ["1"]]
+    assert redis_client.keys("rlock:*") == []
+
+
+async def test_renew_expiration(face, settings):
+    """The watchdog renews each member."""
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.6}}
+    async with face.inside(MultiLock(RLock("a"), FencedLock("b"))):
+        before = [hold.deadline for hold in HOLDS.snapshot()]
+        await face.until(lambda: all(hold.deadline > was for hold, was in zip(HOLDS.snapshot(), before, strict=True)))
+
+
+async def test_try_lock(face, three):
+    async with face.inside(three):
+        assert not await elsewhere(face, three, "acquire", blocking=False)
+
+
+async def test_try_lock_wait(face, three):
+    """It waits out a lease that nobody gives back."""
+    assert await elsewhere(face, three, "acquire", lease_time=0.2)
+    assert await face.acquire(three, wait_time=20)
+    await face.release(three)

@@ -1,0 +1,59 @@
+"""PublishSubscribeTest, CountDownLatchPubSubTest and AsyncSemaphoreTest: how waiters of one process are told."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django_rlock import CountDownLatch, RLock
+from django_rlock.drivers import pubsub
+from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.sync import sync_driver
+from django_rlock.locks.holds import WAITS
+from tests.eventually import eventually
+from tests.redisson.others import held_elsewhere
+
+CHANNEL = "redisson_lock__channel:{rlock:lock}"
+
+
+def test_subscribe_for_race_condition(redis_client, monkeypatch):
+    """Whoever leaves before the subscription is confirmed spoils it for nobody who comes after."""
+    driver: Any = sync_driver("default")
+    with monkeypatch.context() as hasty:
+        hasty.setattr(pubsub, "CONFIRM_WITHIN", 0)
+        for number in range(50):
+            run_sync(driver.listen(f"{CHANNEL}:{number}", None)).close()
+    for number in range(50):
+        second = run_sync(driver.listen(f"{CHANNEL}:{number}", None))
+        eventually(partial(redis_client.publish, f"{CHANNEL}:{number}", "0"))
+        assert run_sync(second.wait(5)) is True
+        second.close()
+
+
+async def test_cancelled_waiters_do_not_retain_queue_nodes(face):
+    """A wait that has ended leaves nothing behind in its process."""
+    async with held_elsewhere(face, RLock("lock")):
+        for _ in range(20):
+            assert not await face.acquire(RLock("lock"), wait_time=0.001)
+        lines = {name for name, _ in pubsub.listener("default")._lines}
+        assert CHANNEL not in lines
+        assert WAITS.snapshot() == []
+
+
+async def test_on_zero_message_all_listeners_executed(face):
+    """The message that a latch is open wakes all who wait for it, not one."""
+    latch = CountDownLatch("latch", wait_time=20)
+    await face.call(latch, "try_set_count", 1)
+
+    async def wait() -> bool:
+        return await (latch.await_() if face.name == "async" else _blocking(latch))
+
+    waits = [face.start(wait) for _ in range(5)]
+    await face.until(lambda: len(WAITS.snapshot()) == 5)
+    await face.call(latch, "count_down")
+    for each in waits:
+        assert await face.result(each) is True
+
+
+async def _blocking(latch: CountDownLatch) -> bool:
+    return latch.wait()

@@ -1,0 +1,236 @@
+"""RedissonReadWriteLockTest."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+import pytest
+
+from django_rlock import LockUpgradeError, ReadLock, WriteLock
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.redisson.crowds import PROCESSES, all_together, in_processes
+from tests.redisson.others import elsewhere, held_elsewhere, visit
+from tests.redisson.test_lock import (
+    test_is_held_by_current_thread,
+    test_is_held_by_current_thread_other_thread,
+    test_is_locked,
+    test_is_locked_other_thread,
+    test_lock_unlock,
+    test_unlock_fail,
+)
+
+__all__ = [
+    "test_is_held_by_current_thread",
+    "test_is_held_by_current_thread_other_thread",
+    "test_is_locked",
+    "test_is_locked_other_thread",
+    "test_lock_unlock",
+    "test_unlock_fail",
+]
+
+LONG = 20
+"""A lease that does not end while a test runs, in seconds."""
+
+
+@pytest.fixture(params=[ReadLock, WriteLock], ids=["read", "write"])
+def kind(request):
+    """The sides, for what is the same with every lock."""
+    return request.param
+
+
+async def test_read_lock_expiration(face):
+    """A writer enters when the last reader leaves: the lease that another one had has ended without effect."""
+    long, short = ReadLock("lock", owner="long"), ReadLock("lock", owner="short")
+    await face.acquire(long, lease_time=LONG)
+    await face.acquire(short, lease_time=0.3)
+    ends = HOLDS.get(short, "short").deadline
+    writer = face.start(visit, face, WriteLock("lock"))
+    await face.until(WAITS.snapshot)
+    await face.release(short)
+    await face.until(lambda: time.monotonic() > ends)
+    assert len(WAITS.snapshot()) == 1
+    await face.release(long)
+    await face.result(writer)
+
+
+async def test_read_lock_expiration_renewal(face, settings):
+    """Readers for longer than the watchdog's timeout; every release finds its hold."""
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.9}}
+    owners = count()
+
+    async def read_twice() -> None:
+        lock = ReadLock("lock", owner=f"reader {next(owners)}")
+        for _ in range(2):
+            async with face.inside(lock):
+                lease_ends = HOLDS.get(lock, lock.owner).deadline
+                await face.until(lambda end=lease_ends: time.monotonic() > end)
+
+    await all_together(face, 10, read_twice)
+
+
+async def test_name(face, redis_client):
+    """With a hash tag of its own, and with many readers at once."""
+
+    async def read() -> None:
+        for _ in range(10):
+            await visit(face, ReadLock("{test}:abc:key"))
+
+    await all_together(face, 10, read)
+    assert not redis_client.keys("*{test}*")
+
+
+async def test_write_lock_expiration(face):
+    """The shorter lease of a second hold does not let another writer in."""
+    lock = WriteLock("lock")
+    await face.acquire(lock, lease_time=LONG)
+    await face.acquire(lock, lease_time=0.1)
+    assert not await elsewhere(face, lock, "acquire", wait_time=0.3)
+    for _ in range(2):
+        await face.release(lock)
+
+
+async def test_read_lock_lease_timeout_diff_threads_wrr(face):
+    """Two readers get in when the lease of a writer ends who never gives back."""
+    began = time.monotonic()
+    assert await elsewhere(face, WriteLock("lock"), "acquire", lease_time=0.3)
+    await all_together(face, 2, visit, face, ReadLock("lock"))
+    assert 0.25 < time.monotonic() - began < 10  # long before the next poll
+
+
+async def test_read_lock_lease_timeout_diff_threads_rrw(face):
+    """A reader that comes and goes does not lengthen what another left behind."""
+    began = time.monotonic()
+    dead = ReadLock("lock", owner="dead", lease_time=0.3)
+    await face.acquire(dead)
+    await face.sleep(0.15)
+    await visit(face, ReadLock("lock", lease_time=LONG))
+    await visit(face, WriteLock("lock"))
+    assert 0.25 < time.monotonic() - began < 10
+    await face.until(lambda: dead.lost)
+
+
+async def test_read_lock_lease_timeout(face):
+    """The reader itself may write when its lease has ended, which the end of an inner hold counts anew."""
+    read, write = ReadLock("lock", lease_time=0.3), WriteLock("lock", wait_time=0)
+    for _ in range(2):
+        await face.acquire(read)
+    await face.release(read)
+    with pytest.raises(LockUpgradeError):
+        await face.acquire(write)
+    await face.until(lambda: read.lost)
+    assert await face.acquire(write)
+    await face.release(write)
+
+
+async def test_wr(face):
+    """To read inside of a write lock, and to stop, leaves it as it was."""
+    read, write = ReadLock("lock"), WriteLock("lock")
+    async with face.inside(write):
+        async with face.inside(read):
+            assert await face.call(write, "locked")
+        assert await face.call(write, "locked")
+    assert not await face.call(write, "locked")
+
+
+async def test_write_read_reentrancy(face):
+    """Another reads and writes when both are given back; who reads cannot write, and is told so."""
+    read, write = ReadLock("lock"), WriteLock("lock")
+    await face.acquire(write)
+    assert await face.acquire(read, blocking=False)
+    assert not await elsewhere(face, read, "acquire", blocking=False)
+    await face.release(write)
+    with pytest.raises(LockUpgradeError):
+        await face.acquire(write, blocking=False)
+    assert not await elsewhere(face, write, "acquire", blocking=False)
+    await face.release(read)
+    assert await face.acquire(write, blocking=False)
+    await face.release(write)
+
+
+async def test_write_lock(face):
+    """Entered twice; others do not get in on either side, and read when it is free, which keeps writers out."""
+    read, write = ReadLock("lock"), WriteLock("lock")
+    for _ in range(2):
+        assert await face.acquire(write, blocking=False)
+        assert not await elsewhere(face, write, "owned")
+        assert not await elsewhere(face, read, "acquire", blocking=False)
+        assert not await elsewhere(face, write, "acquire", blocking=False)
+    await face.release(write)
+    assert not await elsewhere(face, read, "acquire", blocking=False)
+    await face.release(write)
+    async with held_elsewhere(face, read):
+        assert not await face.acquire(write, blocking=False)
+
+
+async def test_multi_read(face):
+    """A writer is kept out until both readers have left."""
+    first, second = ReadLock("lock", owner="first"), ReadLock("lock", owner="second")
+    assert not await face.call(first, "force_release")
+    for reader in (first, second):
+        assert await face.acquire(reader, blocking=False)
+    for reader in (first, second):
+        assert not await face.acquire(WriteLock("lock"), blocking=False)
+        await face.release(reader)
+    await visit(face, WriteLock("lock", wait_time=0))
+
+
+async def test_expire_read(face):
+    """Another reader need not wait for the end of the lease, and its leaving does no harm."""
+    lock = ReadLock("lock", lease_time=LONG)
+    async with face.inside(lock):
+        async with held_elsewhere(face, ReadLock("lock", wait_time=0)):
+            pass
+        assert await face.call(lock, "owned")
+
+
+async def test_reentrancy(face):
+    """Another name is another lock, and a writer gets in when it is given back as often as it was taken."""
+    lock = ReadLock("lock")
+    for _ in range(2):
+        assert await face.acquire(lock, blocking=False)
+    await visit(face, WriteLock("other", wait_time=0))
+    await face.release(lock)
+    assert not await elsewhere(face, WriteLock("lock"), "acquire", blocking=False)
+    await face.release(lock)
+    async with held_elsewhere(face, WriteLock("lock", wait_time=0)):
+        pass
+
+
+async def test_concurrency_single_instance(face):
+    """Writers count; readers see no counter that is about to change."""
+    counter, turns = [0, 0], count()
+
+    async def work() -> None:
+        if next(turns) % 2:
+            async with face.inside(ReadLock("lock")):
+                assert counter[0] == counter[1]
+        else:
+            async with face.inside(WriteLock("lock")):
+                seen = counter[0]
+                counter[0] += 1
+                await face.sleep(0.001)
+                counter[1] = seen + 1
+
+    await all_together(face, 15, work)
+    assert counter == [8, 8]
+
+
+@pytest.mark.parametrize(("pairs", "loops"), [(2, 100), (12, 1)], ids=["loop", "once"])
+def test_concurrency_multi_instance(clients, redis_client, pairs, loops):
+    """Ported from testConcurrencyLoop_MultiInstance and testConcurrency_MultiInstance: every other one reads."""
+    pair = [f"count({loops}, lambda: WriteLock('lock'))", f"look({loops}, lambda: ReadLock('lock'))"]
+    in_processes(clients, pair * pairs)
+    assert redis_client.get("counter") == str(PROCESSES * pairs * loops)
+
+
+async def test_multi_instance_zombie_read_lock_performance(face, clients):
+    """A writer gets in soon after twenty readers who died with three holds each."""
+    (dead,) = clients(1, WATCHDOG_TIMEOUT=0.5)
+    reader = "__import__('django_rlock').ReadLock('lock', owner=f'dead {number}')"
+    dead.do(f"[{reader}.acquire() for number in range(20) for _ in range(3)]")
+    assert not await face.acquire(WriteLock("lock"), blocking=False)
+    dead.kill()
+    began = time.monotonic()
+    await visit(face, WriteLock("lock"))
+    assert time.monotonic() - began < 10

@@ -1,0 +1,115 @@
+"""RedissonRedLockTest. It combines lock objects; ours is a lock over independent servers, here three."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from django_rlock import rlock
+from django_rlock.locks import BaseLock
+from example_project.embedded import EmbeddedServer
+
+LEASE = 2
+"""The shortest, in seconds: it is to outlast twenty times the NODE_TIMEOUT."""
+
+
+@pytest.fixture(scope="module")
+def _three_servers() -> Iterator[list[EmbeddedServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(EmbeddedServer()) for _ in range(3)]
+
+
+@pytest.fixture
+def nodes(_three_servers: list[EmbeddedServer], settings: Settings) -> list[EmbeddedServer]:
+    settings.RLOCK = {"quorum": {"NODES": [server.url for server in _three_servers], "QUARANTINE": 0}}
+    for server in _three_servers:
+        with server.client() as client:
+            client.flushall()
+    return _three_servers
+
+
+def red_lock(**times: Any) -> BaseLock:
+    return rlock("lock", using="quorum", **times)
+
+
+def take_elsewhere(server: EmbeddedServer) -> None:
+    with server.client() as client:
+        client.hset("rlock:lock", "somebody", 1)
+
+
+def give_back_elsewhere(server: EmbeddedServer) -> None:
+    with server.client() as client:
+        client.delete("rlock:lock")
+
+
+@pytest.mark.parametrize("times", [{"lease_time": LEASE}, {"lease_time": 60}, {"wait_time": 0.05, "lease_time": LEASE}])
+async def test_lock_lease_time(face, nodes, times):
+    """Ported from testLockLeasetimeWithMilliSeconds, …WithSeconds, …WithMinutes and testTryLockLeasetime."""
+    counter = [0]
+
+    async def work() -> None:
+        for _ in range(5):
+            while not await face.acquire(red_lock(**times)):
+                pass
+            seen = counter[0]
+            await face.sleep(0.001)
+            counter[0] = seen + 1
+            await face.release(red_lock())
+
+    workers = [face.start(work) for _ in range(10)]
+    for each in workers:
+        await face.result(each)
+    assert counter == [50]
+
+
+async def test_lock_failed(face, nodes):
+    for server in nodes[1:]:
+        take_elsewhere(server)
+    assert not await face.acquire(red_lock(), wait_time=0)
+    with nodes[0].client() as client:
+        await face.until(lambda: not client.exists("rlock:lock"))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+async def test_lock_success(face, nodes, taken):
+    """Ported from testLockSuccess and testLockSuccess2."""
+    take_elsewhere(nodes[taken])
+    assert await face.acquire(red_lock(), wait_time=0.5, lease_time=5)
+    assert await face.call(red_lock(), "owned")
+    await face.release(red_lock())
+    with nodes[taken].client() as client:
+        assert client.hgetall("rlock:lock") == {"somebody": "1"}
+    for server in nodes:
+        give_back_elsewhere(server)
+
+
+async def test_connection_failed(face, nodes):
+    nodes[2].kill()
+    try:
+        async with face.inside(red_lock()):
+            assert await face.call(red_lock(), "owned")
+    finally:
+        nodes[2].start()
+
+
+async def test_multi_threads(face, nodes):
+    """Another waits until it is given back."""
+    inside = [0]
+
+    async def second() -> None:
+        async with face.inside(red_lock()):
+            inside[0] += 1
+
+    async with face.inside(red_lock()):
+        began = time.monotonic()
+        waiting = face.start(second)
+        while time.monotonic() - began < 0.1:
+            await face.sleep(0.01)
+        assert inside == [0]
+    await face.result(waiting)
+    assert inside == [1]

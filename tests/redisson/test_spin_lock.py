@@ -1,0 +1,65 @@
+"""RedissonSpinLockTest: the asynchronous ones, which no other kind has."""
+
+from __future__ import annotations
+
+import asyncio
+
+from django_rlock import SpinLock
+from tests.faces import TaskFace
+from tests.redisson.others import held_elsewhere
+
+
+def run(body) -> None:
+    asyncio.run(body(TaskFace()))
+
+
+def test_try_lock_async():
+    """A wait is pending while another task holds it, and done soon after the release."""
+
+    async def body(face) -> None:
+        async with held_elsewhere(face, SpinLock("lock")):
+            waiting = SpinLock("lock").aacquire()
+            taking = asyncio.ensure_future(waiting)
+            await asyncio.sleep(0.05)
+            assert not taking.done()
+        assert await asyncio.wait_for(taking, 5) is True
+        await SpinLock("lock").arelease()
+
+    run(body)
+
+
+def test_timed_try_lock_async():
+    async def body(face) -> None:
+        async with held_elsewhere(face, SpinLock("lock")):
+            taking = asyncio.ensure_future(SpinLock("lock").aacquire(wait_time=20))
+            await asyncio.sleep(0.05)
+        assert await taking is True
+        await SpinLock("lock").arelease()
+
+    run(body)
+
+
+def test_try_lock_async_wait_time():
+    async def body(face) -> None:
+        async with held_elsewhere(face, SpinLock("lock")):
+            began = asyncio.get_running_loop().time()
+            assert await SpinLock("lock").aacquire(wait_time=0.1) is False
+            assert asyncio.get_running_loop().time() - began >= 0.1
+
+    run(body)
+
+
+def test_try_lock_async_failed():
+    async def body(face) -> None:
+        async with held_elsewhere(face, SpinLock("lock")):
+            assert await SpinLock("lock").aacquire(blocking=False) is False
+
+    run(body)
+
+
+def test_try_lock_async_succeed():
+    async def body(face) -> None:
+        assert await SpinLock("lock").aacquire(blocking=False) is True
+        await SpinLock("lock").arelease()
+
+    run(body)
