@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+MODE = "mode"
+"""The field of a read-write lock that says who holds it: ``read`` or ``write``; no owner is called so."""
 WRITER = ":write"
 """Ends the field of a read-write lock's writer; a reader's is its owner alone."""
 

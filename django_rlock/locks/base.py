@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from django_rlock import keys
 from django_rlock.drivers.aio import async_driver
 from django_rlock.drivers.base import Driver, monotonic, run_sync
 from django_rlock.drivers.identity import Owner, current_owner
@@ -65,7 +66,7 @@ class BaseLock(LockFlows):
         self.wait_time = wait_seconds(wait_time)
         self.lease_time = lease_seconds(lease_time)
         self.using = using
-        self.owner = None if owner is None else _checked_text("owner", owner)
+        self.owner = None if owner is None else _checked_owner(owner)
         self.on_lost = on_lost
         self.max_hold_time = hold_seconds(max_hold_time)
 
@@ -314,6 +315,13 @@ def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[LockHoo
 
 def _lease_left(left_ms: int) -> float | None:
     return None if left_ms == -1 else max(left_ms, 0) / 1000
+
+
+def _checked_owner(value: object) -> str:
+    owner = _checked_text("owner", value)
+    if owner == keys.MODE:
+        raise ValueError(f"A lock's owner must not be {owner!r}: that field of its hash has a meaning of its own.")
+    return owner
 
 
 def _checked_text(argument: str, value: object) -> str:

@@ -63,8 +63,8 @@ class _Side(BaseLock):
         if prefer not in (None, "writer"):
             raise ValueError(f'prefer must be "writer" or None, not {prefer!r}.')
         super().__init__(name, owner=owner, **options)
-        if owner is not None and (owner == "mode" or owner.endswith(keys.WRITER)):
-            raise ValueError(f"{owner!r} has a meaning of its own in a read-write lock; choose another owner.")
+        if owner is not None and owner.endswith(keys.WRITER):
+            raise ValueError(f"The owner of a read-write lock must not end in {keys.WRITER!r}, as {owner!r} does.")
         self.prefer = prefer
 
     def leave_call(self, owner: str) -> ScriptCall:

@@ -13,6 +13,7 @@
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
 
 -- include: fair_grant
+-- include: owns
 
 local lock, queue, alive, member, count = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3]
 local owner = owner_of(member)
@@ -56,7 +57,7 @@ if redis.call('exists', lock) == 0 then
 end
 
 -- Also after a grant just made: with dead waiters before it, the head may have been this owner.
-if redis.call('hexists', lock, owner) == 1 then
+if owns(lock, owner) then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', lock, ARGV[4])
     redis.call('hset', lock, owner, count)

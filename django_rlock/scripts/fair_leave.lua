@@ -11,9 +11,10 @@
 -- Returns {nonce, 1} when the lock was given back, else {nonce, 0}.
 
 -- include: fair_grant
+-- include: owns
 
 redis.call('zrem', KEYS[2], ARGV[2])
-if redis.call('hexists', KEYS[1], owner_of(ARGV[2])) == 0 then
+if not owns(KEYS[1], owner_of(ARGV[2])) then
     return {ARGV[1], 0}
 end
 hand_on(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[3])

@@ -10,6 +10,8 @@
 --
 -- Returns {nonce, 'OK', token}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
 
+-- include: owns
+
 -- A counter alone would start again where the server lost its data; the clock goes on.
 local function next_token()
     local time = redis.call('time')
@@ -33,7 +35,7 @@ if redis.call('exists', KEYS[1]) == 0 then
     redis.call('pexpire', KEYS[1], ARGV[4])
     return {ARGV[1], 'OK', token}
 end
-if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+if owns(KEYS[1], ARGV[2]) then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', KEYS[1], ARGV[4])
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])

@@ -8,7 +8,9 @@
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
 
-if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
+-- include: owns
+
+if not owns(KEYS[1], ARGV[2]) then
     return {ARGV[1], 0}
 end
 -- A renewal may arrive after its owner has chosen a longer lease.

@@ -14,6 +14,7 @@
 -- Returns {nonce, 'OK'}, or {nonce, PTTL of the first lock that is taken, the place of that lock}.
 
 -- include: fair_grant
+-- include: owns
 
 local owner = ARGV[2]
 local locks, queues = {}, {}
@@ -29,7 +30,7 @@ if redis.call('exists', unpack(locks)) > 0 or redis.call('exists', unpack(queues
         if redis.call('exists', lock) == 0 then
             grant(lock, queues[place], KEYS[i + 2], ARGV[4])
         end
-        if redis.call('exists', lock) == 1 and redis.call('hexists', lock, owner) == 0 then
+        if redis.call('exists', lock) == 1 and not owns(lock, owner) then
             return {ARGV[1], redis.call('pttl', lock), place}
         end
     end

@@ -13,13 +13,14 @@
 -- Returns {nonce, {1 or, where the owner does not hold that lock, 0}}.
 
 -- include: fair_grant
+-- include: owns
 
 local freed = {}
 for i = 1, #KEYS, 4 do
-    local owned = redis.call('hexists', KEYS[i], ARGV[2])
-    if owned == 1 then
+    local owned = owns(KEYS[i], ARGV[2])
+    if owned then
         hand_on(KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3], ARGV[3])
     end
-    freed[#freed + 1] = owned
+    freed[#freed + 1] = owned and 1 or 0
 end
 return {ARGV[1], freed}

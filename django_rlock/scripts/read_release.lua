@@ -13,8 +13,8 @@
 -- include: read_holds
 
 local lock, holds, owner, left = KEYS[1], KEYS[2], ARGV[2], tonumber(ARGV[3])
-local held = tonumber(redis.call('hget', lock, owner))
-if not held then
+local held, mode = unpack(redis.call('hmget', lock, owner, 'mode'))
+if not held or not mode then -- without a mode it is another kind of lock
     return {ARGV[1], 0}
 end
 local alive = read_lease(holds, owner, held) >= 0
@@ -27,7 +27,7 @@ else
     for number = 1, left do
         redis.call('set', hold_key(holds, owner, number), 1, 'px', ARGV[4])
     end
-    for number = left + 1, held do
+    for number = left + 1, tonumber(held) do
         redis.call('del', hold_key(holds, owner, number))
     end
 end

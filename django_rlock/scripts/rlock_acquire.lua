@@ -8,6 +8,8 @@
 --
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
 
+-- include: owns
+
 if redis.call('exists', KEYS[1]) == 0 then
     if ARGV[3] ~= '1' then
         return {ARGV[1], 'LOST'}
@@ -16,7 +18,7 @@ if redis.call('exists', KEYS[1]) == 0 then
     redis.call('pexpire', KEYS[1], ARGV[4])
     return {ARGV[1], 'OK'}
 end
-if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+if owns(KEYS[1], ARGV[2]) then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', KEYS[1], ARGV[4])
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])

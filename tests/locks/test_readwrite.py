@@ -190,7 +190,7 @@ async def test_extending_the_write_lock_keeps_a_read_hold_inside(face, redis_cli
     read, write = read_lock(lease_time=20), write_lock(lease_time=20)
     async with face.inside(write), face.inside(read):
         await face.call(write, "extend", 5)
-        assert await face.call(read, "remaining_lease") > 19
+        assert redis_client.pttl(KEY) > 19_000
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -254,9 +254,8 @@ async def test_the_other_side_is_named(face, side, method, redis_client):
 def test_bad_options(side):
     with pytest.raises(ValueError, match='prefer must be "writer" or None'):
         side("prices", prefer="reader")
-    for owner in ("mode", "somebody:write"):
-        with pytest.raises(ValueError, match="has a meaning of its own"):
-            side("prices", owner=owner)
+    with pytest.raises(ValueError, match="must not end in ':write', as 'somebody:write' does"):
+        side("prices", owner="somebody:write")
 
 
 def test_front_door():
@@ -309,21 +308,6 @@ async def test_writer_who_steps_down_wakes_readers(face):
 async def test_writers_hand_over(face):
     visits = [face.start(visit, face, write_lock()) for _ in range(20)]
     assert all([await face.result(each) for each in visits])
-
-
-@pytest.mark.usefixtures("no_beats")
-async def test_writer_who_leaves_passes_its_wake_up_on(face, redis_client):
-    """The first in the line gives up when it is woken by the one message that there is."""
-    await face.acquire(read_lock(owner="a"))
-    impatient = face.start(face.acquire, write_lock(wait_time=0.3))
-    await waiting(face)
-    patient = face.start(visit, face, write_lock())
-    await waiting(face, 2)
-    for _ in range(200):  # somewhere in there it leaves
-        redis_client.publish(CHANNEL, "0")
-    assert await face.result(impatient) is False
-    await face.release(read_lock(owner="a"))
-    assert await face.result(patient)
 
 
 @pytest.mark.usefixtures("no_beats")

@@ -28,6 +28,8 @@ OTHER_KEYS = {
     "write_release": [KEY, READS, WRITERS, RW_CHANNEL],
     "write_renew": [KEY, READS],
     "write_beat": [KEY, WRITERS],
+    "multi_acquire": [KEY, QUEUE, ALIVE, CHANNEL],
+    "multi_release": [KEY, QUEUE, ALIVE, CHANNEL],
 }
 
 Run = Callable[..., Any]

@@ -131,6 +131,37 @@ def test_another_kind_of_lock_keeps_out(run, redis_client, acquire):
     assert redis_client.hgetall(KEY) == {OTHER: "1"}
 
 
+@pytest.mark.parametrize(
+    ("script", "args", "reply"),
+    [
+        (scripts.FAIR_LEAVE, [5000], 0),
+        (scripts.FAIR_RELEASE, [0, LEASE, 5000], 0),
+        (scripts.RLOCK_RELEASE, [0, LEASE], 0),
+        (scripts.LOCK_RENEW, [LEASE, 1], 0),
+        (scripts.MULTI_RELEASE, [5000], [0]),
+        (scripts.RLOCK_ACQUIRE, [2, LEASE], "LOST"),
+        (scripts.FENCED_ACQUIRE, [2, LEASE, 0], "LOST"),
+        (scripts.FAIR_ACQUIRE, [2, LEASE, 5000, 0], "LOST"),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_other_kinds_take_a_share_for_no_hold_of_their_own(run, lock, heard, script, args, reply):
+    """The field is called alike; another kind's release or clean-up would free it for all readers."""
+    read(run, ME)
+    read(run, OTHER)
+    before = lock()
+    assert run(script, ME, *args) == reply
+    assert lock() == before
+    assert heard() == []
+
+
+@pytest.mark.parametrize("release", [end_read, end_write])
+def test_a_hold_of_another_kind_is_no_share(run, redis_client, release):
+    redis_client.hset(KEY, ME, 1)
+    assert release(run, ME) == 0
+    assert redis_client.hgetall(KEY) == {ME: "1"}
+
+
 def test_last_reader_frees_and_wakes(run, redis_client, heard):
     read(run, ME)
     read(run, OTHER, lease=5000)
