@@ -162,7 +162,7 @@ async def test_concurrency_loop_max(face, semaphore):
     assert await left(face, semaphore) == MOST
 
 
-@pytest.mark.parametrize(("threads", "loops"), [(4, 100), (8, 1)], ids=["loop", "once"])
+@pytest.mark.parametrize(("threads", "loops"), [(4, 50), (8, 1)], ids=["loop", "once"])
 def test_concurrency_multi_instance(clients, redis_client, semaphore, threads, loops):
     """Ported from testConcurrencyLoop_MultiInstance and testConcurrency_MultiInstance_1_permits."""
     semaphore.try_set_permits(1)
