@@ -62,7 +62,7 @@ class BaseLock(LockFlows):
         on_lost: Callable[[Any], object] | None = None,
         max_hold_time: Duration | None = None,
     ) -> None:
-        self.name = _checked_text("name", name)
+        self.name = checked_text("name", name)
         self.wait_time = wait_seconds(wait_time)
         self.lease_time = lease_seconds(lease_time)
         self.using = using
@@ -318,13 +318,14 @@ def _lease_left(left_ms: int) -> float | None:
 
 
 def _checked_owner(value: object) -> str:
-    owner = _checked_text("owner", value)
+    owner = checked_text("owner", value)
     if owner == keys.MODE:
         raise ValueError(f"A lock's owner must not be {owner!r}: that field of its hash has a meaning of its own.")
     return owner
 
 
-def _checked_text(argument: str, value: object) -> str:
+def checked_text(argument: str, value: object) -> str:
+    """A name or an owner, if it is text that keys can carry."""
     if not isinstance(value, str):
         raise TypeError(f"A lock's {argument} must be a string, not {value!r}.")
     if not value:

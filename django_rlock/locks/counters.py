@@ -18,7 +18,7 @@ from django_rlock.drivers.identity import client_id
 from django_rlock.drivers.sync import defer
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.base import _checked_text
+from django_rlock.locks.base import checked_text
 from django_rlock.locks.durations import UNSET, Duration, milliseconds, wait_seconds
 from django_rlock.locks.flows import RELEASE_PATIENCE
 from django_rlock.locks.hooks import LockHooks
@@ -54,7 +54,7 @@ class Counter(LockHooks):
     __slots__ = ("wait_time",)
 
     def __init__(self, name: str, *, wait_time: Duration | None, using: str) -> None:
-        self.name = _checked_text("name", name)
+        self.name = checked_text("name", name)
         self.wait_time = wait_seconds(wait_time)
         self.using = using
         self.on_lost = None

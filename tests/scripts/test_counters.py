@@ -190,7 +190,6 @@ def test_drain_takes_all_and_says_so_again(run, redis_client, left, there):
     for _ in range(2):
         assert run(scripts.SEMAPHORE_DRAIN, KEEP) == there
         assert left() == "0"
-        redis_client.set(KEY, 0, px=LEASE)
     assert redis_client.pttl(KEY) > 0
     assert 0 < redis_client.pttl(DRAINED) <= KEEP
 
