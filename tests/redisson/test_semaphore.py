@@ -50,17 +50,18 @@ async def test_acquire_without_set_permits(face, semaphore):
     assert await left(face, semaphore) == 0
 
 
-async def test_try_set_permits(face, semaphore):
+async def test_try_set_permits(face, redis_client, semaphore):
     """Once; and for a time, after which they are gone."""
     assert await face.call(semaphore, "try_set_permits", 10)
     assert not await face.call(semaphore, "try_set_permits", 15)
     assert await left(face, semaphore) == 10
-    began, for_a_time = time.monotonic(), Semaphore("for a time")
-    assert await face.call(for_a_time, "try_set_permits", 5, ttl=0.5)
-    assert await left(face, for_a_time) == 5 or time.monotonic() - began > 0.5
-    while await left(face, for_a_time):
-        await face.sleep(0.01)
-    assert 0.45 < time.monotonic() - began < 10
+    long, short = Semaphore("long"), Semaphore("short")
+    began = time.monotonic()
+    for each, ttl in ((long, 20), (short, 0.2)):
+        assert await face.call(each, "try_set_permits", 5, ttl=ttl)
+    await face.until(lambda: not redis_client.exists("rlock:short"))
+    assert 0.15 < time.monotonic() - began < 10
+    assert [await left(face, each) for each in (long, short)] == [5, 0]
 
 
 async def test_add_permits(face, semaphore):
