@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django_rlock import keys, scripts
+from django_rlock import scripts
 from django_rlock.drivers import background
 from django_rlock.drivers.base import Driver, ScriptCall
 from django_rlock.exceptions import PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, granted, undone_on_error
+from django_rlock.locks.counters import checked_number, granted, undone_on_error
 from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
 from django_rlock.locks.faces import faces
 from django_rlock.locks.holds import HOLDS, Hold
-from django_rlock.locks.permits import Permit, PermitBlock, PermitHold, checked_ids, packed
+from django_rlock.locks.permits import (
+    Permit,
+    PermitBlock,
+    PermitHold,
+    PermitRequest,
+    checked_amount,
+    checked_ids,
+    leave_call,
+    packed,
+    permit_keys,
+)
 from django_rlock.locks.semaphore import BaseSemaphore
 from django_rlock.settings import DEFAULT_ALIAS
-
-MOST_AT_ONCE = 10_000
-"""Permits of one acquire; the server does nothing else while it writes them down."""
 
 
 class PermitExpirableSemaphore(BaseSemaphore):
@@ -83,7 +89,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         """
         wait = self._wait_seconds(blocking, wait_time)
         lease = self._lease(lease_time, renewed)
-        request = _Acquire(self, _checked_amount(permits), lease)
+        request = PermitRequest(self, checked_amount(permits), lease)
         with undone_on_error(request):
             attempt = await granted(request, driver, 0.0, wait)
             return None if attempt is None else self._permit(attempt, request, renewed)
@@ -111,7 +117,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
             raise ValueError("With renewed=True the lease is WATCHDOG_TIMEOUT; it takes no lease_time.")
         return self.settings.watchdog_timeout
 
-    def _permit(self, attempt: Attempt, request: _Acquire, renewed: bool) -> Permit:
+    def _permit(self, attempt: Attempt, request: PermitRequest, renewed: bool) -> Permit:
         lease = request.lease
         if lease is None or not renewed:
             return Permit(self, request.ids, attempt.sent_at + (math.inf if lease is None else lease), [])
@@ -217,7 +223,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         return self._renew(owner, lease, 1)
 
     def leave_call(self, owner: str) -> ScriptCall:
-        return _leave_call(self, (owner,))
+        return leave_call(self, (owner,))
 
     def _renew(self, each: str, lease: float | None, keep_longer: int) -> ScriptCall:
         lease_ms = 0 if lease is None else milliseconds(lease)
@@ -227,40 +233,10 @@ class PermitExpirableSemaphore(BaseSemaphore):
         return await self._ask(driver, self._call(scripts.PERMIT_STATE, self._keys(), bytes.fromhex(each)))
 
     def _keys(self) -> tuple[str, str, str]:
-        return _semaphore_keys(self.key)
+        return permit_keys(self.key)
 
 
 _NO_END, _NOT_TAKEN = -1, -2
-
-
-class _Acquire(Request):
-    """Permits with ids; the ids are the request's name."""
-
-    __slots__ = ("ids", "lease")
-
-    kind = PermitExpirableSemaphore.kind
-
-    def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, lease: float | None) -> None:
-        super().__init__(semaphore, permits)
-        self.ids = tuple(os.urandom(16).hex() for _ in range(permits))
-        self.lease = lease
-
-    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        lease_ms = 0 if self.lease is None else milliseconds(self.lease)
-        all_keys = *_semaphore_keys(self.key), keys.requests_key(self.key)
-        return self._call(scripts.PERMIT_ACQUIRE, all_keys, packed(self.ids), lease_ms)
-
-    def leave_call(self, owner: str) -> ScriptCall:
-        return _leave_call(self, self.ids)
-
-
-def _leave_call(hooks: Any, ids: tuple[str, ...]) -> ScriptCall:
-    all_keys = *_semaphore_keys(hooks.key), keys.requests_key(hooks.key)
-    return ScriptCall(hooks.name, scripts.PERMIT_LEAVE, all_keys, (packed(ids), REMEMBERED_MS))
-
-
-def _semaphore_keys(key: str) -> tuple[str, str, str]:
-    return key, keys.permits_key(key), keys.semaphore_channel(key)
 
 
 def _note_lease(hold: Hold | None, permit: Permit | str, sent_at: float, lease: float | None) -> None:
@@ -271,9 +247,3 @@ def _note_lease(hold: Hold | None, permit: Permit | str, sent_at: float, lease: 
         hold.lease_from(sent_at, math.inf if lease is None else lease, renewed=False)
         if lease is None:
             HOLDS.remove(hold)  # nothing is left to be watched
-
-
-def _checked_amount(permits: int) -> int:
-    if checked_number("permits", permits, 1) > MOST_AT_ONCE:
-        raise ValueError(f"permits must be {MOST_AT_ONCE} at once at most, not {permits}.")
-    return permits

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from django_rlock.drivers.base import monotonic
+from django_rlock import keys, scripts
+from django_rlock.drivers.base import ScriptCall, monotonic
 from django_rlock.exceptions import LockLostError, LockTimeoutError
-from django_rlock.locks.counters import hidden_behind
+from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, hidden_behind
+from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.holds import Hold
+from django_rlock.locks.hooks import LockHooks
 from django_rlock.locks.semaphore import NO_PERMIT_LEFT
 
 if TYPE_CHECKING:
     from django_rlock.locks.expirable import PermitExpirableSemaphore
 
+MOST_AT_ONCE = 10_000
+"""Permits of one acquire; the server does nothing else while it writes them down."""
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -145,3 +151,40 @@ def checked_ids(permits: Permit | str | Iterable[str]) -> tuple[str, ...]:
 
 def packed(ids: tuple[str, ...]) -> bytes:
     return bytes.fromhex("".join(ids))
+
+
+class PermitRequest(Request):
+    """Permits with ids; the ids are the request's name."""
+
+    __slots__ = ("ids", "lease")
+
+    kind = "permit"
+
+    def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, lease: float | None) -> None:
+        super().__init__(semaphore, permits)
+        self.ids = tuple(os.urandom(16).hex() for _ in range(permits))
+        self.lease = lease
+
+    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+        lease_ms = 0 if self.lease is None else milliseconds(self.lease)
+        all_keys = *permit_keys(self.key), keys.requests_key(self.key)
+        return self._call(scripts.PERMIT_ACQUIRE, all_keys, packed(self.ids), lease_ms)
+
+    def leave_call(self, owner: str) -> ScriptCall:
+        return leave_call(self, self.ids)
+
+
+def leave_call(hooks: LockHooks, ids: tuple[str, ...]) -> ScriptCall:
+    all_keys = *permit_keys(hooks.key), keys.requests_key(hooks.key)
+    return ScriptCall(hooks.name, scripts.PERMIT_LEAVE, all_keys, (packed(ids), REMEMBERED_MS))
+
+
+def permit_keys(key: str) -> tuple[str, str, str]:
+    return key, keys.permits_key(key), keys.semaphore_channel(key)
+
+
+def checked_amount(permits: int) -> int:
+    """The number itself, if so many can be taken at once."""
+    if checked_number("permits", permits, 1) > MOST_AT_ONCE:
+        raise ValueError(f"permits must be {MOST_AT_ONCE} at once at most, not {permits}.")
+    return permits
