@@ -71,6 +71,7 @@ def test_every_error_has_the_common_base(error: RLockError) -> None:
     [
         (LockTimeoutError("a"), TimeoutError),
         (LockNotOwnedError("a"), RuntimeError),
+        (LockUpgradeError("a"), RuntimeError),
         (LockLostError("a"), RuntimeError),
         (StaleTokenError("a", row="b", token=1, stored=2), RuntimeError),
         (LockUnavailableError("a", reason="down"), ConnectionError),
@@ -89,4 +90,5 @@ def test_a_timeout_says_who_holds_the_lock_and_for_how_long() -> None:
 
 
 def test_an_unavailable_lock_says_why_and_what_to_do() -> None:
-    assert str(ERRORS[6]) == "Lock 'stock:1' is unavailable: connection refused. Start the server."
+    error = LockUnavailableError("stock:1", reason="connection refused", advice="Start the server.")
+    assert str(error) == "Lock 'stock:1' is unavailable: connection refused. Start the server."
