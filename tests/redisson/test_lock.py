@@ -15,6 +15,23 @@ from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import eventually
 from tests.redisson.others import elsewhere, held_elsewhere
 
+COUNT = """exec('''
+from django_redis import get_redis_connection
+from django_rlock import *
+def count(lock, loops):
+    counter = get_redis_connection("default")
+    for _ in range(loops):
+        with lock:
+            counter.set("counter", int(counter.get("counter") or 0) + 1)
+''', globals())"""
+"""What processes are told first: a counter that is read and then written."""
+
+each_kind = pytest.mark.parametrize(
+    "made",
+    ["RLock('lock')", "FairLock('lock')", "SpinLock('lock')", "MultiLock(RLock('lock:1'), RLock('lock:2'))"],
+    ids=["lock", "fair", "spin", "group"],
+)
+
 
 async def test_remain_time_to_live_2(face, kind):
     """Not the watchdog's, however often it is entered."""
@@ -95,13 +112,14 @@ async def test_expire(face, kind):
         assert await face.call(lock, "locked")
 
 
-@pytest.mark.parametrize("name", ["rlock", "fair", "spin"])
-def test_auto_expire(clients, redis_client, name):
+@each_kind
+def test_auto_expire(clients, redis_client, made):
     """The watchdog ends with its process, and the lease soon after."""
     (client,) = clients(1, WATCHDOG_TIMEOUT=0.5)
-    client.do(f"lock('lock', {name!r}).acquire()")
+    client.do(COUNT)
+    client.do(f"{made}.acquire()")
     client.kill()
-    eventually(lambda: not redis_client.exists("rlock:lock"))
+    eventually(lambda: not redis_client.keys("rlock:*"))
 
 
 async def test_is_held_by_current_thread_other_thread(face, kind):
@@ -231,24 +249,14 @@ async def test_concurrency_single_instance(face, kind):
     assert counter == [15]
 
 
-COUNT = """exec('''
-from django_redis import get_redis_connection
-def count(kind, loops):
-    counter = get_redis_connection("default")
-    for _ in range(loops):
-        with lock("lock", kind):
-            counter.set("counter", int(counter.get("counter") or 0) + 1)
-''', globals())"""
-
-
-@pytest.mark.parametrize("name", ["rlock", "fair", "spin"])
+@each_kind
 @pytest.mark.parametrize(("threads", "loops"), [(4, 100), (25, 1)], ids=["loop", "once"])
-def test_concurrency_multi_instance(clients, redis_client, name, threads, loops):
+def test_concurrency_multi_instance(clients, redis_client, made, threads, loops):
     """A counter that is read and then written, by threads of four processes."""
     work = []
     for client in clients(4):
         client.do(COUNT)
-        work += [client.begin(f"count({name!r}, {loops})", f"thread {number}") for number in range(threads)]
+        work += [client.begin(f"count({made}, {loops})", f"thread {number}") for number in range(threads)]
     for each in work:
         each.result(50)
     assert redis_client.get("counter") == str(4 * threads * loops)

@@ -89,3 +89,23 @@ async def test_try_lock_wait(face, three):
     assert await elsewhere(face, three, "acquire", lease_time=0.2)
     assert await face.acquire(three, wait_time=20)
     await face.release(three)
+
+
+class Interruption(BaseException):
+    pass
+
+
+async def test_lock_is_not_renewed_after_interrupted_try_lock(face, three, redis_client, monkeypatch):
+    """Interrupted after some or all members were taken, of which the caller never learns."""
+
+    def interrupted(*_: object) -> None:
+        raise Interruption
+
+    mixed = MultiLock(RLock("a"), FencedLock("b"), FencedLock("c"))
+    for lock in (three, mixed):
+        with monkeypatch.context() as patch:
+            patch.setattr("django_rlock.locks.flows.LockFlows._tell_acquired", interrupted)
+            with pytest.raises(Interruption):
+                await face.acquire(lock)
+        assert HOLDS.snapshot() == []
+        await face.until(lambda: not redis_client.keys("rlock:*"))
