@@ -1,0 +1,51 @@
+"""Owners of both sides who want the same lock again and again: one at a time, and none is forgotten.
+
+Not of a read-write lock: Redisson's waiters for one miss a message that comes between their try and their sleep.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.interop.pairs import ALIKE
+from tests.interop.sites import PLACES
+
+VISITS = 15
+LEASE = 15
+"""In seconds: a waiter who misses a message sleeps for as long, and the test is over before that."""
+
+
+@pytest.mark.parametrize("scene", PLACES, indirect=True, ids="-".join)
+@pytest.mark.parametrize("kind", ["plain", "fair", "fenced"])
+def test_one_at_a_time(kind, name, site, java):
+    pair = ALIKE[kind]
+    inside, visits = [], []
+
+    def visit(who: str) -> None:
+        inside.append(who)
+        assert inside == [who]
+        visits.append(who)
+        assert inside.pop() == who
+
+    def in_python(who: str) -> None:
+        lock = pair.ours(name, using="hasty")
+        for _ in range(VISITS):
+            assert lock.acquire(wait_time=LEASE, lease_time=LEASE)
+            visit(who)
+            lock.release()
+
+    def in_java(who: str) -> None:
+        thread, lock = java(who), pair.theirs(name)
+        for _ in range(VISITS):
+            assert thread.do(lock, "tryLock", LEASE, LEASE, "SECONDS")
+            visit(who)
+            thread.do(lock, "unlock")
+
+    with ThreadPoolExecutor(6) as threads:
+        here = [threads.submit(in_python, f"python-{number}") for number in range(3)]
+        there = [threads.submit(in_java, f"java-{number}") for number in range(3)]
+        for each in here + there:
+            each.result()
+    assert len(visits) == 6 * VISITS
