@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from benchmarks.peers import as_pair
 from benchmarks.results import Row, Table, median_row
 from benchmarks.stage import one_core
-from benchmarks.uncontended import Costs, time_sync
+from benchmarks.timing import Costs, Pair, ratios, time_sync
 from django_rlock import FairLock, MultiLock, RLock
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock
@@ -28,7 +26,7 @@ def run(quick: bool) -> list[Table]:
     return [Table(f"{locks} locks of one server, taken and given back", rows)]
 
 
-def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Callable[[], object]]:
+def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Pair]:
     """``one`` is what the others are measured by."""
     singles = [kind(name) for name in names]
 
@@ -53,7 +51,7 @@ def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Callable[[],
 def kind_rows(kind: str, costs: Costs) -> list[Row]:
     rows = []
     for name in (name for name in costs if name != "one"):
-        ratios = [mine.wall / one.wall for mine, one in zip(costs[name], costs["one"], strict=True)]
         at_most = WALL_LIMIT if name == "MultiLock" else None
-        rows.append(median_row(f"{kind}, {name}, wall time", ratios, f"× one {kind}", at_most=at_most))
+        figures = ratios(costs, name, "one")
+        rows.append(median_row(f"{kind}, {name}, wall time", figures, f"× one {kind}", at_most=at_most))
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,15 +15,13 @@ import redis_lock
 from django_redis import get_redis_connection
 
 from benchmarks.stage import URL_VARIABLE
+from benchmarks.timing import AsyncPair, Pair
 from django_rlock import FairLock, RLock
 from django_rlock.drivers.base import pack
 from django_rlock.locks import rlock
 
 LEASE = 30
 """Seconds; the lease that our watchdog renews is as long."""
-
-Pair = Callable[[], object]
-AsyncPair = Callable[[], Awaitable[object]]
 
 
 def sync_pairs() -> dict[str, Pair]:
@@ -101,9 +99,9 @@ async def async_pairs() -> AsyncIterator[dict[str, AsyncPair]]:
     try:
         theirs, plain, fair = client.lock("bench:redis-py", timeout=LEASE), RLock("bench:rlock"), FairLock("bench:fair")
         yield {
-            "redis-py": _async_pair(theirs.acquire, theirs.release),
-            "RLock": _async_pair(plain.aacquire, plain.arelease),
-            "FairLock": _async_pair(fair.aacquire, fair.arelease),
+            "redis-py": as_async_pair(theirs.acquire, theirs.release),
+            "RLock": as_async_pair(plain.aacquire, plain.arelease),
+            "FairLock": as_async_pair(fair.aacquire, fair.arelease),
             "raw stream": _raw_async_pair(reader, writer),
         }
     finally:
@@ -111,7 +109,9 @@ async def async_pairs() -> AsyncIterator[dict[str, AsyncPair]]:
         await client.aclose()
 
 
-def _async_pair(acquire: AsyncPair, release: AsyncPair) -> AsyncPair:
+def as_async_pair(acquire: AsyncPair, release: AsyncPair) -> AsyncPair:
+    """Acquire and release."""
+
     async def pair() -> None:
         await acquire()
         await release()

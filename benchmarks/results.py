@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
-PACKAGES = ("django", "django-redis", "redis", "hiredis", "python-redis-lock")
+PACKAGES = ("django", "django-redis", "redis", "hiredis", "pottery", "python-redis-lock")
 
 
 @dataclass(frozen=True)

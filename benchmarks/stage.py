@@ -38,16 +38,16 @@ def configure() -> None:
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
-    """Keep this process and the server on one core, where the system can.
+def one_core(*others: int) -> Iterator[None]:
+    """Keep this process and others, the server when none are named, on one core, where the system can.
 
     On two, what is measured is how fast an idle core wakes, above all in a virtual machine.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
-    server_pid = int(observer().info("server")["process_id"])
-    cores = {pid: os.sched_getaffinity(pid) for pid in (0, server_pid)}
+    pids = others or (int(observer().info("server")["process_id"]),)
+    cores = {pid: os.sched_getaffinity(pid) for pid in (0, *pids)}
     try:
         for pid in cores:
             os.sched_setaffinity(pid, {min(cores[0])})

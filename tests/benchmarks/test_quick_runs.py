@@ -71,6 +71,13 @@ def check_multi(rows):
         assert singly["at_most"] is None
 
 
+def check_quorum(rows):
+    for face in ("sync", "async"):
+        assert {f"{name}, {face}" for name in ("RedLock", "RedLock without fencing", "pottery")} < rows.keys()
+    for pings in ("a PING", "5 PINGs at once"):
+        assert rows[f"what the proxy adds to {pings}"]["figure"] >= 2
+
+
 CHECKS = {
     "uncontended": check_uncontended,
     "contended": check_contended,
@@ -78,6 +85,7 @@ CHECKS = {
     "holding": check_holding,
     "listing": check_listing,
     "multi": check_multi,
+    "quorum": check_quorum,
 }
 
 

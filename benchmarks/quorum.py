@@ -1,0 +1,155 @@
+"""RedLock over five servers: beside pottery's, and beside one server, near and two milliseconds away.
+
+Client, servers and proxy share one core, so what five servers do at the same time elsewhere is done in turn here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from urllib.parse import urlsplit
+
+import pottery
+import redis
+import redis.asyncio
+from django.test.utils import override_settings
+
+from benchmarks.delay import delayed
+from benchmarks.peers import LEASE, as_async_pair, as_pair
+from benchmarks.results import Row, Table, median_row
+from benchmarks.stage import one_core
+from benchmarks.timing import AsyncPair, Costs, Pair, ratios, time_async, time_sync
+from django_rlock import RLock
+from django_rlock.locks.redlock import RedLock
+from example_project.embedded import EmbeddedServer
+
+NODES, AWAY = 5, 0.002
+"""AWAY is what the proxy adds to a round trip, in seconds."""
+ROUNDS, NEAR_PAIRS, FAR_PAIRS, PINGS = 20, 40, 8, 100
+QUICK_ROUNDS, QUICK_NEAR_PAIRS, QUICK_FAR_PAIRS, QUICK_PINGS = 2, 3, 2, 5
+POTTERY_LIMIT, SINGLE_LIMIT = 0.5, 1.6
+
+
+def run(quick: bool) -> list[Table]:
+    sizes = (QUICK_ROUNDS, QUICK_NEAR_PAIRS, QUICK_FAR_PAIRS, QUICK_PINGS)
+    rounds, near_pairs, far_pairs, pings = sizes if quick else (ROUNDS, NEAR_PAIRS, FAR_PAIRS, PINGS)
+    with five_nodes() as (near, far):
+        near_costs = Measured(near, "near", rounds, near_pairs)
+        far_costs = Measured(far, "far", rounds, far_pairs)
+        added = [ping_row(near[:1], far[:1], pings), ping_row(near, far, pings)]
+    return [
+        Table(
+            f"RedLock, {NODES} nodes on the loopback interface, acquire + release",
+            near_costs.rows("pottery", {"RedLock": POTTERY_LIMIT}),
+        ),
+        Table(
+            f"The same through a proxy that adds {AWAY * 1000:g} ms to each round trip",
+            [*far_costs.rows("RLock, one node", {"RedLock": SINGLE_LIMIT}), *added],
+        ),
+    ]
+
+
+@contextmanager
+def five_nodes() -> Iterator[tuple[list[str], list[str]]]:
+    """The URLs of five servers, and those by which they are far away; aliases for both, for one node and for all."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(EmbeddedServer(port=0)) for _ in range(NODES)]
+        ports = [server.port or 0 for server in servers]
+        proxy, far_ports = stack.enter_context(delayed(ports, AWAY))
+        near, far = ([f"redis://127.0.0.1:{port}/0" for port in each] for each in (ports, far_ports))
+        stack.enter_context(override_settings(**aliases(near=near, far=far)))
+        stack.enter_context(one_core(proxy, *(server.pid for server in servers)))
+        yield near, far
+
+
+def aliases(**urls: Sequence[str]) -> dict[str, object]:
+    caches: dict[str, dict[str, str]] = {}
+    locks: dict[str, dict[str, object]] = {}
+    for place, nodes in urls.items():
+        caches[f"{place} one"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": nodes[0]}
+        locks[f"{place} one"] = {"CACHE": f"{place} one"}
+        # The servers have just started: no QUARANTINE, or they had no votes for half a minute.
+        locks[f"{place} five"] = {"NODES": list(nodes), "QUARANTINE": 0}
+    return {"CACHES": {"default": caches["near one"], **caches}, "RLOCK": locks}
+
+
+class Measured:
+    """What the contenders took at one place, through threads and through asyncio."""
+
+    def __init__(self, urls: Sequence[str], place: str, rounds: int, pairs: int) -> None:
+        with ExitStack() as stack:
+            self.sync = time_sync(sync_pairs(stack, urls, place), rounds, pairs)
+        self.coroutines = asyncio.run(time_coroutines(urls, place, rounds, pairs))
+
+    def rows(self, base: str, limits: Mapping[str, float]) -> list[Row]:
+        return [*_rows(self.sync, "sync", base, limits), *_rows(self.coroutines, "async", base, limits)]
+
+
+def _rows(costs: Costs, face: str, base: str, limits: Mapping[str, float]) -> list[Row]:
+    return [
+        median_row(f"{name}, {face}", ratios(costs, name, base), f"× {base}", at_most=limits.get(name))
+        for name in costs
+        if name != base
+    ]
+
+
+def sync_pairs(stack: ExitStack, urls: Sequence[str], place: str) -> dict[str, Pair]:
+    clients = [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
+    return {
+        "RedLock": as_pair(RedLock("bench:redlock", using=f"{place} five")),
+        "RedLock without fencing": as_pair(RedLock("bench:unfenced", fencing=False, using=f"{place} five")),
+        "pottery": as_pair(pottery.Redlock(key="bench", masters=set(clients), auto_release_time=LEASE)),
+        "RLock, one node": as_pair(RLock("bench:rlock", using=f"{place} one")),
+        "redis-py, one node": as_pair(clients[0].lock("bench:redis-py", timeout=LEASE)),
+    }
+
+
+async def time_coroutines(urls: Sequence[str], place: str, rounds: int, pairs: int) -> Costs:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(redis.asyncio.Redis.from_url(url)) for url in urls]
+        return await time_async(async_pairs(clients, place), rounds, pairs)
+
+
+def async_pairs(clients: Sequence[redis.asyncio.Redis], place: str) -> dict[str, AsyncPair]:
+    theirs = clients[0].lock("bench:redis-py", timeout=LEASE)
+    locks = {
+        "RedLock": RedLock("bench:redlock", using=f"{place} five"),
+        "RedLock without fencing": RedLock("bench:unfenced", fencing=False, using=f"{place} five"),
+        "RLock, one node": RLock("bench:rlock", using=f"{place} one"),
+    }
+    pottery_lock = pottery.AIORedlock(key="bench", masters=set(clients), auto_release_time=LEASE)
+    return {
+        **{name: as_async_pair(lock.aacquire, lock.arelease) for name, lock in locks.items()},
+        "pottery": as_async_pair(pottery_lock.acquire, pottery_lock.release),
+        "redis-py, one node": as_async_pair(theirs.acquire, theirs.release),
+    }
+
+
+def ping_row(near: Sequence[str], far: Sequence[str], pings: int) -> Row:
+    """What the proxy adds to a PING, or to one for each of several nodes at once: not more if it keeps them together.
+
+    The time is until the last reply.
+    """
+    with ExitStack() as stack:
+        here, there = ([stack.enter_context(connection(url)) for url in urls] for urls in (near, far))
+        added = [ping_all(there) - ping_all(here) for _ in range(pings)]
+    what = "a PING" if len(near) == 1 else f"{len(near)} PINGs at once"
+    return median_row(f"what the proxy adds to {what}", [1000 * seconds for seconds in added], "ms")
+
+
+def connection(url: str) -> socket.socket:
+    """A bare one, so that a client's own work does not count."""
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname, address.port))
+
+
+def ping_all(connections: Sequence[socket.socket]) -> float:
+    started = time.perf_counter()
+    for each in connections:
+        each.sendall(b"PING\r\n")
+    for each in connections:
+        each.recv(64)
+    return time.perf_counter() - started
