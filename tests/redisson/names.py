@@ -1,4 +1,4 @@
-"""Redisson's test classes and their tests: a section for each class and a row for each test in docs/redisson-tests.md."""
+"""Redisson's test classes and their tests: docs/redisson-tests.md has a section for each, and a row for each."""
 
 NAMES: dict[str, str] = {
     "RedissonLockTest": """
