@@ -28,8 +28,9 @@ class ReadWriteLock:
             ...
 
     Options are those of all locks, for both sides, and ``prefer``: with "writer" waiting writers keep new readers out;
-    with None, as in Redisson, a stream of readers that overlap keeps writers out. Under "writer" a reader must not wait
-    for a thread or task that has yet to take the read lock: a writer may stand between the two.
+    with None, as in Redisson, a stream of readers that overlap keeps writers out. Under "writer" a stream of writers
+    keeps readers out, and a reader must not wait for a thread or task that has yet to take the read lock: a writer may
+    stand between the two.
 
     Both sides are re-entrant, and each needs as many releases as it was taken. A writer may also take the read lock,
     and keep it when it gives the write lock back; a reader who asks for the write lock would wait for itself, and gets
@@ -172,7 +173,8 @@ class WriteLock(_Side):
 
     def beat_call(self, owner: str) -> ScriptCall:
         key, _, writers, _ = keys.readwrite_keys(self.key)
-        return self._call(scripts.WRITE_BEAT, (key, writers), owner, milliseconds(self.settings.waiter_alive_time))
+        alive, first = milliseconds(self.settings.waiter_alive_time), int(self.prefer == "writer")
+        return self._call(scripts.WRITE_BEAT, (key, writers), owner, alive, first)
 
     def renew_call(self, owner: str, lease: float) -> ScriptCall:
         return self._call(scripts.WRITE_RENEW, keys.readwrite_keys(self.key)[:2], owner, milliseconds(lease), 1)

@@ -5,8 +5,9 @@
 -- ARGV[1]  nonce
 -- ARGV[2]  the process's longest waiting writer
 -- ARGV[3]  alive time, ms
+-- ARGV[4]  1 when that writer goes first, else 0
 --
--- Returns {nonce, 1 while somebody holds the lock, else 0, PTTL of the lock, {}}.
+-- Returns {nonce, 0 if that writer should ask again, else 1, PTTL of the lock, {}}.
 
 -- include: write_waiters
 
@@ -18,4 +19,7 @@ for _, writer in ipairs(redis.call('zrange', writers, 0, -1)) do
         keep_readers_out(writers, writer, ARGV[3])
     end
 end
-return {ARGV[1], redis.call('exists', KEYS[1]), redis.call('pttl', KEYS[1]), {}}
+local left = redis.call('pttl', KEYS[1])
+-- Its mark is gone when the server lost it, or the process was paused for longer than its alive time.
+local known = left ~= -2 and (ARGV[4] == '0' or redis.call('zscore', writers, ARGV[2]))
+return {ARGV[1], known and 1 or 0, left, {}}

@@ -9,6 +9,7 @@ from django_rlock import (
     FairLock,
     LockLostError,
     LockNotOwnedError,
+    LockUnavailableError,
     LockUpgradeError,
     ReadLock,
     ReadWriteLock,
@@ -564,6 +565,18 @@ async def test_writer_that_died_keeps_readers_out_for_its_alive_time_only(face, 
     await face.release(holder)
 
 
+async def test_writer_keeps_readers_out_again_after_the_server_lost_its_mark(face, settings, redis_client):
+    settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
+    holder = read_lock(owner="holder")
+    await face.acquire(holder)
+    writer = face.start(visit, face, write_lock(prefer="writer"))
+    await face.until(lambda: redis_client.exists(WRITERS))
+    redis_client.delete(WRITERS)
+    await face.until(lambda: redis_client.exists(WRITERS))
+    await face.release(holder)
+    assert await face.result(writer)
+
+
 # --- by force, and seen from outside ---------------------------------------------------------------------------------
 
 
@@ -636,6 +649,24 @@ async def test_info_names_readers_and_writers(face):
         info = await face.call(mine, "info")
         assert (info.kind, info.holder.owner) == ("write", f"{current_owner().name}:write")
         assert info.holder.held_for is not None
+
+
+async def test_given_back_without_memory(face, own_server):
+    """A full server takes no new lock, but inner and outer holds can be given back, and a writer can step down."""
+    server = own_server(args=["--maxmemory-policy", "noeviction"])
+    read, write = read_lock(), write_lock()
+    for lock in (write, write, read, read):
+        await face.acquire(lock)
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+        for lock in (write, read, write):
+            await face.release(lock)
+        assert await face.call(read, "hold_count") == 1
+        assert not await face.call(write, "locked")
+        await face.release(read)
+        with pytest.raises(LockUnavailableError, match="maxmemory"):
+            await face.acquire(write)
+        assert left(client) == []
 
 
 # --- interruptions, names, processes ---------------------------------------------------------------------------------
