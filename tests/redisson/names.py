@@ -19,6 +19,17 @@ NAMES: dict[str, str] = {
         testConcurrencyLoop_MultiInstance testConcurrency_MultiInstance testConcurrency_MultiInstance_Ordering
         testNameMapper testAcquireFailedNotCalledOnRedisTimeout
     """,
+    "RedissonReadWriteLockTest": """
+        testReadLockExpiration testReadLockIsLocked testReadLockExpirationRenewal testName
+        testWriteLockExpiration testInCluster testReadLockLeaseTimeoutDiffThreadsWRR
+        testReadLockLeaseTimeoutDiffThreadsRRW testReadLockLeaseTimeout testWR testWriteRead
+        testWriteReadReentrancy testWriteLock testMultiRead testForceUnlock testReadWriteTTL testExpireRead
+        testExpireWrite testAutoExpire testHoldCount testIsHeldByCurrentThreadOtherThread
+        testIsHeldByCurrentThread testIsLockedOtherThread testIsLocked testUnlockFail testLockUnlock
+        testReentrancy testConcurrency_SingleInstance testConcurrencyLoop_MultiInstance
+        testConcurrency_MultiInstance testMultiInstanceReadLockZombieCleanup
+        testMultiInstanceZombieReadLockPerformance
+    """,
     "RedissonMultiLockTest": """
         testLockUnlock testWaitAndLeaseTimeouts testMultiThreads test
     """,
@@ -86,5 +97,28 @@ NAMES: dict[str, str] = {
     """,
     "RedissonTopicTest": """
         testResubscriptionAfterFailover testReattachInSentinel3
+    """,
+    "RedissonSemaphoreTest": """
+        testAcquireAfterAddPermits testZero testAcquireWithoutSetPermits testTrySetPermits testAddPermits
+        testReducePermits testBlockingAcquire testBlockingNAcquire testTryNAcquire testReleaseWithoutPermits
+        testDrainPermits testReleaseAcquire testReleaseIfExists testConcurrency_SingleInstance
+        testConcurrencyLoopMax_MultiInstance testConcurrencyLoop_MultiInstance
+        testConcurrency_MultiInstance_1_permits
+    """,
+    "RedissonPermitExpirableSemaphoreTest": """
+        testGetInClusterNameMapper testUpdateLeaseTime testNotExistent testAvailablePermits
+        testAcquiredPermits testGetPermits testExpiration testExpire testExpireTryAcquire testTrySetPermits
+        testSetPermits testAddPermits testBlockingAcquire testBlockingAcquireMany testTryAcquire
+        testTryAcquireMany testReleaseWithoutPermits testReleaseExpired testConcurrency_SingleInstance
+        testConcurrencyLoop_MultiInstance testAcquire testRelease testAcquireAsyncMany testReleaseAsyncMany
+        testReleaseManyExpiredDoesNotThrow testTryReleaseManyExpired testReleaseManyNotExistOrExpired
+        testGetLeaseTime testConcurrencyMultiPermits testConcurrencyMultiPermits2
+    """,
+    "RedissonCountDownLatchTest": """
+        testAwaitTimeout testAwaitTimeoutFail testMultiAwait testCountDown testDelete testDeleteFailed
+        testTrySetCount testCount
+    """,
+    "RedissonCountDownLatchConcurrentTest": """
+        testSingleCountDownAwait_SingleInstance
     """,
 }

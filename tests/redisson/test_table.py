@@ -24,8 +24,13 @@ PLACE = re.compile(r"`(tests/[\w/.]+)::(\w+)`")
 def collected_from(file: str) -> set[str]:
     """What pytest would collect there."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return {function.name for function in functions if function.name.startswith("test_")}
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):  # run there with fixtures of that file
+            names.update(alias.name for alias in node.names)
+    return {name for name in names if name.startswith("test_")}
 
 
 def test_there_is_a_section_for_each_class() -> None:
