@@ -55,6 +55,6 @@ def _run_maven() -> None:
     if done.returncode != 0:
         told = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
         # Where all must run, as on the CI machine, a registry that does not answer is a failure as well.
-        if _UNREACHABLE.search(told) and "CI" not in os.environ:
+        if _UNREACHABLE.search(told) and not os.environ.get("CI"):
             raise UnavailableError(f"Maven cannot fetch Redisson: {told}")
         raise RuntimeError(f"Maven could not build {PROJECT}:\n{told}")
