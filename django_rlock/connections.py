@@ -27,6 +27,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django_redis import get_redis_connection
 from django_redis.pool import ConnectionFactory
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from django_rlock.cluster import Address, ClusterClient, SlotMap
 from django_rlock.settings import DEFAULT_ALIAS, get_settings, is_url
@@ -39,6 +41,9 @@ CONNECT_WITHIN = 4
 
 SHORTEST_LIMIT = 0.5
 """How long the background thread waits for a reply at least, in seconds, however short the leases are."""
+
+SENTINEL_WITHIN = 0.5
+"""How long one sentinel may take to name the primary, in seconds, before the next is asked."""
 
 _ASYNC_CLASSES: dict[type, type[aio.AbstractConnection]] = {
     redis.connection.Connection: aio.Connection,
@@ -107,8 +112,10 @@ def slot_map(using: str) -> SlotMap:
 
 @cache
 def command_pool(using: str, node: Address | None = None) -> redis.ConnectionPool:
-    """The alias's own pool, which it shares with the cache; or locks' own pool for a node of its cluster."""
+    """The alias's own pool, which it shares with the cache; behind sentinels or in a cluster, locks' own."""
     pool = get_client(using).connection_pool if node is None else _node_pool(using, node)
+    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
+        pool = _pool_beside(using)
     _shared_pools.add(pool)
     return pool
 
@@ -139,8 +146,18 @@ def _pool_beside(using: str) -> redis.ConnectionPool:
         cache: Any = caches[url]
         client = cache.client
         url, factory = client._server[0], client.connection_factory  # noqa: SLF001 - the primary's URL
+        factory = type(factory)(factory.options)  # sentinels of its own
     pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(url))
+    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
+        _hurry(pool.sentinel_manager)
     return pool
+
+
+def _hurry(manager: Any) -> None:
+    """Have the next sentinel asked soon: redis-py tries one that is down ten times, for minutes."""
+    for sentinel in manager.sentinels:
+        sentinel.set_retry(Retry(NoBackoff(), 0))
+        _limit(sentinel.connection_pool.connection_kwargs, SENTINEL_WITHIN)
 
 
 def _node_pool(using: str, node: Address) -> redis.ConnectionPool:
@@ -222,7 +239,9 @@ def _make_async_pool(using: str, node: Address | None) -> aio.ConnectionPool:
 def _async_sentinel(manager: Any) -> aio_sentinel.Sentinel:
     twin = aio_sentinel.Sentinel([], min_other_sentinels=manager.min_other_sentinels)  # type: ignore[no-untyped-call]
     for sentinel in manager.sentinels:
-        pool = aio.ConnectionPool(**_async_options(sentinel.connection_pool))
+        # The driver's limit is for all of them together.
+        limits = {"socket_timeout": SENTINEL_WITHIN, "socket_connect_timeout": SENTINEL_WITHIN}
+        pool = aio.ConnectionPool(**_async_options(sentinel.connection_pool) | limits)
         twin.sentinels.append(redis.asyncio.Redis(connection_pool=pool))
     return twin
 

@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from redis.cluster import ClusterNode, RedisCluster
@@ -20,7 +21,6 @@ from tests.eventually import eventually
 from tests.topologies.documented import acl_line
 
 PASSWORD = "correct horse"
-SERVICE = "locks"
 CLUSTER_FACTORY = "django_rlock.cluster.ConnectionFactory"
 _SLOTS = [(0, 5460), (5461, 10922), (10923, 16383)]
 _SYNC_AT_ONCE = ("--repl-diskless-sync-delay", "0")
@@ -36,6 +36,7 @@ class Topology:
     servers: list[EmbeddedServer]
     options: dict[str, Any] = field(default_factory=dict)
     sentinel: EmbeddedServer | None = None
+    service: str = ""
 
     @property
     def cache(self) -> dict[str, Any]:
@@ -80,18 +81,19 @@ def encrypted() -> Iterator[Topology]:
 @contextmanager
 def watched() -> Iterator[Topology]:
     """A primary, a replica, and a sentinel that takes 300 ms for a death."""
+    service = f"locks-{uuid4()}"  # django-redis keeps one pool for each URL, whatever the sentinels
     with ExitStack() as stack:
         primary, replica = (stack.enter_context(EmbeddedServer(port=0, args=_SYNC_AT_ONCE)) for _ in range(2))
         sentinel = stack.enter_context(EmbeddedServer(port=0, args=["--sentinel"]))
         follow(replica, primary)
-        _watch(sentinel, primary)
+        _watch(sentinel, primary, service)
         client = stack.enter_context(primary.client())
         options = {
             "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
             "CLIENT_CLASS": "django_redis.client.SentinelClient",
             "SENTINELS": [("127.0.0.1", sentinel.port)],
         }
-        yield Topology("sentinel", f"redis://{SERVICE}/0", client, [primary, replica], options, sentinel)
+        yield Topology("sentinel", f"redis://{service}/0", client, [primary, replica], options, sentinel, service)
 
 
 @contextmanager
@@ -117,8 +119,9 @@ TOPOLOGIES: dict[str, Launch] = {
 }
 
 
-def command(server: EmbeddedServer, name: str, *args: Any) -> Any:
+def command(server: EmbeddedServer | None, name: str, *args: Any) -> Any:
     """Send one command to one server."""
+    assert server is not None
     with server.client() as client:
         return client.execute_command(*name.split(), *args)
 
@@ -130,12 +133,12 @@ def follow(replica: EmbeddedServer, primary: EmbeddedServer) -> None:
         eventually(lambda: client.info("replication").get("master_link_status") == "up")
 
 
-def _watch(sentinel: EmbeddedServer, primary: EmbeddedServer) -> None:
+def _watch(sentinel: EmbeddedServer, primary: EmbeddedServer, service: str) -> None:
     with sentinel.client() as client:
-        client.sentinel_monitor(SERVICE, "127.0.0.1", primary.port, 1)
+        client.sentinel_monitor(service, "127.0.0.1", primary.port, 1)
         for option, value in {"down-after-milliseconds": 300, "failover-timeout": 1000}.items():
-            client.sentinel_set(SERVICE, option, value)
-        eventually(lambda: client.sentinel_slaves(SERVICE))
+            client.sentinel_set(service, option, value)
+        eventually(lambda: client.sentinel_slaves(service))
 
 
 def start_node(stack: ExitStack) -> EmbeddedServer:

@@ -1,0 +1,121 @@
+"""A primary that dies, or is demoted, in the middle of holding, waiting and giving back."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import redis
+
+from django_rlock import LockLostError, LockUnavailableError, RLock
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.topologies.servers import Topology, command, watched
+
+KEY = "rlock:stock:42"
+
+
+@pytest.fixture
+def topology(use):
+    with watched() as chosen:
+        use(chosen, WATCHDOG_TIMEOUT=6)
+        yield chosen
+
+
+async def fail_over(face, topology: Topology) -> None:
+    """Have the sentinel make the replica primary; at once, though the other one may be dead."""
+    replica = topology.servers[1]
+    await face.until(lambda: _begin_failover(topology))
+    await face.until(lambda: primary_port(topology) == replica.port)
+    await face.until(lambda: command(replica, "ROLE")[0] == "master")
+
+
+def _begin_failover(topology: Topology) -> bool:
+    try:
+        return bool(command(topology.sentinel, "SENTINEL FAILOVER", topology.service))
+    except redis.ResponseError as error:
+        return "INPROG" in str(error)  # by its own decision; or it knows too little of the replica as yet
+
+
+def primary_port(topology: Topology) -> int:
+    assert topology.sentinel is not None
+    with topology.sentinel.client() as client:
+        return client.sentinel_get_master_addr_by_name(topology.service)[1]
+
+
+async def visit(face, lock, inside):
+    async with face.inside(lock):
+        inside.append(lock)
+
+
+async def test_what_was_replicated_is_kept(face, kind, topology):
+    """The holder goes on, and is renewed; its waiter goes on waiting, and is woken by the new primary."""
+    primary, replica = topology.servers
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    await face.until(lambda: command(replica, "EXISTS", KEY))
+    inside: list[object] = []
+    waiting = face.start(visit, face, kind("stock:42"), inside)
+    await face.until(WAITS.snapshot)
+    before = HOLDS.snapshot()[0].deadline
+    primary.kill()
+    await fail_over(face, topology)
+    await face.until(lambda: HOLDS.snapshot()[0].deadline > before)
+    await face.until(lambda: command(replica, "PUBSUB CHANNELS", "*lock*"))
+    assert inside == []
+    assert not lock.lost
+    await face.release(lock)
+    await face.result(waiting)
+    assert not command(replica, "EXISTS", KEY)
+
+
+async def test_holder_learns_that_it_was_not_replicated(face, topology):
+    primary, replica = topology.servers
+    lock = RLock("stock:42")
+    command(replica, "REPLICAOF", "127.0.0.1", 1)  # it has fallen behind
+    await face.acquire(lock)
+    primary.kill()
+    await fail_over(face, topology)
+    await face.until(lambda: lock.lost)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+    async with face.inside(lock):
+        assert command(replica, "EXISTS", KEY)
+
+
+async def test_acquire_and_release_in_the_middle_of_it(face, topology):
+    """Whoever gives back learns whether that worked; if not, it is done in the background."""
+    primary, replica = topology.servers
+    lock = RLock("stock:42")
+    await face.acquire(lock, lease_time=60)
+    await face.until(lambda: command(replica, "EXISTS", KEY))
+    primary.kill()
+    with pytest.raises(LockUnavailableError):
+        await face.acquire(RLock("stock:43"), blocking=False)
+    with pytest.raises(LockUnavailableError, match="it frees itself"):
+        await face.release(lock)
+    failing_over = face.start(fail_over, face, topology)
+    assert await face.acquire(RLock("stock:43"), wait_time=20)
+    assert command(replica, "EXISTS", "rlock:stock:43")
+    await face.release(RLock("stock:43"))
+    await face.until(lambda: not command(replica, "EXISTS", KEY))
+    await face.result(failing_over)
+
+
+async def test_demoted_primary_is_left(face, topology):
+    """Its connections stay open, so only its refusal to write tells."""
+    primary, replica = topology.servers
+    async with face.inside(RLock("warm")):
+        pass
+    await fail_over(face, topology)
+    command(primary, "REPLICAOF", "127.0.0.1", replica.port)  # as the sentinel will in some seconds
+    async with face.inside(RLock("stock:42")):
+        assert command(replica, "EXISTS", KEY)
+
+
+async def test_sentinel_that_is_down_holds_nobody_up(face, started, use):
+    """redis-py would try it ten times, for minutes, before the next one."""
+    topology = started("sentinel")
+    sentinels = [("127.0.0.1", 1), *topology.options["SENTINELS"]]
+    use(replace(topology, options={**topology.options, "SENTINELS": sentinels}))
+    began = time.monotonic()
+    async with face.inside(RLock("stock:42")):
+        assert time.monotonic() - began < 5
