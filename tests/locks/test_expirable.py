@@ -206,7 +206,7 @@ async def test_new_lease_ends_the_renewal(face, licences, ends):
     assert 90 < await face.call(licences, "lease_time", permit) <= 100
     assert await face.call(licences, "update_lease_time", permit.id, None) is True
     assert ends() == {permit.id: NEVER}
-    assert not permit.lost
+    assert (permit.lost, HOLDS.snapshot()) == (False, [])
     await face.call(permit, "release")
     assert await face.call(licences, "update_lease_time", permit, 100) is False
     with pytest.raises(PermitNotHeldError):
@@ -323,7 +323,9 @@ async def test_lease_of_what_is_renewed(face, licences, redis_client):
     assert redis_client.get(KEY) == "3"
 
 
-async def test_key_of_a_lock_is_left_alone(face, redis_client):
+async def test_key_of_a_lock_is_left_alone(face, redis_client, monkeypatch):
+    """And what was refused is not tried again in the background."""
+    monkeypatch.setattr("django_rlock.locks.counters.defer", pytest.fail)
     redis_client.hset(KEY, "somebody", 1)
     licences = PermitExpirableSemaphore("licences")
     for method, *args in (["acquire"], ["release", UNKNOWN], ["total_permits"], ["set_permits", 1], ["delete"]):

@@ -9,6 +9,7 @@ KEY = "rlock:stock:42"
 PERMITS, REQUESTS = keys.permits_key(KEY), keys.requests_key(KEY)
 CHANNEL, GATE = keys.semaphore_channel(KEY), keys.latch_channel(KEY)
 DRAINED = keys.drained_key(KEY, "r1")
+OURS = KEY, PERMITS, REQUESTS, DRAINED
 SEMAPHORE = [KEY, CHANNEL, REQUESTS]
 EXPIRABLE = [KEY, PERMITS, CHANNEL]
 ALL_KEYS = {
@@ -114,7 +115,7 @@ def test_release_tells_no_total_below_one(run, redis_client, left, heard, there)
 
 def test_release_leaves_alone_what_does_not_exist(run, redis_client, heard):
     assert run(scripts.SEMAPHORE_RELEASE, "r1", 2, KEEP, 1) == 0
-    assert redis_client.dbsize() == 0
+    assert redis_client.exists(*OURS) == 0
     assert heard() == []
 
 
@@ -199,7 +200,7 @@ def test_drain_of_nothing(run, redis_client, there):
     if there is not None:
         redis_client.set(KEY, there)
     assert run(scripts.SEMAPHORE_DRAIN, KEEP) == 0
-    assert redis_client.dbsize() == (there is not None)
+    assert redis_client.exists(*OURS) == (there is not None)
 
 
 def test_read(run, redis_client):
@@ -213,7 +214,7 @@ def test_delete(run, redis_client):
     redis_client.set(KEY, 0)
     redis_client.zadd(PERMITS, {A: NEVER})
     assert run(scripts.SEMAPHORE_DELETE) == 1
-    assert redis_client.dbsize() == 0
+    assert redis_client.exists(*OURS) == 0
 
 
 # --- expirable semaphore ---------------------------------------------------------------------------------------------
@@ -286,7 +287,7 @@ def test_permits_whose_leases_ended_are_taken_again(run, redis_client, left, per
 def test_ended_leases_do_not_bring_back_a_semaphore(run, redis_client):
     redis_client.zadd(PERMITS, {B: 1})
     assert run(scripts.PERMIT_STATE, "") == [0, 0, -2]
-    assert redis_client.dbsize() == 0
+    assert redis_client.exists(*OURS) == 0
 
 
 def test_permit_is_given_back(run, redis_client, left, permits, heard):
@@ -390,7 +391,7 @@ def test_latch_is_set_once(run, redis_client, left, heard):
 
 def test_latch_of_nothing_stays_open(run, redis_client, heard):
     assert run(scripts.LATCH_SET, "r1", GATE, 0, KEEP) == 1
-    assert (redis_client.dbsize(), heard()) == (0, [])
+    assert (redis_client.exists(*OURS), heard()) == (0, [])
 
 
 def test_latch_counts_down_once_for_each_request(run, redis_client, left, heard):
@@ -404,7 +405,7 @@ def test_latch_counts_down_once_for_each_request(run, redis_client, left, heard)
 
 def test_open_latch_does_not_count(run, redis_client, heard):
     assert run(scripts.LATCH_COUNT_DOWN, "r1", GATE, KEEP) == 0
-    assert (redis_client.dbsize(), heard()) == (0, [])
+    assert (redis_client.exists(*OURS), heard()) == (0, [])
 
 
 def test_late_count_down_does_not_touch_the_next_round(run, left, heard):
@@ -425,7 +426,7 @@ def test_deleted_latch_lets_its_waiters_go(run, redis_client, heard):
     assert run(scripts.LATCH_DELETE, GATE) == 0
     redis_client.set(KEY, 2)
     assert run(scripts.LATCH_DELETE, GATE) == 1
-    assert (redis_client.dbsize(), heard()) == (0, [(GATE, "0")])
+    assert (redis_client.exists(*OURS), heard()) == (0, [(GATE, "0")])
 
 
 # --- all -------------------------------------------------------------------------------------------------------------
@@ -464,7 +465,7 @@ def test_nothing_is_done_to_another_kind_of_value(run, redis_client, heard, scri
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         run(script, *args)
     assert (redis_client.dump(KEY), redis_client.dump(PERMITS)) == before
-    assert (redis_client.dbsize(), heard()) == (2, [])
+    assert (redis_client.exists(*OURS), heard()) == (2, [])
 
 
 @pytest.mark.parametrize(
