@@ -1,7 +1,7 @@
-"""Servers that seem far away: a process between client and servers, which keeps each command for a while.
+"""Servers that seem far away: a process between client and servers, which keeps commands and replies for a while.
 
-One thread waits for all sockets at once, and each piece of data has its own time, whatever node it goes to: nothing
-queues behind anything else. Replies pass at once, so a round trip takes longer by the delay, once.
+One thread waits for all sockets at once, and each piece of data has its own time, wherever it goes: nothing queues
+behind anything else.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from collections.abc import Iterator, Sequence
 
 @contextlib.contextmanager
 def delayed(ports: Sequence[int], seconds: float) -> Iterator[tuple[int, list[int]]]:
-    """The proxy's process id, and the ports of 127.0.0.1 that lead to the given ones, ``seconds`` later."""
+    """The proxy's process id, and the ports of 127.0.0.1 that lead to the given ones.
+
+    A round trip takes ``seconds`` longer through them, half of it each way.
+    """
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in ports]
-    relay = Relay(dict(zip(listeners, ports, strict=True)), seconds)
+    relay = Relay(dict(zip(listeners, ports, strict=True)), seconds / 2)
     process = multiprocessing.get_context("spawn").Process(target=relay.run, daemon=True)
     process.start()
     addresses = [listener.getsockname() for listener in listeners]
@@ -33,13 +36,12 @@ def delayed(ports: Sequence[int], seconds: float) -> Iterator[tuple[int, list[in
 
 
 class Relay:
-    """Passes on what comes; ``upstream`` is the port that each listening socket leads to."""
+    """Passes on what comes, ``seconds`` later; ``upstream`` is the port that each listening socket leads to."""
 
     def __init__(self, upstream: dict[socket.socket, int], seconds: float) -> None:
         self._upstream = upstream
         self._seconds = seconds
         self._peers: dict[socket.socket, socket.socket] = {}
-        self._clients: set[socket.socket] = set()
         self._kept: deque[tuple[float, socket.socket, bytes]] = deque()
         """When to send, where and what; the delay is the same for all, so they are in order."""
 
@@ -53,7 +55,8 @@ class Relay:
                     self._read(each)
             while self._kept and self._kept[0][0] <= time.monotonic():
                 _, target, data = self._kept.popleft()
-                _send(target, data)
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    target.sendall(data)
 
     def _time_left(self) -> float | None:
         return max(self._kept[0][0] - time.monotonic(), 0) if self._kept else None
@@ -64,26 +67,17 @@ class Relay:
         for each in (client, server):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._peers |= {client: server, server: client}
-        self._clients.add(client)
 
     def _read(self, source: socket.socket) -> None:
         data = b""
         with contextlib.suppress(OSError):
             data = source.recv(65536)
-        if not data:
-            self._close(source)
-        elif source in self._clients:
+        if data:
             self._kept.append((time.monotonic() + self._seconds, self._peers[source], data))
         else:
-            _send(self._peers[source], data)
+            self._close(source)
 
     def _close(self, source: socket.socket) -> None:
         for each in (source, self._peers[source]):
             del self._peers[each]
-            self._clients.discard(each)
             each.close()
-
-
-def _send(target: socket.socket, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # it was closed meanwhile
-        target.sendall(data)
