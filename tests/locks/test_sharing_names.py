@@ -18,8 +18,10 @@ from django_rlock import (
     Semaphore,
     rlock,
 )
-from django_rlock.keys import token_key
+from django_rlock.drivers.identity import client_id
+from django_rlock.keys import alive_key, token_key
 from django_rlock.locks import KINDS
+from django_rlock.locks.holds import WAITS
 
 NAME = "stock:42"
 KEY = f"rlock:{NAME}"
@@ -129,3 +131,23 @@ def test_an_owner_known_by_name_through_the_wrong_kind(held, asked, outcome, met
 def test_no_owner_is_called_as_the_field_of_the_mode(kind):
     with pytest.raises(ValueError, match="must not be 'mode'"):
         rlock(NAME, kind=kind, owner="mode")
+
+
+async def test_waiters_of_each_kind_are_beaten_for(face, settings, redis_client):
+    """One process, one name, two kinds: the beat of the one that waits longest tells nothing of the others."""
+    settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
+    redis_client.hset(KEY, "somebody", 1)
+    waiters = []
+    for number, kind in enumerate(["write", "fair"]):
+        waiters.append(face.start(visit, face, rlock(NAME, kind=kind)))
+        await face.until(lambda number=number: len(WAITS.snapshot()) == number + 1)
+    alive_until = redis_client.zscore(alive_key(KEY), client_id())
+    await face.until(lambda: redis_client.zscore(alive_key(KEY), client_id()) > alive_until + 900)
+    redis_client.delete(KEY)
+    for each in waiters:
+        await face.result(each)
+
+
+async def visit(face, lock) -> None:
+    async with face.inside(lock):
+        pass
