@@ -24,11 +24,20 @@ class Sharing(World):
         return *super().state(), tuple(self.client.zrange(writers_key(KEY), 0, -1))
 
 
-class SteppingDown(Visitor):
-    """Writes, then reads, gives the write lock back, and reads on for a step."""
+class Staying(Visitor):
+    """Takes the lock for good."""
 
-    def __init__(self, world: World, process: Process, split: bool = False) -> None:
-        super().__init__(world, process, WriteLock(NAME), split=split)
+    async def _visit(self, wait: float | None) -> str:
+        assert await self.lock._take(self.driver, self.owner, wait, LEASE) is None
+        return "served"
+
+
+class SteppingDown(Visitor):
+    """Writes, then reads, gives the write lock back, and reads on for a step, or for good."""
+
+    def __init__(self, world: World, process: Process, for_good: bool = False) -> None:
+        self.for_good = for_good
+        super().__init__(world, process, WriteLock(NAME))
 
     async def _visit(self, wait: float | None) -> str:
         write, read = self.lock, ReadLock(NAME)
@@ -37,6 +46,8 @@ class SteppingDown(Visitor):
         assert await read._take(self.driver, self.owner, wait, LEASE) is None
         self.lock = read  # others may read from when the server has the command
         await write._give_back(self.driver, self.owner)
+        if self.for_good:
+            return "served"
         await _suspend("inside")
         self.world.inside.remove(self)
         await read._give_back(self.driver, self.owner)
@@ -112,6 +123,37 @@ def test_stepping_down(make_world, crowd):
         return world
 
     assert explore(build, all_served) > 20
+
+
+@pytest.mark.parametrize("crowd", [(R,), (R, R)], ids=["reader", "readers"])
+def test_readers_get_in_when_a_writer_reads_on_for_good(make_world, crowd):
+    def build() -> World:
+        world = visitors(make_world(Sharing), *crowd, processes=1)
+        add(world, SteppingDown(world, world.process(), for_good=True))
+        return world
+
+    def check(world: World) -> None:
+        assert [actor.result for actor in world.actors] == ["served"] * len(world.actors)
+
+    assert explore(build, check) > 20
+
+
+def test_readers_get_in_when_the_writer_that_goes_first_gives_up(make_world):
+    """Another reader is inside for good, so nobody else's leaving wakes them."""
+
+    def build() -> World:
+        world = visitors(make_world(Sharing), FIRST, YIELDING, wait=5.0)
+        inside = Staying(world, world.process(), R)
+        while inside.at != "done":
+            inside.step()
+        world.may = {"timeout": 1}
+        return world
+
+    def check(world: World) -> None:
+        writer, reader = world.actors
+        assert (reader.result == "served") is (writer.result == "timeout"), (writer.at, reader.at)
+
+    assert explore(build, check) > 20
 
 
 @each_crowd
