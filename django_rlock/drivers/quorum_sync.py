@@ -43,6 +43,10 @@ class Site:
         self._untold: dict[tuple[int, QuorumCall], float] = {}
         self._closed = False
 
+    def is_up(self, node: int) -> bool:
+        """Whether it could be reached when it was last tried."""
+        return node not in self._down
+
     def require_up(self, node: int) -> None:
         """NodeDownError for a node that could not be reached when it was last tried; nobody waits for it again."""
         reason = self._down.get(node)
@@ -111,7 +115,7 @@ def _without_password(url: str) -> str:
 class Link:
     """A connection to a node, and the nonces and calls whose replies are still to come on it, in their order."""
 
-    __slots__ = ("connection", "fileno", "node", "owed", "since")
+    __slots__ = ("_poll", "connection", "fileno", "node", "owed", "since")
 
     def __init__(self, node: int, connection: Any) -> None:
         self.node = node
@@ -119,17 +123,24 @@ class Link:
         self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no other way to wait for several
         self.owed: deque[tuple[bytes, QuorumCall, Talk]] = deque()
         self.since = 0.0
+        self._poll = select.poll()
+        self._poll.register(self.fileno, select.POLLIN)
 
     @property
     def has_reply(self) -> bool:
         return bool(self.connection.can_read(0))
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing came unasked, as the connection's end would."""
+        return not self._poll.poll(0)
+
 
 class Talk:
     """A conversation with the nodes; see ``quorum.Conversation``.
 
-    A slow node may still owe a reply when the conversation ends. Its connection is kept, and the next conversation
-    reads what is not meant for it before its own: a late grant is followed there by the release that undoes it.
+    A slow node may still owe a reply when the conversation ends. The next conversation on its connection reads what is
+    not meant for it before its own: a late grant is followed there by the release that undoes it.
     """
 
     def __init__(self, driver: SyncQuorumDriver) -> None:
@@ -239,7 +250,10 @@ class SyncQuorumDriver(QuorumDriver, SyncDriver):
         return Talk(self)
 
     def take_link(self, node: int) -> Link:
-        """A connection that nobody uses; the replies that it owes are read or on their way."""
+        """A connection that nobody uses; the replies that it owes are read or on their way.
+
+        The driver keeps them itself: redis-py's pool takes longer to give one out and back than a node to answer.
+        """
         while self._kept[node]:
             try:
                 link = self._kept[node].pop()
@@ -262,6 +276,9 @@ class SyncQuorumDriver(QuorumDriver, SyncDriver):
         except (redis.RedisError, OSError, AttributeError):
             self.drop_link(link)
             return False
+        if not link.owed and not (link.is_quiet and self.site.is_up(link.node)):
+            self.drop_link(link)
+            return False
         if link.owed and self.now() > link.since + self.timeout:
             self.drop_link(link)
             self.site.note_down(link.node, redis.TimeoutError("did not answer in time"))
@@ -269,10 +286,7 @@ class SyncQuorumDriver(QuorumDriver, SyncDriver):
         return True
 
     def keep_link(self, link: Link) -> None:
-        if link.owed:
-            self._kept[link.node].append(link)
-        else:
-            self.site.pools[link.node].release(link.connection)
+        self._kept[link.node].append(link)
 
     def drop_link(self, link: Link) -> None:
         link.connection.disconnect()

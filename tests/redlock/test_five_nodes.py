@@ -43,6 +43,17 @@ async def test_reenters(face, nodes):
     assert not await face.call(lock, "locked")
 
 
+async def test_connections_that_ended_while_idle_are_replaced(face, nodes):
+    lock = rlock("x", using="quorum")
+    async with face.inside(lock):
+        pass
+    for server in nodes:
+        with server.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+    assert await face.acquire(lock, wait_time=0)
+    await face.release(lock)
+
+
 async def test_works_while_two_are_paused(face, nodes):
     lock = rlock("x", using="quorum")
     for server in nodes[:2]:
