@@ -221,6 +221,18 @@ async def test_new_lease_of_a_permit_that_is_not_renewed(face, licences):
     assert await face.call(licences, "try_release", permit) == 1
 
 
+async def test_nothing_is_renewed_while_a_new_lease_is_under_way(face, licences, proxy):
+    """A renewal that overtakes it would make a shorter lease longer again."""
+    permit = await face.call(licences, "acquire", renewed=True)
+    reply = proxy.hold_reply(scripts.PERMIT_RENEW)
+    changing = face.start(face.call, licences, "update_lease_time", permit, 5)
+    await face.until(reply.served.is_set)
+    assert [hold.renewed for hold in HOLDS.snapshot()] == [False]
+    reply.let_go.set()
+    assert await face.result(changing) is True
+    await face.call(permit, "release")
+
+
 async def test_renewal_goes_on_when_a_new_lease_could_not_be_set(face, licences, proxy):
     permit = await face.call(licences, "acquire", renewed=True)
     proxy.swallow_reply(scripts.PERMIT_RENEW)
