@@ -50,6 +50,7 @@ async def test_connections_that_ended_while_idle_are_replaced(face, nodes):
     for server in nodes:
         with server.client() as client:
             client.client_kill_filter(_type="normal", skipme=True)
+    await face.sleep(0.01)  # an event loop hears of it when it next looks
     assert await face.acquire(lock, wait_time=0)
     await face.release(lock)
 
