@@ -95,14 +95,17 @@ class Interruption(BaseException):
     pass
 
 
-async def test_lock_is_not_renewed_after_interrupted_try_lock(face, three, redis_client, monkeypatch):
-    """Interrupted after some or all members were taken, of which the caller never learns."""
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_lock_is_not_renewed_after_interrupted_try_lock(face, three, redis_client, monkeypatch, place):
+    """Interrupted when a member was taken, of which the caller never learns."""
+    for lock in (three, MultiLock(FencedLock("a"), FencedLock("b"), FencedLock("c"))):
+        taken: list[object] = []
 
-    def interrupted(*_: object) -> None:
-        raise Interruption
+        def interrupted(member: object, *_: object, taken: list[object] = taken) -> None:
+            taken.append(member)
+            if len(taken) > place:
+                raise Interruption
 
-    mixed = MultiLock(RLock("a"), FencedLock("b"), FencedLock("c"))
-    for lock in (three, mixed):
         with monkeypatch.context() as patch:
             patch.setattr("django_rlock.locks.flows.LockFlows._tell_acquired", interrupted)
             with pytest.raises(Interruption):
