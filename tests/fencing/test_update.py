@@ -11,7 +11,7 @@ from django.core.exceptions import FieldDoesNotExist, FieldError
 from django.db import IntegrityError, transaction
 from django.db.models import F
 
-from django_rlock import FencedLock, StaleTokenError, fenced
+from django_rlock import FencedLock, StaleTokenError, distributed_lock, fenced
 from django_rlock.fencing import FencedRows
 from tests.fencing.models import Account, FreshStock, RenamedStock, Shop, Stock
 
@@ -54,6 +54,18 @@ def test_the_error_names_the_lock_whose_token_it_is() -> None:
         stock = Stock.objects.create(fence=lock.token + 1)
         with pytest.raises(StaleTokenError, match="later holder of lock 'stock:42'"):
             fenced(Stock.objects.filter(pk=stock.pk), lock.token).update(count=1)
+
+
+def test_under_the_decorator_the_token_is_at_hand() -> None:
+    @distributed_lock("stock:<pk>", kind="fenced")
+    def sell(pk: int) -> int:
+        return fenced(Stock.objects.filter(pk=pk), FencedLock(f"stock:{pk}").token).update(count=F("count") - 1)
+
+    stock = Stock.objects.create(count=5)
+    assert (sell(stock.pk), sell(stock.pk)) == (1, 1)
+    count, token = stored(stock)
+    assert count == 3
+    assert token
 
 
 def test_no_row_is_no_late_write(update: Update) -> None:
