@@ -7,7 +7,7 @@ threads, asyncio tasks and the tests' simulator each bring.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -29,7 +29,7 @@ class NodeDownError(RedisConnectionError):
     """A node could not be connected to: surely nothing was sent."""
 
 
-_NOT_ASKED = RedisConnectionError("was not asked")
+_NO_VOTER = RedisConnectionError("has no vote")
 
 
 class Answer(NamedTuple):
@@ -153,17 +153,17 @@ class Nodes:
         self.census = driver.census
         self.timeout = driver.timeout
 
-    async def ask(self, call: QuorumCall, to: Collection[int] | None = None, until: float | None = None) -> Ballot:
-        """Send a call, to all or to some nodes, and count the votes until they decide."""
-        return (await self.ask_all([call], to, until))[0]
+    async def ask(self, call: QuorumCall, voters: Collection[int] | None = None, until: float | None = None) -> Ballot:
+        """Send a call to all nodes, and count the votes, of all or of some, until they decide."""
+        return (await self.ask_all([call], voters, until))[0]
 
     async def ask_all(
-        self, calls: Sequence[QuorumCall], to: Collection[int] | None = None, until: float | None = None
+        self, calls: Sequence[QuorumCall], voters: Collection[int] | None = None, until: float | None = None
     ) -> list[Ballot]:
         """The same for many calls at once."""
         if until is None:
             until = self.now() + self.timeout
-        ballots = {call: self._open(call, to) for call in calls}
+        ballots = {call: self._open(call, voters) for call in calls}
         undecided = set(calls)
         while undecided and (vote := await self._next_vote(ballots, until)):
             if vote.decided:
@@ -188,12 +188,12 @@ class Nodes:
         ballot.close()
         return ballot
 
-    def _open(self, call: QuorumCall, to: Collection[int] | None = None) -> Ballot:
+    def _open(self, call: QuorumCall, voters: Collection[int] | None = None) -> Ballot:
         everybody = range(self._driver.size)
         ballot = Ballot(call, self._driver.size)
-        if to is not None:
-            ballot.errors = {node: _NOT_ASKED for node in everybody if node not in to}
-        self._talk.send(call, everybody if to is None else to)
+        if voters is not None:
+            ballot.errors = {node: _NO_VOTER for node in everybody if node not in voters}
+        self._talk.send(call, everybody)
         return ballot
 
     async def _next_vote(self, ballots: dict[QuorumCall, Ballot], until: float) -> Ballot | None:
@@ -252,6 +252,11 @@ class QuorumDriver:
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Have a call obeyed later by nodes that could not be told in time, until its lease has ended."""
         raise NotImplementedError
+
+    def take(
+        self, call: ScriptCall, until: float | None, undo: Callable[[], ScriptCall]
+    ) -> Coroutine[Any, Any, list[Any]]:
+        return self.run(call, until)
 
     async def run(self, script_call: ScriptCall, until: float | None = None) -> list[Any]:
         """Have the nodes answer a call; QuorumNotReachedError when too few of them can be asked until then."""

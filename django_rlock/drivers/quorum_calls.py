@@ -54,7 +54,10 @@ class Acquire(QuorumCall):
         return [b"", _free_in_ms(grants)]
 
     async def _fence(self, token: int, grants: Ballot, nodes: Nodes) -> bool:
-        """Have a quorum of those that granted, and still do, count on from the token."""
+        """Have a quorum of those that granted, and still do, count on from the token.
+
+        Who granted later counts on as well, but has no vote: its own token may be higher.
+        """
         if self.bump is None:
             return True
         until = self.sent_at + 2 * nodes.timeout

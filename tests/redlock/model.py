@@ -1,0 +1,127 @@
+"""One node as the Lua scripts make it: ``test_model.py`` compares the two on random sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from django_rlock import scripts
+from django_rlock.scripts import Script
+
+Reply = list[Any]
+
+
+class Node:
+    """A server with one lock on it. Its clock is the caller's business: ``clock()`` answers seconds.
+
+    ``run_id`` and ``started`` change with every restart; ``durable`` nodes keep their data through it.
+    """
+
+    def __init__(self, clock: Callable[[], float], durable: bool = False) -> None:
+        self.clock = clock
+        self.durable = durable
+        self.generation = 0
+        self.forget()
+        self.start()
+        self._scripts: dict[Script, Callable[..., Any]] = {
+            scripts.REDLOCK_ACQUIRE: self.acquire,
+            scripts.REDLOCK_BUMP: self.bump,
+            scripts.REDLOCK_RELEASE: self.release,
+            scripts.REDLOCK_RENEW: self.renew,
+            scripts.REDLOCK_SEED: self.seed,
+            scripts.LOCK_STATE: self.state,
+        }
+
+    def forget(self) -> None:
+        self.holds: dict[str, int] = {}
+        self.expires = math.inf
+        self.counter = 0
+        self.tombstones: dict[str, int] = {}
+
+    def start(self) -> None:
+        self.generation += 1
+        self.started = math.floor(self.clock())
+
+    def restart(self) -> None:
+        if not self.durable:
+            self.forget()
+        self.start()
+
+    @property
+    def run_id(self) -> bytes:
+        return b"%d-%d" % (id(self), self.generation)
+
+    def run(self, script: Script, args: tuple[Any, ...]) -> Reply:
+        """What the script answers, after the nonce."""
+        if self._ms() > self.expires:
+            self._delete()
+        reply = self._scripts[script](*args)
+        return reply if isinstance(reply, list) else [reply]
+
+    def _ms(self) -> int:
+        return math.floor(self.clock() * 1000)
+
+    def _delete(self) -> None:
+        self.holds = {}
+        self.expires = math.inf
+
+    def _pttl(self) -> int:
+        return -2 if not self.holds else -1 if self.expires == math.inf else max(int(self.expires - self._ms()), 0)
+
+    def _next_token(self) -> int:
+        self.counter = max(math.floor(self.clock() * 1e6), self.counter + 1)
+        return self.counter
+
+    def _hold(self, owner: str, count: int, lease_ms: int) -> None:
+        self.holds[owner] = count
+        self.expires = self._ms() + lease_ms
+
+    def acquire(self, owner: str, count: int, lease_ms: int, _fence_ttl: int) -> Any:
+        identity = [self.run_id, math.floor(self.clock()) - self.started]
+        if owner in self.holds:
+            self._hold(owner, count, lease_ms)
+            return [b"OK", self.counter or self._next_token(), *identity]
+        if count != 1:
+            return b"LOST"
+        if self.holds:
+            return self._pttl()
+        if owner in self.tombstones:
+            return 0
+        token = self._next_token()
+        self._hold(owner, 1, lease_ms)
+        return [b"OK", token, *identity]
+
+    def bump(self, owner: str, token: int, _fence_ttl: int) -> int:
+        if owner not in self.holds:
+            return 0
+        self.counter = max(self.counter, token)
+        return 1
+
+    def release(self, owner: str, left: int, lease_ms: int, refused_ms: int) -> int:
+        held = int(owner in self.holds)
+        if left:
+            if held:
+                self._hold(owner, left, lease_ms)
+            return held
+        if held:
+            self._delete()
+        self.tombstones = {each: until for each, until in self.tombstones.items() if until > self._ms()}
+        self.tombstones[owner] = self._ms() + refused_ms
+        return held
+
+    def renew(self, owner: str, lease_ms: int, keep_longer: int) -> int:
+        if owner not in self.holds:
+            return 0 if self.holds else -1
+        if not keep_longer or self._pttl() < lease_ms:
+            self.expires = self._ms() + lease_ms
+        return self.holds[owner]
+
+    def seed(self, owner: str, count: int, lease_ms: int) -> int:
+        if self.holds or owner in self.tombstones:
+            return 0
+        self._hold(owner, count, lease_ms)
+        return 1
+
+    def state(self, owner: str) -> Reply:
+        return [self.holds.get(owner, 0), self._pttl()]
