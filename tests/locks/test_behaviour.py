@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from django_rlock import FairLock, LockLostError, LockNotOwnedError, LockTimeoutError, RLock
+from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockTimeoutError, RLock
 from django_rlock.keys import token_key
 from django_rlock.locks.holds import WAITS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_released, lock_timed_out
@@ -269,6 +269,7 @@ def test_lock_objects_are_handles(kind, redis_client):
     assert repr(lock) == f"{kind.__name__}('stock:42', using='default')"
 
 
+@pytest.mark.parametrize("kind", [FairLock, RLock, FencedLock], ids=lambda each: each.kind)  # a spin lock polls
 @pytest.mark.parametrize("waiters", [100])
 def test_many_waiters_cost_little(kind, redis_client, waiters):
     """One listening connection and no thread of its own for each waiter; few commands for each hand-over."""
