@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import stage
 from benchmarks.results import Table, to_json, to_markdown
 
-NAMES = ("uncontended", "contended", "waiting", "holding", "listing", "multi", "quorum")
+NAMES = ("uncontended", "contended", "waiting", "holding", "listing", "multi", "quorum", "readers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

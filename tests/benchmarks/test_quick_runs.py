@@ -78,6 +78,12 @@ def check_quorum(rows):
         assert rows[f"what the proxy adds to {pings}"]["figure"] >= 2
 
 
+def check_readers(rows):
+    assert "one more acquires while they hold it" in rows
+    # Had a reader waited, it would have subscribed and asked again.
+    assert rows["commands per turn of a reader"]["figure"] == 2
+
+
 CHECKS = {
     "uncontended": check_uncontended,
     "contended": check_contended,
@@ -86,6 +92,7 @@ CHECKS = {
     "listing": check_listing,
     "multi": check_multi,
     "quorum": check_quorum,
+    "readers": check_readers,
 }
 
 
