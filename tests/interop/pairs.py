@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from django_rlock import FairLock, FencedLock, ReadWriteLock, RLock
+from django_rlock import FairLock, FencedLock, ReadWriteLock, RLock, SpinLock
 from django_rlock.locks import BaseLock
 from tests.interop import redisson
 from tests.interop.redisson import Target
@@ -15,6 +15,7 @@ class Pair(NamedTuple):
     """``channel`` is where Redisson tells a release, given the name in its braces.
 
     ``listens``: our waiters listen there as well, while those of a fair lock learn from their process's next beat.
+    ``tells``: a release of Redisson's does tell, which its spin lock's does not.
     ``kept`` is what a release leaves behind, without the name in its braces.
     """
 
@@ -22,6 +23,7 @@ class Pair(NamedTuple):
     theirs: Callable[[str], Target]
     channel: str = "redisson_lock__channel"
     listens: bool = True
+    tells: bool = True
     kept: tuple[str, ...] = ()
 
 
@@ -36,6 +38,7 @@ def _write(name: str, **options: Any) -> BaseLock:
 ALIKE = {
     "plain": Pair(RLock, redisson.lock),
     "fair": Pair(FairLock, redisson.lock, listens=False),
+    "spin": Pair(SpinLock, redisson.spin_lock, listens=False, tells=False),
     "fenced": Pair(FencedLock, redisson.fenced_lock, kept=("redisson_lock_token",)),
     "write": Pair(_write, redisson.write_lock, "redisson_rwlock"),
 }

@@ -37,6 +37,10 @@ def lock(name: str) -> Target:
     return [["getLock", name]]
 
 
+def spin_lock(name: str) -> Target:
+    return [["getSpinLock", name]]
+
+
 def fenced_lock(name: str) -> Target:
     return [["getFencedLock", name]]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from django_rlock import PermitExpirableSemaphore
+from django_rlock import LockLostError, PermitExpirableSemaphore, RLock
 from tests.interop.pairs import PAIRS
-from tests.interop.redisson import expirable_semaphore
+from tests.interop.redisson import expirable_semaphore, lock
 from tests.interop.sites import HASTY_WATCHDOG, PLACES
 
 LASTING = HASTY_WATCHDOG * 2.5
@@ -36,3 +37,15 @@ def test_watchdog_of_each_side_keeps_the_other_out(site, java):
     for kind, pair in PAIRS.items():
         pair.ours(f"ours:{kind}", using="hasty").release()
         alice.do(pair.theirs(f"theirs:{kind}"), "unlock")
+
+
+@pytest.mark.parametrize("scene", PLACES, indirect=True, ids="-".join)
+def test_victim_of_javas_force_learns_from_its_watchdog(name, site, java):
+    told = threading.Event()
+    ours = RLock(name, using="hasty", on_lost=lambda _: told.set())
+    assert ours.acquire()
+    assert java("alice").do(lock(name), "forceUnlock") is True
+    assert told.wait(20)
+    assert ours.lost
+    with pytest.raises(LockLostError):
+        ours.release()
