@@ -547,6 +547,7 @@ def simulated(settings: Any, setting: Setting, seed: int) -> Iterator[World]:
         mock.patch.object(flows, "defer", defer),
         mock.patch.object(holds, "defer", defer),
         mock.patch.object(background, "wake_by"),
+        mock.patch.object(background, "_jobs", []),  # the real thread's, which would see the holds
         mock.patch.object(watchdog, "background_driver", background_driver),
     ]
     logging.disable(logging.CRITICAL)
@@ -556,12 +557,12 @@ def simulated(settings: Any, setting: Setting, seed: int) -> Iterator[World]:
         yield world
     finally:
         world.end()
+        HOLDS.clear()
+        WAITS.clear()
         for patch in patches:
             patch.stop()
         logging.disable(logging.NOTSET)
         random.setstate(state)
-        HOLDS.clear()
-        WAITS.clear()
 
 
 def play(settings: Any, setting: Setting, seed: int, check: Callable[[World], None] | None = None) -> World:
