@@ -70,6 +70,14 @@ def _quarantine(value: object) -> float | None:
     return 0.0 if value == 0 and not isinstance(value, bool) else _optional_seconds(value)
 
 
+def _acks(value: object) -> int | str:
+    if value in {"majority", "all"}:
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _RefusedError("a number of replicas, 'majority' or 'all'")
+    return value
+
+
 def _share(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise _RefusedError("a share of the lease: 0 or more, and less than 1")
@@ -140,6 +148,10 @@ class AliasSettings:
     quarantine: float | None = _option(None, _quarantine)
     """How long a node of RedLock that has restarted gets no votes, and the longest lease; None is WATCHDOG_TIMEOUT.
     0 is for nodes that forget nothing, and sets no limit to leases."""
+    replica_acks: int | str = _option(0, _acks)
+    """How many replicas must have a lock before it counts as taken: a number, ``majority`` or ``all``."""
+    replica_ack_timeout: float = _option(1.0, _seconds)
+    """How long they get for that; with fewer the lock is given back."""
     key_prefix: str = _option("rlock:", _prefix)
     """Put before every name; empty where Java clients use bare names."""
     kind: str = _option("fair", _one_of(*KINDS))
@@ -238,6 +250,10 @@ def _check_quorum(parsed: AliasSettings, options: dict[str, Any]) -> None:
     if parsed.nodes is None:
         return
     place = f"RLOCK[{parsed.alias!r}]"
+    if parsed.replica_acks:
+        raise ImproperlyConfigured(
+            f"{place} has both 'NODES' and 'REPLICA_ACKS'; RedLock's nodes need no replicas. Remove one."
+        )
     for other in {"CACHE", "KIND"} & options.keys():
         raise ImproperlyConfigured(f"{place} has both 'NODES' and {other!r}; locks on NODES are RedLocks. Remove one.")
     if parsed.watchdog_timeout < SHORTEST_LEASES * parsed.node_timeout:

@@ -29,7 +29,7 @@ class AsyncDriver(ScriptDriver):
     def __init__(self, using: str, node: Address | None = None) -> None:
         super().__init__(using)
         self._pool_key = using, node
-        self._limit: float = command_pool(using, node).connection_kwargs.get("socket_timeout") or UNSET_TIMEOUT
+        self.reply_limit = command_pool(using, node).connection_kwargs.get("socket_timeout") or UNSET_TIMEOUT
 
     def owner(self) -> Owner:
         return task_owner()
@@ -41,7 +41,7 @@ class AsyncDriver(ScriptDriver):
         pool: Any = await async_pool(self._pool_key)  # redis-py's connections are half typed
         try:
             # One limit around all is cheaper than redis-py's for each step, and also covers connecting.
-            async with asyncio.timeout(min(timeout, self._limit)):
+            async with asyncio.timeout(min(timeout, self.reply_limit)):
                 return await _exchange(pool, call, packed, nonce)
         except TimeoutError as error:
             raise RedisTimeoutError("Timeout talking to the server") from error
@@ -49,7 +49,7 @@ class AsyncDriver(ScriptDriver):
     async def converse(self, packed: bytes, nonces: Sequence[bytes | None], timeout: float) -> list[Any]:
         pool: Any = await async_pool(self._pool_key)
         try:
-            async with asyncio.timeout(min(timeout, self._limit)):
+            async with asyncio.timeout(min(timeout, self.reply_limit)):
                 return await _converse(pool, packed, nonces)
         except TimeoutError as error:
             raise RedisTimeoutError("Timeout talking to the server") from error
@@ -119,7 +119,16 @@ def async_driver(using: str) -> AsyncDriver:
         from django_rlock.drivers.cluster import ClusterAsyncDriver
 
         return ClusterAsyncDriver(using)
-    return AsyncDriver(using)
+    return server_driver(using)
+
+
+def server_driver(using: str, node: Address | None = None) -> AsyncDriver:
+    """A driver for an alias on one server, or for a node of its cluster."""
+    if get_settings(using).replica_acks:
+        from django_rlock.drivers.acks import ConfirmingAsyncDriver
+
+        return ConfirmingAsyncDriver(using, node)
+    return AsyncDriver(using, node)
 
 
 def _reset_on_setting(*, setting: str, **_: object) -> None:

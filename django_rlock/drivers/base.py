@@ -49,6 +49,9 @@ _PASSING_CODES = "BUSY", "NOREPLICAS"
 EVERYBODY = "*"
 """The token of waiters that every message of their channel wakes."""
 
+ASKING = b"*1\r\n$6\r\nASKING\r\n"
+"""Goes before a command to a node of a cluster that does not serve its slot yet."""
+
 _nonces = itertools.count(int.from_bytes(os.urandom(4)))
 
 
@@ -58,16 +61,18 @@ Argument = str | int | bytes
 class ScriptCall:
     """One script with its keys and arguments (without the nonce), for the lock called ``name``.
 
-    ``sends`` counts how often the server may have obeyed it; ``sent_at`` is when it was last sent (monotonic seconds).
+    ``confirm`` is whether REPLICA_ACKS holds for it. ``sends`` counts how often the server may have obeyed it;
+    ``sent_at`` is when it was last sent (monotonic seconds).
     """
 
-    __slots__ = ("args", "keys", "name", "script", "sends", "sent_at")
+    __slots__ = ("args", "confirm", "keys", "name", "script", "sends", "sent_at")
 
     def __init__(self, name: str, script: Script, keys: tuple[str, ...], args: tuple[Argument, ...]) -> None:
         self.name = name
         self.script = script
         self.keys = keys
         self.args = args
+        self.confirm = False
         self.sends = 0
         self.sent_at = 0.0
 
@@ -110,6 +115,12 @@ class Driver(Protocol):
         LockUnavailableError when the server cannot be asked or refuses.
         """
 
+    def take(
+        self, call: ScriptCall, until: float | None, undo: Callable[[], ScriptCall]
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """The same for a script that takes a lock: where REPLICA_ACKS asks for more replicas than have it, ``undo`` is
+        run, and LockUnavailableError tells how many answered."""
+
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         """A waiter on a channel that this process listens to already; else None."""
 
@@ -141,6 +152,8 @@ class ScriptDriver:
     """Runs script calls over an exchange of bytes, which the sync and the asyncio driver each bring."""
 
     now = staticmethod(time.monotonic)
+    reply_limit: float
+    """How long a connection waits for a reply at most, in seconds."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -167,6 +180,14 @@ class ScriptDriver:
         """
         raise NotImplementedError
 
+    async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
+        """The same as ``exchange`` to the node of a cluster that the keys' slot is moving to."""
+        call.sends += 1
+        _, reply = await self.converse(ASKING + packed, [None, nonce], timeout)
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply  # type: ignore[no-any-return]
+
     async def sleep(self, seconds: float) -> None:
         raise NotImplementedError
 
@@ -178,6 +199,11 @@ class ScriptDriver:
         except (RedisError, OSError) as error:
             failure: Exception = error
         return await self._run_again(call, until, failure)
+
+    def take(
+        self, call: ScriptCall, until: float | None, undo: Callable[[], ScriptCall]
+    ) -> Coroutine[Any, Any, list[Any]]:
+        return self.run(call, until)
 
     async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:
         give_up_at = call.sent_at + PATIENCE if until is None else until

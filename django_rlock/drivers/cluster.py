@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
 from redis.exceptions import (
@@ -21,15 +21,17 @@ from redis.exceptions import (
 
 from django_rlock.cluster import Address, slot_of
 from django_rlock.connections import slot_map
+from django_rlock.drivers import aio, sync
+from django_rlock.drivers.acks import take_confirmed
 from django_rlock.drivers.aio import AsyncDriver
 from django_rlock.drivers.base import ScriptCall, ScriptDriver
 from django_rlock.drivers.sync import MakePool, SyncDriver
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.keys import tagged
+from django_rlock.settings import get_settings
 
 _REDIRECTIONS = 5
 """How often a call is sent on before it pauses: while slots move, two nodes may point at each other."""
-_ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 Node = TypeVar("Node", bound=ScriptDriver)
 
@@ -57,6 +59,13 @@ class _ClusterDriver(ScriptDriver, Generic[Node]):
         call.script = call.script.sharded
         return await super().run(call, until)
 
+    def take(
+        self, call: ScriptCall, until: float | None, undo: Callable[[], ScriptCall]
+    ) -> Coroutine[Any, Any, list[Any]]:
+        if get_settings(self.using).replica_acks:
+            return take_confirmed(self, call, until, undo)
+        return self.run(call, until)
+
     async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
         if self._slots.stale:
             await self._refresh()
@@ -65,9 +74,9 @@ class _ClusterDriver(ScriptDriver, Generic[Node]):
         asking = False
         for left in reversed(range(_REDIRECTIONS)):
             try:
-                if asking:
-                    return await self._ask(address, call, packed, nonce, timeout)
-                return await self._node(address).exchange(call, packed, nonce, timeout)
+                node = self._node(address)
+                exchange = node.exchange_asking if asking else node.exchange
+                return await exchange(call, packed, nonce, timeout)
             except AskError as error:  # or MovedError
                 call.sends -= 1  # surely not obeyed
                 address = error.host or address[0], error.port
@@ -81,14 +90,6 @@ class _ClusterDriver(ScriptDriver, Generic[Node]):
                     self._slots.doubt(address)
                 raise
         raise AssertionError("unreachable")
-
-    async def _ask(self, address: Address, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
-        """Send a call to the node that its slot is moving to."""
-        call.sends += 1
-        _, reply = await self._node(address).converse(_ASKING + packed, [None, nonce], timeout)
-        if isinstance(reply, ResponseError):
-            raise reply
-        return reply  # type: ignore[no-any-return]
 
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)
@@ -119,7 +120,7 @@ class ClusterSyncDriver(_ClusterDriver[SyncDriver], SyncDriver):
             yield from self._node(address).batches(group)
 
     def _make_node(self, address: Address) -> SyncDriver:
-        return SyncDriver(self.using, self._make_pool, address)
+        return sync.server_driver(self.using, self._make_pool, address)
 
     async def _refresh(self) -> None:
         self._slots.refresh()
@@ -132,7 +133,7 @@ class ClusterAsyncDriver(_ClusterDriver[AsyncDriver], AsyncDriver):
         _ClusterDriver.__init__(self, using)
 
     def _make_node(self, address: Address) -> AsyncDriver:
-        return AsyncDriver(self.using, address)
+        return aio.server_driver(self.using, address)
 
     async def _refresh(self) -> None:
         await asyncio.to_thread(self._slots.refresh)

@@ -42,6 +42,7 @@ class SyncDriver(ScriptDriver):
     def __init__(self, using: str, pool: MakePool = command_pool, node: Address | None = None) -> None:
         super().__init__(using)
         self._pool: Any = pool(using, node)  # redis-py's connections are half typed
+        self.reply_limit = self._pool.connection_kwargs.get("socket_timeout") or UNSET_TIMEOUT
 
     def check_caller(self) -> None:
         # get_running_loop() raises where there is none, which is the usual case and five times as dear.
@@ -181,7 +182,16 @@ def make_driver(using: str, pool: MakePool) -> SyncDriver:
         from django_rlock.drivers.cluster import ClusterSyncDriver
 
         return ClusterSyncDriver(using, pool)
-    return SyncDriver(using, pool)
+    return server_driver(using, pool)
+
+
+def server_driver(using: str, pool: MakePool, node: Address | None = None) -> SyncDriver:
+    """A driver for an alias on one server, or for a node of its cluster."""
+    if get_settings(using).replica_acks:
+        from django_rlock.drivers.acks import ConfirmingSyncDriver
+
+        return ConfirmingSyncDriver(using, pool, node)
+    return SyncDriver(using, pool, node)
 
 
 def defer(using: str, call: ScriptCall, until: float, after: float = 0.0) -> None:

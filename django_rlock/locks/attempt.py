@@ -7,7 +7,7 @@ nobody expects is repaired by a beat only.
 from __future__ import annotations
 
 from django_rlock.drivers import background
-from django_rlock.drivers.base import Driver, Waiter
+from django_rlock.drivers.base import Driver, ScriptCall, Waiter
 from django_rlock.drivers.identity import Owner
 from django_rlock.locks.holds import WAITS, Wait
 from django_rlock.locks.hooks import REPOLL, LockHooks
@@ -49,7 +49,10 @@ class Attempt:
             self.owner.renew_name()
             self.name = self.owner.name
         call = self.lock.acquire_call(self.name, 1, self.lease, waiting)
-        reply = await self.driver.run(call, self.until)
+        if self.lock.takes:
+            reply = await self.driver.take(call, self.until, self._undo_call)
+        else:
+            reply = await self.driver.run(call, self.until)
         self.tries += 1
         if reply[1] == b"OK":
             self.sent_at = call.sent_at
@@ -60,6 +63,9 @@ class Attempt:
             raise self.lock.refusal(reply)
         self.left_ms = reply[1]
         return False
+
+    def _undo_call(self) -> ScriptCall:
+        return self.lock.leave_call(self.name)
 
     async def wait(self) -> bool:
         """Take the lock, if need be after a wait."""

@@ -25,6 +25,8 @@ class LockHooks:
     __slots__ = ("max_hold_time", "name", "on_lost", "using")
 
     kind: ClassVar[str]
+    takes: ClassVar[bool] = True
+    """Whether an acquire leaves something on the server, which replicas may have to confirm."""
     scope: ClassVar[str] = ""
     """Keeps holds of the same owner and name apart: the two sides of a read-write lock."""
     fresh_names: ClassVar[bool] = False

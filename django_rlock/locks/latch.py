@@ -41,6 +41,7 @@ class CountDownLatch(Counter):
     __slots__ = ()
 
     kind = "latch"
+    takes = False
 
     def __init__(self, name: str, *, wait_time: Duration | None = None, using: str = DEFAULT_ALIAS) -> None:
         super().__init__(name, wait_time=wait_time, using=using)

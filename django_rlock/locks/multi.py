@@ -169,7 +169,7 @@ class _AllOrNone:
         seconds = locks[0].settings.watchdog_timeout if self.lease is None else self.lease
         call = acquire_call(locks, name, seconds)
         try:
-            reply = await driver.run(call, self.until)
+            reply = await driver.take(call, self.until, lambda: release_call(locks, name))
             if reply[1] == b"OK":
                 self._note_taken(locks, name, call.sent_at, seconds)
                 return None

@@ -104,6 +104,9 @@ class SteppingDriver:
             await _suspend("reply")
         return self.reply
 
+    def take(self, call: ScriptCall, until: float | None, undo: Any) -> Coroutine[Any, Any, list[Any]]:
+        return self.run(call, until)
+
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         return Waiter(self, channel, token) if channel in self.process.channels else None
 

@@ -1,0 +1,154 @@
+"""REPLICA_ACKS: a lock counts as taken when replicas have it, and is given back when too few do."""
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock import CountDownLatch, FairLock, FencedLock, LockUnavailableError, MultiLock, RLock, Semaphore
+from django_rlock.settings import get_settings
+from example_project.embedded import EmbeddedServer
+from tests.topologies.servers import Topology, command, follow
+
+KEY = "rlock:stock:42"
+NEEDED = {1: 1, 2: 2, "majority": 1, "all": 2}
+
+
+@pytest.fixture(scope="module")
+def group():
+    """A primary with two replicas."""
+    at_once = ("--repl-diskless-sync-delay", "0")
+    with (
+        EmbeddedServer(port=0, args=at_once) as primary,
+        EmbeddedServer(port=0, args=at_once) as one,
+        EmbeddedServer(port=0, args=at_once) as other,
+        primary.client() as client,
+    ):
+        follow(one, primary)
+        follow(other, primary)
+        yield Topology("replicas", primary.url, client, [primary, one, other])
+
+
+@pytest.fixture
+def behind(group):
+    """One of the two is stopped: it stays connected, and confirms nothing."""
+    other = group.servers[2]
+    other.pause()
+    yield
+    other.resume()
+
+
+def waits(group):
+    """How often the primary was asked to wait for replicas."""
+    return group.redis.info("commandstats").get("cmdstat_wait", {}).get("calls", 0)
+
+
+@pytest.mark.parametrize("acks", NEEDED)
+async def test_confirmed(face, kind, group, use, acks):
+    use(group, REPLICA_ACKS=acks)
+    lock = kind("stock:42")
+    async with face.inside(lock):
+        pass  # the server learns the scripts
+    group.redis.config_resetstat()
+    async with face.inside(lock), face.inside(lock):
+        assert sum(command(replica, "EXISTS", KEY) for replica in group.servers[1:]) >= NEEDED[acks]
+    assert waits(group) == 1, "for the first acquire alone"
+
+
+async def test_not_asked_by_default(face, kind, group, use):
+    use(group)
+    group.redis.config_resetstat()
+    async with face.inside(kind("stock:42")):
+        pass
+    assert waits(group) == 0
+
+
+@pytest.mark.parametrize("acks", [2, "all"])
+async def test_too_few(face, kind, group, behind, use, acks):
+    use(group, REPLICA_ACKS=acks, REPLICA_ACK_TIMEOUT=0.05)
+    with pytest.raises(LockUnavailableError, match=r"1 of the 2 replicas needed .* 0\.05 s.* given back"):
+        await face.acquire(kind("stock:42"))
+    assert not group.redis.exists(KEY)
+
+
+@pytest.mark.parametrize("acks", [1, "majority"])
+async def test_enough_of_them(face, kind, group, behind, use, acks):
+    use(group, REPLICA_ACKS=acks)
+    async with face.inside(kind("stock:42")):
+        assert group.redis.exists(KEY)
+
+
+async def test_given_back_by_an_owner_with_a_name(face, group, behind, use):
+    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
+    with pytest.raises(LockUnavailableError):
+        await face.acquire(RLock("stock:42", owner="me"))
+    assert not group.redis.exists(KEY)
+
+
+async def test_waiter_of_one_that_was_given_back_gets_its_turn(face, group, behind, use):
+    """Whoever waits learns that it is free again, and tries for itself."""
+    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
+    group.redis.hset(KEY, "somebody", 1)
+    waiting = face.start(acquire, face, RLock("stock:42"))
+    await face.until(lambda: group.redis.pubsub_numsub(f"redisson_lock__channel:{{{KEY}}}")[0][1])
+    await face.call(RLock("stock:42"), "force_release")
+    with pytest.raises(LockUnavailableError):
+        await face.result(waiting)
+    assert not group.redis.exists(KEY)
+
+
+async def acquire(face, lock):
+    return await face.acquire(lock)
+
+
+async def test_other_kinds(face, group, behind, use):
+    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
+    for lock in (FencedLock("stock:42"), MultiLock(FairLock("a"), FairLock("b"))):
+        with pytest.raises(LockUnavailableError, match="1 of the 2"):
+            await face.acquire(lock)
+    assert not group.redis.exists(KEY, "rlock:a", "rlock:b")
+
+
+async def test_semaphore(face, group, behind, use):
+    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
+    semaphore = Semaphore("seats")
+    await face.call(semaphore, "try_set_permits", 3)
+    with pytest.raises(LockUnavailableError, match="1 of the 2"):
+        await face.call(semaphore, "acquire")
+    assert await face.call(semaphore, "available_permits") == 3
+
+
+async def test_latch_takes_nothing(face, group, behind, use):
+    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
+    group.redis.config_resetstat()
+    gate = CountDownLatch("gate")
+    assert await gate.await_() if face.name == "async" else gate.wait()
+    assert waits(group) == 0
+
+
+@pytest.mark.parametrize("acks", [1, "majority", "all"])
+async def test_server_without_replicas(face, started, use, acks):
+    single = started("single")
+    use(single, REPLICA_ACKS=acks, REPLICA_ACK_TIMEOUT=0.05)
+    with pytest.raises(LockUnavailableError, match="0 of the 1 replicas"):
+        await face.acquire(RLock("stock:42"))
+    assert not single.redis.exists(KEY)
+
+
+async def test_in_a_cluster(face, started, use):
+    cluster = started("cluster")
+    use(cluster, REPLICA_ACKS=1, REPLICA_ACK_TIMEOUT=0.05)
+    with pytest.raises(LockUnavailableError, match="0 of the 1 replicas"):
+        await face.acquire(RLock("stock:42"))
+    assert not cluster.redis.exists(KEY)
+
+
+@pytest.mark.parametrize("acks", [-1, 1.5, True, "most", None])
+def test_bad_setting(settings, acks):
+    settings.RLOCK = {"default": {"REPLICA_ACKS": acks}}
+    with pytest.raises(ImproperlyConfigured, match="a number of replicas, 'majority' or 'all'"):
+        get_settings()
+
+
+def test_not_for_independent_nodes(settings):
+    settings.RLOCK = {"quorum": {"NODES": ["redis://a", "redis://b", "redis://c"], "REPLICA_ACKS": 1}}
+    with pytest.raises(ImproperlyConfigured, match="REPLICA_ACKS"):
+        get_settings("quorum")
