@@ -73,7 +73,7 @@ async def test_reentrant_lock(face, redis_client):
 
 async def test_renew_expiration(face, settings):
     """The watchdog renews each member."""
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.6}}
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.0}}
     async with face.inside(MultiLock(RLock("a"), FencedLock("b"))):
         before = [hold.deadline for hold in HOLDS.snapshot()]
         await face.until(lambda: all(hold.deadline > was for hold, was in zip(HOLDS.snapshot(), before, strict=True)))
