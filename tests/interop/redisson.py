@@ -37,6 +37,10 @@ def lock(name: str) -> Target:
     return [["getLock", name]]
 
 
+def fair_lock(name: str) -> Target:
+    return [["getFairLock", name]]
+
+
 def spin_lock(name: str) -> Target:
     return [["getSpinLock", name]]
 

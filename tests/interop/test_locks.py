@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from django_rlock import LockLostError, LockNotOwnedError
+from django_rlock import FairLock, LockLostError, LockNotOwnedError, RLock
 from tests.interop.pairs import ALIKE, PAIRS, Pair, helper
-from tests.interop.redisson import JavaError
+from tests.interop.redisson import JavaError, fair_lock
 
 LONG = 600
 """A lease in seconds: neither side's waiters poll within a test's patience then, so only a message can wake them."""
@@ -173,4 +173,18 @@ async def test_neither_side_releases_what_the_other_holds(face, pair, name, site
     with pytest.raises(LockNotOwnedError):
         await face.release(ours)
     assert alice.do(theirs, "isHeldByCurrentThread") is True
+    alice.do(theirs, "unlock")
+
+
+@pytest.mark.parametrize("ours", [FairLock, RLock])
+async def test_redissons_fair_lock_excludes_ours(face, ours, name, site, java):
+    """It queues otherwise than ours, and tells its own waiters only."""
+    lock, theirs, alice = ours(name), fair_lock(name), java("alice")
+    alice.do(theirs, "lock", LONG, "SECONDS")
+    assert await face.acquire(lock, blocking=False) is False
+    alice.do(theirs, "unlock")
+    assert await face.acquire(lock, lease_time=LONG) is True
+    assert alice.do(theirs, "tryLock") is False
+    await face.release(lock)
+    assert alice.do(theirs, "tryLock") is True
     alice.do(theirs, "unlock")
