@@ -7,6 +7,7 @@ shows. Parsed once, and again when a test overrides the settings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -22,9 +23,11 @@ KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
 LONGEST = 100 * 365 * 24 * 3600.0
 """No duration is longer, in seconds: a server's clock has an end."""
+QUORUM_KIND = "redlock"
 SHORTEST_LEASES = 20
 """The lease of a RedLock is at least so many times NODE_TIMEOUT."""
 NODE_MARK = "#"
+_PASSWORD = re.compile(r"//[^/@]*@")
 _SCHEMES = "redis://", "rediss://", "unix://"
 BEAT_SHARE = 0.3
 """A process beats for its waiters at this share of their alive time."""
@@ -173,6 +176,19 @@ class AliasSettings:
     slow_hold: float = _option(10.0, _seconds)
     """A hold longer than this is coloured in the admin, and named in the log when it ends."""
 
+    def check_kind(self, kind: str) -> None:
+        """ImproperlyConfigured for a kind of lock that does not work on this alias."""
+        if self.nodes is not None and kind != QUORUM_KIND:
+            raise ImproperlyConfigured(
+                f"RLOCK[{self.alias!r}] has NODES, where only RedLock works: a lock of kind {kind!r} needs one server. "
+                f"Use rlock() without kind=, or an alias with CACHE."
+            )
+        if self.nodes is None and kind == QUORUM_KIND:
+            raise ImproperlyConfigured(
+                f"RLOCK[{self.alias!r}] has one server, and RedLock needs several: name independent servers in "
+                f"RLOCK[{self.alias!r}]['NODES'], or use another kind of lock."
+            )
+
     @property
     def longest_lease(self) -> float | None:
         """What a RedLock may ask for, in seconds; None sets no limit."""
@@ -206,7 +222,7 @@ def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
     _alias_name_exists(parsed)
     _check_claim(parsed)
     _check_quorum(parsed, options)
-    return parsed if parsed.nodes is None else replace(parsed, kind="redlock")
+    return parsed if parsed.nodes is None else replace(parsed, kind=QUORUM_KIND)
 
 
 def _entries() -> dict[str, Any]:
@@ -232,7 +248,8 @@ def _parse(alias: str, key: str, value: object) -> Any:
     try:
         return _OPTIONS[key].metadata["parse"](value)
     except _RefusedError as refused:
-        raise ImproperlyConfigured(f"RLOCK[{alias!r}][{key!r}] must be {refused}, not {value!r}.") from None
+        shown = _PASSWORD.sub("//***@", repr(value))
+        raise ImproperlyConfigured(f"RLOCK[{alias!r}][{key!r}] must be {refused}, not {shown}.") from None
 
 
 def node_alias(alias: str, number: int) -> str:

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock.drivers.base import PATIENCE, Argument, ScriptCall, is_final
+from django_rlock.drivers.base import PATIENCE, Argument, ScriptCall, Waiter, is_final
 from django_rlock.drivers.census import Census
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.scripts import Script
@@ -306,10 +306,14 @@ class QuorumDriver:
     def _suited(self, call: ScriptCall) -> QuorumCall:
         if not isinstance(call, QuorumCall):
             raise ImproperlyConfigured(
-                f"Lock {call.name!r} is of a kind that needs one server, on an alias with NODES. RedLock works there: "
-                f"use rlock() without kind=, or an alias with CACHE."
+                f"{call.name!r} is of a kind that needs one server, on an alias with NODES, where only RedLock works. "
+                f"Use rlock() without kind=, or an alias with CACHE."
             )
         return call
+
+    def overhear(self, channel: str, token: str | None) -> Waiter | None:
+        """Nobody listens: waiters ask again."""
+        return None
 
 
 def _is_refused(error: QuorumNotReachedError) -> bool:

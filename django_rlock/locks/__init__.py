@@ -60,11 +60,14 @@ def rlock(
 
     Several names give a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds; None
     waits for ever, respectively is renewed by the watchdog. ``owner`` and further options are those of the lock
-    classes. ValueError for an unknown kind or no name; ImproperlyConfigured for a bad alias.
+    classes. ValueError for an unknown kind or no name; ImproperlyConfigured for a bad alias, or a kind that does not
+    work there: with NODES that is any but RedLock.
     """
-    chosen = kind or get_settings(using).kind
+    options_of_alias = get_settings(using)
+    chosen = kind or options_of_alias.kind
     if chosen not in KINDS:
         raise ValueError(f"There is no lock kind {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
+    options_of_alias.check_kind(chosen)
     times: Any = {"wait_time": wait_time, "lease_time": lease_time, "owner": owner}
     if len(names) == 1:
         return KINDS[chosen](names[0], using=using, **times, **options)

@@ -37,6 +37,7 @@ class LockFlows(LockHooks):
         self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None, scoped: int = 0
     ) -> Attempt | None:
         """Take the lock, ``scoped`` (1) where a block encloses the hold; answers the attempt when it failed."""
+        self.settings.check_kind(self.kind)
         seconds = self.settings.watchdog_timeout if lease is None else lease
         started = driver.now()
         until = None if wait is None else started + wait

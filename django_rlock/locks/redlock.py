@@ -20,7 +20,7 @@ from django_rlock.drivers.quorum_calls import (
 )
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.fenced import TokenLock
-from django_rlock.settings import SHORTEST_LEASES
+from django_rlock.settings import QUORUM_KIND, SHORTEST_LEASES
 
 ROUNDING = 0.002
 """Taken off the lease beside the clocks' drift, in seconds: servers count whole milliseconds."""
@@ -53,7 +53,7 @@ class RedLock(TokenLock):
 
     __slots__ = ("fencing",)
 
-    kind = "redlock"
+    kind = QUORUM_KIND
     fresh_names = True
 
     def __init__(self, name: str, *, fencing: bool = True, **options: Any) -> None:
