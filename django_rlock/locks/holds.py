@@ -142,7 +142,7 @@ class Holds:
         self._table[hold.key] = hold
 
     def remove(self, hold: Hold) -> None:
-        if hold in self:
+        if self._table.get(hold.key) is hold:
             self._table.pop(hold.key, None)
 
     def restore(self, lock: LockHooks, owner: Owner | str, hold: Hold | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import Driver, ScriptCall
@@ -16,9 +18,12 @@ from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import Duration, milliseconds
 from django_rlock.locks.flows import RELEASE_PATIENCE
 from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.settings import get_settings
 
 if TYPE_CHECKING:
     from django_rlock.inspection import LockInfo
+
+T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -152,11 +157,11 @@ class _AllOrNone:
 
     def _groups(self, locks: Iterable[BaseLock]) -> list[list[BaseLock]]:
         groups: dict[object, list[BaseLock]] = {}
+        place_of = _places(self.driver)
         for lock in locks:
             # What the owner holds already is entered again, which depends on how often it does.
             together = lock.joins and HOLDS.get(lock, self.owner) is None
-            group = (lock.using, self.driver.at(lock.using).place(lock.key)) if together else id(lock)
-            groups.setdefault(group, []).append(lock)
+            groups.setdefault(place_of(lock) if together else id(lock), []).append(lock)
         return [part for group in groups.values() for part in _sliced(group)]
 
     async def _take_alone(self, lock: BaseLock, wait: float | None) -> Attempt | None:
@@ -234,7 +239,8 @@ def _call(script: scripts.Script, locks: Sequence[BaseLock], *args: str | int) -
         aliases = ", ".join(sorted({lock.using for lock in locks}))
         raise ValueError(f"One script cannot take locks of several aliases ({aliases}); use a MultiLock of them.")
     prefix = locks[0].settings.key_prefix  # the property lock.key asks for it each time
-    all_keys = [key for lock in locks for key in keys.fair_keys(prefix + lock.name)]
+    # First the states of all, then the queues of all, and so on.
+    all_keys = itertools.chain.from_iterable(zip(*[keys.fair_keys(prefix + lock.name) for lock in locks], strict=True))
     return ScriptCall(", ".join([lock.name for lock in locks]), script, tuple(all_keys), args)
 
 
@@ -245,10 +251,11 @@ async def _give_back_all(driver: Driver, owner: Owner | str, locks: Collection[B
     try:
         for group in _held_groups(driver, owner, locks):
             try:
+                first = next(iter(group))
                 if len(group) > 1:
-                    failures += await _free_together(driver.at(group[0].using), owner, group)
+                    failures += await _free_together(driver.at(first.using), owner, group)
                 else:
-                    await group[0]._give_back(driver.at(group[0].using), owner)  # noqa: SLF001 - of its family
+                    await first._give_back(driver.at(first.using), owner)  # noqa: SLF001 - of its family
             except RLockError as failure:
                 failures.append(failure)
             rest.difference_update(group)
@@ -261,21 +268,22 @@ async def _give_back_all(driver: Driver, owner: Owner | str, locks: Collection[B
     return failures
 
 
-def _held_groups(driver: Driver, owner: Owner | str, locks: Iterable[BaseLock]) -> list[list[BaseLock]]:
-    groups: dict[object, list[BaseLock]] = {}
+Held = dict[BaseLock, Hold | None]
+
+
+def _held_groups(driver: Driver, owner: Owner | str, locks: Iterable[BaseLock]) -> list[Held]:
+    groups: dict[object, Held] = {}
+    place_of, now = _places(driver), driver.now()
     for lock in locks:
         hold = HOLDS.get(lock, owner)
-        ends = hold is not None and hold.count == 1 and not hold.lost_below and not hold.is_lost(driver.now())
-        if hold is not None and ends and lock.joins:
-            group: object = lock.using, driver.at(lock.using).place(lock.key), hold.owner
-        else:
-            group = id(lock)
-        groups.setdefault(group, []).append(lock)
-    return [part for group in groups.values() for part in _sliced(group)]
+        ends = hold is not None and hold.count == 1 and not hold.lost_below and not hold.is_lost(now)
+        group = (*place_of(lock), hold.owner) if hold is not None and ends and lock.joins else id(lock)
+        groups.setdefault(group, {})[lock] = hold
+    return [dict(part) for group in groups.values() for part in _sliced(list(group.items()))]
 
 
-async def _free_together(driver: Driver, owner: Owner | str, locks: Sequence[BaseLock]) -> list[RLockError]:
-    holds = [hold for lock in locks if (hold := HOLDS.get(lock, owner)) is not None]
+async def _free_together(driver: Driver, owner: Owner | str, held: Held) -> list[RLockError]:
+    locks, holds = list(held), [hold for hold in held.values() if hold is not None]
     deadline = min(hold.deadline for hold in holds)
     call = release_call(locks, holds[0].owner)
     for hold in holds:
@@ -305,7 +313,21 @@ def _note_freed(
     return failures
 
 
-def _sliced(group: list[BaseLock]) -> list[list[BaseLock]]:
+def _places(driver: Driver) -> Callable[[BaseLock], tuple[str, object]]:
+    """Tells where a lock lives: alias and place. What depends on the alias alone is looked up once."""
+
+    @cache
+    def alias(using: str) -> tuple[Callable[[str], object], str]:
+        return driver.at(using).place, get_settings(using).key_prefix
+
+    def place_of(lock: BaseLock) -> tuple[str, object]:
+        find, prefix = alias(lock.using)
+        return lock.using, find(prefix + lock.name)
+
+    return place_of
+
+
+def _sliced(group: list[T]) -> list[list[T]]:
     return [group[start : start + MOST_TOGETHER] for start in range(0, len(group), MOST_TOGETHER)]
 
 

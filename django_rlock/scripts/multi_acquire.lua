@@ -1,11 +1,11 @@
 -- Takes several locks of one server at once, or none of them.
 --
--- Four keys for each lock, and its place in the line counts from 1.
+-- Four keys for each of n locks. Its place i counts from 1.
 --
--- KEYS[4*i-3]  hash of owner -> holds
--- KEYS[4*i-2]  queue: member -> ticket
--- KEYS[4*i-1]  alive: client -> epoch ms
--- KEYS[4*i]    Redisson's channel, unused here
+-- KEYS[i]      hash of owner -> holds
+-- KEYS[n+i]    queue: member -> ticket
+-- KEYS[2*n+i]  alive: client -> epoch ms
+-- KEYS[3*n+i]  Redisson's channel, unused here
 -- ARGV[1]  nonce
 -- ARGV[2]  owner, who holds none of them but what was granted to it
 -- ARGV[3]  lease, ms
@@ -16,27 +16,25 @@
 -- include: fair_grant
 -- include: owns
 
+local n = #KEYS / 4
 local owner = ARGV[2]
-local locks, queues = {}, {}
-for i = 1, #KEYS, 4 do
-    locks[#locks + 1] = KEYS[i]
-    queues[#queues + 1] = KEYS[i + 1]
-end
 
--- The usual case costs two commands: none is held, and nobody waits for any.
-if redis.call('exists', unpack(locks)) > 0 or redis.call('exists', unpack(queues)) > 0 then
-    for place, lock in ipairs(locks) do
-        local i = 4 * place - 3
+-- The usual case costs one command: none is held, and nobody waits for any.
+if redis.call('exists', unpack(KEYS, 1, 2 * n)) > 0 then
+    for i = 1, n do
+        local lock = KEYS[i]
         if redis.call('exists', lock) == 0 then
-            grant(lock, queues[place], KEYS[i + 2], ARGV[4])
+            grant(lock, KEYS[n + i], KEYS[2 * n + i], ARGV[4])
         end
         if redis.call('exists', lock) == 1 and not owns(lock, owner) then
-            return {ARGV[1], redis.call('pttl', lock), place}
+            return {ARGV[1], redis.call('pttl', lock), i}
         end
     end
 end
-for _, lock in ipairs(locks) do
-    redis.call('hset', lock, owner, 1)
-    redis.call('pexpire', lock, ARGV[3])
+redis.call('hset', KEYS[1], owner, 1)
+redis.call('pexpire', KEYS[1], ARGV[3])
+for i = 2, n do
+    -- The lease goes with it.
+    redis.call('copy', KEYS[1], KEYS[i], 'replace')
 end
 return {ARGV[1], 'OK'}

@@ -1,11 +1,11 @@
 -- Frees several locks of one server, each for its next waiter.
 --
--- Four keys for each lock.
+-- Four keys for each of n locks. Its place i counts from 1.
 --
--- KEYS[4*i-3]  hash of owner -> holds
--- KEYS[4*i-2]  queue: member -> ticket
--- KEYS[4*i-1]  alive: client -> epoch ms
--- KEYS[4*i]    Redisson's channel
+-- KEYS[i]      hash of owner -> holds
+-- KEYS[n+i]    queue: member -> ticket
+-- KEYS[2*n+i]  alive: client -> epoch ms
+-- KEYS[3*n+i]  Redisson's channel
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  claim time, ms
@@ -15,12 +15,25 @@
 -- include: fair_grant
 -- include: owns
 
-local freed = {}
-for i = 1, #KEYS, 4 do
+local n = #KEYS / 4
+local freed, locks, queues = {}, {}, {}
+for i = 1, n do
     local owned = owns(KEYS[i], ARGV[2])
     if owned then
-        hand_on(KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3], ARGV[3])
+        locks[#locks + 1] = KEYS[i]
+        queues[#queues + 1] = KEYS[n + i]
     end
-    freed[#freed + 1] = owned and 1 or 0
+    freed[i] = owned and 1 or 0
+end
+if #locks == 0 then
+    return {ARGV[1], freed}
+end
+redis.call('del', unpack(locks))
+local queued = redis.call('exists', unpack(queues)) > 0
+for i = 1, n do
+    if freed[i] == 1 and not (queued and grant(KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[3])) then
+        -- pcall: without the right to publish, waiters ask again by themselves.
+        redis.pcall('publish', KEYS[3 * n + i], '0')
+    end
 end
 return {ARGV[1], freed}
