@@ -75,7 +75,8 @@ async def test_read_lock_expiration_renewal(face, settings):
         lock = ReadLock("lock", owner=f"reader {next(owners)}")
         for _ in range(2):
             async with face.inside(lock):
-                await face.until(lambda end=lease_end(lock): time.monotonic() > end)
+                first_end = lease_end(lock)
+                await face.until(lambda end=first_end: time.monotonic() > end)
 
     await all_together(face, 10, read_twice)
 
