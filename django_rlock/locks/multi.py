@@ -12,7 +12,7 @@ from django_rlock import keys, scripts
 from django_rlock.drivers.base import Driver, ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.drivers.sync import defer
-from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError, RLockError
+from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import Duration, milliseconds
@@ -101,7 +101,8 @@ class MultiLock(BaseLock):
             raise LockNotOwnedError(self.name, owner=owner.name)
         failures = await _give_back_all(driver, owner, self._parts)
         if failures:
-            raise failures[0]
+            # That the work was not protected matters more than that Redis was away.
+            raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])
 
     async def _extend(self, driver: Driver, owner: Owner | str, lease_time: Duration) -> None:
         for part in self._parts:
@@ -150,7 +151,9 @@ class _AllOrNone:
                     return failed
                 self.taken += group
             await self._level_leases()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RLockError) and isinstance(self.owner, str):
+                await self._undo()  # a name chosen by the caller is not for the background: see _release_later
             self._drop()
             raise
         return None
@@ -203,12 +206,12 @@ class _AllOrNone:
 
     async def _undo(self) -> None:
         """Give back what was taken, and wait until it is."""
-        for lock in self.taken:
+        taken, self.taken = self.taken, []  # one that is interrupted sees to the rest itself
+        for lock in taken:
             if hold := HOLDS.get(lock, self.owner):
                 hold.scoped -= self.scoped
-        for failure in await _give_back_all(self.driver, self.owner, self.taken):
+        for failure in await _give_back_all(self.driver, self.owner, taken):
             logger.warning("While giving back one of several locks: %s", failure)
-        self.taken = []
 
     def _drop(self) -> None:
         """Give back what was taken, in the background."""
@@ -250,6 +253,7 @@ async def _give_back_all(driver: Driver, owner: Owner | str, locks: Collection[B
     rest = set(locks)
     try:
         for group in _held_groups(driver, owner, locks):
+            rest.difference_update(group)  # from here on it sees to an interruption itself
             try:
                 first = next(iter(group))
                 if len(group) > 1:
@@ -258,7 +262,6 @@ async def _give_back_all(driver: Driver, owner: Owner | str, locks: Collection[B
                     await first._give_back(driver.at(first.using), owner)  # noqa: SLF001 - of its family
             except RLockError as failure:
                 failures.append(failure)
-            rest.difference_update(group)
     except BaseException:
         for lock in rest:
             if (hold := HOLDS.get(lock, owner)) is not None:

@@ -11,7 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_rlock import LockNotOwnedError, RLock, connections
+from django_rlock import FencedLock, LockNotOwnedError, MultiLock, RLock, connections
 from django_rlock.drivers import pubsub
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import eventually
@@ -148,6 +148,29 @@ def test_cancelled_inner_acquire_keeps_the_outer_hold(kind, redis_client):
     while asyncio.run(body(at)):
         at += 1
     assert at >= 1
+
+
+@pytest.mark.parametrize("method", ["acquire", "release"])
+def test_cancelled_change_of_several_keeps_the_outer_hold(redis_client, method):
+    """Also while the others are given back, one of which was taken."""
+    outer, both = RLock("stock:42"), MultiLock(RLock("stock:42"), FencedLock("stock:43"))
+
+    async def body(at: int) -> bool:
+        async with outer:
+            if method == "acquire":
+                redis_client.hset("rlock:stock:43", "somebody", 1)
+                struck = await cancelled_at(both.aacquire(blocking=False), at)
+            else:
+                await both.aacquire()
+                struck = await cancelled_at(both.arelease(), at)
+            assert [(hold.lock.name, hold.count) for hold in HOLDS.snapshot()] == [("stock:42", 1)]
+            outer.check()
+        return struck
+
+    at = 0
+    while asyncio.run(body(at)):
+        at += 1
+    assert at >= 2
 
 
 def test_timeout_around_a_wait(kind, redis_client):

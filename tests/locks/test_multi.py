@@ -216,6 +216,26 @@ async def test_server_that_is_down_leaves_nothing_locked(face, redis_client, own
     await face.until(lambda: not redis_client.keys("rlock:*"))
 
 
+async def test_named_owner_leaves_nothing_locked_when_a_server_is_down(face, redis_client, own_server):
+    """The background thread must not give back later what a name chosen by the caller may hold again."""
+    server = own_server("elsewhere")
+    lock = MultiLock(RLock("account:a"), RLock("account:a", using="elsewhere"), wait_time=0.1, owner="order 7")
+    server.kill()
+    with pytest.raises(LockUnavailableError):
+        await face.acquire(lock)
+    assert not redis_client.keys("rlock:*")
+
+
+async def test_loss_is_told_also_when_another_server_is_down(face, redis_client, own_server):
+    server = own_server("away")
+    lock = MultiLock(RLock("account:a", using="away"), RLock("account:b"))
+    await face.acquire(lock)
+    redis_client.delete(B)
+    server.kill()
+    with pytest.raises(LockLostError, match="account:b"):
+        await face.release(lock)
+
+
 async def test_named_owner_moves_all(face, redis_client):
     await face.acquire(three(RLock, owner="order 7"))
     assert redis_client.hkeys(A) == redis_client.hkeys(C) == ["order 7"]
