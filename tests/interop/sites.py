@@ -42,7 +42,9 @@ class Site:
     def __init__(self, topology: Topology) -> None:
         self.client = topology.redis
         self.cluster = topology.name == "cluster"
-        self.caches = {"interop": topology.cache}
+        # Not as the user with the documented rights: they are for names with a prefix.
+        options = {name: value for name, value in topology.options.items() if name not in {"USERNAME", "PASSWORD"}}
+        self.caches = {"interop": {**topology.cache, "OPTIONS": options}}
         self.locks = {"default": _OPTIONS, "hasty": {**_OPTIONS, **_HASTY}}
         self.address = Address(tuple(f"redis://127.0.0.1:{server.port}" for server in topology.servers), self.cluster)
         self.hasty = self.address._replace(watchdog=int(HASTY_WATCHDOG * 1000))
