@@ -12,6 +12,8 @@ from django_rlock.locks.plain import RLock
 
 Backoff = Callable[[int], float]
 """How long to sleep after so many tries, in seconds."""
+SHORTEST_PAUSE = 0.0001
+"""What a backoff of 0 comes to, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,12 @@ class SpinLock(RLock):
 
     def __init__(self, name: str, *, backoff: Backoff = ExponentialBackoff(), **options: Any) -> None:
         super().__init__(name, **options)
+        if not callable(backoff):
+            raise TypeError(f"backoff must be a function of the number of tries, not {backoff!r}.")
         self.backoff = backoff
 
     def wake_up(self, owner: str) -> None:
         return None
 
     def pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
-        return self.backoff(tries), math.inf
+        return max(self.backoff(tries), SHORTEST_PAUSE), math.inf

@@ -32,6 +32,18 @@ async def test_release_wakes_the_waiters_of_a_plain_lock(face):
     await face.result(waiting)
 
 
+async def test_backoff_of_nothing_waits_all_the_same(face, redis_client):
+    redis_client.hset("rlock:stock:42", "somebody", 1)
+    redis_client.pexpire("rlock:stock:42", 50)
+    async with face.inside(SpinLock("stock:42", backoff=lambda _tries: 0)):
+        pass
+
+
+def test_backoff_that_is_no_function_is_refused():
+    with pytest.raises(TypeError, match=r"backoff must be a function .* not 0\.01"):
+        SpinLock("stock:42", backoff=0.01)
+
+
 def test_exponential_pauses_grow_to_the_maximum():
     pauses = [ExponentialBackoff(initial=0.010, maximum=0.100, multiplier=3)(tries) for tries in range(1, 70)]
     assert pauses[0] == 0.010
