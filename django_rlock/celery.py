@@ -20,10 +20,9 @@ from celery.app.task import Context
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Reject, Retry
 
-from django_rlock.connections import get_client
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
-from django_rlock.inspection.reading import read_states
+from django_rlock.inspection import read_states
 from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.holds import HOLDS, Hold, context
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
@@ -267,7 +266,7 @@ class _Run:
 
 def _task_ids(lock: BaseLock) -> set[str]:
     """The ids of the tasks that hold a lock."""
-    state = read_states(get_client(lock.using), [lock.key]).get(lock.key)
+    state = read_states([lock.key], lock.using).get(lock.key)
     owners = () if state is None else (field.removesuffix(lock.field("")) for field in state.holds)
     return {label for owner in owners for label in owner.split(":", 2)[2:]}
 

@@ -10,7 +10,7 @@ from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.connections import get_client
-from django_rlock.settings import get_aliases, get_settings, node_alias
+from django_rlock.settings import get_aliases, get_settings, server_aliases
 
 HINT = "See RLOCK in the documentation of django-rlock: docs/settings.md#rlock"
 
@@ -21,7 +21,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     E001: the setting, an alias of it or its cache; the text is the one of the exception. W001: an even number of NODES.
     W002: fewer than three.
     """
-    errors = [Error(text, hint=HINT, id="django_rlock.E001") for text in _refusals()]
+    errors: list[CheckMessage] = [Error(text, hint=HINT, id="django_rlock.E001") for text in _refusals()]
     return errors or list(_doubts())
 
 
@@ -33,8 +33,7 @@ def _refusals() -> Iterator[str]:
         return
     for alias in aliases:
         try:
-            nodes = get_settings(alias).nodes
-            for server in [alias] if nodes is None else [node_alias(alias, number) for number in range(len(nodes))]:
+            for server in server_aliases(alias):
                 get_client(server)  # makes an object, no connection
         except ImproperlyConfigured as error:
             yield str(error)

@@ -31,7 +31,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rlock.cluster import Address, ClusterClient, SlotMap
-from django_rlock.settings import DEFAULT_ALIAS, get_settings, is_url
+from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url
 
 UNSET_TIMEOUT = 5.0
 """How long to wait for a reply where the cache sets no SOCKET_TIMEOUT, in seconds."""
@@ -165,6 +165,8 @@ def _node_pool(using: str, node: Address) -> redis.ConnectionPool:
 
 
 def _longest_reply(using: str) -> float:
+    if NODE_MARK in using:
+        return CONNECT_WITHIN * get_settings(using).node_timeout
     return max(get_settings(using).watchdog_timeout / 6, SHORTEST_LIMIT)
 
 

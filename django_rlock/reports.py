@@ -31,7 +31,7 @@ from django_rlock.connections import background_client
 from django_rlock.drivers import background
 from django_rlock.drivers.identity import client_id
 from django_rlock.locks.holds import HOLDS, WAITS, Hold, Wait
-from django_rlock.settings import get_settings
+from django_rlock.settings import get_settings, server_aliases
 
 logger = logging.getLogger("django_rlock.reports")
 
@@ -158,7 +158,7 @@ def publish_reports(now: float) -> float:
     with _mutex:
         groups, due = _collect(now)
         for cache in groups.keys() - _publishers.keys():
-            _publishers[cache] = Publisher(groups[cache][0].lock.using)
+            _publishers[cache] = Publisher(_homes(groups[cache][0])[cache])
         return min([due, *(publisher.publish(groups[cache], now) for cache, publisher in _publishers.items())])
 
 
@@ -177,30 +177,33 @@ def local_report(clock: float) -> dict[str, str]:
     ``clock`` is the server's time minus the monotonic time, in seconds.
     """
     items: list[Hold | Wait] = [*HOLDS.snapshot(), *WAITS.snapshot()]
-    return _describe_process(clock) | dict(_entry(item, clock) for item in items if _cache_of(item))
+    return _describe_process(clock) | dict(_entry(item, clock) for item in items if _homes(item))
 
 
 def _collect(now: float) -> tuple[dict[str, list[Hold | Wait]], float]:
-    """The holds and waits to report, by CACHES alias and oldest first, and when the next is old enough."""
+    """The holds and waits to report, by server and oldest first, and when the next is old enough."""
     groups: dict[str, list[Hold | Wait]] = defaultdict(list)
     due = math.inf
     items: list[Hold | Wait] = [*HOLDS.snapshot(), *WAITS.snapshot()]
     for item in sorted(items, key=lambda item: item.since):
-        cache = _cache_of(item)
-        if cache is None or (isinstance(item, Hold) and item.lost):
+        caches = _homes(item)
+        if not caches or (isinstance(item, Hold) and item.lost):
             continue
         if now - item.since < MIN_AGE:
             due = min(due, item.since + MIN_AGE)
-        elif len(groups[cache]) < MAX_ENTRIES:
-            groups[cache].append(item)
+            continue
+        for cache in caches:
+            if len(groups[cache]) < MAX_ENTRIES:
+                groups[cache].append(item)
     return groups, due
 
 
-def _cache_of(item: Hold | Wait) -> str | None:
+def _homes(item: Hold | Wait) -> dict[str, str]:
+    """The servers that are told of it, by CACHES alias or URL, with the RLOCK alias that leads there."""
     try:
-        return get_settings(item.lock.using).cache
+        return {get_settings(server).cache: server for server in server_aliases(item.lock.using)}
     except ImproperlyConfigured:
-        return None  # a test has put its settings back while a lock of it was held
+        return {}  # a test has put its settings back while a lock of it was held
 
 
 def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:

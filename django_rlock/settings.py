@@ -257,6 +257,12 @@ def node_alias(alias: str, number: int) -> str:
     return f"{alias}{NODE_MARK}{number}"
 
 
+def server_aliases(alias: str) -> list[str]:
+    """The alias itself, or what its nodes are called."""
+    nodes = get_settings(alias).nodes
+    return [alias] if nodes is None else [node_alias(alias, number) for number in range(len(nodes))]
+
+
 def _node_settings(alias: str) -> AliasSettings:
     base, _, number = alias.rpartition(NODE_MARK)
     options = get_settings(base)

@@ -21,7 +21,7 @@ from django_rlock.drivers.census import Census
 from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall, QuorumDriver
 from django_rlock.drivers.sync import SyncDriver
 from django_rlock.exceptions import LockUnavailableError, RLockError
-from django_rlock.settings import get_settings, is_url, node_alias
+from django_rlock.settings import get_settings, is_url, server_aliases
 
 
 class Site:
@@ -36,7 +36,7 @@ class Site:
         self.using = using
         self.timeout = options.node_timeout
         self.names = tuple(_without_password(node) if is_url(node) else node for node in nodes)
-        self.aliases = tuple(node_alias(using, number) for number in range(len(nodes)))
+        self.aliases = server_aliases(using)
         self.pools: list[Any] = [node_pool(alias) for alias in self.aliases]
         self.census = Census(self.names, options.longest_lease or 0.0, options.clock_drift)
         self._down: dict[int, str] = {}

@@ -15,13 +15,13 @@ from fnmatch import translate
 
 import redis
 
-from django_rlock.connections import get_client
 from django_rlock.drivers.base import unavailable
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import reading
 from django_rlock.inspection.building import Builder
 from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
+from django_rlock.inspection.sources import Server, source
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock, set_inspector
 from django_rlock.locks.hooks import LockHooks
@@ -63,10 +63,17 @@ def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
 def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
     """Those of some locks that are held, in two or three round trips. Errors as ``lock_info``."""
     keys = [rlock(name, using=using).key for name in names]
-    with _asking(", ".join(keys), using) as client:
-        now, reports = reading.read_all_reports(client)
+    with _asking(", ".join(keys), using) as server:
+        now, reports = server.read_all_reports()
         builder = Builder(using, now, [*reports, _local_report(now)])
-        return builder.infos(reading.read_states(client, keys))
+        return builder.infos(server.read_states(keys))
+
+
+def read_states(keys: Iterable[str], using: str = DEFAULT_ALIAS) -> dict[str, reading.State]:
+    """The locks among ``keys`` that are held, without reports. Errors as ``lock_info``."""
+    wanted = list(keys)
+    with _asking(", ".join(wanted), using) as server:
+        return server.read_states(wanted)
 
 
 def force_release(name: str, owner: str | None = None, using: str = DEFAULT_ALIAS, reason: str = "") -> bool:
@@ -82,23 +89,23 @@ def force_release(name: str, owner: str | None = None, using: str = DEFAULT_ALIA
 
 
 def listed_aliases() -> list[str]:
-    """The aliases without those that show the same locks as another: same cache, same prefix."""
-    seen = {}
+    """The aliases without those that show the same locks as another: same server or nodes, same prefix."""
+    seen: dict[tuple[object, str], str] = {}
     for alias in reversed(get_aliases()):
         options = get_settings(alias)
-        seen[options.cache, options.key_prefix] = alias
+        seen[options.nodes or options.cache, options.key_prefix] = alias
     return sorted(seen.values())
 
 
 def _read_locks(using: str, pattern: str | None, scan: bool) -> list[LockInfo]:
     prefix = get_settings(using).key_prefix
-    with _asking(pattern or "*", using) as client:
-        now, reports = reading.read_all_reports(client)
+    with _asking(pattern or "*", using) as server:
+        now, reports = server.read_all_reports()
         builder = Builder(using, now, [*reports, _local_report(now)])
         told = builder.keys()
-        states = reading.read_states(client, _matching(told, prefix, pattern))
+        states = server.read_states(_matching(told, prefix, pattern))
         if scan:
-            found = reading.read_states(client, _matching({*reading.scan_keys(client, prefix)} - told, prefix, pattern))
+            found = server.read_states(_matching(server.scan_keys(prefix) - told, prefix, pattern))
             states |= {key: state for key, state in found.items() if state.has_lock_owners}
         return builder.infos(states)
 
@@ -114,9 +121,11 @@ def _local_report(now: float) -> reading.Report:
 
 
 @contextmanager
-def _asking(name: str, using: str) -> Iterator[redis.Redis]:
+def _asking(name: str, using: str) -> Iterator[Server]:
     try:
-        yield get_client(using)
+        yield source(using, name)
+    except LockUnavailableError:
+        raise
     except (redis.RedisError, OSError) as error:
         raise unavailable(name, error) from error
 
@@ -128,10 +137,10 @@ def _describe(lock: BaseLock) -> LockInfo | None:
 
 def _holder_text(lock: LockHooks) -> str | None:
     """Who holds a lock, for an error message: one report is read, not all."""
-    with suppress(LockUnavailableError), _asking(lock.name, lock.using) as client:
-        states = reading.read_states(client, [lock.key])
+    with suppress(LockUnavailableError), _asking(lock.name, lock.using) as server:
+        states = server.read_states([lock.key])
         processes = {owner[:CLIENT_LENGTH] for state in states.values() for owner in state.holds}
-        now, reports = reading.read_reports(client, processes)
+        now, reports = server.read_reports(processes)
         for info in Builder(lock.using, now, [*reports, _local_report(now)]).infos(states):
             return str(info.holder)
     return None

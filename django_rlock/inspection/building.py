@@ -58,6 +58,7 @@ class Builder:
             lease=next((entry.lease for entry in holds), None),
             waiters=waiters,
             waiting=max(state.waiting, len(waiters)),
+            nodes=state.nodes,
         )
 
     def _holder(self, key: str, owner: str, count: int) -> Holder:

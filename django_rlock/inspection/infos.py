@@ -116,7 +116,8 @@ class LockInfo:
 
     ``remaining_lease`` is None when it never ends. ``lease`` is what the holder asked for, and ``kind`` the
     kind of its lock object; None and "" when no report tells. ``waiters`` are the first of them, in the order
-    in which they will be served where the kind keeps one; ``waiting`` counts all that are known.
+    in which they will be served where the kind keeps one; ``waiting`` counts all that are known. Of a RedLock
+    ``nodes`` maps each node to the owner there, "" where it is free, None where nobody can be asked.
     """
 
     name: str
@@ -129,6 +130,13 @@ class LockInfo:
     lease: float | None
     waiters: tuple[Waiter, ...]
     waiting: int
+    nodes: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def quorum_text(self) -> str:
+        """On how many of its nodes the holder has it, as in ``quorum 2/3``; "" for a lock of one server."""
+        have = sum(owner == self.holder.owner for owner in self.nodes.values())
+        return f"quorum {have}/{len(self.nodes)}" if self.nodes else ""
 
     @property
     def holder(self) -> Holder:

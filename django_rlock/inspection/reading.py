@@ -63,12 +63,16 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A lock as it is: owner → holds, the PTTL in ms, and the first of its queue."""
+    """A lock as it is: owner → holds, the PTTL in ms, and the first of its queue.
+
+    Of a RedLock ``nodes`` maps each node to the owner there, "" where it is free, None where nobody can be asked.
+    """
 
     holds: Mapping[str, int]
     pttl: int
     queue: tuple[str, ...]
     waiting: int
+    nodes: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def has_lock_owners(self) -> bool:

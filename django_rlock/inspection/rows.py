@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from django_rlock.inspection.infos import LockInfo, Party
+from django_rlock.inspection.infos import CLIENT_LENGTH, LockInfo, Party
 from django_rlock.settings import get_settings
 
 
@@ -38,6 +38,12 @@ class Row:
         return self.full_lease / 3
 
     @property
+    def nodes(self) -> list[tuple[str, str | None, bool]]:
+        """Each node of a RedLock, who has the lock there (see ``short_node_owner``), and whether that is the holder."""
+        owner = self.lock.holder.owner
+        return [(node, short_node_owner(other), other == owner) for node, other in self.lock.nodes.items()]
+
+    @property
     def command(self) -> str:
         """What frees it in a shell, while that owner has it."""
         words = ["rlock_release", "--using", self.lock.using, "--owner", self.lock.holder.owner, "--", self.lock.name]
@@ -51,4 +57,10 @@ def public_dict(lock: LockInfo) -> dict[str, Any]:
         parties: tuple[Party, ...] = getattr(lock, kind)
         for entry, party in zip(document[kind], parties, strict=True):
             entry |= {"owner": party.short_owner, "client": party.client[:8], "doing": party.doing}
+    document["nodes"] = {node: short_node_owner(owner) for node, owner in lock.nodes.items()}
     return document
+
+
+def short_node_owner(owner: str | None) -> str | None:
+    """The owner on a node for people; "" where it is free there, None where nobody can be asked."""
+    return Party(owner=owner, client=owner[:CLIENT_LENGTH]).short_owner if owner else owner

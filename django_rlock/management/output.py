@@ -37,7 +37,7 @@ LOCK_FIELDS = (
     Field("held for", lambda lock: lock.holder.held_for_text),
     Field("time left", lambda lock: lock.time_left_text),
     Field("waiting", lambda lock: lock.waiting),
-    Field("state", lambda lock: lock.state.value),
+    Field("state", lambda lock: f"{lock.state.value} {lock.quorum_text}".rstrip()),
     Field("owner", lambda lock: lock.holder.owner),
 )
 

@@ -6,6 +6,9 @@ from contextlib import ExitStack
 import pytest
 from pytest_django import Settings
 
+from django_rlock.drivers.identity import current_owner
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
 from tests.faces import face, nothing_left, pytest_pyfunc_call  # noqa: F401
 
@@ -37,3 +40,10 @@ def holders(nodes: list[EmbeddedServer], name: str = "x") -> list[dict[str, str]
         with server.client() as client:
             found.append(client.hgetall(f"rlock:{name}"))
     return found
+
+
+def owner_of(lock: RedLock) -> str:
+    """The wire name under which the running thread or task has it."""
+    hold = HOLDS.get(lock, current_owner())
+    assert hold is not None
+    return hold.owner

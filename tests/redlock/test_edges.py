@@ -1,0 +1,155 @@
+"""NODES wherever ``using`` is accepted: decorator, task, middleware, inspection, admin and commands."""
+
+import json
+import threading
+from time import monotonic
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import reverse
+
+from django_rlock import distributed_lock, rlock
+from django_rlock.exceptions import QuorumNotReachedError
+from django_rlock.inspection import force_release, iter_locks, listed_aliases, lock_info, lock_infos
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.redlock import RedLock
+from django_rlock.middleware import LockMiddleware
+from tests.redlock.conftest import holders, owner_of
+
+
+@pytest.fixture
+def held(nodes):
+    """A lock that the running thread has on all nodes, if the test leaves it so."""
+    lock = RedLock("x", using="quorum")
+    lock.acquire()
+    deadline = monotonic() + 20
+    while not all(holders(nodes)):  # the last ones grant it when a quorum has
+        assert monotonic() < deadline
+    yield lock
+    HOLDS.clear()
+
+
+def test_a_function(nodes):
+    @distributed_lock("order:<pk>", using="quorum")
+    def pay(pk):
+        return holders(nodes, "order:7")
+
+    assert sum(map(bool, pay(7))) >= 3
+
+
+def test_a_view_that_is_locked(held):
+    @distributed_lock("x", using="quorum", wait_time=0)
+    def buy(request):
+        return HttpResponse("bought")
+
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(buy(RequestFactory().post("/"))))
+    thread.start()
+    thread.join()
+    assert answers[0].status_code == 423
+    assert int(answers[0]["Retry-After"]) > 0
+
+
+def test_the_middleware_gives_back_what_a_view_forgot(nodes):
+    def forgetful(request):
+        rlock("x", using="quorum").acquire()
+        return HttpResponse()
+
+    LockMiddleware(forgetful)(RequestFactory().get("/"))
+    assert not rlock("x", using="quorum").locked()
+
+
+def test_a_task(nodes):
+    from celery import Celery
+
+    from django_rlock.celery import LockedTask
+
+    app = Celery("quorum", set_as_current=False)
+    app.conf.task_always_eager = True
+
+    @app.task(base=LockedTask, lock_key="report:<pk>", lock_using="quorum", bind=True)
+    def report(self, pk):
+        return self.lock.token
+
+    assert report.delay(5).get() > 0
+    assert not rlock("report:5", using="quorum").locked()
+
+
+def test_info_of_nodes(held, nodes):
+    info = lock_info("x", "quorum")
+    assert info is not None
+    assert info.holder.owner == owner_of(held)
+    assert info.quorum_text == "quorum 5/5"
+    assert list(info.nodes) == ["locks0", "locks1", "locks2", nodes[3].url, nodes[4].url]
+    assert set(info.nodes.values()) == {info.holder.owner}
+    assert info.remaining_lease is not None
+    assert 0 < info.remaining_lease <= 30
+    assert lock_info("y", "quorum") is None
+    assert [each.name for each in iter_locks("quorum", scan=True)] == ["x"]
+
+
+def test_nodes_that_have_lost_it_and_one_that_is_paused(held, nodes):
+    with nodes[0].client() as client:
+        client.delete("rlock:x")
+    nodes[4].pause()
+    try:
+        [info] = lock_infos(["x"], "quorum")
+    finally:
+        nodes[4].resume()
+    assert info.quorum_text == "quorum 3/5"
+    assert info.nodes["locks0"] == ""
+    assert info.nodes[nodes[4].url] is None
+    assert json.loads(json.dumps(info.as_dict()))["nodes"]["locks0"] == ""
+
+
+def test_too_few_nodes_to_tell(nodes):
+    for server in nodes[:3]:
+        server.pause()
+    try:
+        with pytest.raises(QuorumNotReachedError) as failure:
+            lock_info("x", "quorum")
+    finally:
+        for server in nodes[:3]:
+            server.resume()
+    assert list(failure.value.errors) == ["locks0", "locks1", "locks2"]
+
+
+def test_an_alias_with_nodes_is_listed_beside_the_default(nodes):
+    assert listed_aliases() == ["default", "quorum"]
+
+
+def test_commands(held, nodes, capsys):
+    call_command("rlock_list", using="quorum", scan=True)
+    assert "quorum 5/5" in capsys.readouterr().out
+    call_command("rlock_release", "x", "--using=quorum", "--no-input")
+    assert "freed" in capsys.readouterr().out
+    assert not any(holders(nodes))
+
+
+def test_force_release_compares_the_owner(held, nodes):
+    assert not force_release("x", "somebody else", "quorum")
+    assert all(holders(nodes))
+    assert force_release("x", owner_of(held), "quorum")
+    assert not any(holders(nodes))
+
+
+@pytest.mark.django_db
+def test_admin(held, nodes, settings):
+    settings.ROOT_URLCONF = "tests.urls"
+    user = User.objects.create_user("operator", password="x", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(content_type__app_label="django_rlock"))
+    browser = Client()
+    browser.force_login(user)
+    page = browser.get(reverse("admin:django_rlock_lock_changelist") + "?scan=1")
+    assert "quorum 5/5" in page.content.decode()
+    page = browser.get(reverse("admin:django_rlock_lock_change", args=["quorum/x"]))
+    assert '<h2 id="rlock-nodes">Nodes</h2>' in page.content.decode()
+    assert "<dt>locks2</dt><dd>held</dd>" in page.content.decode()
+    document = browser.get(reverse("admin:django_rlock_lock_json") + "?scan=1").json()
+    assert owner_of(held) not in json.dumps(document)
+    target = json.dumps(["quorum", "x", owner_of(held)])
+    browser.post(reverse("admin:django_rlock_lock_force_release"), {"lock": target, "confirm": "1"})
+    assert not any(holders(nodes))
