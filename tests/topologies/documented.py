@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "topologies.md"
 
 
-def acl_line(which: str) -> str:
+def least_rights(*topologies: str) -> list[str]:
     """The rights that a Redis user needs at least, as ACL SETUSER takes them."""
-    return _block("acl", which)
+    return [right for topology in topologies for right in _block("acl", topology).split()]
 
 
-def settings_block(which: str) -> str:
-    """The Python of a topology's CACHES and RLOCK."""
-    return _block("python", which)
+def entry(which: str) -> dict[str, Any]:
+    """CACHES["default"] of a topology; with it RLOCK["default"], where there is one, as "RLOCK"."""
+    found: dict[str, Any] = {}
+    exec(_block("python", which), found)
+    return {**found.get("CACHES", {}).get("default", {}), "RLOCK": found.get("RLOCK", {}).get("default", {})}
 
 
 def _block(language: str, which: str) -> str:

@@ -18,10 +18,9 @@ from redis.cluster import ClusterNode, RedisCluster
 
 from example_project.embedded import BIND_ATTEMPTS, EmbeddedServer, ServerError, find_binary, free_port
 from tests.eventually import eventually
-from tests.topologies.documented import acl_line
+from tests.topologies.documented import entry, least_rights
 
-PASSWORD = "correct horse"
-CLUSTER_FACTORY = "django_rlock.cluster.ConnectionFactory"
+PASSWORD = "correct-horse"
 _SLOTS = [(0, 5460), (5461, 10922), (10923, 16383)]
 _SYNC_AT_ONCE = ("--repl-diskless-sync-delay", "0")
 
@@ -50,16 +49,20 @@ Launch = Callable[[], AbstractContextManager[Topology]]
 @contextmanager
 def single() -> Iterator[Topology]:
     with EmbeddedServer(port=0) as server, server.client() as client:
-        yield Topology("single", server.url, client, [server])
+        yield Topology("single", server.url, client, [server], entry("single")["OPTIONS"])
 
 
 @contextmanager
 def restricted() -> Iterator[Topology]:
     """A user who has the documented rights and no others."""
     with EmbeddedServer(port=0) as server, server.client() as client:
-        client.execute_command("ACL", "SETUSER", "locks", "reset", "on", f">{PASSWORD}", *acl_line("single").split())
-        options = {"USERNAME": "locks", "PASSWORD": PASSWORD}
-        yield Topology("acl", server.url, client, [server], options)
+        yield Topology("acl", server.url, client, [server], log_in(server, least_rights("single")))
+
+
+def log_in(server: EmbeddedServer, rights: Sequence[str]) -> dict[str, Any]:
+    """Add a user with some rights and no others; the OPTIONS of the cache that logs in as that one."""
+    command(server, "ACL SETUSER", "locks", "reset", "on", f">{PASSWORD}", *rights)
+    return {"USERNAME": "locks", "PASSWORD": PASSWORD}
 
 
 @contextmanager
@@ -72,8 +75,10 @@ def encrypted() -> Iterator[Topology]:
         server, port = _start_with_port(stack, lambda port: _tls_server(port, folder))
         client = stack.enter_context(server.client(password=PASSWORD))
         options = {
+            **entry("tls")["OPTIONS"],
+            "USERNAME": "default",
             "PASSWORD": PASSWORD,
-            "CONNECTION_POOL_KWARGS": {"ssl_ca_certs": str(authority), "ssl_check_hostname": True},
+            "CONNECTION_POOL_KWARGS": {"ssl_ca_certs": str(authority)},
         }
         yield Topology("tls", f"rediss://127.0.0.1:{port}/0", client, [server], options)
 
@@ -88,17 +93,13 @@ def watched() -> Iterator[Topology]:
         follow(replica, primary)
         _watch(sentinel, primary, service)
         client = stack.enter_context(primary.client())
-        options = {
-            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-            "CLIENT_CLASS": "django_redis.client.SentinelClient",
-            "SENTINELS": [("127.0.0.1", sentinel.port)],
-        }
+        options = {**entry("sentinel")["OPTIONS"], "SENTINELS": [("127.0.0.1", sentinel.port)]}
         yield Topology("sentinel", f"redis://{service}/0", client, [primary, replica], options, sentinel, service)
 
 
 @contextmanager
 def cluster() -> Iterator[Topology]:
-    """Three primaries."""
+    """Three primaries, and a user who has the documented rights and no others."""
     with ExitStack() as stack:
         nodes = [start_node(stack) for _ in _SLOTS]
         for node, slots in zip(nodes, _SLOTS, strict=True):
@@ -107,7 +108,8 @@ def cluster() -> Iterator[Topology]:
         startup = [ClusterNode("127.0.0.1", node.port) for node in nodes]
         client = RedisCluster(startup_nodes=startup, decode_responses=True)
         stack.callback(client.close)
-        yield Topology("cluster", nodes[0].url, client, nodes, {"CONNECTION_FACTORY": CLUSTER_FACTORY})
+        options = {**entry("cluster")["OPTIONS"], "STARTUP_NODES": [], "USERNAME": "locks", "PASSWORD": PASSWORD}
+        yield Topology("cluster", nodes[0].url, client, nodes, options)
 
 
 TOPOLOGIES: dict[str, Launch] = {
@@ -146,7 +148,8 @@ def start_node(stack: ExitStack) -> EmbeddedServer:
 
     def node(bus: int) -> EmbeddedServer:
         timeout = ("--cluster-node-timeout", "1000")
-        return EmbeddedServer(port=0, args=["--cluster-enabled", "yes", "--cluster-port", str(bus), *timeout])
+        user = ("--user", "locks", "on", f">{PASSWORD}", *least_rights("single", "cluster"))  # also after a restart
+        return EmbeddedServer(port=0, args=["--cluster-enabled", "yes", "--cluster-port", str(bus), *timeout, *user])
 
     return _start_with_port(stack, node)[0]
 

@@ -11,6 +11,7 @@ from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock.checks import check_settings
 from django_rlock.connections import slot_map
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.topologies.documented import entry
 from tests.topologies.servers import cluster, command, is_ready
 from tests.topologies.slots import Move, errors, moving, owner_of
 
@@ -224,7 +225,9 @@ def test_keys_in_several_slots_are_refused_with_advice(topology):
         RLock("a}b").acquire(wait_time=0)
 
 
-def test_the_cache_itself(topology):
+def test_the_cache_itself(topology, use):
+    """With a user who may use the cache's keys as well."""
+    use(replace(topology, options=entry("cluster")["OPTIONS"] | {"STARTUP_NODES": []}))
     cache.set("a", 1)
     cache.set_many({"b": 2, "c": [3]})
     assert cache.get_many(["a", "b", "c", "d"]) == {"a": 1, "b": 2, "c": [3]}

@@ -36,11 +36,11 @@ async def test_expirable_semaphore(face, topology):
 async def test_expirable_semaphore_under_a_prefix(face, started, use):
     """Redisson's testGetInClusterNameMapper: all its keys are in one slot still."""
     cluster = started("cluster")
-    use(cluster, KEY_PREFIX="mapped:")
+    use(cluster, KEY_PREFIX="rlock:mapped:")
     licences = PermitExpirableSemaphore("licences")
     assert await face.call(licences, "try_set_permits", 2)
     permit = await face.call(licences, "acquire", lease_time=60)
-    keys = "mapped:licences", "{mapped:licences}:timeout"
+    keys = "rlock:mapped:licences", "{rlock:mapped:licences}:timeout"
     assert [cluster.redis.exists(key) for key in keys] == [1, 1]
     await face.call(permit, "release")
     cluster.redis.flushall()

@@ -135,6 +135,8 @@ async def test_server_without_replicas(face, started, use, acks):
 
 async def test_in_a_cluster(face, started, use):
     cluster = started("cluster")
+    for node in cluster.servers:
+        command(node, "ACL SETUSER", "locks", "+wait")
     use(cluster, REPLICA_ACKS=1, REPLICA_ACK_TIMEOUT=0.05)
     with pytest.raises(LockUnavailableError, match="0 of the 1 replicas"):
         await face.acquire(RLock("stock:42"))

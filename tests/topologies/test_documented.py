@@ -1,0 +1,75 @@
+"""What docs/topologies.md says is exact: the settings, which the other tests here run, and the least rights."""
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from django_rlock import FairLock, RLock, scripts
+from django_rlock.checks import check_settings
+from django_rlock.drivers.pubsub import CONFIRM_WITHIN
+from django_rlock.locks.holds import WAITS
+from django_rlock.settings import get_settings
+from tests.topologies.documented import entry, least_rights
+from tests.topologies.servers import Topology, log_in
+
+SENT = {"eval", "evalsha", "subscribe", "unsubscribe", "publish"}
+REPORTS = {"hscan", "unlink", "zrevrange"}
+TRIED = {"client|setinfo", "client|maint_notifications", "client|setname"}
+"""What redis-py asks for on each connection, and does without."""
+
+
+@pytest.mark.parametrize("which", ["single", "tls", "sentinel", "cluster", "nodes"])
+def test_settings_are_accepted(settings, which):
+    found = entry(which)
+    settings.RLOCK = {"default": found.pop("RLOCK")}
+    settings.CACHES = {"default": found or settings.CACHES["default"]}
+    assert check_settings() == []
+    assert get_settings().alias == "default"
+
+
+def test_rights_are_those_that_are_used():
+    sources = (each.read_text() for each in files(scripts).iterdir() if each.name.endswith(".lua"))
+    called = set(re.findall(r"redis\.p?call\(\s*'(\w+)'", " ".join(sources)))
+    allowed = {right[1:] for right in least_rights("single") if right.startswith("+")}
+    assert allowed == (called - {"info"}) | SENT | REPORTS  # INFO is asked by RedLock
+
+
+@pytest.mark.parametrize("name", ["acl", "cluster"])
+async def test_nothing_else_is_tried(face, kind, started, use, name):
+    topology = started(name)
+    use(topology)
+    for node in topology.servers:
+        with node.client() as client:
+            client.acl_log_reset()
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, kind("stock:42"))
+    await face.until(WAITS.snapshot)
+    assert await face.call(lock, "info")
+    await face.release(lock)
+    await face.result(waiting)
+    for node in topology.servers:
+        with node.client() as client:
+            assert {line["object"] for line in client.acl_log()} <= TRIED
+
+
+async def visit(face, lock):
+    async with face.inside(lock):
+        pass
+
+
+@pytest.mark.parametrize("missing", [{"+publish"}, {"+subscribe"}, {"&rlock_wake:*", "&redisson_*"}])
+async def test_locks_without_the_rights_for_messages(face, own_server, use, missing):
+    server = own_server(None, port=0)
+    options = log_in(server, [right for right in least_rights("single") if right not in missing])
+    topology = Topology("acl", server.url, None, [server], options)
+    use(topology, WAITER_ALIVE_TIME=1, CLAIM_TIME=0.9)
+    lock = FairLock("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, FairLock("stock:42"))
+    await face.until(WAITS.snapshot)
+    await face.release(lock)
+    await face.result(waiting)  # its beat finds the lock
+    async with face.inside(RLock("stock:43", wait_time=CONFIRM_WITHIN)):
+        pass
