@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock, RLock
+from django_rlock.drivers import background
 from django_rlock.drivers.base import run_sync
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -136,6 +137,7 @@ def kind(request: pytest.FixtureRequest) -> type[BaseLock]:
 def nothing_left() -> Iterator[None]:
     """No test leaves a hold or a wait to the next one; those that lose locks on purpose take them off the books."""
     yield
+    background._loop.deferred.clear()  # what is to be cleaned up on servers that are gone by now
     left = [hold for hold in HOLDS.snapshot() if hold.lost is None], WAITS.snapshot()
     HOLDS.clear()
     WAITS.clear()

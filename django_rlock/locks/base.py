@@ -125,7 +125,7 @@ class BaseLock(LockFlows):
         )
 
     async def _acquire(self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None) -> bool:
-        return await self._take(driver, owner, wait, lease) is None
+        return await self._ask_for(driver, owner, wait, lease) is None
 
     # --- release -----------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class BaseLock(LockFlows):
 
     async def _enter(self, driver: Driver, owner: Owner | str) -> None:
         started = driver.now()
-        failed = await self._take(driver, owner, self.wait_time, self.lease_time, scoped=1)
+        failed = await self._ask_for(driver, owner, self.wait_time, self.lease_time, scoped=1)
         if failed is not None:
             raise LockTimeoutError(
                 failed.lock.name,

@@ -33,6 +33,16 @@ class LockFlows(LockHooks):
 
     __slots__ = ()
 
+    async def _ask_for(
+        self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None, scoped: int = 0
+    ) -> Attempt | None:
+        """Take the lock for its caller, and tell when that failed: once, however often a MultiLock tries a member."""
+        started = driver.now()
+        failed = await self._take(driver, owner, wait, lease, scoped)
+        if failed is not None:
+            _tell_timed_out(failed, driver.now() - started)
+        return failed
+
     async def _take(
         self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None, scoped: int = 0
     ) -> Attempt | None:
@@ -62,7 +72,6 @@ class LockFlows(LockHooks):
             name = attempt.name
             self._abandon(driver, owner, self.leave_call(name), seconds)
             raise
-        self._tell_timed_out(name, driver.now() - started)
         return attempt
 
     def _put_hold(self, hold: Hold, lease: float, renewed: bool, scoped: int) -> None:
@@ -235,13 +244,15 @@ class LockFlows(LockHooks):
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send_robust(sender=type(self), lock=self, owner=name, count=count, waited=waited)
 
-    def _tell_timed_out(self, name: str, waited: float) -> None:
-        logger.info("Lock %r is taken; %s gave up after %.3f s.", self.name, name, waited)
-        signals.lock_timed_out.send_robust(sender=type(self), lock=self, owner=name, waited=waited)
-
     def _tell_released(self, hold: Hold, now: float) -> None:
         held = now - hold.since
         level = logging.DEBUG if held < self.settings.slow_hold else logging.WARNING
         logger.log(level, "Released %r as %s, after %.3f s.", self.name, hold.owner, held)
         if signals.lock_released.receivers:
             signals.lock_released.send_robust(sender=type(self), lock=self, owner=hold.owner, held=held)
+
+
+def _tell_timed_out(failed: Attempt, waited: float) -> None:
+    lock = failed.lock
+    logger.info("Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.name, waited)
+    signals.lock_timed_out.send_robust(sender=type(lock), lock=lock, owner=failed.name, waited=waited)

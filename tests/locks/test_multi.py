@@ -19,6 +19,7 @@ from django_rlock import (
 )
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import acquire_call, release_call
+from django_rlock.signals import lock_timed_out
 
 A, B, C = (f"rlock:account:{letter}" for letter in "abc")
 
@@ -100,6 +101,34 @@ async def test_none_is_taken_when_one_is_taken(face, redis_client, gate, make, t
     assert {*redis_client.keys("rlock:*")} == before
     gate.set()
     await face.result(holding)
+
+
+@pytest.fixture
+def given_up():
+    """The names of the locks that somebody waited for in vain."""
+    names: list[str] = []
+
+    def tell(lock, **_) -> None:
+        names.append(lock.name)
+
+    lock_timed_out.connect(tell)
+    yield names
+    lock_timed_out.disconnect(tell)
+
+
+@pytest.mark.parametrize("kind", [RLock, FencedLock], ids=["together", "alone"])
+@pytest.mark.parametrize("wait_time", [0, 0.02])
+async def test_giving_up_is_told_once(face, redis_client, given_up, kind, wait_time):
+    redis_client.hset(B, "somebody", 1)
+    assert not await face.acquire(three(kind), wait_time=wait_time)
+    assert given_up == ["account:b"]
+
+
+async def test_trying_a_member_again_is_not_giving_up(face, redis_client, given_up):
+    redis_client.hset(B, "somebody", 1)
+    redis_client.pexpire(B, 20)
+    async with face.inside(three(FencedLock)):
+        assert given_up == []
 
 
 @pytest.mark.parametrize("kind", [FairLock, RLock])
