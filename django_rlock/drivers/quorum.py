@@ -280,9 +280,9 @@ class QuorumDriver:
             pause = min(2 * pause, _BACKOFF[1])
 
     async def _run_once(self, call: QuorumCall) -> list[Any]:
-        call.sent_at = self.now()
-        call.sends += 1
         async with self.conversation() as talk:
+            call.sent_at = self.now()  # when all are connected, or known to be down
+            call.sends += 1
             return await call.over(Nodes(self, talk))
 
     async def run_all(self, calls: list[ScriptCall]) -> list[Any]:

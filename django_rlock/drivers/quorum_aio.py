@@ -29,10 +29,13 @@ class Link:
         self._sending = asyncio.Lock()
         self._reading = asyncio.Lock()
 
+    async def open(self, driver: AsyncQuorumDriver, node: int) -> None:
+        if self.connection is None:
+            self.pool, self.connection = await driver.connect(node)
+
     async def exchange(self, driver: AsyncQuorumDriver, node: int, packed: bytes, nonce: bytes) -> list[Any]:
         async with self._sending:
-            if self.connection is None:
-                self.pool, self.connection = await driver.connect(node)
+            await self.open(driver, node)
             self.owed += 1
             await self.connection.send_packed_command([packed], check_health=False)
         async with self._reading:
@@ -101,6 +104,14 @@ class Talk:
         return self._answers.popleft()
 
     async def __aenter__(self) -> Talk:
+        self._links = {node: Link() for node in range(self._driver.size)}
+        opening = [link.open(self._driver, node) for node, link in self._links.items()]
+        try:
+            # Who is down tells so again when it is asked.
+            await asyncio.gather(*opening, return_exceptions=True)
+        except BaseException:
+            await self._end(within=0)
+            raise
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

@@ -105,8 +105,10 @@ class Renew(QuorumCall):
     async def settle(self, votes: Ballot, nodes: Nodes) -> list[Any]:
         if votes.won:
             # Only now, when the lock is surely still held; such a node counts from the next renewal on.
-            absent = [node for node, reply in votes.no.items() if reply[1] == ABSENT]
-            nodes.send(self.seed.with_holds(max(reply[1] for reply in votes.yes.values())), absent)
+            taken = {node for node, reply in votes.no.items() if reply[1] != ABSENT}
+            others = set(range(votes.size)) - votes.yes.keys() - taken
+            if others:
+                nodes.send(self.seed.with_holds(max(reply[1] for reply in votes.yes.values())), others)
             return [b"", 1]
         if votes.refused:
             await nodes.undo_everywhere(self, votes)

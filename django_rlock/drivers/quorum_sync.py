@@ -8,6 +8,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -130,6 +131,16 @@ class Link:
     def has_reply(self) -> bool:
         return bool(self.connection.can_read(0))
 
+    def send(self, packed: bytes, nonce: bytes, call: QuorumCall, talk: Talk) -> None:
+        self.connection.send_packed_command([packed], check_health=False)
+        self.since = time.monotonic()
+        self.owed.append((nonce, call, talk))
+
+    def send_source(self, call: QuorumCall, talk: Talk) -> None:
+        """Send a call again, to a node that does not know its script."""
+        nonce = next_nonce()
+        self.send(pack(call, nonce, "EVAL"), nonce, call, talk)
+
     @property
     def is_quiet(self) -> bool:
         """Whether nothing came unasked, as the connection's end would."""
@@ -158,13 +169,10 @@ class Talk:
     def _send(self, node: int, call: QuorumCall, nonce: bytes, packed: bytes) -> None:
         try:
             link = self._links.get(node) or self._join(node)
-            link.connection.send_packed_command([packed], check_health=False)
+            link.send(packed, nonce, call, self)
         except (redis.RedisError, OSError, AttributeError) as error:
             self._answers.append(Answer(node, call, error))
             self._part(node, error)
-        else:
-            link.since = self._driver.now()
-            link.owed.append((nonce, call, self))
 
     def _join(self, node: int) -> Link:
         link = self._links[node] = self._driver.take_link(node)
@@ -193,12 +201,9 @@ class Talk:
         try:
             while link.owed:
                 call, talk, reply = read_reply(link)
-                if talk is not self:
-                    pass
-                elif isinstance(reply, redis.exceptions.NoScriptError):
-                    nonce = next_nonce()
-                    self._send(link.node, call, nonce, pack(call, nonce, "EVAL"))
-                else:
+                if isinstance(reply, redis.exceptions.NoScriptError):
+                    link.send_source(call, talk)
+                elif talk is self:
                     self._answers.append(Answer(link.node, call, reply))
                 if not link.owed or not link.has_reply:
                     return
@@ -207,6 +212,9 @@ class Talk:
             self._part(link.node, error)
 
     async def __aenter__(self) -> Talk:
+        for node in range(self._driver.size):
+            with suppress(NodeDownError):  # which is told when it is asked
+                self._join(node)
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -272,7 +280,9 @@ class SyncQuorumDriver(QuorumDriver, SyncDriver):
     def _is_alive(self, link: Link) -> bool:
         try:
             while link.owed and link.has_reply:
-                read_reply(link)
+                call, talk, reply = read_reply(link)
+                if isinstance(reply, redis.exceptions.NoScriptError):
+                    link.send_source(call, talk)
         except (redis.RedisError, OSError, AttributeError):
             self.drop_link(link)
             return False

@@ -1,39 +1,116 @@
-"""RedLock over five real servers."""
+"""RedLock over five real servers, some of which are paused, killed, emptied or restarted."""
+
+import asyncio
+import pickle
+from contextlib import contextmanager
 
 import pytest
 
-from django_rlock import LockLostError, rlock
+from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
+from django_rlock.connections import node_pool
+from django_rlock.drivers import background
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
-from tests.redlock.conftest import holders
+from django_rlock.settings import server_aliases
+from tests.faces import BlockingFace
+from tests.processes import ClientProcess
+from tests.redlock.conftest import holders, owner_of
+
+NAME = "rlock:x"
+
+
+@pytest.fixture
+def lock(nodes):
+    return RedLock("x", using="quorum")
+
+
+@contextmanager
+def paused(servers):
+    """While these servers answer nobody."""
+    for server in servers:
+        server.pause()
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.resume()
+
+
+def take_away(servers, owner="somebody"):
+    """Give another owner the lock on some nodes."""
+    for server in servers:
+        with server.client() as client:
+            client.delete(NAME)
+            client.hset(NAME, owner, 1)
+            client.pexpire(NAME, 60_000)
+
+
+def free(servers):
+    for server in servers:
+        with server.client() as client:
+            client.delete(NAME)
+
+
+async def all_have_it(face, nodes):
+    await face.until(lambda: all(holders(nodes)))
+
+
+async def none_has_it(face, nodes):
+    await face.until(lambda: not any(holders(nodes)))
+
+
+# --- as on one server -------------------------------------------------------------------------------------------------
 
 
 async def test_acquire_and_release(face, nodes):
     lock = rlock("x", using="quorum")
     assert isinstance(lock, RedLock)
     assert await face.acquire(lock, wait_time=0)
-    await face.until(lambda: all(holders(nodes)))
+    await all_have_it(face, nodes)
     assert await face.call(lock, "owned")
     assert await face.call(lock, "hold_count") == 1
+    assert 25 < await face.call(lock, "remaining_lease") <= 30
     await face.release(lock)
-    await face.until(lambda: not any(holders(nodes)))
+    await none_has_it(face, nodes)
     assert not await face.call(lock, "locked")
+    with pytest.raises(LockNotOwnedError):
+        await face.release(lock)
 
 
-async def test_excludes_another(face, nodes):
-    lock = rlock("x", using="quorum")
+async def test_state_on_each_node_is_redissons(face, nodes, lock):
+    async with face.inside(lock):
+        await all_have_it(face, nodes)
+        assert holders(nodes) == [{owner_of(lock): "1"}] * 5
+        for server in nodes:
+            with server.client() as client:
+                assert int(client.get("redisson_lock_token:{rlock:x}")) >= lock.token
+                assert 29_000 < client.pttl(NAME) <= 30_000
 
+
+async def test_excludes_another(face, nodes, lock):
     async def other() -> bool:
         return await face.acquire(lock, wait_time=0)
 
     async with face.inside(lock):
         assert not await face.result(face.start(other))
+        assert len({owner for each in holders(nodes) for owner in each}) <= 1
     assert await face.acquire(lock, wait_time=0)
     await face.release(lock)
 
 
-async def test_reenters(face, nodes):
-    lock = RedLock("x", using="quorum")
+async def test_waits_for_another(face, nodes, lock):
+    async def other() -> int:
+        async with face.inside(lock):
+            return lock.token
+
+    async with face.inside(lock):
+        first = lock.token
+        waiting = face.start(other)
+        await face.sleep(0.02)
+    assert await face.result(waiting) > first
+
+
+async def test_reenters(face, nodes, lock):
     async with face.inside(lock):
         token = lock.token
         async with face.inside(lock):
@@ -43,46 +120,258 @@ async def test_reenters(face, nodes):
     assert not await face.call(lock, "locked")
 
 
-async def test_connections_that_ended_while_idle_are_replaced(face, nodes):
-    lock = rlock("x", using="quorum")
+async def test_without_fencing(face, nodes):
+    lock = RedLock("x", using="quorum", fencing=False)
     async with face.inside(lock):
-        pass
-    for server in nodes:
-        with server.client() as client:
-            client.client_kill_filter(_type="normal", skipme=True)
-    await face.sleep(0.01)  # an event loop hears of it when it next looks
+        with pytest.raises(RuntimeError, match="no tokens"):
+            lock.token  # noqa: B018
+
+
+async def test_many_at_once(face, nodes, lock):
+    """Eight owners, five times each: never two inside."""
+    inside = []
+
+    async def work() -> None:
+        for _ in range(5):
+            async with face.inside(lock):
+                inside.append(1)
+                assert len(inside) == 1
+                await face.sleep(0.001)
+                inside.pop()
+
+    for each in [face.start(work) for _ in range(8)]:
+        await face.result(each)
+
+
+# --- nodes that fail --------------------------------------------------------------------------------------------------
+
+
+async def test_works_while_two_are_paused(face, nodes, lock):
+    with paused(nodes[:2]):
+        for _ in range(3):
+            async with face.inside(lock):
+                assert await face.call(lock, "owned")
+    await none_has_it(face, nodes)
+
+
+async def test_works_while_two_are_down(face, nodes, lock):
+    for server in nodes[3:]:
+        server.kill()
+    try:
+        for _ in range(3):
+            async with face.inside(lock):
+                assert await face.call(lock, "hold_count") == 1
+    finally:
+        for server in nodes[3:]:
+            server.start()
+    assert await face.acquire(lock)
+    await face.release(lock)
+
+
+async def test_too_few_nodes(face, nodes, lock):
+    with paused(nodes[:3]), pytest.raises(QuorumNotReachedError, match="only 2 of 5 nodes voted") as failure:
+        await face.acquire(lock, wait_time=0.2)
+    assert list(failure.value.errors) == ["locks0", "locks1", "locks2"]
+    copy = pickle.loads(pickle.dumps(failure.value))
+    assert (str(copy), list(copy.errors)) == (str(failure.value), list(failure.value.errors))
+    await none_has_it(face, nodes)
+
+
+async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, lock):
+    async def acquire() -> bool:
+        async with face.inside(lock):
+            return True
+
+    with paused(nodes[:3]):
+        waiting = face.start(acquire)
+        await face.sleep(0.2)
+    assert await face.result(waiting)
+
+
+async def test_a_late_grant_is_given_back(face, nodes, lock):
+    """Three nodes get the command while they are paused, and obey when nobody waits for it any more."""
+    with paused(nodes[:3]), pytest.raises(QuorumNotReachedError):
+        await face.acquire(lock, wait_time=0)
+    await none_has_it(face, nodes)
+    await face.until(lambda: not background._loop.deferred)
+    assert not any(holders(nodes))
+
+
+async def test_split_votes_end(face, nodes, settings, lock):
+    """Two and two of four: nobody has a quorum, and the attempt ends at once and gives back what it has."""
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODES": settings.RLOCK["quorum"]["NODES"][:4]}}
+    take_away(nodes[:2])
+    assert not await face.acquire(lock, wait_time=0)
+    assert [list(each) for each in holders(nodes)] == [["somebody"], ["somebody"], [], [], []]
+    free(nodes)
     assert await face.acquire(lock, wait_time=0)
     await face.release(lock)
 
 
-async def test_works_while_two_are_paused(face, nodes):
-    lock = rlock("x", using="quorum")
-    for server in nodes[:2]:
-        server.pause()
-    try:
-        for _ in range(3):
-            async with face.inside(lock):
-                assert await face.call(lock, "owned")
-    finally:
-        for server in nodes[:2]:
-            server.resume()
+async def test_a_minority_that_others_have_is_not_needed(face, nodes, lock):
+    take_away(nodes[:2])
+    async with face.inside(lock):
+        assert await face.call(lock, "owned")
+    assert [list(each) for each in holders(nodes)] == [["somebody"], ["somebody"], [], [], []]
 
 
-async def test_three_paused(face, nodes):
-    lock = rlock("x", using="quorum")
-    for server in nodes[:3]:
-        server.pause()
-    try:
-        with pytest.raises(QuorumNotReachedError) as failure:
-            await face.acquire(lock, wait_time=0.2)
-    finally:
-        for server in nodes[:3]:
-            server.resume()
-    assert len(failure.value.errors) == 3
+async def test_a_restarted_node_has_no_vote(face, nodes, settings, lock):
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 3600, "WATCHDOG_TIMEOUT": 3600}}
+    with pytest.raises(QuorumNotReachedError, match="has restarted, and gets no votes"):
+        await face.acquire(lock, wait_time=0)
+    await none_has_it(face, nodes)
 
 
-async def test_lost(face, nodes):
-    lock = rlock("x", using="quorum")
-    with pytest.raises(LockLostError):
+async def test_stale_replies_are_not_counted(face, nodes, lock):
+    """Pooled connections on which another command was interrupted still hold its reply: here, a grant."""
+    async with face.inside(lock):
+        pass
+    for alias in server_aliases("quorum"):
+        connection = node_pool(alias).get_connection()
+        connection.send_command("EVAL", "return {'1', 'OK', 1, 'run', 1000}", 0)
+        node_pool(alias).release(connection)
+    take_away(nodes)
+    assert not await face.acquire(lock, wait_time=0)
+
+
+async def test_scripts_that_the_servers_forgot(face, nodes, lock):
+    for server in nodes:
+        with server.client() as client:
+            client.script_flush()
+    async with face.inside(lock):
+        assert await face.call(lock, "owned")
+
+
+def test_a_cancelled_task_leaves_nothing(nodes, lock):
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(lock.aacquire())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with paused(nodes[:3]):
+        asyncio.run(cancelled())
+    BlockingFace().run(none_has_it(BlockingFace(), nodes))
+
+
+# --- renewed, suspect, lost -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fast(settings, nodes):
+    """Leases of a second, renewed by the watchdog every third of it."""
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "WATCHDOG_TIMEOUT": 1.0}}
+
+
+async def test_renewed_by_a_quorum(face, nodes, fast, lock):
+    with paused(nodes[:2]):
         async with face.inside(lock):
-            assert await face.call(lock, "force_release")
+            await face.sleep(1.3)
+            assert not lost_or_suspect(lock)
+
+
+def lost_or_suspect(lock):
+    return lock.lost or lock.suspect
+
+
+async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(face, nodes, fast, lock):
+    await face.acquire(lock)
+    with paused(nodes[:3]):
+        await face.until(lambda: lock.suspect)
+        assert not lock.lost
+        await face.until(lambda: lock.lost)
+        with pytest.raises(LockLostError):
+            lock.check()
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+    await none_has_it(face, nodes)
+
+
+async def test_no_longer_suspect_when_a_renewal_succeeds(face, nodes, settings, lock):
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "WATCHDOG_TIMEOUT": 3.0}}
+    async with face.inside(lock):
+        with paused(nodes[:3]):
+            await face.until(lambda: lock.suspect)
+        await face.until(lambda: not lock.suspect)
+        assert not lock.lost
+
+
+async def test_a_node_that_lost_it_gets_it_again(face, nodes, fast, lock):
+    async with face.inside(lock):
+        await all_have_it(face, nodes)
+        free(nodes[:2])
+        await all_have_it(face, nodes)
+        assert not lock.lost
+
+
+async def test_lost_when_most_nodes_lost_it(face, nodes, fast, lock):
+    await face.acquire(lock)
+    await all_have_it(face, nodes)
+    free(nodes[:3])
+    await face.until(lambda: lock.lost)
+    await none_has_it(face, nodes)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_force_release(face, nodes, fast, lock):
+    await face.acquire(lock)
+    assert await face.call(RedLock("x", using="quorum"), "force_release")
+    assert not await face.call(lock, "locked")
+    await face.until(lambda: lock.lost)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+    assert not await face.call(lock, "force_release")
+
+
+async def test_a_release_that_most_nodes_do_not_confirm(face, nodes, lock):
+    await face.acquire(lock)
+    with paused(nodes[:3]), pytest.raises(LockUnavailableError, match="could not be released"):
+        await face.release(lock)
+    await none_has_it(face, nodes)
+
+
+async def test_a_node_that_missed_the_release_is_told_later(face, nodes, lock):
+    await face.acquire(lock)
+    await all_have_it(face, nodes)
+    with paused(nodes[:1]):
+        await face.release(lock)
+    await none_has_it(face, nodes)
+
+
+async def test_keys_end_when_the_holder_is_killed(face, nodes):
+    urls = [server.url for server in nodes]
+    options = {"NODES": urls, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": 1.0}
+    with ClientProcess(nodes[0].url, options) as client:
+        assert client.do("lock('x', None).acquire()")
+        await all_have_it(face, nodes)
+        client.kill()
+    await none_has_it(face, nodes)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+async def test_tokens_rise_though_a_minority_loses_all(face, nodes, lock):
+    tokens = []
+    for number in range(6):
+        async with face.inside(lock):
+            tokens.append(lock.token)
+        for server in (nodes[number % 5], nodes[(number + 1) % 5]):
+            with server.client() as client:
+                client.flushall()
+    assert tokens == sorted(set(tokens))
+
+
+async def test_a_token_is_passed_on_to_a_quorum(face, nodes, lock):
+    """The counter of one node runs ahead; before anybody has its token, the others count on from it."""
+    ahead = 8 * 10**15
+    with nodes[2].client() as client:
+        client.set("redisson_lock_token:{rlock:x}", ahead)
+    with paused(nodes[:2]):
+        async with face.inside(lock):
+            assert lock.token > ahead
+            for server in nodes[2:]:
+                with server.client() as client:
+                    assert int(client.get("redisson_lock_token:{rlock:x}")) == lock.token

@@ -1,0 +1,60 @@
+"""P18: threads, tasks and greenlets get the same results of the same course of events."""
+
+import ast
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from django_rlock.drivers.base import run_sync
+from django_rlock.locks.holds import HOLDS
+from tests.redlock.same import blocking, course
+
+
+async def awaiting(lock, method, *args, **kwargs):
+    return await getattr(lock, f"a{method}")(*args, **kwargs)
+
+
+def by_threads(seed, urls):
+    HOLDS.clear()
+    return run_sync(course(seed, urls, blocking))
+
+
+def by_tasks(seed, urls):
+    HOLDS.clear()
+    return asyncio.run(course(seed, urls, awaiting))
+
+
+@pytest.fixture
+def urls(nodes):
+    yield [server.url for server in nodes]
+    HOLDS.clear()
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_p18_threads_and_tasks(seed, urls):
+    assert by_threads(seed, urls) == by_tasks(seed, urls)
+
+
+def test_p18_greenlets(urls):
+    pytest.importorskip("gevent")
+    command = [sys.executable, "-m", "tests.redlock.same", "3", *urls]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stderr
+    assert ast.literal_eval(ended.stdout) == by_threads(3, urls)
+
+
+def test_p18_mutant(urls, monkeypatch):
+    """A driver that takes what most nodes refuse for granted is told from the other."""
+    from django_rlock.drivers.quorum import Ballot, QuorumDriver
+    from django_rlock.drivers.quorum_aio import AsyncQuorumDriver
+
+    async def run_once(self, call):
+        monkeypatch.setattr(Ballot, "won", property(lambda ballot: len(ballot.yes) >= 1))
+        return await QuorumDriver._run_once(self, call)
+
+    expected = [by_threads(seed, urls) for seed in range(3)]
+    monkeypatch.setattr(AsyncQuorumDriver, "_run_once", run_once, raising=False)
+    assert [by_tasks(seed, urls) for seed in range(3)] != expected
