@@ -75,6 +75,11 @@ class ClusterClient:
         """From all the nodes that the keys are on; not atomic."""
         return list(self._connected().mget_nonatomic(keys, *more))
 
+    def primaries(self) -> list[redis.Redis]:
+        """A client for each primary."""
+        cluster = self._connected()
+        return list(map(cluster.get_redis_connection, cluster.get_primaries()))
+
     @property
     def start(self) -> list[Address]:
         """The nodes that the settings name."""

@@ -7,6 +7,7 @@ background thread's, so a loop that is stalled for a while does not lose its loc
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -137,3 +138,5 @@ def _reset_on_setting(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_reset_on_setting, dispatch_uid="django_rlock.drivers.aio")
+# A thread of the parent may have held a mutex of its drivers.
+os.register_at_fork(after_in_child=async_driver.cache_clear)

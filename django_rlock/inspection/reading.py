@@ -16,6 +16,7 @@ from typing import Any
 
 import redis
 
+from django_rlock.cluster import ClusterClient
 from django_rlock.keys import queue_key
 from django_rlock.reports import PROCESSES, report_key
 
@@ -117,13 +118,18 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
 
 
 def scan_keys(client: Any, prefix: str) -> Iterator[str]:
-    """The hashes whose keys begin with ``prefix``; may name one twice. Looks at all keys of the server, in
-    steps."""
+    """The hashes whose keys begin with ``prefix``; may name one twice. Looks at all keys of the server, or of all
+    primaries of a cluster, in steps."""
     pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
+    for server in client.primaries() if isinstance(client, ClusterClient) else [client]:
+        yield from _scan(server, pattern)
+
+
+def _scan(server: Any, pattern: str) -> Iterator[str]:
     cursor = 0
     for _ in range(SCAN_CALLS):
         command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, "TYPE", "hash")
-        cursor, keys = client.execute_command(*command, NEVER_DECODE=True)
+        cursor, keys = server.execute_command(*command, NEVER_DECODE=True)
         yield from map(_text, keys)
         if not cursor:
             return

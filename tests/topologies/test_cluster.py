@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 from django.core.cache import cache
@@ -10,7 +11,9 @@ from django.core.cache import cache
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock.checks import check_settings
 from django_rlock.connections import slot_map
+from django_rlock.inspection import iter_locks
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.eventually import eventually
 from tests.topologies.documented import entry
 from tests.topologies.servers import cluster, command, is_ready
 from tests.topologies.slots import Move, errors, moving, owner_of
@@ -223,6 +226,16 @@ def test_nothing_is_asked_before_the_first_lock(topology, use):
 def test_keys_in_several_slots_are_refused_with_advice(topology):
     with pytest.raises(LockUnavailableError, match="braces"):
         RLock("a}b").acquire(wait_time=0)
+
+
+def test_locks_are_listed_and_found_on_all_nodes(topology, use):
+    use(replace(topology, options=entry("cluster")["OPTIONS"] | {"STARTUP_NODES": []}))  # who may SCAN
+    owner = f"{uuid4()}:1"
+    for number in range(9):
+        topology.redis.hset(f"rlock:{number}", owner, 1)
+    assert {info.name for info in iter_locks(scan=True)} == set("012345678")
+    with RLock("stock:42"):
+        eventually(lambda: [info.name for info in iter_locks()] == ["stock:42"])
 
 
 def test_the_cache_itself(topology, use):
