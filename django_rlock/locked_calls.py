@@ -92,7 +92,8 @@ class LockedCall:
                         result = _checked(self.func(*args, **kwargs))
                         section.lock.check()
                     section.is_committed = bool(aliases) and open_database() is None
-                    section.is_kept = request is not None and keep_while_streaming(section.lock, result)
+                    if request is not None:
+                        section.left = keep_while_streaming(section.lock, result)
             except LOCK_ERRORS as error:
                 return self._failed(error, section, request, args, kwargs)
             return result
@@ -108,7 +109,8 @@ class LockedCall:
                 async with section:
                     result = await self.func(*args, **kwargs)
                     section.lock.check()
-                    section.is_kept = request is not None and keep_while_streaming(section.lock, result)
+                    if request is not None:
+                        section.left = keep_while_streaming(section.lock, result)
             except LOCK_ERRORS as error:
                 result = self._failed(error, section, request, args, kwargs)
                 return await result if inspect.isawaitable(result) else result
@@ -186,15 +188,18 @@ class LockedCall:
 
 
 class _Section:
-    """The lock around a body, whose work is not undone because giving the lock back fails."""
+    """The lock around a body, whose work is not undone because giving the lock back fails.
 
-    __slots__ = ("is_committed", "is_entered", "is_kept", "lock")
+    ``left`` is what is given back at its end: less than the lock where a streaming response keeps some of it.
+    """
+
+    __slots__ = ("is_committed", "is_entered", "left", "lock")
 
     def __init__(self, lock: BaseLock) -> None:
         self.lock = lock
         self.is_entered = False
         self.is_committed = False
-        self.is_kept = False  # by a streaming response
+        self.left: BaseLock | None = lock
 
     def __enter__(self) -> Self:
         self.lock.__enter__()
@@ -204,9 +209,9 @@ class _Section:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.is_kept:
+        if self.left is not None:
             try:
-                self.lock.__exit__(kind, error, trace)
+                self.left.__exit__(kind, error, trace)
             except RLockError as failure:
                 self._note(failure)
 
@@ -218,9 +223,9 @@ class _Section:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.is_kept:
+        if self.left is not None:
             try:
-                await self.lock.__aexit__(kind, error, trace)
+                await self.left.__aexit__(kind, error, trace)
             except RLockError as failure:
                 self._note(failure)
 

@@ -16,28 +16,34 @@ from django.http.response import HttpResponseBase
 
 from django_rlock.drivers.identity import current_owner
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import BaseLock
+from django_rlock.locks import BaseLock, MultiLock
 from django_rlock.locks.holds import HOLDS, Hold, key_of
 
 logger = logging.getLogger("django_rlock.web")
 
 
-def keep_while_streaming(lock: BaseLock, response: Any) -> bool:
-    """Have a streaming response give the lock back when it is closed; answers whether it will.
+def keep_while_streaming(lock: BaseLock, response: Any) -> BaseLock | None:
+    """Have a streaming response give the lock back when it is closed; answers what its caller still has to.
 
     A lock that its owner holds more than once is not given to the response: whoever took it first still needs it.
     """
     if not isinstance(response, HttpResponseBase) or not response.streaming:
-        return False
-    holds = lock.holds_of(current_owner())
-    if not holds or any(hold.count > 1 for hold in holds):
-        return False
-    for hold in holds:
-        # Django closes these in close(), before it tells that the request has ended.
-        response._resource_closers.append(partial(_give_back, hand_over(hold)))  # type: ignore[attr-defined]  # noqa: SLF001
-        # Middleware may replace a response without closing it.
-        weakref.finalize(response, _let_lease_end, hold).atexit = False
-    return True
+        return lock
+    owner, left = current_owner(), []
+    for part in lock.parts:
+        hold = HOLDS.get(part, owner)
+        if hold is None or hold.count > 1:
+            left.append(part)
+        else:
+            _keep(response, hold)
+    return MultiLock(*left) if left else None
+
+
+def _keep(response: Any, hold: Hold) -> None:
+    # Django closes these in close(), before it tells that the request has ended.
+    response._resource_closers.append(partial(_give_back, hand_over(hold)))  # noqa: SLF001
+    # Middleware may replace a response without closing it.
+    weakref.finalize(response, _let_lease_end, hold).atexit = False
 
 
 def _give_back(handle: BaseLock) -> None:
@@ -53,6 +59,7 @@ def hand_over(hold: Hold) -> BaseLock:
     handle: Any = copy(hold.lock)
     handle.owner = hold.owner
     HOLDS.remove(hold)
+    hold.scoped = 0  # no block encloses it any more
     hold.key = key_of(handle, hold.owner)
     hold.owner_ref = None
     HOLDS.put(hold)

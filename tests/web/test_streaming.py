@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from socketserver import ThreadingMixIn
+from time import monotonic
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -21,6 +22,7 @@ from django.test import Client, RequestFactory
 from django.urls import path
 
 from django_rlock import distributed_lock, rlock
+from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_released
 
@@ -104,6 +106,28 @@ def test_several_locks_are_held_until_close() -> None:
     response.close()
     assert not rlock("export:7").locked()
     assert not rlock("archive:7").locked()
+
+
+def test_of_several_the_one_that_is_held_already_stays_with_its_holder() -> None:
+    with rlock("export:7"):
+        response = export_archive(post(), pk=7)
+        assert rlock("export:7").hold_count() == 1
+    assert not rlock("export:7").locked()
+    assert rlock("archive:7").locked()
+    response.close()
+    assert not rlock("archive:7").locked()
+
+
+def test_response_that_nobody_closes_is_forgotten_with_its_lock() -> None:
+    response = export(post(), pk=7)
+    (hold,) = HOLDS.snapshot()
+    del response
+    assert not hold.renewed
+    hold.deadline = 0.0  # its lease has ended
+    watchdog.renew(monotonic())
+    assert hold.lost
+    watchdog.renew(monotonic() + watchdog.REMEMBER_LOST + hold.lease + 1)
+    assert not HOLDS.snapshot()
 
 
 def test_others_are_released_at_once() -> None:
