@@ -32,7 +32,7 @@ async def course(seed: int, urls: list[str], call: Any) -> list[Any]:
     lock = RedLock("same", using="quorum")
     told: list[Any] = []
     for _ in range(STEPS):
-        step = pick.choice(sorted(CALLS) + ["acquire", "take", "free"])
+        step = pick.choice([*sorted(CALLS), "acquire", "take", "free"])
         some = pick.sample(clients, pick.randrange(1, NODES + 1))
         if step not in CALLS:
             told.append(by_hand(step, some))
