@@ -94,6 +94,12 @@ class SteppingDriver:
     def owner(self) -> Owner:
         raise AssertionError("the actors bring their owners")
 
+    def at(self, using: str) -> SteppingDriver:
+        return self
+
+    def place(self, key: str) -> object:
+        return None
+
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
         call.sends += 1
         call.sent_at = self.clock
