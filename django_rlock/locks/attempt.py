@@ -49,10 +49,11 @@ class Attempt:
             self.owner.renew_name()
             self.name = self.owner.name
         call = self.lock.acquire_call(self.name, 1, self.lease, waiting)
+        until = None if self.until is None else min(self.until, self.driver.now() + self.lock.patience)
         if self.lock.takes:
-            reply = await self.driver.take(call, self.until, self._undo_call)
+            reply = await self.driver.take(call, until, self._undo_call)
         else:
-            reply = await self.driver.run(call, self.until)
+            reply = await self.driver.run(call, until)
         self.tries += 1
         if reply[1] == b"OK":
             self.sent_at = call.sent_at

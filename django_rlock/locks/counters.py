@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django_rlock import keys
-from django_rlock.drivers.base import EVERYBODY, Driver, ScriptCall, is_final, monotonic
+from django_rlock.drivers.base import EVERYBODY, PATIENCE, Driver, ScriptCall, is_final, monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.drivers.sync import defer
 from django_rlock.exceptions import LockUnavailableError, RLockError
@@ -27,8 +27,10 @@ logger = logging.getLogger("django_rlock.locks")
 
 MOST = 2**31 - 1
 """The largest number, which is Redisson's."""
-REMEMBERED = 60.0
-"""How long a request is remembered, in seconds: longer than its command is sent again."""
+SENT_AGAIN = 60.0
+"""How long the background thread goes on sending a command, in seconds."""
+REMEMBERED = 120.0
+"""How long a request is remembered, in seconds: longer than it is sent, and then undone (PATIENCE, SENT_AGAIN)."""
 REMEMBERED_MS = milliseconds(REMEMBERED)
 
 _numbers = itertools.count(1)
@@ -85,14 +87,14 @@ class Counter(LockHooks):
         except LockUnavailableError as error:
             if is_refusal(error):
                 raise
-            defer(self.using, call, driver.now() + REMEMBERED)
+            defer(self.using, call, driver.now() + SENT_AGAIN)
             raise LockUnavailableError(
                 self.name,
                 reason=f"it could not be told: {error.reason}",
-                advice=f"The background thread goes on trying for {REMEMBERED:.0f} s; do not do it again.",
+                advice=f"The background thread goes on trying for {SENT_AGAIN:.0f} s; do not do it again.",
             ) from error
         except BaseException:
-            defer(self.using, call, driver.now() + REMEMBERED)
+            defer(self.using, call, driver.now() + SENT_AGAIN)
             raise
 
 
@@ -105,6 +107,8 @@ class Request(LockHooks):
     """One acquire of a semaphore, as ``Attempt`` makes it; ``id`` is its name."""
 
     __slots__ = ("id", "permits")
+
+    patience = PATIENCE
 
     def __init__(self, semaphore: Counter, permits: int) -> None:
         self.name = semaphore.name
@@ -132,7 +136,7 @@ def undone_on_error(request: Request) -> Iterator[None]:
     except BaseException as error:
         if not (isinstance(error, LockUnavailableError) and is_refusal(error)):
             # In the background, and when matters not: the request takes nothing if it arrives later.
-            defer(request.using, request.leave_call(request.id), monotonic() + REMEMBERED)
+            defer(request.using, request.leave_call(request.id), monotonic() + SENT_AGAIN)
         raise
 
 

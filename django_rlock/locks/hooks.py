@@ -29,6 +29,8 @@ class LockHooks:
     """Whether an acquire leaves something on the server, which replicas may have to confirm."""
     scope: ClassVar[str] = ""
     """Keeps holds of the same owner and name apart: the two sides of a read-write lock."""
+    patience: ClassVar[float] = math.inf
+    """How long an acquire is sent again at most, in seconds, however long the wait: the server must still know it."""
     fresh_names: ClassVar[bool] = False
     """Whether each try needs a wire name of its own, because the clean-up of an earlier one may come later."""
     joins: ClassVar[bool] = False

@@ -34,8 +34,8 @@ class CountDownLatch(Counter):
     A name with a hash tag of its own (``{``) works in a cluster too, but Redisson's channel for it is in another slot,
     so its waiters ask every second instead of being told.
 
-    State in Redis: an integer at the latch's key, the channel ``redisson_countdownlatch__channel__{key}``, and for a
-    minute the requests that were obeyed in ``rlock_requests:{key}``.
+    State in Redis: an integer at the latch's key, the channel ``redisson_countdownlatch__channel__{key}``, and for two
+    minutes the requests that were obeyed in ``rlock_requests:{key}``.
     """
 
     __slots__ = ()

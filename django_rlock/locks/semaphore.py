@@ -88,10 +88,11 @@ class Semaphore(BaseSemaphore):
     be, take ``PermitExpirableSemaphore`` with ``renewed=True``.
 
     A change is applied once even when its reply is lost and it is sent again; an acquire that is interrupted is undone
-    in the background. LockUnavailableError when Redis cannot be asked, or keeps something else under the name.
+    in the background. LockUnavailableError when Redis cannot be asked, for 30 s if the wait is longer, or keeps
+    something else under the name.
 
-    State in Redis: an integer at the semaphore's key, the channel ``redisson_sc:{key}``, and for a minute the requests
-    that were obeyed in ``rlock_requests:{key}``.
+    State in Redis: an integer at the semaphore's key, the channel ``redisson_sc:{key}``, and for two minutes the
+    requests that were obeyed in ``rlock_requests:{key}``.
     """
 
     __slots__ = ()

@@ -14,7 +14,7 @@ from django_rlock import (
     scripts,
 )
 from django_rlock.inspection import iter_locks, lock_info
-from django_rlock.locks import hooks
+from django_rlock.locks import counters, hooks
 from django_rlock.locks.holds import WAITS
 from tests.eventually import eventually
 
@@ -242,6 +242,24 @@ async def test_lost_reply(face, proxy, printers, redis_client, method, script, b
     assert await face.call(printers, method, *args) == answer
     assert lost.served.is_set()
     assert redis_client.get(KEY) == str(after)
+
+
+async def test_acquire_is_sent_again_only_while_the_server_knows_it(face, proxy, printers, redis_client, monkeypatch):
+    """Else it would take permits once more, after an outage that is shorter than the wait."""
+    monkeypatch.setattr(counters.Request, "patience", 0.1)
+    redis_client.set(KEY, 5)
+    lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
+    stuck = proxy.hold(scripts.SEMAPHORE_ACQUIRE)
+    with pytest.raises(LockUnavailableError):
+        await face.call(printers, "acquire", wait_time=300)
+    assert lost.served.is_set()
+    assert stuck.served.is_set()
+    await face.until(lambda: redis_client.get(KEY) == "5")
+
+
+def test_request_is_known_until_nobody_sends_it_again():
+    """An acquire, until its wait ends with an error, and then what undoes it."""
+    assert counters.Request.patience + counters.SENT_AGAIN < counters.REMEMBERED
 
 
 async def test_waiter_whose_grant_got_lost_is_granted_once(face, proxy, printers, redis_client):
