@@ -25,6 +25,7 @@ from django_rlock.locks.permits import (
     leave_call,
     packed,
     permit_keys,
+    single_id,
 )
 from django_rlock.locks.semaphore import BaseSemaphore
 from django_rlock.settings import DEFAULT_ALIAS
@@ -165,7 +166,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         The watchdog stops renewing it.
         """
         lease = lease_seconds(lease_time)
-        (each,) = checked_ids(permit)
+        each = single_id(permit)
         hold = HOLDS.get(self, each)
         renewed = hold is not None and hold.pause_renewal()
         call = self._renew(each, lease, 0)
@@ -181,7 +182,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
 
     async def _lease_time(self, driver: Driver, permit: Permit | str) -> float | None:
         """Seconds until a permit's lease ends, None when it has no end. PermitNotHeldError when it is not taken."""
-        (each,) = checked_ids(permit)
+        each = single_id(permit)
         left: int = (await self._state(driver, each))[2]
         if left == _NOT_TAKEN:
             raise PermitNotHeldError(self.name, (each,))

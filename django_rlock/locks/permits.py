@@ -49,8 +49,7 @@ class Permit:
     @property
     def id(self) -> str:
         """The id of a single permit. ValueError where it is several."""
-        (only,) = self.ids
-        return only
+        return single_id(self)
 
     @property
     def lost(self) -> bool:
@@ -147,6 +146,14 @@ def checked_ids(permits: Permit | str | Iterable[str]) -> tuple[str, ...]:
         if not _ID.fullmatch(str(each)):
             raise ValueError(f"A permit's id is 32 lower-case hexadecimal digits, not {each!r}.")
     return tuple(ids)
+
+
+def single_id(permit: Permit | str) -> str:
+    """The id of what must be one permit."""
+    ids = checked_ids(permit)
+    if len(ids) != 1:
+        raise ValueError(f"These are {len(ids)} permits, where one is asked for; take one of their ids.")
+    return ids[0]
 
 
 def packed(ids: tuple[str, ...]) -> bytes:

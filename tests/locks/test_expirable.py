@@ -60,7 +60,7 @@ async def test_permits_have_ids_and_leases(face, licences, ends, redis_client):
     assert (permit.lost, for_ever.lost) == (False, False)
     permit.check()
     assert str(permit) == f"<Permit {permit.id} of PermitExpirableSemaphore('licences', using='default')>"
-    with pytest.raises(ValueError, match="values to unpack"):
+    with pytest.raises(ValueError, match="These are 2 permits"):
         for_ever.id  # noqa: B018
 
 
@@ -211,6 +211,17 @@ async def test_new_lease_ends_the_renewal(face, licences, ends):
     assert await face.call(licences, "update_lease_time", permit, 100) is False
     with pytest.raises(PermitNotHeldError):
         await face.call(licences, "lease_time", permit)
+
+
+async def test_several_permits_have_no_lease_in_common(face, licences):
+    permit = await face.call(licences, "acquire", 2, lease_time=20)
+    with pytest.raises(ValueError, match="These are 2 permits"):
+        permit.id  # noqa: B018
+    with pytest.raises(ValueError, match="These are 2 permits"):
+        await face.call(licences, "update_lease_time", permit, 30)
+    with pytest.raises(ValueError, match="These are 2 permits"):
+        await face.call(licences, "lease_time", permit)
+    await face.call(permit, "release")
 
 
 async def test_new_lease_of_a_permit_that_is_not_renewed(face, licences):
