@@ -16,8 +16,9 @@ from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Visitor, Worl
 class Sharing(World):
     """A world in which readers may be inside together."""
 
-    def enter(self, actor: Visitor) -> None:
-        assert all(isinstance(each.lock, ReadLock) for each in (actor, *self.inside)) or not self.inside, "not alone"
+    def enter(self, actor: Actor) -> None:
+        locks = [each.lock for each in (actor, *self.inside) if isinstance(each, Visitor)]
+        assert all(isinstance(lock, ReadLock) for lock in locks) or not self.inside, "not alone"
         self.inside.append(actor)
 
     def state(self) -> tuple[Any, ...]:

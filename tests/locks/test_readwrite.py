@@ -20,7 +20,7 @@ from django_rlock import (
 from django_rlock.drivers.identity import current_owner
 from django_rlock.inspection import lock_info
 from django_rlock.keys import readwrite_channel, writers_key
-from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.holds import HOLDS, WAITS, Hold
 from tests.eventually import eventually
 from tests.faces import TaskFace
 from tests.processes import ClientProcess
@@ -36,6 +36,12 @@ def read_lock(**options) -> ReadLock:
 
 def write_lock(**options) -> WriteLock:
     return ReadWriteLock("prices", **options).write_lock
+
+
+def held(lock, owner=None) -> Hold:
+    hold = HOLDS.get(lock, owner or current_owner())
+    assert hold is not None
+    return hold
 
 
 def left(redis_client) -> list[str]:
@@ -402,8 +408,8 @@ async def test_watchdog_renews(face, side, settings, redis_client):
     lock = side("prices")
     await face.acquire(lock)
     await face.acquire(lock)
-    deadline = HOLDS.get(lock, current_owner()).deadline
-    await face.until(lambda: HOLDS.get(lock, current_owner()).deadline > deadline + 0.6)
+    deadline = held(lock).deadline
+    await face.until(lambda: held(lock).deadline > deadline + 0.6)
     assert await face.call(lock, "hold_count") == 2
     assert 0 < await face.call(lock, "remaining_lease") <= 0.6
     await face.release(lock)
@@ -418,11 +424,11 @@ async def test_both_holds_of_a_writer_are_renewed(face, settings):
     await face.acquire(write)
     await face.acquire(read)
     for lock in (write, read):
-        deadline = HOLDS.get(lock, current_owner()).deadline
-        await face.until(lambda lock=lock, old=deadline: HOLDS.get(lock, current_owner()).deadline > old + 0.4)
+        deadline = held(lock).deadline
+        await face.until(lambda lock=lock, old=deadline: held(lock).deadline > old + 0.4)
     await face.release(write)
-    deadline = HOLDS.get(read, current_owner()).deadline
-    await face.until(lambda: HOLDS.get(read, current_owner()).deadline > deadline + 0.4)
+    deadline = held(read).deadline
+    await face.until(lambda: held(read).deadline > deadline + 0.4)
     assert await face.call(read, "owned")
     await face.release(read)
 
@@ -430,7 +436,7 @@ async def test_both_holds_of_a_writer_are_renewed(face, settings):
 @each_side
 async def test_lost_hold_is_told(face, side, settings, redis_client):
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.6}}
-    told = []
+    told: list[object] = []
     lock = side("prices", on_lost=told.append)
     await face.acquire(lock)
     assert await face.call(side("prices"), "force_release", reason="it hangs")
@@ -457,7 +463,7 @@ async def test_reader_whose_lease_ended_does_not_harm_the_others(face, redis_cli
     short, long = read_lock(owner="short"), read_lock(owner="long")
     await face.acquire(long)
     await face.acquire(short, lease_time=0.1)
-    await face.until(lambda: HOLDS.get(short, "short").lost)
+    await face.until(lambda: held(short, "short").lost)
     with pytest.raises(LockLostError):
         await face.release(short)
     assert await face.call(long, "owned")
@@ -622,8 +628,9 @@ async def test_force_release_by_name_alone(face, side, kind, redis_client):
     await face.acquire(side("prices", owner="a"))
     writer = face.start(visit, face, write_lock())
     await waiting(face)
-    (holder,) = lock_info("prices").holders
-    assert await face.call(kind("prices"), "force_release", holder.owner)
+    info = lock_info("prices")
+    assert info is not None
+    assert await face.call(kind("prices"), "force_release", info.holder.owner)
     assert await face.result(writer)
     assert left(redis_client) == []
     HOLDS.clear()

@@ -41,7 +41,7 @@ async def test_backoff_of_nothing_waits_all_the_same(face, redis_client):
 
 def test_backoff_that_is_no_function_is_refused():
     with pytest.raises(TypeError, match=r"backoff must be a function .* not 0\.01"):
-        SpinLock("stock:42", backoff=0.01)
+        SpinLock("stock:42", backoff=0.01)  # type: ignore[arg-type]
 
 
 def test_exponential_pauses_grow_to_the_maximum():
