@@ -212,15 +212,22 @@ class Talk:
             self._part(link.node, error)
 
     async def __aenter__(self) -> Talk:
-        for node in range(self._driver.size):
-            with suppress(NodeDownError):  # which is told when it is asked
-                self._join(node)
+        try:
+            for node in range(self._driver.size):
+                with suppress(NodeDownError):  # which is told when it is asked
+                    self._join(node)
+        except BaseException:
+            self._give_back_links(as_they_are=False)
+            raise
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # Anything unforeseen, as an exception that a signal raised, may have stopped a reply half way.
+        self._give_back_links(as_they_are=error is None or isinstance(error, RLockError))
+
+    def _give_back_links(self, as_they_are: bool) -> None:
         for link in self._links.values():
-            # Anything unforeseen, as an exception that a signal raised, may have stopped a reply half way.
-            if error is None or isinstance(error, RLockError):
+            if as_they_are:
                 self._driver.keep_link(link)
             else:
                 self._driver.drop_link(link)

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
 from django_rlock.connections import node_pool
 from django_rlock.drivers import background
+from django_rlock.drivers.quorum_sync import SyncQuorumDriver
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from django_rlock.settings import server_aliases
@@ -253,6 +255,27 @@ def test_a_cancelled_task_leaves_nothing(nodes, lock):
     with paused(nodes[:3]):
         asyncio.run(cancelled())
     BlockingFace().run(none_has_it(BlockingFace(), nodes))
+
+
+def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
+    """Whatever it interrupts, no connection is lost to the pool."""
+
+    def interrupted(self, node):
+        if node == 3 and threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return take(self, node)
+
+    take = SyncQuorumDriver.take_link
+    with monkeypatch.context() as patch:
+        patch.setattr(SyncQuorumDriver, "take_link", interrupted)
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                lock.acquire()
+    with lock:
+        assert lock.owned()
+    BlockingFace().run(BlockingFace().until(lambda: not background._loop.deferred))
+    for alias in server_aliases("quorum"):
+        assert len(node_pool(alias)._in_use_connections) < 10  # some may still owe a reply
 
 
 # --- renewed, suspect, lost -------------------------------------------------------------------------------------------
