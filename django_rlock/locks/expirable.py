@@ -106,7 +106,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         """For ``with`` and ``async with``: the same, given back at the end of the block, which gets the Permit.
 
         LockTimeoutError when there are not as many until the wait ends; LockLostError at the end when the lease ended
-        inside, unless the block raised.
+        inside, PermitNotHeldError when the block has given it back already, unless the block raised.
         """
         return PermitBlock(self, permits, {"wait_time": wait_time, "lease_time": lease_time, "renewed": renewed})
 
@@ -150,12 +150,14 @@ class PermitExpirableSemaphore(BaseSemaphore):
             for hold in holds:
                 HOLDS.put(hold)
             return 0
+        if isinstance(permits, Permit):
+            permits.given_back = True
         return len(ids)  # also where none were left for a second command: the first one's reply was lost
 
     async def _release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> None:
         """The same, but PermitNotHeldError instead of 0."""
         ids = checked_ids(permits)
-        if ids and not await self._try_release(driver, ids):
+        if ids and not await self._try_release(driver, permits if isinstance(permits, Permit) else ids):
             raise PermitNotHeldError(self.name, ids)
 
     # --- leases ------------------------------------------------------------------------------------------------------

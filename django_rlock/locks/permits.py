@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import ScriptCall, monotonic
-from django_rlock.exceptions import LockLostError, LockTimeoutError
+from django_rlock.exceptions import LockLostError, LockTimeoutError, PermitNotHeldError
 from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, hidden_behind
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.holds import Hold
@@ -30,10 +30,10 @@ class Permit:
     """What one ``acquire`` of a ``PermitExpirableSemaphore`` took: one permit, or several at once.
 
     ``ids`` are their ids, 32 hexadecimal digits each, by which any process may give them back. ``deadline`` is when the
-    lease ends that it was taken with, in monotonic seconds.
+    lease ends that it was taken with, in monotonic seconds. ``given_back`` is whether it was released by this object.
     """
 
-    __slots__ = ("__weakref__", "_holds", "deadline", "ids", "semaphore")
+    __slots__ = ("__weakref__", "_holds", "deadline", "given_back", "ids", "semaphore")
 
     def __init__(
         self, semaphore: PermitExpirableSemaphore, ids: tuple[str, ...], deadline: float, holds: Sequence[Hold]
@@ -41,6 +41,7 @@ class Permit:
         self.semaphore = semaphore
         self.ids = ids
         self.deadline = deadline
+        self.given_back = False
         self._holds = holds
 
     def __repr__(self) -> str:
@@ -134,7 +135,8 @@ class PermitBlock:
 
     def _left(self, released: int) -> None:
         if not released:
-            raise self._permit.lost_error()
+            permit = self._permit
+            raise PermitNotHeldError(self._semaphore.name, permit.ids) if permit.given_back else permit.lost_error()
 
 
 def checked_ids(permits: Permit | str | Iterable[str]) -> tuple[str, ...]:

@@ -213,6 +213,13 @@ async def test_new_lease_ends_the_renewal(face, licences, ends):
         await face.call(licences, "lease_time", permit)
 
 
+async def test_block_that_gives_back_by_itself_has_lost_nothing(face, licences, redis_client):
+    with pytest.raises(PermitNotHeldError):
+        async with face.inside(licences.permit(lease_time=20)) as permit:
+            await face.call(permit, "release")
+    assert redis_client.get(KEY) == "3"
+
+
 async def test_several_permits_have_no_lease_in_common(face, licences):
     permit = await face.call(licences, "acquire", 2, lease_time=20)
     with pytest.raises(ValueError, match="These are 2 permits"):
