@@ -15,7 +15,7 @@ from django_rlock import scripts
 from django_rlock.drivers import quorum_calls
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.quorum import Answer, Ballot, Nodes, QuorumCall, QuorumDriver
-from django_rlock.drivers.quorum_calls import Acquire
+from django_rlock.drivers.quorum_calls import Acquire, Bump
 from django_rlock.locks import redlock, watchdog
 from django_rlock.locks.redlock import RedLock
 from tests.redlock import simulator
@@ -107,11 +107,11 @@ def grants_of_other_attempts_count(patch):
         init(self, driver)
         driver.client.talk = self
 
-    async def next_vote(self, ballots, until):
+    async def next_vote(self, until):
         answer = await self._talk.receive(until)
         if answer is None:
             return None
-        ballot = next(iter(ballots.values()))
+        ballot = next(reversed(self._ballots.values()))
         if type(answer.call) is type(ballot.call):
             ballot.add(answer.node, answer.reply)
         return ballot
@@ -153,10 +153,29 @@ def lost_locks_come_back(patch):
 
 
 def no_second_round(patch):
-    async def changed(self, token, grants, nodes):
-        return True
+    async def changed(self, grants, nodes):
+        return max(reply[2] for reply in grants.yes.values())
 
     patch.setattr(Acquire, "_fence", changed)
+
+
+def late_granters_vote_on_a_lower_token(patch):
+    """All nodes are asked to count on from the token of those that granted first."""
+    ask = Nodes.ask
+
+    async def changed(self, call, voters=None, until=None):
+        if isinstance(call, Bump):
+            voters = range(self._driver.size)
+        return await ask(self, call, voters, until)
+
+    patch.setattr(Nodes, "ask", changed)
+
+
+def only_the_first_granters_are_asked(patch):
+    async def changed(self, ballot, until):
+        ballot.close()
+
+    patch.setattr(Nodes, "hear_out", changed)
 
 
 def bumps_whoever_owns(patch):
