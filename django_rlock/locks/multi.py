@@ -343,4 +343,5 @@ def _sorted_parts(locks: Iterable[Any]) -> tuple[BaseLock, ...]:
             parts.setdefault((part.using, part.name, part.scope), part)
     if not parts:
         raise ValueError("A MultiLock needs at least one lock.")
-    return tuple(parts[place] for place in sorted(parts))
+    # Of the two sides of a read-write lock the writing one first: a reader is not let in to write.
+    return tuple(parts[place] for place in sorted(parts, key=lambda place: (*place[:2], place[2] != "write")))

@@ -25,8 +25,8 @@ class ExponentialBackoff:
     multiplier: float = 2.0
 
     def __post_init__(self) -> None:
-        if not (0 < self.initial <= self.maximum < math.inf and 1 <= self.multiplier < math.inf):
-            raise ValueError("A backoff needs 0 < initial <= maximum, in seconds, and a multiplier of 1 or more.")
+        if not (0 < self.initial <= self.maximum < math.inf and 1 <= self.multiplier <= 1000):
+            raise ValueError("A backoff needs 0 < initial <= maximum, in seconds, and a multiplier of 1 to 1000.")
 
     def __call__(self, tries: int) -> float:
         grown = self.initial * self.multiplier ** min(tries - 1, 64)

@@ -13,6 +13,7 @@ from django_rlock import (
     LockTimeoutError,
     LockUnavailableError,
     MultiLock,
+    ReadWriteLock,
     RLock,
     SpinLock,
     rlock,
@@ -279,6 +280,13 @@ async def test_info_tells_of_the_first_that_is_held(face):
     async with face.inside(RLock("account:b")):
         info = await face.call(lock, "info")
     assert info.name == "account:b"
+
+
+async def test_both_sides_of_a_read_write_lock(face, redis_client):
+    prices = ReadWriteLock("account:a")
+    async with face.inside(MultiLock(prices.read_lock, prices.write_lock)):
+        assert len(redis_client.hkeys(A)) == 3  # mode, reader, writer
+    assert not redis_client.exists(A)
 
 
 def test_name_given_twice_counts_once():

@@ -64,6 +64,7 @@ def test_constant_pauses_stay():
         lambda: ExponentialBackoff(initial=0),
         lambda: ExponentialBackoff(initial=2, maximum=1),
         lambda: ExponentialBackoff(multiplier=0.5),
+        lambda: ExponentialBackoff(multiplier=1e5),
         lambda: ExponentialBackoff(maximum=math.inf),
     ],
 )
