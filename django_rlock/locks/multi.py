@@ -198,10 +198,12 @@ class _AllOrNone:
 
     async def _level_leases(self) -> None:
         """Give those that were taken first as long as the last one has; renewed ones need no exact lease."""
+        if self.lease is None:
+            return
         holds = [hold for lock in self.taken if (hold := HOLDS.get(lock, self.owner)) and not hold.renewed]
         latest = max((hold.deadline for hold in holds), default=0.0)
         for hold in holds:
-            if self.lease is not None and hold.deadline < min(latest, self.driver.now() + self.lease):
+            if hold.deadline < min(latest, self.driver.now() + self.lease):
                 await hold.lock._extend_hold(self.driver.at(hold.lock.using), hold, self.lease)  # type: ignore[attr-defined]  # noqa: SLF001
 
     async def _undo(self) -> None:
