@@ -152,9 +152,13 @@ class Nodes:
         self.send = talk.send
         self.census = driver.census
         self.timeout = driver.timeout
+        self._ballots: dict[QuorumCall, Ballot] = {}
 
     async def ask(self, call: QuorumCall, voters: Collection[int] | None = None, until: float | None = None) -> Ballot:
-        """Send a call to all nodes, and count the votes, of all or of some, until they decide."""
+        """Send a call to all nodes, or to some, who alone have a vote then, and count the votes until they decide.
+
+        Votes that come later are counted too, as long as anything else is received.
+        """
         return (await self.ask_all([call], voters, until))[0]
 
     async def ask_all(
@@ -163,14 +167,14 @@ class Nodes:
         """The same for many calls at once."""
         if until is None:
             until = self.now() + self.timeout
-        ballots = {call: self._open(call, voters) for call in calls}
+        ballots = [self._open(call, voters) for call in calls]
         undecided = set(calls)
-        while undecided and (vote := await self._next_vote(ballots, until)):
+        while undecided and (vote := await self._next_vote(until)):
             if vote.decided:
                 undecided.discard(vote.call)
         for call in undecided:
-            ballots[call].close()
-        return list(ballots.values())
+            self._ballots[call].close()
+        return ballots
 
     async def tell(self, call: QuorumCall) -> Ballot:
         """Send a call that every node should obey.
@@ -180,26 +184,29 @@ class Nodes:
         started = self.now()
         until = started + self.timeout
         ballot = self._open(call)
-        while len(ballot.answered) < ballot.quorum and await self._next_vote({call: ballot}, until):
+        while len(ballot.answered) < ballot.quorum and await self._next_vote(until):
             pass
-        until = min(until, 2 * self.now() - started + _GRACE)
-        while not ballot.is_complete() and await self._next_vote({call: ballot}, until):
-            pass
+        await self.hear_out(ballot, min(until, 2 * self.now() - started + _GRACE))
         ballot.close()
         return ballot
 
+    async def hear_out(self, ballot: Ballot, until: float) -> None:
+        """Count votes until all nodes have voted."""
+        while not ballot.is_complete() and await self._next_vote(until):
+            pass
+
     def _open(self, call: QuorumCall, voters: Collection[int] | None = None) -> Ballot:
         everybody = range(self._driver.size)
-        ballot = Ballot(call, self._driver.size)
+        ballot = self._ballots[call] = Ballot(call, self._driver.size)
         if voters is not None:
             ballot.errors = {node: _NO_VOTER for node in everybody if node not in voters}
-        self._talk.send(call, everybody)
+        self._talk.send(call, everybody if voters is None else voters)
         return ballot
 
-    async def _next_vote(self, ballots: dict[QuorumCall, Ballot], until: float) -> Ballot | None:
-        """The ballot of the next answer that concerns one of these."""
+    async def _next_vote(self, until: float) -> Ballot | None:
+        """The ballot of the next answer that concerns one."""
         while (answer := await self._talk.receive(until)) is not None:
-            ballot = ballots.get(answer.call)
+            ballot = self._ballots.get(answer.call)
             if ballot is not None:
                 reply = answer.reply
                 if not isinstance(reply, Exception):

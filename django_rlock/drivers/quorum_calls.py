@@ -44,24 +44,32 @@ class Acquire(QuorumCall):
         valid_until = self.sent_at + self.valid_for
         grants = await nodes.ask(self, until=self.sent_at + nodes.timeout)
         if grants.won:
-            token = max(reply[2] for reply in grants.yes.values())
-            fenced = await self._fence(token, grants, nodes)
-            if fenced and valid_until - nodes.now() >= self.lease * MIN_VALIDITY:
+            token = await self._fence(grants, nodes)
+            if token is not None and valid_until - nodes.now() >= self.lease * MIN_VALIDITY:
                 return [b"", b"OK", token] if self.bump else [b"", b"OK"]
         await nodes.undo_everywhere(self, grants)
         if grants.out_of_reach:
             raise nodes.not_reached(self, grants)
         return [b"", _free_in_ms(grants)]
 
-    async def _fence(self, token: int, grants: Ballot, nodes: Nodes) -> bool:
-        """Have a quorum of those that granted, and still do, count on from the token.
+    async def _fence(self, grants: Ballot, nodes: Nodes) -> int | None:
+        """The token, once a quorum of those that granted, and still do, counts on from it; 0 without fencing.
 
-        Who granted later counts on as well, but has no vote: its own token may be higher.
+        Those whose grants were a quorum are asked alone. If one fails, so are all that granted meanwhile, with the
+        highest of all their tokens: whose own is higher has no vote on a lower one.
         """
         if self.bump is None:
-            return True
+            return 0
         until = self.sent_at + 2 * nodes.timeout
-        return (await nodes.ask(self.bump.to(token), grants.yes, until)).won
+        token = await self._count_on(self.bump, grants, nodes, until)
+        if token is None:
+            await nodes.hear_out(grants, self.sent_at + nodes.timeout)
+            token = await self._count_on(self.bump, grants, nodes, until)
+        return token
+
+    async def _count_on(self, bump: Bump, grants: Ballot, nodes: Nodes, until: float) -> int | None:
+        token: int = max(reply[2] for reply in grants.yes.values())
+        return token if (await nodes.ask(bump.to(token), list(grants.yes), until)).won else None
 
 
 class Bump(QuorumCall):

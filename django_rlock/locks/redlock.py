@@ -42,10 +42,10 @@ class RedLock(TokenLock):
 
     What holds: no two owners are inside at once, as long as the servers share no fate, their clocks and the client's
     run at rates that differ by less than CLOCK_DRIFT allows, and a server that forgot its locks gets no votes for
-    QUARANTINE seconds. Tokens rise from owner to owner even where that fails, while a majority of the servers keeps its
-    counters or its clocks go on. ValueError for a lease longer than QUARANTINE, or shorter than twenty times
-    NODE_TIMEOUT, and for acquiring with ``owner=``: each attempt needs a new name, so one can only be used to release
-    or extend a hold.
+    QUARANTINE seconds. Tokens rise from owner to owner even where that fails, while the servers keep their counters;
+    one that loses its counter goes on from its clock. ValueError for a lease longer than QUARANTINE, or shorter than
+    twenty times NODE_TIMEOUT, and for acquiring with ``owner=``: each attempt needs a new name, so one can only be used
+    to release or extend a hold.
 
     State on each server: as FencedLock's, and the sorted set ``rlock_tombstones:{key}`` of attempts that were given up.
     The algorithm is Redis's Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).

@@ -199,7 +199,7 @@ class SimNode:
         self.paused_until = 0.0
         self.down = False
         self.cut_until: dict[Client, float] = {}
-        self.granted: dict[str, None] = {}
+        self.granted: dict[str, int] = {}
         self.model = Node(self.clock, setting.durable)
         self.offset += 1e4  # it has been up for a while
 
@@ -229,7 +229,7 @@ class SimNode:
         else:
             reply = self.model.run(script, args)
             if isinstance(call, Acquire) and reply[0] == b"OK":
-                self.granted.setdefault(args[0])
+                self.granted.setdefault(args[0], reply[1])
             self.answer(call, talk, [b"", *reply])
 
     def answer(self, call: QuorumCall, talk: SimTalk, reply: Any) -> None:
@@ -465,6 +465,7 @@ class Client:
             return
         world.note_inside(self, hold)
         if hold.token is not None:
+            self.check_voters(hold, hold.token)
             world.note_token(self, began, hold.token)
             world.tokens[hold.owner] = hold.token
         if world.chance(world.setting.kills):
@@ -493,6 +494,13 @@ class Client:
         grants = [node for node, time in self.grants[call].items() if time <= call.sent_at + self.driver.timeout]
         if call.args[0] != hold.owner or len(grants) < self.driver.size // 2 + 1:
             raise BrokenError(f"acquired as {hold.owner} with the grants of {grants} for {call.args[0]!r}")
+
+    def check_voters(self, hold: Hold, token: int) -> None:
+        """P9: no node that counts on from a token has drawn a higher one for it."""
+        voters = self.world.bumped.get(hold.owner, ())
+        drawn = {number: self.world.nodes[number].granted[hold.owner] for number in voters}
+        if max(drawn.values(), default=0) > token:
+            raise BrokenError(f"the token {token} was voted for by nodes that had drawn {drawn}")
 
     def check_renewal(self, hold: Hold, before: float) -> None:
         """P2, P8: a renewal prolongs, but brings nothing back that may have been seen as lost."""
