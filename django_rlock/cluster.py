@@ -140,6 +140,7 @@ class SlotMap:
         self._owners: list[Address | None] = [None] * SLOTS
         self._nodes = list(client.start)
         self._mutex = threading.Lock()
+        self._rounds = 0
         self.stale = True
 
     def owner(self, slot: int) -> Address:
@@ -157,12 +158,19 @@ class SlotMap:
 
     def refresh(self) -> None:
         """Ask for the map, unless another thread just did. It stays as it is where no node answers."""
+        rounds = self._rounds
         with self._mutex:
-            give_up_at = time.monotonic() + 2 * ASK_WITHIN
-            for node in list(self._nodes) if self.stale else ():
-                if time.monotonic() < give_up_at and (ranges := self._ask(node)):
-                    self._learn(ranges)
-                    return
+            # Threads that waited for one that heard nothing would not hear more, one after the other.
+            if self.stale and self._rounds == rounds:
+                self._ask_all()
+                self._rounds += 1
+
+    def _ask_all(self) -> None:
+        give_up_at = time.monotonic() + 2 * ASK_WITHIN
+        for node in list(self._nodes):
+            if time.monotonic() < give_up_at and (ranges := self._ask(node)):
+                self._learn(ranges)
+                return
 
     def _ask(self, node: Address) -> list[tuple[int, int, Address]]:
         node_pool = self._client.make_pool(node)

@@ -119,6 +119,9 @@ class ClusterSyncDriver(_ClusterDriver[SyncDriver], SyncDriver):
         for address, group in by_node.items():
             yield from self._node(address).batches(group)
 
+    def note_silence(self, calls: list[ScriptCall]) -> None:
+        self._slots.doubt(self._slots.owner(slot_of(calls[0].keys[0])))
+
     def _make_node(self, address: Address) -> SyncDriver:
         return sync.server_driver(self.using, self._make_pool, address)
 

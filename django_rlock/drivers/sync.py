@@ -81,6 +81,7 @@ class SyncDriver(ScriptDriver):
             try:
                 answers = await node.exchange_all(batch)
             except (redis.RedisError, OSError) as error:
+                self.note_silence(batch)
                 answers = [unavailable(call.name, error) for call in batch]
             replies |= zip(batch, answers, strict=True)
         return [await self._alone(call, replies[call]) for call in calls]
@@ -88,6 +89,9 @@ class SyncDriver(ScriptDriver):
     def batches(self, calls: list[ScriptCall]) -> Iterable[tuple[SyncDriver, list[ScriptCall]]]:
         """The calls in parts that are sent together, each with the driver that sends it."""
         return ((self, calls[start : start + _BATCH]) for start in range(0, len(calls), _BATCH))
+
+    def note_silence(self, calls: list[ScriptCall]) -> None:
+        """One of these parts was not answered; a driver that chooses among servers may choose another next time."""
 
     async def exchange_all(self, calls: list[ScriptCall]) -> list[Any]:
         """Send calls together and read their replies, errors among them."""

@@ -1,5 +1,7 @@
 """Locks in a Redis Cluster: each where its slot is, also while that moves; its messages by the slot's shard."""
 
+import contextlib
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -10,6 +12,7 @@ from django.core.cache import cache
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock.checks import check_settings
+from django_rlock.cluster import ConnectionFactory, SlotMap
 from django_rlock.connections import slot_map
 from django_rlock.inspection import iter_locks
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -208,6 +211,24 @@ async def test_messages_are_heard_again(face, topology):
     await face.result(waiting)
 
 
+def test_threads_do_not_queue_up_to_ask_nodes_that_do_not_answer():
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        slots = SlotMap(ConnectionFactory({}).connect(f"redis://127.0.0.1:{silent.getsockname()[1]}"))
+        threads = [threading.Thread(target=slots.refresh) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        silent.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                asked.append(silent.accept()[0])
+    assert len(asked) == 1
+    for connection in asked:
+        connection.close()
+
+
 def test_start_node_is_down(topology, use):
     more = [("127.0.0.1", node.port) for node in topology.servers]
     use(replace(topology, location="redis://127.0.0.1:1", options={**topology.options, "STARTUP_NODES": more}))
@@ -250,3 +271,22 @@ def test_the_cache_itself(topology, use):
     assert cache.get_many(["a", "b", "c"]) == {"c": [3]}
     cache.clear()
     assert cache.get("c") is None
+
+
+async def test_renewed_where_another_node_took_over(face, own_cluster, use):
+    """Nobody else asks that node: neither a waiter nor another acquire learns of its death for the watchdog."""
+    use(own_cluster, WATCHDOG_TIMEOUT=6)
+    for node in own_cluster.servers:
+        command(node, "CONFIG SET", "cluster-require-full-coverage", "no")
+    lock = RLock("stock:42")
+    await face.acquire(lock)
+    hold = HOLDS.snapshot()[0]
+    before = hold.deadline
+    move = Move(own_cluster, own_cluster.redis.keyslot(KEY))
+    move.source.kill()
+    move.take_over()
+    command(move.target, "HSET", KEY, hold.owner, 1)  # as a replica of its own would have it
+    command(move.target, "PEXPIRE", KEY, 60000)
+    await face.until(lambda: hold.deadline > before or hold.lost)
+    assert hold.lost is None
+    await face.release(lock)
