@@ -190,7 +190,7 @@ async def async_pool(key: PoolKey) -> aio.ConnectionPool:
     loop = asyncio.get_running_loop()
     pools = _async_pools.get(loop)
     if pools is None:
-        _drop_closed_loops()
+        drop_closed_loops(_async_pools)
         pools = _async_pools[loop] = {}
     if key not in pools:
         pools[key] = _make_async_pool(*key)
@@ -201,13 +201,14 @@ async def async_pool(key: PoolKey) -> aio.ConnectionPool:
     return pools[key]
 
 
-def _drop_closed_loops() -> None:
-    # A pool's sockets refer to their loop, so the weak keys alone would not let it go. Other threads, whose loops come
-    # and go too, may be here at the same time.
-    for reference in _async_pools.keyrefs():
+def drop_closed_loops(by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Any]) -> None:
+    """Forget what belongs to loops that have been closed."""
+    # Sockets refer to their loop, so the weak keys alone would not let it go. Other threads, whose loops come and go
+    # too, may be here at the same time.
+    for reference in by_loop.keyrefs():
         loop = reference()
         if loop is not None and loop.is_closed():
-            _async_pools.pop(loop, None)
+            by_loop.pop(loop, None)
 
 
 async def _close_with_loop(pool: aio.ConnectionPool) -> AsyncGenerator[None]:

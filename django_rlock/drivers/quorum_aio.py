@@ -1,135 +1,180 @@
-"""RedLock's nodes for asyncio: a task for each call to a node."""
+"""RedLock's nodes for asyncio: one lasting connection to each for all tasks of a loop, whose replies need no task."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import redis
 from django.core.signals import setting_changed
 
-from django_rlock.connections import async_pool
+from django_rlock.connections import async_pool, drop_closed_loops
 from django_rlock.drivers.aio import AsyncDriver
 from django_rlock.drivers.base import check_nonce, next_nonce, pack
 from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall, QuorumDriver
 from django_rlock.drivers.quorum_sync import site
+from django_rlock.drivers.resp import INCOMPLETE, make_reader
 
 
-class Link:
-    """A connection to a node. Who sends first reads first, so each reads what is meant for it."""
+class Link(asyncio.Protocol):
+    """A connection to a node, and the calls whose replies are still to come on it, in their order.
 
-    def __init__(self) -> None:
-        self.connection: Any = None
-        self.pool: Any = None
-        self.owed = 0
-        self._sending = asyncio.Lock()
-        self._reading = asyncio.Lock()
+    redis-py connects and logs in; then this takes its place at the transport, where a reply costs no task's turn.
+    """
 
-    async def open(self, driver: AsyncQuorumDriver, node: int) -> None:
-        if self.connection is None:
-            self.pool, self.connection = await driver.connect(node)
+    def __init__(self, node: int, connection: Any, pool: Any) -> None:
+        self.node = node
+        self._connection = connection
+        self._pool = pool
+        self._transport: asyncio.WriteTransport = connection._writer.transport  # noqa: SLF001 - see above
+        self._former = self._transport.get_protocol()
+        self._reader = make_reader()
+        self._owed: deque[tuple[bytes, QuorumCall, Talk, float]] = deque()
+        self.is_open = not self._transport.is_closing()
+        self._transport.set_protocol(self)
 
-    async def exchange(self, driver: AsyncQuorumDriver, node: int, packed: bytes, nonce: bytes) -> list[Any]:
-        async with self._sending:
-            await self.open(driver, node)
-            self.owed += 1
-            await self.connection.send_packed_command([packed], check_health=False)
-        async with self._reading:
-            try:
-                reply = await self.connection.read_response(disable_decoding=True)
-            except redis.ResponseError:
-                self.owed -= 1
-                raise
-            self.owed -= 1
-            return check_nonce(reply, nonce)
+    def waits_since(self) -> float | None:
+        """When the oldest call was sent to which no reply has come."""
+        return self._owed[0][3] if self._owed else None
 
-    async def leave(self) -> None:
-        """Give the connection back, closed if a reply is still to come on it."""
-        if self.connection is not None:
-            if self.owed:
-                await self.connection.disconnect(nowait=True)
-            await self.pool.release(self.connection)
-            self.connection = None
+    def send(self, packed: bytes, nonce: bytes, call: QuorumCall, talk: Talk) -> None:
+        self._owed.append((nonce, call, talk, time.monotonic()))
+        self._transport.write(packed)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while self.is_open and (reply := self._reader.gets()) is not INCOMPLETE:
+                self._take(reply)
+        except (redis.RedisError, IndexError) as error:  # a reply that nobody has asked for
+            self.break_off(error)
+
+    def _take(self, reply: Any) -> None:
+        nonce, call, talk, _ = self._owed[0]
+        if not isinstance(reply, redis.ResponseError):
+            check_nonce(reply, nonce)
+        self._owed.popleft()
+        if isinstance(reply, redis.exceptions.NoScriptError):
+            nonce = next_nonce()
+            self.send(pack(call, nonce, "EVAL"), nonce, call, talk)
+        else:
+            talk.hear(Answer(self.node, call, reply))
+
+    def break_off(self, error: Exception) -> None:
+        """Close the connection; nobody is told any more what was sent on it."""
+        self._transport.abort()
+        self._lose(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._former.connection_lost(error)  # redis-py may be waiting for it
+        self._lose(redis.ConnectionError(str(error or "The server closed the connection.")))
+
+    def _lose(self, error: Exception) -> None:
+        self.is_open = False
+        while self._owed:
+            _, call, talk, _ = self._owed.popleft()
+            talk.hear(Answer(self.node, call, error))
+
+    async def give_back(self) -> None:
+        """Return a broken connection to its pool."""
+        await self._connection.disconnect(nowait=True)
+        await self._pool.release(self._connection)
 
 
-class Talk:
-    """A conversation with the nodes; see ``quorum.Conversation``."""
+class Links:
+    """The links of one event loop."""
 
     def __init__(self, driver: AsyncQuorumDriver) -> None:
         self._driver = driver
         self._links: dict[int, Link] = {}
+        self._opening = [asyncio.Lock() for _ in range(driver.size)]
+
+    def get(self, node: int) -> Link | None:
+        """The open link to a node; one that has not answered in time is given up."""
+        link = self._links.get(node)
+        if link is None or not link.is_open:
+            return None
+        since = link.waits_since()
+        if since is not None and self._driver.now() > since + self._driver.timeout:
+            error = redis.TimeoutError("did not answer in time")
+            self._driver.site.note_down(node, error)
+            link.break_off(error)
+            return None
+        return link
+
+    async def open(self, node: int) -> None:
+        """Connect to a node, if nobody has meanwhile; NodeDownError when that fails."""
+        self._driver.site.require_up(node)
+        async with self._opening[node]:
+            if self.get(node) is None:
+                broken = self._links.pop(node, None)
+                if broken is not None:
+                    await broken.give_back()
+                self._links[node] = await self._driver.connect(node)
+
+
+class Talk:
+    """A conversation with the nodes; see ``quorum.Conversation``. Replies that come after its end are dropped.
+
+    What is sent later on the same link is obeyed later: a late grant is followed by the release that undoes it.
+    """
+
+    def __init__(self, driver: AsyncQuorumDriver) -> None:
+        self._driver = driver
+        self._links = driver.links()
+        self._down: dict[int, BaseException] = {}
         self._answers: deque[Answer] = deque()
-        self._news = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._awaited = 0
+        self._waiter: asyncio.Future[None] | None = None
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
+        nonce = next_nonce()
+        packed = pack(call, nonce)
         for node in nodes:
-            task = asyncio.create_task(self._ask(node, call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._awaited += 1
+            link = self._links.get(node)
+            if link is None:
+                reason = self._down.get(node, "its connection broke")
+                self.hear(Answer(node, call, NodeDownError(str(reason))))
+            else:
+                link.send(packed, nonce, call, self)
 
-    async def _ask(self, node: int, call: QuorumCall) -> None:
-        link = self._links.setdefault(node, Link())
-        reply: Any
-        try:
-            try:
-                nonce = next_nonce()
-                reply = await link.exchange(self._driver, node, pack(call, nonce), nonce)
-            except redis.exceptions.NoScriptError:
-                nonce = next_nonce()
-                reply = await link.exchange(self._driver, node, pack(call, nonce, "EVAL"), nonce)
-        except (redis.RedisError, OSError) as error:
-            reply = error
-            if not isinstance(error, redis.ResponseError):
-                self._links.pop(node, None)
-                await link.leave()
-        self._answers.append(Answer(node, call, reply))
-        self._news.set()
+    def hear(self, answer: Answer) -> None:
+        """Take what a link has received."""
+        self._awaited -= 1
+        self._answers.append(answer)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def receive(self, until: float) -> Answer | None:
-        while not self._answers:
-            left = until - self._driver.now()
-            if left <= 0 or not self._tasks:
-                return None
-            self._news.clear()
+        if not self._answers and self._awaited and (left := until - self._driver.now()) > 0:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(left, self._wake)
             try:
-                async with asyncio.timeout(left):
-                    await self._news.wait()
-            except TimeoutError:
-                return None
-        return self._answers.popleft()
+                await self._waiter
+            finally:
+                timer.cancel()
+        return self._answers.popleft() if self._answers else None
 
     async def __aenter__(self) -> Talk:
-        self._links = {node: Link() for node in range(self._driver.size)}
-        opening = [link.open(self._driver, node) for node, link in self._links.items()]
-        try:
-            # Who is down tells so again when it is asked.
-            await asyncio.gather(*opening, return_exceptions=True)
-        except BaseException:
-            await self._end(within=0)
-            raise
+        closed = [node for node in range(self._driver.size) if self._links.get(node) is None]
+        if closed:
+            opened = await asyncio.gather(*map(self._links.open, closed), return_exceptions=True)
+            self._down = {node: error for node, error in zip(closed, opened, strict=True) if error is not None}
         return self
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._tasks and (error is None or isinstance(error, redis.RedisError)):
-            # A node may still be working on it.
-            self._driver.see_off(self._end(within=self._driver.timeout))
-        else:
-            await self._end(within=0)
-
-    async def _end(self, within: float) -> None:
-        try:
-            if self._tasks and within:
-                await asyncio.wait(self._tasks, timeout=within)
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            for link in self._links.values():
-                await link.leave()
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
 
 class AsyncQuorumDriver(QuorumDriver, AsyncDriver):
@@ -141,7 +186,7 @@ class AsyncQuorumDriver(QuorumDriver, AsyncDriver):
         self.node_names = self.site.names
         self.timeout = self.site.timeout
         self.census = self.site.census
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, Links] = WeakKeyDictionary()
 
     now = staticmethod(time.monotonic)
 
@@ -151,23 +196,25 @@ class AsyncQuorumDriver(QuorumDriver, AsyncDriver):
     def conversation(self) -> Talk:
         return Talk(self)
 
-    async def connect(self, node: int) -> tuple[Any, Any]:
-        """A connection from the running loop's pool, and that pool."""
-        self.site.require_up(node)
+    def links(self) -> Links:
+        """The running loop's; they end with its pools."""
+        loop = asyncio.get_running_loop()
+        links = self._links.get(loop)
+        if links is None:
+            drop_closed_loops(self._links)
+            links = self._links[loop] = Links(self)
+        return links
+
+    async def connect(self, node: int) -> Link:
+        """A new link, on a connection of the running loop's pool."""
         pool: Any = await async_pool((self.site.aliases[node], None))
         try:
             async with asyncio.timeout(4 * self.timeout):
-                return pool, await pool.get_connection()
+                return Link(node, await pool.get_connection(), pool)
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             if not isinstance(error, redis.exceptions.MaxConnectionsError):
                 self.site.note_down(node, error)
             raise NodeDownError(str(error)) from error
-
-    def see_off(self, ending: Any) -> None:
-        """Have a conversation end by itself."""
-        task = asyncio.create_task(ending)
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.site.tell_later(undo, nodes, self.now() + undo.lease)
@@ -185,3 +232,5 @@ def _reset_on_setting(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_reset_on_setting, dispatch_uid="django_rlock.drivers.quorum_aio")
+# What a loop of the parent has open is not the child's.
+os.register_at_fork(after_in_child=quorum_driver.cache_clear)

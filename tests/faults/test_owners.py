@@ -95,7 +95,7 @@ def test_loops_of_other_threads_come_and_go_while_closed_ones_are_dropped(monkey
     first, second, another = ClosedLoop(), ClosedLoop(), ClosedLoop()
     pools: WeakKeyDictionary[ClosedLoop, dict[str, object]] = WeakKeyDictionary({first: {}, second: {}})
     monkeypatch.setattr(connections, "_async_pools", pools)
-    connections._drop_closed_loops()
+    connections.drop_closed_loops(connections._async_pools)
     assert list(pools) == [another]
 
 
