@@ -93,6 +93,10 @@ class Subscriber:
             self._listener.deliver(channel, _text(data))
         elif kind == "subscribe":
             self._listener.confirm(channel)
+        elif kind == "unsubscribe" and channel in self._listener.wanted(self):
+            # It was dropped as idle while somebody asked for it again, and the server was told so in the wrong order.
+            self._listener.lapse([channel])
+            self.subscribe(channel)
 
     def _is_deaf(self) -> bool:
         # redis-py raises nothing while it has no subscription: it would wait for one that nobody makes.

@@ -3,8 +3,10 @@
 import asyncio
 from typing import Any
 
+from django_rlock.drivers import pubsub
 from django_rlock.drivers.aio import async_driver
 from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.subscriber import Subscriber
 from django_rlock.drivers.sync import sync_driver
 from tests.eventually import eventually
 
@@ -58,3 +60,26 @@ def test_wake_up_that_comes_early_is_kept(redis_client):
     assert run_sync(waiter.wait(5)) is True
     assert run_sync(waiter.wait(0.05)) is False
     waiter.close()
+
+
+def test_channel_that_is_dropped_while_somebody_comes_back_to_it(redis_client, monkeypatch):
+    """The server is told to drop it last."""
+    monkeypatch.setattr(pubsub, "KEEP_CHANNEL", -1.0)
+    driver: Any = sync_driver("default")
+    other = run_sync(driver.listen("another", None))
+    run_sync(driver.listen(CHANNEL, None)).close()
+    back: list[Any] = []
+
+    def unsubscribe(subscriber: Subscriber, channels: list[str]) -> None:
+        back.append(run_sync(driver.listen(CHANNEL, None)))
+        drop(subscriber, channels)
+
+    drop = Subscriber.unsubscribe
+    monkeypatch.setattr(Subscriber, "unsubscribe", unsubscribe)
+    pubsub.prune()
+    waiter = back.pop()
+    assert run_sync(waiter.wait(5)) is True, "it may have missed a message, and asks again"
+    redis_client.publish(CHANNEL, "0")
+    assert run_sync(waiter.wait(5)) is True
+    waiter.close()
+    other.close()
