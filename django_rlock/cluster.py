@@ -140,7 +140,7 @@ class SlotMap:
         self._owners: list[Address | None] = [None] * SLOTS
         self._nodes = list(client.start)
         self._mutex = threading.Lock()
-        self._rounds = 0
+        self.rounds = 0
         self.stale = True
 
     def owner(self, slot: int) -> Address:
@@ -156,14 +156,17 @@ class SlotMap:
         self._nodes = [*(node for node in self._nodes if node != address), address]
         self.stale = True
 
-    def refresh(self) -> None:
-        """Ask for the map, unless another thread just did. It stays as it is where no node answers."""
-        rounds = self._rounds
+    def refresh(self, rounds: int | None = None) -> None:
+        """Ask for the map, unless another thread just did. It stays as it is where no node answers.
+
+        ``rounds`` is how often it had been asked for when this was wanted (None: now).
+        """
+        before = self.rounds if rounds is None else rounds
         with self._mutex:
-            # Threads that waited for one that heard nothing would not hear more, one after the other.
-            if self.stale and self._rounds == rounds:
+            # Those who waited for one that heard nothing would not hear more, one after the other.
+            if self.stale and self.rounds == before:
                 self._ask_all()
-                self._rounds += 1
+                self.rounds += 1
 
     def _ask_all(self) -> None:
         give_up_at = time.monotonic() + 2 * ASK_WITHIN

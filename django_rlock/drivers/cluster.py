@@ -139,4 +139,4 @@ class ClusterAsyncDriver(_ClusterDriver[AsyncDriver], AsyncDriver):
         return aio.server_driver(self.using, address)
 
     async def _refresh(self) -> None:
-        await asyncio.to_thread(self._slots.refresh)
+        await asyncio.to_thread(self._slots.refresh, self._slots.rounds)

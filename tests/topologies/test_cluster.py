@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,13 +13,14 @@ from django.core.cache import cache
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock.checks import check_settings
-from django_rlock.cluster import ConnectionFactory, SlotMap
 from django_rlock.connections import slot_map
+from django_rlock.drivers.aio import async_driver
+from django_rlock.drivers.sync import sync_driver
 from django_rlock.inspection import iter_locks
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import eventually
 from tests.topologies.documented import entry
-from tests.topologies.servers import cluster, command, is_ready
+from tests.topologies.servers import Topology, cluster, command, is_ready
 from tests.topologies.slots import Move, errors, moving, owner_of
 
 KEY = "rlock:stock:42"
@@ -211,22 +213,23 @@ async def test_messages_are_heard_again(face, topology):
     await face.result(waiting)
 
 
-def test_threads_do_not_queue_up_to_ask_nodes_that_do_not_answer():
+async def test_nobody_queues_up_to_ask_nodes_that_do_not_answer(face, use):
+    """More tasks than an event loop has threads for."""
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        slots = SlotMap(ConnectionFactory({}).connect(f"redis://127.0.0.1:{silent.getsockname()[1]}"))
-        threads = [threading.Thread(target=slots.refresh) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        options = entry("cluster")["OPTIONS"] | {"STARTUP_NODES": []}
+        use(Topology("silent", f"redis://127.0.0.1:{silent.getsockname()[1]}", None, [], options))
+        driver: Any = sync_driver("default") if face.name == "sync" else async_driver("default")
+        asking = [face.start(driver._refresh) for _ in range(40)]
+        for each in asking:
+            await face.result(each)
         silent.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
                 asked.append(silent.accept()[0])
-    assert len(asked) == 1
     for connection in asked:
         connection.close()
+    assert len(asked) == 1
 
 
 def test_start_node_is_down(topology, use):
