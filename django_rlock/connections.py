@@ -28,6 +28,7 @@ from django.core.signals import setting_changed
 from django_redis import get_redis_connection
 from django_redis.pool import ConnectionFactory
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from django_rlock.cluster import Address, ClusterClient, SlotMap
@@ -44,6 +45,9 @@ SHORTEST_LIMIT = 0.5
 
 SENTINEL_WITHIN = 0.5
 """How long one sentinel may take to name the primary, in seconds, before the next is asked."""
+
+SERVER_ERRORS = redis.RedisError, RedisClusterException, OSError
+"""What clients raise when a server cannot be asked or refuses; that of a cluster without a node is no RedisError."""
 
 _ASYNC_CLASSES: dict[type, type[aio.AbstractConnection]] = {
     redis.connection.Connection: aio.Connection,

@@ -27,7 +27,7 @@ import redis
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock.connections import background_client
+from django_rlock.connections import SERVER_ERRORS, background_client
 from django_rlock.drivers import background
 from django_rlock.drivers.identity import client_id
 from django_rlock.locks.holds import HOLDS, WAITS, Hold, Wait
@@ -90,7 +90,7 @@ class Publisher:
         except ImproperlyConfigured:
             self.told = {}  # a test has taken its alias away; elsewhere settings stay
             return math.inf
-        except (redis.RedisError, OSError) as error:
+        except SERVER_ERRORS as error:
             logger.info("The process report was not written, and is tried again later: %s", error)
             self.certain = False
             self.write_from = now + _RETRY_PAUSE

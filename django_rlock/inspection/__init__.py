@@ -13,8 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fnmatch import translate
 
-import redis
-
+from django_rlock.connections import SERVER_ERRORS
 from django_rlock.drivers.base import unavailable
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import LockUnavailableError
@@ -126,7 +125,7 @@ def _asking(name: str, using: str) -> Iterator[Server]:
         yield source(using, name)
     except LockUnavailableError:
         raise
-    except (redis.RedisError, OSError) as error:
+    except SERVER_ERRORS as error:
         raise unavailable(name, error) from error
 
 

@@ -18,6 +18,7 @@ from django_rlock.drivers.aio import async_driver
 from django_rlock.drivers.sync import sync_driver
 from django_rlock.inspection import iter_locks
 from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.reports import Publisher
 from tests.eventually import eventually
 from tests.topologies.documented import entry
 from tests.topologies.servers import Topology, cluster, command, is_ready
@@ -260,6 +261,23 @@ def test_locks_are_listed_and_found_on_all_nodes(topology, use):
     assert {info.name for info in iter_locks(scan=True)} == set("012345678")
     with RLock("stock:42"):
         eventually(lambda: [info.name for info in iter_locks()] == ["stock:42"])
+
+
+def test_reports_of_a_cluster_that_is_down(own_cluster):
+    """Its client was connected before, and finds out in several ways."""
+    publisher = Publisher("default")
+    RLock("stock:42").acquire()
+    (hold,) = HOLDS.snapshot()
+    publisher.publish([hold], hold.since)
+    assert [info.name for info in iter_locks()] == ["stock:42"]
+    HOLDS.clear()
+    for node in own_cluster.servers:
+        node.kill()
+    for number in range(1, 4):
+        with pytest.raises(LockUnavailableError):
+            list(iter_locks())
+        now = hold.since + 60 * number
+        assert publisher.publish([hold], now) > now, "it is tried again"
 
 
 def test_the_cache_itself(topology, use):
