@@ -17,6 +17,7 @@ from django.core.signals import setting_changed
 from django_rlock.connections import async_pool, drop_closed_loops
 from django_rlock.drivers.aio import AsyncDriver
 from django_rlock.drivers.base import check_nonce, next_nonce, pack
+from django_rlock.drivers.census import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall, QuorumDriver
 from django_rlock.drivers.quorum_sync import site
 from django_rlock.drivers.resp import INCOMPLETE, make_reader
@@ -128,7 +129,7 @@ class Talk:
     def __init__(self, driver: AsyncQuorumDriver) -> None:
         self._driver = driver
         self._links = driver.links()
-        self._down: dict[int, BaseException] = {}
+        self._down: dict[int, Exception] = {}
         self._answers: deque[Answer] = deque()
         self._awaited = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -140,8 +141,7 @@ class Talk:
             self._awaited += 1
             link = self._links.get(node)
             if link is None:
-                reason = self._down.get(node, "its connection broke")
-                self.hear(Answer(node, call, NodeDownError(str(reason))))
+                self.hear(Answer(node, call, self._down.get(node) or NodeDownError("its connection broke")))
             else:
                 link.send(packed, nonce, call, self)
 
@@ -170,7 +170,11 @@ class Talk:
         closed = [node for node in range(self._driver.size) if self._links.get(node) is None]
         if closed:
             opened = await asyncio.gather(*map(self._links.open, closed), return_exceptions=True)
-            self._down = {node: error for node, error in zip(closed, opened, strict=True) if error is not None}
+            for node, error in zip(closed, opened, strict=True):
+                if isinstance(error, redis.RedisError):
+                    self._down[node] = error
+                elif error is not None:
+                    raise error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -210,11 +214,22 @@ class AsyncQuorumDriver(QuorumDriver, AsyncDriver):
         pool: Any = await async_pool((self.site.aliases[node], None))
         try:
             async with asyncio.timeout(4 * self.timeout):
-                return Link(node, await pool.get_connection(), pool)
+                return await self._introduced(node, await pool.get_connection(), pool)
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             if not isinstance(error, redis.exceptions.MaxConnectionsError):
                 self.site.note_down(node, error)
             raise NodeDownError(str(error)) from error
+
+    async def _introduced(self, node: int, connection: Any, pool: Any) -> Link:
+        try:
+            await connection.send_command(*WHO_ARE_YOU)
+            info = await connection.read_response(disable_decoding=True)
+            self.census.meet(node, *identity(info), self.now())
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            await pool.release(connection)
+            raise
+        return Link(node, connection, pool)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.site.tell_later(undo, nodes, self.now() + undo.lease)

@@ -38,7 +38,7 @@ class Acquire(QuorumCall):
     def screen(self, node: int, reply: list[Any], nodes: Nodes) -> list[Any] | Exception:
         if reply[1] != b"OK":
             return reply
-        return nodes.census.doubt(node, reply[3], reply[4], nodes.now()) or reply
+        return nodes.census.doubt(node, nodes.now()) or reply
 
     async def over(self, nodes: Nodes) -> list[Any]:
         valid_until = self.sent_at + self.valid_for

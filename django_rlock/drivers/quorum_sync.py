@@ -18,7 +18,7 @@ from django.core.signals import setting_changed
 from django_rlock.connections import node_pool
 from django_rlock.drivers import background
 from django_rlock.drivers.base import check_nonce, next_nonce, pack, run_sync
-from django_rlock.drivers.census import Census
+from django_rlock.drivers.census import WHO_ARE_YOU, Census, identity
 from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall, QuorumDriver
 from django_rlock.drivers.sync import SyncDriver
 from django_rlock.exceptions import LockUnavailableError, RLockError
@@ -131,6 +131,11 @@ class Link:
     def has_reply(self) -> bool:
         return bool(self.connection.can_read(0))
 
+    def identity(self) -> tuple[str, int]:
+        """The run id and the uptime of the server that it leads to."""
+        self.connection.send_command(*WHO_ARE_YOU)
+        return identity(self.connection.read_response(disable_decoding=True))
+
     def send(self, packed: bytes, nonce: bytes, call: QuorumCall, talk: Talk) -> None:
         self.connection.send_packed_command([packed], check_health=False)
         self.since = time.monotonic()
@@ -214,7 +219,7 @@ class Talk:
     async def __aenter__(self) -> Talk:
         try:
             for node in range(self._driver.size):
-                with suppress(NodeDownError):  # which is told when it is asked
+                with suppress(redis.RedisError):  # which is told when it is asked
                     self._join(node)
         except BaseException:
             self._give_back_links(as_they_are=False)
@@ -278,11 +283,19 @@ class SyncQuorumDriver(QuorumDriver, SyncDriver):
                 return link
         self.site.require_up(node)
         try:
-            return Link(node, self.site.pools[node].get_connection())
+            return self._introduced(Link(node, self.site.pools[node].get_connection()))
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             if not isinstance(error, redis.exceptions.MaxConnectionsError):
                 self.site.note_down(node, error)
             raise NodeDownError(str(error)) from error
+
+    def _introduced(self, link: Link) -> Link:
+        try:
+            self.census.meet(link.node, *link.identity(), self.now())
+        except BaseException:
+            self.drop_link(link)
+            raise
+        return link
 
     def _is_alive(self, link: Link) -> bool:
         try:

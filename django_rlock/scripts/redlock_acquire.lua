@@ -9,13 +9,8 @@
 -- ARGV[4]  lease, ms
 -- ARGV[5]  how long the token outlives this, ms; 0 = for ever
 --
--- Returns {nonce, 'OK', token, run id of the server, its uptime in s}; {nonce, 'LOST'} when it is a re-entry and the
--- owner's hold is gone; or {nonce, PTTL}, 0 when the attempt was given up before this arrived.
-
--- First, since it may be refused, and nothing must have been written then.
-local info = redis.call('info', 'server')
-local run_id = string.match(info, 'run_id:(%w+)')
-local uptime = tonumber(string.match(info, 'uptime_in_seconds:(%d+)'))
+-- Returns {nonce, 'OK', token}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}, 0
+-- when the attempt was given up before this arrived.
 
 -- The clock is what a token goes on from where the counter was lost.
 local function next_token()
@@ -35,7 +30,7 @@ if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', KEYS[1], ARGV[4])
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
-    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(), run_id, uptime}
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token()}
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}
@@ -49,4 +44,4 @@ end
 local token = next_token()
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[4])
-return {ARGV[1], 'OK', token, run_id, uptime}
+return {ARGV[1], 'OK', token}

@@ -49,8 +49,12 @@ class Node:
         self.start()
 
     @property
-    def run_id(self) -> bytes:
-        return b"%d-%d" % (id(self), self.generation)
+    def run_id(self) -> str:
+        return f"{id(self)}-{self.generation}"
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        return self.run_id, math.floor(self.clock()) - self.started
 
     def run(self, script: Script, args: tuple[Any, ...]) -> Reply:
         """What the script answers, after the nonce."""
@@ -78,10 +82,9 @@ class Node:
         self.expires = self._ms() + lease_ms
 
     def acquire(self, owner: str, count: int, lease_ms: int, _fence_ttl: int) -> Any:
-        identity = [self.run_id, math.floor(self.clock()) - self.started]
         if owner in self.holds:
             self._hold(owner, count, lease_ms)
-            return [b"OK", self.counter or self._next_token(), *identity]
+            return [b"OK", self.counter or self._next_token()]
         if count != 1:
             return b"LOST"
         if self.holds:
@@ -90,7 +93,7 @@ class Node:
             return 0
         token = self._next_token()
         self._hold(owner, 1, lease_ms)
-        return [b"OK", token, *identity]
+        return [b"OK", token]
 
     def bump(self, owner: str, token: int, _fence_ttl: int) -> int:
         if owner not in self.holds:

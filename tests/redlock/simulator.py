@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from redis.exceptions import ConnectionError as RedisConnectionError
+
 from django_rlock.drivers import background
 from django_rlock.drivers.census import Census
 from django_rlock.drivers.identity import Owner
@@ -218,28 +220,38 @@ class SimNode:
     def is_cut(self, client: Client) -> bool:
         return self.world.now < self.cut_until.get(client, 0.0)
 
-    def receive(self, call: QuorumCall, script: Any, args: tuple[Any, ...], talk: SimTalk) -> None:
+    def has_open(self, link: str | None) -> bool:
+        """Whether a connection is new, or was made since the node has started."""
+        return link is None or link == self.model.run_id
+
+    def receive(self, call: QuorumCall, script: Any, args: tuple[Any, ...], talk: SimTalk, link: str | None) -> None:
         world = self.world
         if self.is_cut(talk.client):
             return
         if self.down:
             self.answer(call, talk, NodeDownError("refused"))
         elif world.now < self.paused_until:
-            world.at(self.paused_until, lambda: self.receive(call, script, args, talk))
+            world.at(self.paused_until, lambda: self.receive(call, script, args, talk, link))
+        elif not self.has_open(link):
+            self.answer(call, talk, RedisConnectionError("reset"))
         else:
             reply = self.model.run(script, args)
             if isinstance(call, Acquire) and reply[0] == b"OK":
                 self.granted.setdefault(args[0], reply[1])
-            self.answer(call, talk, [b"", *reply])
+            self.answer(call, talk, [b"", *reply], self.model.identity if link is None else None)
 
-    def answer(self, call: QuorumCall, talk: SimTalk, reply: Any) -> None:
+    def answer(self, call: QuorumCall, talk: SimTalk, reply: Any, identity: tuple[str, int] | None = None) -> None:
         world = self.world
         if not world.chance(world.setting.loss):
             for _ in range(2 if world.chance(world.setting.copies) else 1):
-                world.at(world.now + world.travel_time(), lambda: self._arrive(call, talk, reply))
+                world.at(world.now + world.travel_time(), lambda: self._arrive(call, talk, reply, identity))
 
-    def _arrive(self, call: QuorumCall, talk: SimTalk, reply: Any) -> None:
+    def _arrive(self, call: QuorumCall, talk: SimTalk, reply: Any, identity: tuple[str, int] | None) -> None:
         if not self.is_cut(talk.client):
+            if isinstance(reply, Exception):
+                talk.client.links.pop(self.number, None)
+            if identity is not None:
+                talk.client.meet(self.number, *identity)
             talk.arrive(Answer(self.number, call, reply))
 
 
@@ -267,12 +279,12 @@ class SimTalk:
             self.client.last_sent[type(call)] = self.driver.now()
         for number in nodes:
             world.sent.append((self.client, number, call))
-            node = world.nodes[number]
+            node, link = world.nodes[number], self.client.links.get(number)
             if not world.chance(setting.loss):
                 for _ in range(2 if world.chance(setting.copies) else 1):
                     world.at(
                         world.now + world.travel_time(),
-                        lambda node=node: node.receive(call, script, args, self),  # type: ignore[misc]
+                        lambda node=node, link=link: node.receive(call, script, args, self, link),  # type: ignore[misc]
                     )
 
     def arrive(self, answer: Answer) -> None:
@@ -355,6 +367,7 @@ class Client:
         self.calls: set[QuorumCall] = set()
         self.last_sent: dict[type[QuorumCall], float] = {}
         self.grants: dict[QuorumCall, dict[int, float]] = {}
+        self.links: dict[int, str] = {}
 
     def clock(self) -> float:
         return self.offset + self.rate * self.world.now
@@ -370,6 +383,11 @@ class Client:
     def believes(self) -> bool:
         """Whether it may work under the lock now."""
         return self.inside and self.hold is not None and not self.hold.is_lost(self.clock())
+
+    def meet(self, node: int, run_id: str, uptime: int) -> None:
+        """A new connection tells which process of a node it leads to; the node tells it no more."""
+        self.links[node] = run_id
+        self.driver.census.meet(node, run_id, uptime, self.clock())
 
     def hear_late(self, answer: Answer) -> None:
         """A reply that nobody waits for any more."""

@@ -10,7 +10,7 @@ import pytest
 from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
 from django_rlock.connections import node_pool
 from django_rlock.drivers import background
-from django_rlock.drivers.quorum_sync import SyncQuorumDriver
+from django_rlock.drivers.quorum_sync import SyncQuorumDriver, site
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from django_rlock.settings import server_aliases
@@ -226,13 +226,26 @@ async def test_a_restarted_node_has_no_vote(face, nodes, settings, lock):
     await none_has_it(face, nodes)
 
 
+async def test_a_node_that_restarts_is_met_anew(face, nodes, lock):
+    """Its old connections, which say who it was, ended with it."""
+    async with face.inside(lock):
+        await all_have_it(face, nodes)
+    seen = site("quorum").census._seen
+    before = seen[0].run_id
+    nodes[0].kill()
+    nodes[0].start()
+    while seen[0].run_id == before:
+        async with face.inside(lock):
+            await face.sleep(0.01)
+
+
 async def test_stale_replies_are_not_counted(face, nodes, lock):
     """Pooled connections on which another command was interrupted still hold its reply: here, a grant."""
     async with face.inside(lock):
         pass
     for alias in server_aliases("quorum"):
         connection = node_pool(alias).get_connection()
-        connection.send_command("EVAL", "return {'1', 'OK', 1, 'run', 1000}", 0)
+        connection.send_command("EVAL", "return {'1', 'OK', 1}", 0)
         node_pool(alias).release(connection)
     take_away(nodes)
     assert not await face.acquire(lock, wait_time=0)

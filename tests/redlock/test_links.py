@@ -13,7 +13,7 @@ from django_rlock.locks.redlock import RedLock
 from tests.faces import BlockingFace
 from tests.topologies.servers import encrypted
 
-GRANT = b"""EVAL "return {'1', 'OK', 1, 'run', 1000}" 0\r\n"""
+GRANT = b"""EVAL "return {'1', 'OK', 1}" 0\r\n"""
 
 
 @pytest.fixture

@@ -64,10 +64,8 @@ def test_model_and_scripts_agree(seed, server):
 
 
 def comparable(script, reply):
-    """Without what a clock makes differ by a little, and the server's identity."""
+    """Without what a clock makes differ by a little."""
     if script is scripts.REDLOCK_ACQUIRE and reply[0] == b"OK":
-        assert isinstance(reply[2], bytes)
-        assert reply[3] >= 0
         return b"OK", reply[1] if reply[1] >= FAR else abs(reply[1] / 1e6 - time.time()) < 5
     return [round(each, -5) if isinstance(each, int) and each > 1000 else each for each in reply]
 

@@ -199,6 +199,10 @@ def no_quarantine(patch):
     patch.setattr(simulator, "QUARANTINE_SHARE", 0.0)
 
 
+def connections_outlive_restarts(patch):
+    patch.setattr(SimNode, "has_open", lambda self, link: True)
+
+
 def half_quarantine(patch):
     patch.setattr(simulator, "QUARANTINE_SHARE", 0.5)
 
@@ -561,7 +565,7 @@ def test_p10_restarted_nodes_have_no_votes(settings):
     assert sweep(settings, RESTARTS, range(50)) > 50
 
 
-@pytest.mark.parametrize("mutant", ["no_quarantine", "half_quarantine"])
+@pytest.mark.parametrize("mutant", ["no_quarantine", "half_quarantine", "connections_outlive_restarts"])
 def test_p10_mutants(mutant, mutate, settings):
     mutate(mutant)
     assert_caught(settings, RESTARTS, 100)
