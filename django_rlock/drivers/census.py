@@ -46,7 +46,7 @@ class Census:
     def __init__(self, names: tuple[str, ...], quarantine: float, clock_drift: float) -> None:
         self._names = names
         # Uptimes are whole seconds, of a clock that may be fast.
-        self._quarantine = quarantine and quarantine * (1 + clock_drift) + 1.0
+        self.quarantine = quarantine and quarantine * (1 + clock_drift) + 1.0
         self._seen: dict[int, _Seen] = {}
 
     def meet(self, node: int, run_id: str, uptime: int, now: float) -> None:
@@ -60,7 +60,7 @@ class Census:
             started = now - uptime
             if seen is not None:
                 started = max(started, seen.last)
-            seen = _Seen(run_id, now, started + self._quarantine)
+            seen = _Seen(run_id, now, started + self.quarantine)
         self._seen[node] = seen._replace(last=now)
 
     def doubt(self, node: int, now: float) -> Exception | None:
@@ -68,7 +68,7 @@ class Census:
         seen = self._seen[node]
         self._seen[node] = seen._replace(last=now)
         left = seen.votes_from - now
-        if not self._quarantine or left <= 0:
+        if not self.quarantine or left <= 0:
             return None
         return NodeRestartedError(f"it has restarted, and gets no votes for another {left:.1f} s")
 

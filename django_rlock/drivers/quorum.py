@@ -111,6 +111,8 @@ class QuorumCall(ScriptCall):
 
     repeatable = True
     """Whether it may be sent again under the same name, while the caller has time."""
+    grace = 0.0
+    """For how long it is sent again after that, in seconds."""
 
     def __init__(
         self,
@@ -273,10 +275,9 @@ class QuorumDriver:
             try:
                 reply = await self._run_once(call)
             except QuorumNotReachedError as error:
-                now = self.now()
                 if self._cut_off_since is None:
-                    self._cut_off_since = now
-                if now >= (self._cut_off_since + PATIENCE if until is None else until) or _is_refused(error):
+                    self._cut_off_since = self.now()
+                if self.now() >= self._give_up_at(call, until) or _is_refused(error):
                     raise
                 if not call.repeatable:
                     return [b"", 0]  # the waiter tries again under another name
@@ -285,6 +286,12 @@ class QuorumDriver:
                 return reply
             await self.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
             pause = min(2 * pause, _BACKOFF[1])
+
+    def _give_up_at(self, call: QuorumCall, until: float | None) -> float:
+        if until is None:
+            # Nodes that have just started vote again then.
+            return (self._cut_off_since or self.now()) + PATIENCE + self.census.quarantine
+        return until + call.grace
 
     async def _run_once(self, call: QuorumCall) -> list[Any]:
         async with self.conversation() as talk:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from django_rlock.drivers.base import REPLY_GRACE
 from django_rlock.drivers.quorum import Ballot, Nodes, QuorumCall
 
 MIN_VALIDITY = 0.5
@@ -170,6 +171,8 @@ class AskState(QuorumCall):
     """Tells the owner's holds and the lease left in ms: what a quorum of nodes has, or may have."""
 
     __slots__ = ()
+
+    grace = REPLY_GRACE  # who asks one server once waits that long, and NODE_TIMEOUT is short
 
     async def over(self, nodes: Nodes) -> list[Any]:
         votes = await nodes.tell(self)

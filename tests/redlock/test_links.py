@@ -5,6 +5,7 @@ import gc
 from contextlib import ExitStack
 
 import pytest
+from redis.exceptions import InvalidResponse
 
 from django_rlock.drivers import resp
 from django_rlock.drivers.quorum_aio import quorum_driver
@@ -145,7 +146,7 @@ def test_without_hiredis(lock, monkeypatch):
 def test_what_is_no_reply_is_refused():
     reader = resp.PythonReader()
     reader.feed(b"HTTP/1.1 400 Bad Request\r\n")
-    with pytest.raises(resp.InvalidResponse):
+    with pytest.raises(InvalidResponse):
         reader.gets()
 
 
