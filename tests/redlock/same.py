@@ -71,7 +71,9 @@ def main() -> None:
     seed, *urls = sys.argv[1:]
     backend = "django.core.cache.backends.locmem.LocMemCache"
     settings.configure(
-        RLOCK={"quorum": {"NODES": urls, "QUARANTINE": 0}}, CACHES={"default": {"BACKEND": backend}}, USE_TZ=True
+        RLOCK={"quorum": {"NODES": urls, "QUARANTINE": 0, "NODE_TIMEOUT": 1.0}},
+        CACHES={"default": {"BACKEND": backend}},
+        USE_TZ=True,
     )
     django.setup()
     import gevent
