@@ -55,8 +55,9 @@ class Site:
             node.flushall()
 
     def names(self) -> list[str]:
-        """All keys there are."""
-        return sorted(str(key) for node in self._nodes.values() for key in node.keys("*"))
+        """All keys there are, but the reports of our processes."""
+        names = sorted(str(key) for node in self._nodes.values() for key in node.keys("*"))
+        return [name for name in names if not name.startswith("rlock_process")]
 
     def start_counting(self) -> None:
         for node in self._nodes.values():
