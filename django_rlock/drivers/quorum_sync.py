@@ -95,6 +95,11 @@ class Site:
         """Forget the nodes, which the settings no longer name."""
         self._closed = True
 
+    def disconnect(self) -> None:
+        """Close the connections to the nodes, those that drivers keep as well."""
+        for pool in self.pools:
+            pool.disconnect()
+
 
 _sites: dict[str, Site] = {}
 
@@ -340,6 +345,8 @@ def _reset() -> None:
 
 def _reset_on_setting(*, setting: str, **_: object) -> None:
     if setting in {"RLOCK", "CACHES"}:
+        for each in list(_sites.values()):
+            each.disconnect()
         _reset()
 
 
