@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,8 +18,8 @@ from django_rlock.connections import async_pool, drop_closed_loops
 from django_rlock.drivers.aio import AsyncDriver
 from django_rlock.drivers.base import check_nonce, next_nonce, pack
 from django_rlock.drivers.census import WHO_ARE_YOU, identity
-from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall, QuorumDriver
-from django_rlock.drivers.quorum_sync import site
+from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall
+from django_rlock.drivers.quorum_site import SiteDriver
 from django_rlock.drivers.resp import INCOMPLETE, make_reader
 
 
@@ -181,18 +181,12 @@ class Talk:
         pass
 
 
-class AsyncQuorumDriver(QuorumDriver, AsyncDriver):
+class AsyncQuorumDriver(SiteDriver, AsyncDriver):
     """Awaits real asyncio I/O; the owner is the running task."""
 
     def __init__(self, using: str) -> None:
-        self.using = using
-        self.site = site(using)
-        self.node_names = self.site.names
-        self.timeout = self.site.timeout
-        self.census = self.site.census
+        super().__init__(using)
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, Links] = WeakKeyDictionary()
-
-    now = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -230,9 +224,6 @@ class AsyncQuorumDriver(QuorumDriver, AsyncDriver):
             await pool.release(connection)
             raise
         return Link(node, connection, pool)
-
-    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        self.site.tell_later(undo, nodes, self.now() + undo.lease)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import TypeVar
 import redis
 
 from django_rlock.connections import get_client, node_pool
-from django_rlock.drivers.quorum_sync import site
+from django_rlock.drivers.quorum_site import site
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.inspection import reading
 from django_rlock.inspection.reading import NO_EXPIRY, Report, State

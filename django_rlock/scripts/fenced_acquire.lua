@@ -11,26 +11,13 @@
 -- Returns {nonce, 'OK', token}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
 
 -- include: owns
-
--- A counter alone would start again where the server lost its data; the clock goes on.
-local function next_token()
-    local time = redis.call('time')
-    local token = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('get', KEYS[2])) or 0) + 1)
-    -- 17 digits: tostring() would round the token to 14.
-    local text = string.format('%.0f', token)
-    if ARGV[5] == '0' then
-        redis.call('set', KEYS[2], text)
-    else
-        redis.call('set', KEYS[2], text, 'px', ARGV[5])
-    end
-    return token
-end
+-- include: token
 
 if redis.call('exists', KEYS[1]) == 0 then
     if ARGV[3] ~= '1' then
         return {ARGV[1], 'LOST'}
     end
-    local token = next_token()
+    local token = next_token(KEYS[2], ARGV[5])
     redis.call('hset', KEYS[1], ARGV[2], 1)
     redis.call('pexpire', KEYS[1], ARGV[4])
     return {ARGV[1], 'OK', token}
@@ -40,7 +27,7 @@ if owns(KEYS[1], ARGV[2]) then
     redis.call('pexpire', KEYS[1], ARGV[4])
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     -- No token where the plain lock of this name was taken first.
-    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token()}
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5])}
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}

@@ -12,25 +12,13 @@
 -- Returns {nonce, 'OK', token}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}, 0
 -- when the attempt was given up before this arrived.
 
--- The clock is what a token goes on from where the counter was lost.
-local function next_token()
-    local time = redis.call('time')
-    local token = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('get', KEYS[2])) or 0) + 1)
-    -- 17 digits: tostring() would round the token to 14.
-    local text = string.format('%.0f', token)
-    if ARGV[5] == '0' then
-        redis.call('set', KEYS[2], text)
-    else
-        redis.call('set', KEYS[2], text, 'px', ARGV[5])
-    end
-    return token
-end
+-- include: token
 
 if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', KEYS[1], ARGV[4])
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
-    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token()}
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5])}
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}
@@ -41,7 +29,7 @@ end
 if redis.call('zscore', KEYS[3], ARGV[2]) then
     return {ARGV[1], 0}
 end
-local token = next_token()
+local token = next_token(KEYS[2], ARGV[5])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[4])
 return {ARGV[1], 'OK', token}

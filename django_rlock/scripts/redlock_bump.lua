@@ -10,14 +10,12 @@
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock: unconditionally raised, a token could be
 -- passed by an owner that came before.
 
+-- include: token
+
 if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
     return {ARGV[1], 0}
 end
 if (tonumber(redis.call('get', KEYS[2])) or 0) < tonumber(ARGV[3]) then
-    if ARGV[4] == '0' then
-        redis.call('set', KEYS[2], ARGV[3])
-    else
-        redis.call('set', KEYS[2], ARGV[3], 'px', ARGV[4])
-    end
+    keep_token(KEYS[2], ARGV[3], ARGV[4])
 end
 return {ARGV[1], 1}

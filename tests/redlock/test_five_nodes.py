@@ -10,7 +10,8 @@ import pytest
 from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
 from django_rlock.connections import node_pool
 from django_rlock.drivers import background
-from django_rlock.drivers.quorum_sync import SyncQuorumDriver, site
+from django_rlock.drivers.quorum_site import site
+from django_rlock.drivers.quorum_sync import SyncQuorumDriver
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from django_rlock.settings import server_aliases

@@ -10,7 +10,7 @@ from django_rlock import scripts
 from django_rlock.scripts import Script
 
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
-INCLUDED = {"clock", "counting", "fair_grant", "owns", "permit_reclaim", "read_holds", "write_waiters"}
+INCLUDED = {"clock", "counting", "fair_grant", "owns", "permit_reclaim", "read_holds", "token", "write_waiters"}
 
 
 def header(script: Script) -> str:
