@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from django_rlock import SpinLock
+from django_rlock.locks.holds import WAITS
 from tests.faces import TaskFace
 from tests.redisson.others import held_elsewhere
 
@@ -20,7 +21,7 @@ def test_try_lock_async():
         async with held_elsewhere(face, SpinLock("lock")):
             waiting = SpinLock("lock").aacquire()
             taking = asyncio.ensure_future(waiting)
-            await asyncio.sleep(0.05)
+            await face.until(WAITS.snapshot)
             assert not taking.done()
         assert await asyncio.wait_for(taking, 5) is True
         await SpinLock("lock").arelease()
@@ -32,7 +33,7 @@ def test_timed_try_lock_async():
     async def body(face) -> None:
         async with held_elsewhere(face, SpinLock("lock")):
             taking = asyncio.ensure_future(SpinLock("lock").aacquire(wait_time=20))
-            await asyncio.sleep(0.05)
+            await face.until(WAITS.snapshot)
         assert await taking is True
         await SpinLock("lock").arelease()
 

@@ -7,7 +7,7 @@ import pytest
 from pytest_django import Settings
 
 from django_rlock.drivers.identity import current_owner
-from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.holds import HOLDS, Hold
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
 from tests.faces import face, nothing_left, pytest_pyfunc_call  # noqa: F401
@@ -42,8 +42,13 @@ def holders(nodes: list[EmbeddedServer], name: str = "x") -> list[dict[str, str]
     return found
 
 
-def owner_of(lock: RedLock) -> str:
-    """The wire name under which the running thread or task has it."""
+def hold_of(lock: RedLock) -> Hold:
+    """The running thread's or task's."""
     hold = HOLDS.get(lock, current_owner())
     assert hold is not None
-    return hold.owner
+    return hold
+
+
+def owner_of(lock: RedLock) -> str:
+    """The wire name under which the running thread or task has it."""
+    return hold_of(lock).owner
