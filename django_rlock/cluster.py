@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -51,9 +52,7 @@ class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]  # django
         params = self.make_connection_params(url)
         # Unlike its base class it tells caches with the same URL and different options apart.
         key = repr((params, self.options))
-        if key not in self._clients:
-            self._clients[key] = ClusterClient(self, params)
-        return self._clients[key]
+        return self._clients.get(key) or self._clients.setdefault(key, ClusterClient(self, params))
 
     def disconnect(self, connection: ClusterClient) -> None:
         connection.disconnect()
@@ -100,10 +99,13 @@ class ClusterClient:
         )
         return made
 
-    def disconnect(self) -> None:
-        """Close what is open."""
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close the connections to all nodes; those that are in use only if wanted."""
         if self._cluster is not None and self._pid == os.getpid():
-            self._cluster.disconnect_connection_pools()
+            for node in self._cluster.get_nodes():
+                if node.redis_connection is not None:
+                    with contextlib.suppress(OSError):
+                        node.redis_connection.connection_pool.disconnect(inuse_connections)
 
     def _connected(self) -> Any:
         if self._cluster is None or self._pid != os.getpid():

@@ -12,7 +12,6 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator
-from functools import cache
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -32,6 +31,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from django_rlock.cluster import Address, ClusterClient, SlotMap
+from django_rlock.once import once
 from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url
 
 UNSET_TIMEOUT = 5.0
@@ -73,6 +73,8 @@ _ASYNC_OPTIONS = {
 }
 
 _shared_pools: WeakSet[redis.ConnectionPool] = WeakSet()
+_own_pools: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+"""Pools and clients that no cache shares; they are closed when other settings take their place."""
 PoolKey = tuple[str, Address | None]
 """An alias and, in a cluster, one of its nodes."""
 _async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[PoolKey, aio.ConnectionPool]] = WeakKeyDictionary()
@@ -96,25 +98,25 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
     return cast("redis.Redis", client)
 
 
-@cache
+@once
 def _cluster_client(using: str) -> ClusterClient | None:
     client: object = get_client(using)
     return client if isinstance(client, ClusterClient) else None
 
 
-@cache
+@once
 def is_cluster(using: str) -> bool:
     """Whether the alias is a Redis Cluster."""
     return _cluster_client(using) is not None
 
 
-@cache
+@once
 def slot_map(using: str) -> SlotMap:
     """Which node of the alias's cluster serves which slot."""
     return SlotMap(cast("ClusterClient", _cluster_client(using)))
 
 
-@cache
+@once
 def command_pool(using: str, node: Address | None = None) -> redis.ConnectionPool:
     """The alias's own pool, which it shares with the cache; behind sentinels or in a cluster, locks' own."""
     pool = get_client(using).connection_pool if node is None else _node_pool(using, node)
@@ -124,7 +126,7 @@ def command_pool(using: str, node: Address | None = None) -> redis.ConnectionPoo
     return pool
 
 
-@cache
+@once
 def background_pool(using: str, node: Address | None = None) -> redis.ConnectionPool:
     """A pool beside the alias's, for the background thread and the listener."""
     get_client(using)  # refuses an alias without a Redis client
@@ -133,7 +135,7 @@ def background_pool(using: str, node: Address | None = None) -> redis.Connection
     return pool
 
 
-@cache
+@once
 def node_pool(using: str) -> redis.ConnectionPool:
     """Locks' own pool for a node of an alias with NODES; a node that does not answer stops nobody for long."""
     get_client(using)  # refuses an alias without a Redis client
@@ -154,6 +156,8 @@ def _pool_beside(using: str) -> redis.ConnectionPool:
     pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(url))
     if isinstance(pool, redis.sentinel.SentinelConnectionPool):
         _hurry(pool.sentinel_manager)
+        _own_pools.update({sentinel.connection_pool: None for sentinel in pool.sentinel_manager.sentinels})
+    _own_pools[pool] = None
     return pool
 
 
@@ -165,7 +169,9 @@ def _hurry(manager: Any) -> None:
 
 
 def _node_pool(using: str, node: Address) -> redis.ConnectionPool:
-    return cast("ClusterClient", _cluster_client(using)).make_pool(node)
+    pool = cast("ClusterClient", _cluster_client(using)).make_pool(node)
+    _own_pools[pool] = None
+    return pool
 
 
 def _longest_reply(using: str) -> float:
@@ -180,13 +186,15 @@ def _limit(options: dict[str, Any], longest: float) -> None:
         options[name] = min(options.get(name) or UNSET_TIMEOUT, longest)
 
 
-@cache
+@once
 def background_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
     """A client on the background pool, or one beside the cache's for a cluster."""
     cluster = _cluster_client(using)
     if cluster is None:
         return redis.Redis(connection_pool=background_pool(using))
-    return cast("redis.Redis", cluster.limited(lambda options: _limit(options, _longest_reply(using))))
+    client = cluster.limited(lambda options: _limit(options, _longest_reply(using)))
+    _own_pools[client] = None
+    return cast("redis.Redis", client)
 
 
 async def async_pool(key: PoolKey) -> aio.ConnectionPool:
@@ -275,7 +283,17 @@ def reset() -> None:
 
 def _reset_on_setting(*, setting: str, **_: object) -> None:
     if setting in {"RLOCK", "CACHES"}:
+        for pool in _own_pools.keyrefs():  # a list; threads make others meanwhile
+            _close_idle(pool())
         reset()
+
+
+def _close_idle(pool: Any) -> None:
+    """Close what no thread is using at this moment."""
+    if isinstance(pool, redis.BlockingConnectionPool):
+        pool.disconnect()  # redis-py before 7 knows no difference here
+    elif pool is not None:
+        pool.disconnect(inuse_connections=False)
 
 
 setting_changed.connect(_reset_on_setting, dispatch_uid="django_rlock.connections")

@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import cache
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+
+from django_rlock.once import once
 
 DEFAULT_ALIAS = "default"
 KINDS = ("fair", "rlock", "spin", "fenced")
@@ -204,7 +205,7 @@ def get_aliases() -> list[str]:
     return sorted({DEFAULT_ALIAS, *_entries()})
 
 
-@cache
+@once
 def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
     """The options of an alias. ImproperlyConfigured when it is unknown or has a bad entry."""
     entries = _entries()

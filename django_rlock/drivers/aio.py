@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -21,6 +20,7 @@ from django_rlock.connections import UNSET_TIMEOUT, async_pool, command_pool, is
 from django_rlock.drivers import pubsub
 from django_rlock.drivers.base import ScriptCall, ScriptDriver, Waiter, check_nonce
 from django_rlock.drivers.identity import Owner, task_owner
+from django_rlock.once import once
 from django_rlock.settings import get_settings
 
 
@@ -109,7 +109,7 @@ async def _reply_or_error(connection: Any, nonce: bytes | None) -> Any:
     return reply if nonce is None else check_nonce(reply, nonce)
 
 
-@cache
+@once
 def async_driver(using: str) -> AsyncDriver:
     """The driver for callers in asyncio tasks."""
     if get_settings(using).nodes:

@@ -7,7 +7,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +20,7 @@ from django_rlock.drivers.census import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall
 from django_rlock.drivers.quorum_site import SiteDriver
 from django_rlock.drivers.resp import INCOMPLETE, make_reader
+from django_rlock.once import once
 
 
 class Link(asyncio.Protocol):
@@ -226,7 +226,7 @@ class AsyncQuorumDriver(SiteDriver, AsyncDriver):
         return Link(node, connection, pool)
 
 
-@cache
+@once
 def quorum_driver(using: str) -> AsyncQuorumDriver:
     """The driver for callers in asyncio tasks."""
     return AsyncQuorumDriver(using)

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import redis
@@ -21,6 +20,7 @@ from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall
 from django_rlock.drivers.quorum_site import SiteDriver
 from django_rlock.drivers.sync import SyncDriver
 from django_rlock.exceptions import RLockError
+from django_rlock.once import once
 
 
 class Link:
@@ -227,7 +227,7 @@ class SyncQuorumDriver(SiteDriver, SyncDriver):
         self.site.pools[link.node].release(link.connection)
 
 
-@cache
+@once
 def quorum_driver(using: str) -> SyncQuorumDriver:
     """The driver for threads, the background one included."""
     return SyncQuorumDriver(using)

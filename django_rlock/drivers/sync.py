@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any
 
 import redis
@@ -29,6 +28,7 @@ from django_rlock.drivers.base import (
 )
 from django_rlock.drivers.identity import Owner, thread_owner
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.once import once
 from django_rlock.settings import get_settings
 
 MakePool = Callable[[str, Address | None], redis.ConnectionPool]
@@ -164,13 +164,13 @@ def _reply_or_error(connection: Any, nonce: bytes | None, timeout: float) -> Any
     return reply if nonce is None else check_nonce(reply, nonce)
 
 
-@cache
+@once
 def sync_driver(using: str) -> SyncDriver:
     """The driver for callers in threads."""
     return make_driver(using, command_pool)
 
 
-@cache
+@once
 def background_driver(using: str) -> SyncDriver:
     """The driver of the background thread, on connections that no request closes."""
     return make_driver(using, background_pool)
