@@ -5,25 +5,37 @@ PYTHON ?= python3
 VENV ?= .venv
 # Arguments for pytest, the demo or the benchmarks: make test ARGS="tests/locks -x"
 ARGS ?=
-# Test processes, each with a server of its own; 0 runs all in one (for debuggers).
+# Test processes, each with a server of its own: two for each core, or a number; 0 runs all in one (for debuggers).
 JOBS ?= auto
+
+# What depends on the interpreter and the server: every kind and face on one server, scripts, forks, views, tasks, pages.
+CORE := $(addprefix tests/,unit scripts locks web tasks admin faults/test_forks.py)
 
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
-SOURCES = $(wildcard django_rlock example_project benchmarks tests)
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
+SOURCES = $(wildcard django_rlock example_project benchmarks tests .ci/gate.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers bench
+.PHONY: help demo test core check test-all lint types layers bench
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'Variables: ARGS="..." JOBS=$(JOBS) PYTHON=$(PYTHON) VENV=$(VENV)'
 
 demo: $(VENV)/.demo ## Run the example shop with a server of its own (ARGS=--once: run and exit)
 	$(BIN)/python -m example_project.demo $(ARGS)
 
 test: $(VENV)/.test ## Run the tests (ARGS="tests/locks -x", JOBS=0 for one process)
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 $(ARGS)
+	$(PYTEST) $(ARGS)
+
+core: $(VENV)/.test ## Run the tests that say what depends on the interpreter and the server
+	$(PYTEST) $(CORE) $(ARGS)
+
+check: lint types layers core ## Check style, types and layers, and run the core of the tests: for every commit
+
+test-all: ## Run all tests, in their long form, with each Python of this machine, and against redis-server
+	.ci/run --all
 
 lint: $(VENV)/.lint ## Check style and formatting
 	$(BIN)/ruff check $(ARGS)
