@@ -45,9 +45,9 @@ def renew_now(*holds: Hold) -> None:
 
 def until_renewed(hold: Hold) -> None:
     """Renew a hold now, and wait until that is done."""
+    began = time.monotonic()
     renew_now(hold)
-    due = hold.deadline
-    eventually(lambda: hold.deadline > due)
+    eventually(lambda: hold.deadline > began + 0.9 * hold.lease)
 
 
 def clear() -> list[str]:
@@ -66,6 +66,7 @@ def clear() -> list[str]:
     WAITS.clear()
     if not until_round_ends():
         left.append(f"the background thread hangs for {ROUND_WITHIN:.0f} s")
+    background._loop.deferred.clear()  # what the round had in its hands
     return left + [f"a waiter in the line of {channel}" for channel in _channels_with_waiters()]
 
 

@@ -3,12 +3,19 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
+import hypothesis
 import pytest
 import redis
 from pytest_django import Settings
 
+from django_rlock.drivers import base, pubsub
 from example_project.embedded import EmbeddedServer
+from tests import background
 from tests.plugin import server_key
+
+# A machine that stalls fails no example. What CI's own profile says stays as it is.
+hypothesis.settings.register_profile("suite", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("suite")
 
 OwnServer = Callable[..., EmbeddedServer]
 
@@ -28,6 +35,34 @@ def _session_client(server: EmbeddedServer) -> Iterator[redis.Redis]:
 @pytest.fixture(autouse=True)
 def _empty_server(_session_client: redis.Redis) -> None:
     _session_client.flushall()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(settings: Settings) -> Iterator[None]:
+    """No test leaves a hold, a wait or a hanging background thread to the next one.
+
+    Those that lose locks on purpose take them off the books. It comes before the settings are put back, and with them
+    the connections that the background thread may be using.
+    """
+    yield
+    assert background.clear() == []
+
+
+_BREAKING = {"own_server", "proxy", "topology", "nodes", "fragile"}
+"""Fixtures with which a test has a server reply late or never."""
+
+STALL = 5.0
+"""For how long the machine may stand still in a test that breaks no server, in seconds."""
+
+
+@pytest.fixture(autouse=True)
+def _replies_in_time(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A server that stalls with the whole machine is unavailable only to tests that are about that."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not _BREAKING & {*request.fixturenames}:
+            patch.setattr(base, "REPLY_GRACE", STALL)
+            patch.setattr(pubsub, "CONFIRM_WITHIN", STALL)
+        yield
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Self
 
+from tests.eventually import eventually
+
 ROOT = Path(__file__).parents[1]
 PATIENCE = 20.0
 
@@ -58,7 +60,13 @@ class ClientProcess:
         return self.begin(expression, thread).result(PATIENCE)
 
     def pause(self) -> None:
+        """Stop all its threads; on a busy machine they go on for a while after the signal."""
         self._signal(signal.SIGSTOP)
+        eventually(self._is_stopped)
+
+    def _is_stopped(self) -> bool:
+        stats = [stat.read_text() for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

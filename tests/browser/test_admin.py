@@ -27,6 +27,8 @@ ARGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+expect.set_options(timeout=30_000)
+
 SCREENSHOT = os.environ.get("RLOCK_SCREENSHOT")
 """Set to anything, the list is drawn for the README."""
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -62,6 +64,7 @@ def page(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
         page.fill("#id_username", "alice")
         page.fill("#id_password", "password")
         page.click("[type=submit]")
+        page.wait_for_url(f"**{LIST}")
         yield page
         assert problems == []
 
@@ -147,12 +150,20 @@ def test_no_page_is_wider_than_the_screen(page: Page, redis_client: redis.Redis,
         until(lambda: redis_client.keys("rlock_process:*"))
         page.set_viewport_size({"width": width, "height": 800})
         page.reload()
-        widths = [page.evaluate("document.documentElement.scrollWidth")]
+        widths = [_width(page)]
         page.get_by_role("link", name="stock:xxx").click()
-        widths.append(page.evaluate("document.documentElement.scrollWidth"))
+        page.wait_for_url("**/change/")
+        widths.append(_width(page))
         page.get_by_role("button", name="Force release").click()
-        widths.append(page.evaluate("document.documentElement.scrollWidth"))
+        page.wait_for_url("**/force-release/")
+        widths.append(_width(page))
     assert max(widths) <= width
+
+
+def _width(page: Page) -> int:
+    """In pixels, of a page that has loaded: a click returns while the next page has no document yet."""
+    width: int = page.evaluate("document.documentElement.scrollWidth")
+    return width
 
 
 @pytest.mark.skipif(SCREENSHOT is None, reason="draws docs/images/admin.png when RLOCK_SCREENSHOT is set")

@@ -45,6 +45,11 @@ def until(is_true) -> None:
         time.sleep(0.01)
 
 
+def somebody_waits() -> bool:
+    """Whether somebody is in the midst of ``wait_for``."""
+    return any("b" in each["flags"] for each in client().client_list(_type="normal") if each["cmd"] == "blpop")
+
+
 def count(name: str) -> int:
     return client().llen(name)
 

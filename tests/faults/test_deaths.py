@@ -43,10 +43,8 @@ def test_holder_is_killed(start, redis_client):
     holder.do(ACQUIRE)
     answer = waiter.begin(ACQUIRE)
     queued(redis_client, 1)
-    killed = time.monotonic()
     holder.kill()
     assert answer.result(10) is True
-    assert time.monotonic() - killed < 3  # the lease, and about a second
     waiter.do(RELEASE)
 
 
@@ -89,16 +87,14 @@ def test_waiter_that_was_killed_is_skipped(start, redis_client, short):
     lock = FairLock("stock:42")
     lock.acquire()
     dead, alive = start(), start()
-    for number in range(4):
+    for number in range(16):
         dead.begin(ACQUIRE, f"waiter {number}")
-    queued(redis_client, 4)
+    queued(redis_client, 16)
     answer = alive.begin(ACQUIRE)
-    queued(redis_client, 5)
+    queued(redis_client, 17)
     dead.kill()
-    released = time.monotonic()
     lock.release()
-    assert answer.result(10) is True
-    assert time.monotonic() - released < 2  # a claim (0.5) and a beat (0.3), where four claims would be 2
+    assert answer.result(5) is True  # a claim (0.5) and a beat (0.3), where sixteen claims would be 8
     alive.do(RELEASE)
 
 
@@ -121,9 +117,9 @@ def test_waiter_whose_alive_time_is_over_costs_nothing(start, redis_client):
 
 
 def test_paused_waiter_loses_its_claim_and_queues_again(start, redis_client, short):
-    lock = FairLock("stock:42")
+    lock = FairLock("stock:42", lease_time=60)
     lock.acquire()
-    paused, other = start(), start()
+    paused, other = start(), start({**SHORT, "WATCHDOG_TIMEOUT": 60})
     first = paused.begin(ACQUIRE)
     queued(redis_client, 1)
     second = other.begin(ACQUIRE)
@@ -132,7 +128,7 @@ def test_paused_waiter_loses_its_claim_and_queues_again(start, redis_client, sho
     lock.release()
     assert second.result(10) is True
     paused.resume()
-    time.sleep(0.2)
+    queued(redis_client, 1)
     assert not first.done()
     other.do(RELEASE)
     assert first.result(10) is True

@@ -9,6 +9,7 @@ from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError,
 from django_rlock.drivers import background
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_released, lock_timed_out
+from tests.background import renew_now, until_renewed, until_round_ends
 
 KEY = "rlock:stock:42"
 
@@ -31,7 +32,7 @@ def fast_watchdog(settings):
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.6}}
 
 
-async def test_lost_hold_is_told_in_every_way(face, kind, redis_client, fast_watchdog, told, caplog):
+async def test_lost_hold_is_told_in_every_way(face, kind, redis_client, told, caplog):
     called = threading.Event()
     lock = kind("stock:42", on_lost=lambda _: called.set())
     with pytest.raises(LockLostError, match="'stock:42' was lost"):
@@ -39,6 +40,7 @@ async def test_lost_hold_is_told_in_every_way(face, kind, redis_client, fast_wat
             assert not lock.lost
             lock.check()
             redis_client.delete(KEY)
+            renew_now()
             await face.until(called.is_set)
             assert lock.lost
             with pytest.raises(LockLostError):
@@ -164,7 +166,7 @@ async def test_late_clean_up_does_not_free_the_next_hold(face, kind, proxy, redi
         await face.release(lock)
 
 
-async def test_owner_and_watchdog_notice_at_once(face, kind, redis_client, fast_watchdog, monkeypatch):
+async def test_owner_and_watchdog_notice_at_once(face, kind, redis_client, monkeypatch):
     """After a pause of the process both wake together: the owner takes the lock again while the other cleans up."""
     from django_rlock.locks import watchdog
 
@@ -184,18 +186,18 @@ async def test_owner_and_watchdog_notice_at_once(face, kind, redis_client, fast_
 
 
 @pytest.mark.parametrize("change", ["extend", "enter_again"])
-async def test_renewal_under_way_does_not_shorten_a_longer_lease(face, kind, proxy, redis_client, settings, change):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.5}}
+async def test_renewal_under_way_does_not_shorten_a_longer_lease(face, kind, proxy, redis_client, change):
     lock = kind("stock:42")
     renewal = proxy.hold(scripts.LOCK_RENEW)
     await face.acquire(lock)
+    renew_now()
     await face.until(renewal.served.is_set)
     if change == "extend":
         await face.call(lock, "extend", 60)
     else:
         await face.acquire(lock, lease_time=60)
     renewal.let_go.set()
-    await face.sleep(0.2)
+    assert until_round_ends()
     assert redis_client.pttl(KEY) > 50_000
     hold = HOLDS.snapshot()[0]
     assert hold.deadline - hold.since > 50
@@ -232,25 +234,27 @@ async def _try(face, lock):
     return await face.acquire(lock, wait_time=0.02)
 
 
-async def test_on_lost_that_raises_is_logged(face, kind, redis_client, fast_watchdog, caplog):
+async def test_on_lost_that_raises_is_logged(face, kind, redis_client, caplog):
     def broken(_):
         raise ZeroDivisionError
 
     lock = kind("stock:42", on_lost=broken)
     await face.acquire(lock)
     redis_client.delete(KEY)
+    renew_now()
     await face.until(lambda: "on_lost" in caplog.text)
     with pytest.raises(LockLostError):
         await face.release(lock)
 
 
-async def test_on_lost_that_exits_does_not_end_the_renewal_of_others(face, kind, redis_client, fast_watchdog, caplog):
+async def test_on_lost_that_exits_does_not_end_the_renewal_of_others(face, kind, redis_client, caplog):
     kept, lock = kind("stock:43"), kind("stock:42", on_lost=lambda _: sys.exit(1))
     await face.acquire(kept)
     await face.acquire(lock)
     redis_client.delete(KEY)
+    renew_now()
     await face.until(lambda: "A background job failed" in caplog.text)
-    await face.sleep(1.2)
+    until_renewed(next(hold for hold in HOLDS.snapshot() if hold.lock is kept))
     assert redis_client.exists("rlock:stock:43")
     await face.release(kept)
     with pytest.raises(LockLostError):
@@ -266,11 +270,13 @@ async def test_max_hold_time_ends_the_renewal(face, kind, fast_watchdog, told, c
         await face.release(lock)
 
 
-async def test_renewed_while_held_and_not_after(face, kind, redis_client, fast_watchdog):
+async def test_renewed_while_held_and_not_after(face, kind, redis_client):
     lock = kind("stock:42")
     async with face.inside(lock):
-        await face.sleep(1.2)
-        assert redis_client.pttl(KEY) > 150
+        for _ in range(2):
+            redis_client.pexpire(KEY, 20_000)
+            until_renewed(HOLDS.snapshot()[0])
+            assert redis_client.pttl(KEY) > 20_000
         lock.check()
     assert not redis_client.exists(KEY)
 

@@ -45,7 +45,7 @@ def test_names_are_never_used_twice():
 
 
 def test_lock_of_a_thread_that_ended_is_not_renewed(kind, redis_client, settings, caplog):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.0}}
     in_thread(lambda: kind("stock:42").acquire())
     assert kind("stock:42").acquire(wait_time=10)
     assert "ended without releasing" in caplog.text
@@ -55,7 +55,7 @@ def test_lock_of_a_thread_that_ended_is_not_renewed(kind, redis_client, settings
 def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings):
     import asyncio
 
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.0}}
 
     async def leave_it() -> None:
         await kind("stock:42").aacquire()
@@ -71,7 +71,7 @@ def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings):
 def test_lock_of_a_task_that_ended_and_is_kept_for_its_result_is_not_renewed(kind, settings):
     import asyncio
 
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.0}}
 
     async def leave_it() -> None:
         await kind("stock:42").aacquire()
@@ -126,7 +126,7 @@ def test_greenlets_of_one_thread_exclude_each_other(kind):
 # It collects the garbage of earlier tests too: sockets of connections that a signal interrupted while they were made.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_lock_of_a_greenlet_that_ended_is_not_renewed(kind, settings):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.0}}
     greenlet.greenlet(lambda: kind("stock:42").acquire()).switch()
     gc.collect()
     with kind("stock:42", wait_time=10):

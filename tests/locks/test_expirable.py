@@ -17,6 +17,7 @@ from django_rlock.drivers import background
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import hooks
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.background import renew_now
 from tests.eventually import eventually
 from tests.processes import ClientProcess
 
@@ -38,12 +39,6 @@ def ends(server):
     """Answers the permits that are taken, by their ids, and when they end."""
     with server.client(decode_responses=False) as client:
         yield lambda: {each.hex(): ms for each, ms in client.zrange(PERMITS, 0, -1, withscores=True)}
-
-
-def renew_now(hold):
-    """Have the watchdog renew a hold at once."""
-    hold.deadline -= hold.lease * 2 / 3
-    background._loop.nudge()
 
 
 async def test_permits_have_ids_and_leases(face, licences, ends, redis_client):

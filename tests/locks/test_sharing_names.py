@@ -141,7 +141,7 @@ async def test_waiters_of_each_kind_are_beaten_for(face, settings, redis_client)
     for number, kind in enumerate(["write", "fair"]):
         waiters.append(face.start(visit, face, rlock(NAME, kind=kind)))
         await face.until(lambda number=number: len(WAITS.snapshot()) == number + 1)
-    alive_until = redis_client.zscore(alive_key(KEY), client_id())
+    alive_until = await face.until(lambda: redis_client.zscore(alive_key(KEY), client_id()))
     await face.until(lambda: redis_client.zscore(alive_key(KEY), client_id()) > alive_until + 900)
     redis_client.delete(KEY)
     for each in waiters:

@@ -3,11 +3,12 @@
 import asyncio
 from typing import Any
 
-from django_rlock.drivers import pubsub
+from django_rlock.drivers import background, pubsub
 from django_rlock.drivers.aio import async_driver
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.subscriber import Subscriber
 from django_rlock.drivers.sync import sync_driver
+from tests.background import until_round_ends
 from tests.eventually import eventually
 
 CHANNEL = "redisson_lock__channel:{stock:42}"
@@ -64,6 +65,8 @@ def test_wake_up_that_comes_early_is_kept(redis_client):
 
 def test_channel_that_is_dropped_while_somebody_comes_back_to_it(redis_client, monkeypatch):
     """The server is told to drop it last."""
+    monkeypatch.setattr(background, "_jobs", [])  # the background thread prunes as well
+    assert until_round_ends()
     monkeypatch.setattr(pubsub, "KEEP_CHANNEL", -1.0)
     driver: Any = sync_driver("default")
     other = run_sync(driver.listen("another", None))

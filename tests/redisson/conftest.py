@@ -12,10 +12,10 @@ import pytest
 from django_rlock import FairLock, MultiLock, RLock, SpinLock
 from django_rlock.locks import BaseLock
 from example_project.embedded import EmbeddedServer
-from tests.faces import face, nothing_left, pytest_pyfunc_call
+from tests.faces import face, pytest_pyfunc_call
 from tests.processes import ClientProcess
 
-__all__ = ["face", "nothing_left", "pytest_pyfunc_call"]
+__all__ = ["face", "pytest_pyfunc_call"]
 
 
 def several(name: str, **options: Any) -> MultiLock:

@@ -6,9 +6,8 @@ import pytest
 
 from django_rlock import LockLostError, ReadWriteLock, RLock
 from django_rlock.locks.holds import HOLDS
+from tests.background import until_renewed
 from tests.redisson.others import held_elsewhere
-
-SHORT = {"WATCHDOG_TIMEOUT": 1.0}
 
 sides = pytest.mark.parametrize(
     "make",
@@ -17,21 +16,19 @@ sides = pytest.mark.parametrize(
 )
 
 
-async def renewed(face) -> None:
-    """Until the watchdog has renewed what is held."""
+def renew() -> None:
+    """Have the watchdog renew what is held."""
     (hold,) = [hold for hold in HOLDS.snapshot() if hold.lost is None]
-    before = hold.deadline
-    await face.until(lambda: hold.deadline > before)
+    until_renewed(hold)
 
 
 @sides
-async def test_lock_after_timeout(face, own_server, settings, make):
+async def test_lock_after_timeout(face, own_server, make):
     """Ported from testLockAfterTimeout, testReadLockAfterTimeout and testWriteLockAfterTimeout.
 
     The server comes back without its data: the release tells of it, and what is taken anew is renewed as ever.
     """
     server = own_server()
-    settings.RLOCK = {"default": SHORT}
     await face.acquire(make("lock"))
     server.restart()
     # Now there is a connection. The release would find the old one closed, send its command twice, and could not
@@ -40,25 +37,24 @@ async def test_lock_after_timeout(face, own_server, settings, make):
     with pytest.raises(LockLostError):
         await face.release(make("lock"))
     await face.acquire(make("lock"))
-    await renewed(face)
+    renew()
     await face.release(make("lock"))
 
 
-async def test_lock_reentrant_renew(face, settings):
+async def test_lock_reentrant_renew(face):
     """The end of an inner hold ends no renewal, neither its own lock's nor another owner's."""
-    settings.RLOCK = {"default": SHORT}
     lock = RLock("lock")
     for _ in range(2):
         async with face.inside(lock), face.inside(lock):
             pass
     async with held_elsewhere(face, lock):
         for _ in range(2):
-            await renewed(face)
+            renew()
         assert await face.call(lock, "locked")
     async with face.inside(lock):
         async with face.inside(lock):
             pass
-        await renewed(face)
+        renew()
 
 
 @sides

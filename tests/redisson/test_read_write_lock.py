@@ -68,7 +68,7 @@ async def test_read_lock_expiration(face):
 
 async def test_read_lock_expiration_renewal(face, settings):
     """Readers for longer than the watchdog's timeout; every release finds its hold."""
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.9}}
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.5}}
     owners = count()
 
     async def read_twice() -> None:

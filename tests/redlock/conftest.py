@@ -10,7 +10,10 @@ from django_rlock.drivers.identity import current_owner
 from django_rlock.locks.holds import HOLDS, Hold
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
-from tests.faces import face, nothing_left, pytest_pyfunc_call  # noqa: F401
+from tests.faces import face, pytest_pyfunc_call  # noqa: F401
+
+NODE_TIMEOUT = 0.2
+"""In seconds: a machine that stalls for less costs no vote."""
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +32,14 @@ def nodes(_five_servers: list[EmbeddedServer], settings: Settings) -> list[Embed
     caches = {f"locks{number}": {**backend, "LOCATION": server.url} for number, server in enumerate(_five_servers[:3])}
     settings.CACHES = {**settings.CACHES, **caches}
     urls = [server.url for server in _five_servers[3:]]
-    settings.RLOCK = {"quorum": {"NODES": [*caches, *urls], "QUARANTINE": 0}}
+    settings.RLOCK = {"quorum": {"NODES": [*caches, *urls], "QUARANTINE": 0, "NODE_TIMEOUT": NODE_TIMEOUT}}
     return _five_servers
+
+
+@pytest.fixture
+def hasty(nodes: list[EmbeddedServer], settings: Settings) -> None:
+    """Short waits for nodes, in tests in which too few of them reply anyway."""
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 0.15}}
 
 
 def holders(nodes: list[EmbeddedServer], name: str = "x") -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -18,6 +19,7 @@ from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.settings import server_aliases
+from tests.background import renew_now, until_renewed
 from tests.faces import BlockingFace
 from tests.processes import ClientProcess
 from tests.redlock.conftest import hold_of, holders, owner_of
@@ -190,7 +192,7 @@ async def test_too_few_nodes(face, nodes, lock):
     await none_has_it(face, nodes)
 
 
-async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, lock):
+async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, hasty, lock):
     async def acquire() -> bool:
         async with face.inside(lock):
             return True
@@ -201,7 +203,7 @@ async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, lock):
     assert await face.result(waiting)
 
 
-async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, lock):
+async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty, lock):
     """By as long as one server would be given to answer."""
     async with face.inside(lock):
         with paused(nodes[:3]):
@@ -212,14 +214,15 @@ async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, lock):
 
 async def test_a_wait_without_end_outlasts_the_quarantine(face, nodes, lock, settings, monkeypatch):
     monkeypatch.setattr(quorum, "PATIENCE", 0.1)
-    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 1.0, "WATCHDOG_TIMEOUT": 1.0}}
+    times = {"QUARANTINE": 3.0, "WATCHDOG_TIMEOUT": 3.0, "NODE_TIMEOUT": 0.15}
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], **times}}
     for server in nodes[:3]:
         server.restart()
     async with face.inside(lock):
         assert lock.token
 
 
-async def test_a_late_grant_is_given_back(face, nodes, lock):
+async def test_a_late_grant_is_given_back(face, nodes, hasty, lock):
     """Three nodes get the command while they are paused, and obey when nobody waits for it any more."""
     with paused(nodes[:3]), pytest.raises(QuorumNotReachedError):
         await face.acquire(lock, wait_time=0)
@@ -323,26 +326,21 @@ def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
 # --- renewed, suspect, lost -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fast(settings, nodes):
-    """Leases of a second, renewed by the watchdog every third of it."""
-    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "WATCHDOG_TIMEOUT": 1.0}}
-
-
-async def test_renewed_by_a_quorum(face, nodes, fast, lock):
+async def test_renewed_by_a_quorum(face, nodes, lock):
     with paused(nodes[:2]):
         async with face.inside(lock):
-            first = hold_of(lock).deadline
-            await face.until(lambda: hold_of(lock).deadline > first + 1.0)
+            until_renewed(hold_of(lock))
             assert not lock.lost
 
 
-async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(face, nodes, fast, lock):
+async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(face, nodes, lock):
     await face.acquire(lock)
     with paused(nodes[:3]):
+        renew_now()
         await face.until(lambda: lock.suspect)
         assert not lock.lost
-        await face.until(lambda: lock.lost)
+        hold_of(lock).deadline = time.monotonic()
+        assert lock.lost
         with pytest.raises(LockLostError):
             lock.check()
     with pytest.raises(LockLostError):
@@ -350,37 +348,41 @@ async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(face, node
     await none_has_it(face, nodes)
 
 
-async def test_no_longer_suspect_when_a_renewal_succeeds(face, nodes, settings, lock):
-    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "WATCHDOG_TIMEOUT": 3.0}}
+async def test_no_longer_suspect_when_a_renewal_succeeds(face, nodes, lock):
     async with face.inside(lock):
         with paused(nodes[:3]):
+            renew_now()
             await face.until(lambda: lock.suspect)
         await face.until(lambda: not lock.suspect)
         assert not lock.lost
 
 
-async def test_a_node_that_lost_it_gets_it_again(face, nodes, fast, lock):
+async def test_a_node_that_lost_it_gets_it_again(face, nodes, lock):
     async with face.inside(lock):
         await all_have_it(face, nodes)
         free(nodes[:2])
+        for _ in range(2):  # the first one finds out
+            until_renewed(hold_of(lock))
         await all_have_it(face, nodes)
         assert not lock.lost
 
 
-async def test_lost_when_most_nodes_lost_it(face, nodes, fast, lock):
+async def test_lost_when_most_nodes_lost_it(face, nodes, lock):
     await face.acquire(lock)
     await all_have_it(face, nodes)
     free(nodes[:3])
+    renew_now()
     await face.until(lambda: lock.lost)
     await none_has_it(face, nodes)
     with pytest.raises(LockLostError):
         await face.release(lock)
 
 
-async def test_force_release(face, nodes, fast, lock):
+async def test_force_release(face, nodes, lock):
     await face.acquire(lock)
     assert await face.call(RedLock("x", using="quorum"), "force_release")
     assert not await face.call(lock, "locked")
+    renew_now()
     await face.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
         await face.release(lock)
@@ -404,7 +406,7 @@ async def test_a_node_that_missed_the_release_is_told_later(face, nodes, lock):
 
 async def test_keys_end_when_the_holder_is_killed(face, nodes):
     urls = [server.url for server in nodes]
-    options = {"NODES": urls, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": 1.0}
+    options = {"NODES": urls, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": 3.0, "NODE_TIMEOUT": 0.15}
     with ClientProcess(nodes[0].url, options) as client:
         assert client.do("lock('x', None).acquire()")
         await all_have_it(face, nodes)

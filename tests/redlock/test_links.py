@@ -157,7 +157,8 @@ def test_over_tls(settings):
     with ExitStack() as stack:
         servers = {f"tls{number}": stack.enter_context(encrypted()) for number in range(3)}
         settings.CACHES = {**settings.CACHES, **{name: server.cache for name, server in servers.items()}}
-        settings.RLOCK = {"quorum": {"NODES": list(servers), "QUARANTINE": 0}}
+        # A handshake takes its time where the machine is busy.
+        settings.RLOCK = {"quorum": {"NODES": list(servers), "QUARANTINE": 0, "NODE_TIMEOUT": 1.0}}
         lock = RedLock("x", using="quorum")
 
         async def body():

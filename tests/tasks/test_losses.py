@@ -117,7 +117,10 @@ def test_without_the_redis_of_the_locks_tasks_wait(worker, fragile, log):
 
 
 def test_a_soft_time_limit_in_the_body_frees_the_lock(worker, log):
-    result = tasks.waits.apply_async([log], {"gated": True}, soft_time_limit=0.5)
+    result = tasks.waits.delay(log, gated=True)
+    (run,) = starts(log, 1)
+    until(records.somebody_waits)
+    os.kill(run["pid"], signal.SIGUSR1)  # as the worker does after soft_time_limit
     with pytest.raises(SoftTimeLimitExceeded):
         result.get(timeout=records.WAIT)
     with FairLock(f"work:{log}", wait_time=5):

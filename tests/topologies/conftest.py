@@ -6,10 +6,10 @@ from contextlib import ExitStack
 import pytest
 from pytest_django import Settings
 
-from tests.faces import face, kind, nothing_left, pytest_pyfunc_call
+from tests.faces import face, kind, pytest_pyfunc_call
 from tests.topologies.servers import TOPOLOGIES, Topology
 
-__all__ = ["face", "kind", "nothing_left", "pytest_pyfunc_call"]
+__all__ = ["face", "kind", "pytest_pyfunc_call"]
 
 Started = Callable[[str], Topology]
 

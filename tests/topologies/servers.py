@@ -85,7 +85,7 @@ def encrypted() -> Iterator[Topology]:
 
 @contextmanager
 def watched() -> Iterator[Topology]:
-    """A primary, a replica, and a sentinel that takes 300 ms for a death."""
+    """A primary, a replica, and a sentinel that fails over when a test says so."""
     service = f"locks-{uuid4()}"  # django-redis keeps one pool for each URL, whatever the sentinels
     with ExitStack() as stack:
         primary, replica = (stack.enter_context(EmbeddedServer(port=0, args=_SYNC_AT_ONCE)) for _ in range(2))
@@ -136,9 +136,11 @@ def follow(replica: EmbeddedServer, primary: EmbeddedServer) -> None:
 
 
 def _watch(sentinel: EmbeddedServer, primary: EmbeddedServer, service: str) -> None:
+    # On a busy machine a healthy primary may be silent for seconds, so no test has the sentinel find a death itself.
+    options = {"down-after-milliseconds": 60_000, "failover-timeout": 20_000}
     with sentinel.client() as client:
         client.sentinel_monitor(service, "127.0.0.1", primary.port, 1)
-        for option, value in {"down-after-milliseconds": 300, "failover-timeout": 1000}.items():
+        for option, value in options.items():
             client.sentinel_set(service, option, value)
         eventually(lambda: client.sentinel_slaves(service))
 

@@ -1,10 +1,11 @@
 """Locks in a Redis Cluster: each where its slot is, also while that moves; its messages by the slot's shard."""
 
 import contextlib
+import operator
 import socket
 import threading
-import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,8 +18,10 @@ from django_rlock.connections import slot_map
 from django_rlock.drivers.aio import async_driver
 from django_rlock.drivers.sync import sync_driver
 from django_rlock.inspection import iter_locks
+from django_rlock.locks import flows
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.reports import Publisher
+from tests.background import until_renewed
 from tests.eventually import eventually
 from tests.topologies.documented import entry
 from tests.topologies.servers import Topology, cluster, command, is_ready
@@ -124,17 +127,17 @@ async def test_waiter_is_woken_where_its_slot_went(face, kind, topology):
     await face.result(waiting)
 
 
-async def test_renewed_where_its_slot_went(face, kind, topology, use):
-    use(topology, WATCHDOG_TIMEOUT=1.8)
+async def test_renewed_where_its_slot_went(face, kind, topology):
     async with face.inside(kind("stock:42")):
         with moving(topology, KEY):
             pass
-        before = HOLDS.snapshot()[0].deadline
-        await face.until(lambda: HOLDS.snapshot()[0].deadline > before + 0.1)
-        assert topology.redis.exists(KEY)
+        topology.redis.pexpire(KEY, 20_000)
+        until_renewed(HOLDS.snapshot()[0])
+        assert topology.redis.pttl(KEY) > 20_000
 
 
-async def test_slot_moves_under_load(face, kind, topology):
+async def test_slot_moves_under_load(face, kind, topology, monkeypatch):
+    monkeypatch.setattr(flows, "RELEASE_PATIENCE", 20.0)  # a slow machine moves a slot for longer than a second
     inside: list[object] = []
     served = [0] * 4
     moved = threading.Event()
@@ -144,17 +147,22 @@ async def test_slot_moves_under_load(face, kind, topology):
             await visit(face, kind("stock:42", wait_time=20), inside)
             served[number] += 1
 
+    def are_served(before) -> bool:
+        return any(each.done() for each in clients) or all(map(operator.gt, served, before))
+
     clients = [face.start(client, number) for number in range(len(served))]
-    for _ in range(3):
-        so_far = list(served)
-        move = Move(topology, topology.redis.keyslot(KEY))
-        move.begin()
-        await face.sleep(0.02)
-        move.finish()
-        await face.until(lambda so_far=so_far: all(now > then for now, then in zip(served, so_far, strict=True)))
-    moved.set()
-    for each in clients:
-        await face.result(each)
+    try:
+        for _ in range(3):
+            so_far = list(served)
+            move = Move(topology, topology.redis.keyslot(KEY))
+            move.begin()
+            await face.sleep(0.02)
+            move.finish()
+            await face.until(partial(are_served, so_far))
+    finally:
+        moved.set()
+        for each in clients:
+            await face.result(each)
 
 
 @pytest.fixture
@@ -170,10 +178,8 @@ async def test_node_dies_and_comes_back(face, topology):
     async with face.inside(lock):
         pass
     node.kill()
-    began = time.monotonic()
     with pytest.raises(LockUnavailableError):
         await face.acquire(lock, wait_time=0.3)
-    assert time.monotonic() - began < 5
     node.start()
     assert await face.acquire(lock, wait_time=20)
     await face.release(lock)

@@ -3,6 +3,7 @@
 from django_rlock import FairLock, ReadWriteLock
 from django_rlock.keys import writers_key
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.background import until_renewed
 
 KEY = "rlock:prices"
 
@@ -47,13 +48,11 @@ async def test_writer_steps_down(face, topology):
     assert not topology.redis.exists(KEY)
 
 
-async def test_renewed_and_forced(face, topology, use):
-    use(topology, WATCHDOG_TIMEOUT=1.2)
+async def test_renewed_and_forced(face, topology):
     lock = ReadWriteLock("prices")
     for side in (lock.read_lock, lock.write_lock):
         await face.acquire(side)
-        before = HOLDS.snapshot()[0].deadline
-        await face.until(lambda before=before: HOLDS.snapshot()[0].deadline > before + 0.1)
+        until_renewed(HOLDS.snapshot()[0])
         assert await face.call(side, "owned")
         assert await face.call(FairLock("prices"), "force_release")
         assert not topology.redis.exists(KEY)

@@ -8,6 +8,7 @@ import redis
 
 from django_rlock import LockLostError, LockUnavailableError, RLock
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.background import renew_now, until_renewed
 from tests.topologies.servers import Topology, command, watched
 
 KEY = "rlock:stock:42"
@@ -16,7 +17,7 @@ KEY = "rlock:stock:42"
 @pytest.fixture
 def topology(use):
     with watched() as chosen:
-        use(chosen, WATCHDOG_TIMEOUT=6)
+        use(chosen)
         yield chosen
 
 
@@ -32,7 +33,7 @@ def _begin_failover(topology: Topology) -> bool:
     try:
         return bool(command(topology.sentinel, "SENTINEL FAILOVER", topology.service))
     except redis.ResponseError as error:
-        return "INPROG" in str(error)  # by its own decision; or it knows too little of the replica as yet
+        return "INPROG" in str(error)  # else it knows too little of the replica as yet
 
 
 def primary_port(topology: Topology) -> int:
@@ -55,10 +56,9 @@ async def test_what_was_replicated_is_kept(face, kind, topology):
     inside: list[object] = []
     waiting = face.start(visit, face, kind("stock:42"), inside)
     await face.until(WAITS.snapshot)
-    before = HOLDS.snapshot()[0].deadline
     primary.kill()
     await fail_over(face, topology)
-    await face.until(lambda: HOLDS.snapshot()[0].deadline > before)
+    until_renewed(HOLDS.snapshot()[0])
     await face.until(lambda: command(replica, "PUBSUB CHANNELS", "*lock*"))
     assert inside == []
     assert not lock.lost
@@ -74,6 +74,7 @@ async def test_holder_learns_that_it_was_not_replicated(face, topology):
     await face.acquire(lock)
     primary.kill()
     await fail_over(face, topology)
+    renew_now()
     await face.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
         await face.release(lock)
@@ -118,4 +119,4 @@ async def test_sentinel_that_is_down_holds_nobody_up(face, started, use):
     use(replace(topology, options={**topology.options, "SENTINELS": sentinels}))
     began = time.monotonic()
     async with face.inside(RLock("stock:42")):
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
