@@ -132,7 +132,8 @@ class _Loop:
                 self._run_one(call)
             else:
                 self.deferred.append(call)
-        return min((call.not_before for call in self.deferred), default=math.inf)
+        # A copy, which is made in one piece: other threads append meanwhile.
+        return min((call.not_before for call in self.deferred.copy()), default=math.inf)
 
     def _run_one(self, call: _Deferred) -> None:
         try:

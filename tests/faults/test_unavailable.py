@@ -1,5 +1,6 @@
 """Redis down, silent, refusing: before, in and after; nothing is locked without being known, nothing waits too long."""
 
+import math
 import threading
 import time
 from functools import partial
@@ -414,6 +415,20 @@ def test_pool_of_the_cache_that_is_disconnected_in_use(kind, redis_client):
         get_redis_connection("default").connection_pool.disconnect()
     assert not redis_client.exists(KEY)
     assert scripts.LOCK_STATE.sha
+
+
+def test_clean_up_that_is_added_while_the_next_one_is_looked_for():
+    """By any thread, at any time: the background thread must not end of it."""
+    loop = background._Loop()
+
+    class Meanwhile:
+        @property
+        def not_before(self) -> float:
+            loop.deferred.append(background._Deferred(print, math.inf, math.inf))
+            return math.inf
+
+    loop.deferred.extend([Meanwhile(), Meanwhile()])  # type: ignore[list-item]
+    assert loop.run_deferred() == math.inf
 
 
 def test_slow_clean_up_leaves_the_other_jobs_their_turn(monkeypatch):
