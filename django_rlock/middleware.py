@@ -88,7 +88,7 @@ def _left(owner: Owner, about: dict[str, str]) -> Iterator[BaseLock]:
     Under WSGI an async view runs in a task of its own.
     """
     for hold in HOLDS.snapshot():
-        if hold.context is about and hold.owner_ref is not None and hold.owner_ref() in {owner, None}:
+        if hold.context is about and hold.owner_ref is not None and (hold.owner_ended or hold.owner_ref() is owner):
             _tell_left(hold, about)
             lock: Any = hand_over(hold) if hold.owner_ended else hold.lock
             yield from [lock] * hold.count

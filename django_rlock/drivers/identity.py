@@ -13,23 +13,27 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 
 class Owner:
-    """One thread, task or greenlet. It lives as long as that does, so a weak reference tells when it ended.
+    """One thread, task or greenlet.
 
-    ``serial`` never changes. ``name`` is the wire name, which may. ``place`` is what reports call it.
+    ``serial`` never changes. ``name`` is the wire name, which may. ``place`` is what reports call it. ``is_alive`` says
+    whether the thread, task or greenlet still runs; this object may outlive it, in tracebacks that are kept.
     """
 
-    __slots__ = ("__weakref__", "label", "name", "place", "serial")
+    __slots__ = ("__weakref__", "is_alive", "label", "name", "place", "serial")
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, is_alive: Callable[[], object]) -> None:
         self.serial = next(_process.numbers)
         self.place = place
+        self.is_alive = is_alive
         self.label = ""
         self.renew_name()
 
@@ -51,6 +55,12 @@ class Owner:
         finally:
             self.label = outer
             self.renew_name()
+
+
+class _Life:
+    """Only the thread's own storage refers to it, so it is gone when the thread has ended."""
+
+    __slots__ = ("__weakref__",)
 
 
 class _Process:
@@ -81,7 +91,8 @@ def thread_owner() -> Owner:
     try:
         owner: Owner = _process.threads.owner
     except AttributeError:
-        owner = _process.threads.owner = Owner(_thread_name())
+        life = _process.threads.life = _Life()
+        owner = _process.threads.owner = Owner(_thread_name(), weakref.ref(life))
     return owner
 
 
@@ -92,14 +103,13 @@ def task_owner() -> Owner:
         raise RuntimeError("A lock's async methods need a running asyncio task: it is the owner of the lock.")
     owner = _process.tasks.get(task)
     if owner is None:
-        owner = _process.tasks[task] = Owner(task.get_name())
-        # A task that has ended may be kept for its result.
-        task.add_done_callback(_forget_task)
+        owner = _process.tasks[task] = Owner(task.get_name(), partial(_goes_on, weakref.ref(task)))
     return owner
 
 
-def _forget_task(task: asyncio.Task[Any]) -> None:
-    _process.tasks.pop(task, None)
+def _goes_on(place: weakref.ref[asyncio.Task[Any]]) -> bool:
+    task = place()
+    return task is not None and not task.done() and not task.get_loop().is_closed()
 
 
 def current_owner() -> Owner:
@@ -114,8 +124,13 @@ def current_owner() -> Owner:
 def _greenlet_owner(current: Any) -> Owner:
     owner = _process.greenlets.get(current)
     if owner is None:
-        owner = _process.greenlets[current] = Owner(_thread_name())
+        owner = _process.greenlets[current] = Owner(_thread_name(), partial(_runs, weakref.ref(current)))
     return owner
+
+
+def _runs(place: weakref.ref[Any]) -> bool:
+    current = place()
+    return current is not None and not current.dead
 
 
 def _thread_name() -> str:

@@ -107,7 +107,7 @@ class Hold:
     @property
     def owner_ended(self) -> bool:
         """Whether the thread or task that holds it is gone, so that nobody can release it."""
-        return self.owner_ref is not None and self.owner_ref() is None
+        return self.owner_ref is not None and ((owner := self.owner_ref()) is None or not owner.is_alive())
 
 
 class Wait:

@@ -1,5 +1,6 @@
 """Who owns a lock: threads, tasks and greenlets, also those whose idents are used again."""
 
+import asyncio
 import gc
 import threading
 import time
@@ -53,8 +54,6 @@ def test_lock_of_a_thread_that_ended_is_not_renewed(kind, redis_client, settings
 
 
 def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings):
-    import asyncio
-
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.0}}
 
     async def leave_it() -> None:
@@ -69,8 +68,6 @@ def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings):
 
 
 def test_lock_of_a_task_that_ended_and_is_kept_for_its_result_is_not_renewed(kind, settings):
-    import asyncio
-
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.0}}
 
     async def leave_it() -> None:
@@ -83,6 +80,28 @@ def test_lock_of_a_task_that_ended_and_is_kept_for_its_result_is_not_renewed(kin
             assert ended.done()
 
     asyncio.run(body())
+
+
+def test_an_owner_that_is_kept_has_ended_all_the_same(kind):
+    """As by a traceback that somebody keeps."""
+    kept = []
+
+    def take(name: str) -> None:
+        kept.append(identity.current_owner())
+        kind(name).acquire()
+
+    async def take_in_a_task() -> None:
+        kept.append(identity.current_owner())
+        await kind("task").aacquire()
+
+    in_thread(lambda: take("thread"))
+    greenlet.greenlet(lambda: take("greenlet")).switch()
+    asyncio.run(take_in_a_task())
+    assert {hold.lock.name: hold.owner_ended for hold in HOLDS.snapshot()} == dict.fromkeys(
+        ["thread", "greenlet", "task"], True
+    )
+    assert len(kept) == 3
+    HOLDS.clear()
 
 
 def test_loops_of_other_threads_come_and_go_while_closed_ones_are_dropped(monkeypatch):

@@ -182,7 +182,7 @@ class Visitor(Actor):
     ) -> None:
         super().__init__(world, process, split)
         before, identity._process = identity._process, process.identity
-        self.owner = Owner(f"visitor of {process.number}")
+        self.owner = Owner(f"visitor of {process.number}", lambda: True)
         identity._process = before
         self.lock = lock
         self.start(self._visit(wait))

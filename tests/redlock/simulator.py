@@ -358,7 +358,7 @@ class Client:
         self.offset = world.random.uniform(0, 1000)
         self.paused_until = 0.0
         self.dead = False
-        self.owner = Owner(f"client {number}")
+        self.owner = Owner(f"client {number}", lambda: True)
         self.lock = RedLock(NAME, using="sim", fencing=setting.fencing)
         self.driver: Any = SimDriver(self)
         self.hold: Hold | None = None
