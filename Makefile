@@ -7,9 +7,15 @@ VENV ?= .venv
 ARGS ?=
 # Test processes, each with a server of its own: two for each core, or a number; 0 runs all in one (for debuggers).
 JOBS ?= auto
+# How long the nemesis of a soak or a campaign rages.
+SECONDS ?= 600
 
 # What depends on the interpreter and the server: every kind and face on one server, scripts, forks, views, tasks, pages.
-CORE := $(addprefix tests/,unit scripts locks web tasks admin faults/test_forks.py)
+CORE := $(addprefix tests/,unit scripts web faults/test_forks.py \
+  $(patsubst %,locks/test_%.py,behaviour expirable fenced groups latch multi readwrite semaphore sharing_names spin \
+    tasks_as_owners wake_ups) \
+  $(patsubst %,tasks/test_%.py,checks dead_children exclusion in_process options) \
+  $(patsubst %,admin/test_%.py,checks force_release pages))
 
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
@@ -17,11 +23,11 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 SOURCES = $(wildcard django_rlock example_project benchmarks tests .ci/gate.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test core check test-all lint types layers bench
+.PHONY: help demo test core check test-all smoke soak campaign storm lint types layers docs bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo 'Variables: ARGS="..." JOBS=$(JOBS) PYTHON=$(PYTHON) VENV=$(VENV)'
+	@echo 'Variables: ARGS="..." JOBS=$(JOBS) SECONDS=$(SECONDS) PYTHON=$(PYTHON) VENV=$(VENV)'
 
 demo: $(VENV)/.demo ## Run the example shop with a server of its own (ARGS=--once: run and exit)
 	$(BIN)/python -m example_project.demo $(ARGS)
@@ -37,6 +43,18 @@ check: lint types layers core ## Check style, types and layers, and run the core
 test-all: ## Run all tests, in their long form, with each Python of this machine, and against redis-server
 	.ci/run --all
 
+smoke: $(VENV)/.test ## Install the wheel into fresh projects, on the lowest and the newest versions (ARGS="lowest")
+	$(BIN)/python -m tests.smoke $(ARGS)
+
+soak: $(VENV)/.test ## All kinds of locks under a nemesis, for SECONDS (ARGS="--seed 7")
+	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
+
+campaign: $(VENV)/.test ## Celery workers under a nemesis, for SECONDS (ARGS="--seed 7")
+	$(BIN)/python -m tests.campaign --seconds $(SECONDS) $(ARGS)
+
+storm: $(VENV)/.test ## Interrupt 200 processes 600 times each, for a quarter of an hour (ARGS="--kind fair --number 20")
+	$(BIN)/python -m tests.faults.storms $(ARGS)
+
 lint: $(VENV)/.lint ## Check style and formatting
 	$(BIN)/ruff check $(ARGS)
 	$(BIN)/ruff format --check --diff
@@ -46,6 +64,10 @@ types: $(VENV)/.types ## Check types
 
 layers: $(VENV)/.lint ## Check which module imports which
 	$(BIN)/lint-imports $(ARGS)
+
+docs: $(VENV)/.docs ## Build the documentation as a site, in build/docs
+	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --fresh-env docs build/docs $(ARGS)
+	@echo 'The site is in build/docs/index.html.'
 
 bench: $(VENV)/.bench ## Compare with other lock libraries
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,1 +1,1 @@
-"""Our locks beside their peers, round by round in one run. ``python -m benchmarks --help``."""
+"""Our locks compared with other libraries', round by round in one run. ``python -m benchmarks --help``."""

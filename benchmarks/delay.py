@@ -1,7 +1,7 @@
-"""Servers that seem far away: a process between client and servers, which keeps commands and replies for a while.
+"""Servers that seem far away: a process between client and servers that delays commands and replies.
 
-One thread waits for all sockets at once, and each piece of data has its own time, wherever it goes: nothing queues
-behind anything else.
+One thread waits for all sockets at once, and each piece of data has a time of its own, so that nothing queues behind
+anything else.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 
 @contextlib.contextmanager
 def delayed(ports: Sequence[int], seconds: float) -> Iterator[tuple[int, list[int]]]:
-    """The proxy's process id, and the ports of 127.0.0.1 that lead to the given ones.
+    """Yields the proxy's process id, and the ports of 127.0.0.1 that lead to the given ones.
 
-    A round trip takes ``seconds`` longer through them, half of it each way.
+    Through them a round trip takes ``seconds`` longer, half of it each way.
     """
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in ports]
     relay = Relay(dict(zip(listeners, ports, strict=True)), seconds / 2)
@@ -36,7 +36,7 @@ def delayed(ports: Sequence[int], seconds: float) -> Iterator[tuple[int, list[in
 
 
 class Relay:
-    """Passes on what comes, ``seconds`` later; ``upstream`` is the port that each listening socket leads to."""
+    """Forwards data ``seconds`` later; ``upstream`` maps each listening socket to the port that it leads to."""
 
     def __init__(self, upstream: dict[socket.socket, int], seconds: float) -> None:
         self._upstream = upstream

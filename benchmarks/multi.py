@@ -1,4 +1,4 @@
-"""A hundred locks of one server taken at once: beside one lock, and beside a hundred taken one after another."""
+"""A hundred locks of one server taken together, compared with one lock, and with a hundred taken one by one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from benchmarks.results import Row, Table, median_row
 from benchmarks.stage import one_core
 from benchmarks.timing import Costs, Pair, ratios, time_sync
 from django_rlock import FairLock, MultiLock, RLock
+from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.identity import thread_owner
+from django_rlock.drivers.room import sync_driver
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock
+from django_rlock.locks.groups import LockGroup
 
 LOCKS, ROUNDS, PAIRS = 100, 25, 10
 QUICK_LOCKS, QUICK_ROUNDS, QUICK_PAIRS = 10, 2, 2
@@ -27,7 +31,7 @@ def run(quick: bool) -> list[Table]:
 
 
 def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Pair]:
-    """``one`` is what the others are measured by."""
+    """The others are measured relative to ``one``."""
     singles = [kind(name) for name in names]
 
     def one_by_one() -> None:
@@ -40,9 +44,17 @@ def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Pair]:
         with rlock(*names) if kind is FairLock else MultiLock(*map(kind, names)):
             pass
 
+    group, driver = LockGroup(singles), sync_driver("default")
+
+    def scripts_alone() -> None:
+        """The two scripts without a hold or a renewal."""
+        run_sync(driver.run(group.acquire_call(thread_owner().wire_name, 30.0)))
+        run_sync(driver.run(group.release_call(thread_owner().wire_name)))
+
     return {
         "one": as_pair(kind("bench:multi:one")),
         "MultiLock": as_pair(MultiLock(*singles)),
+        "the two scripts of a MultiLock": scripts_alone,
         "MultiLock made for each call": made_per_call,
         "one after another": one_by_one,
     }

@@ -1,4 +1,4 @@
-"""The contenders for an uncontended pair. Each is a function that acquires and releases a lock nobody else wants."""
+"""The contenders for an uncontended pair. Each is a function that acquires and releases a lock nothing else uses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from django_redis import get_redis_connection
 from benchmarks.stage import URL_VARIABLE
 from benchmarks.timing import AsyncPair, Pair
 from django_rlock import FairLock, RLock
-from django_rlock.drivers.base import pack
+from django_rlock.drivers.calls import pack
 from django_rlock.locks import rlock
 
 LEASE = 30
-"""Seconds; the lease that our watchdog renews is as long."""
+"""The lease in seconds; the lease that our watchdog renews is as long."""
 
 
 def sync_pairs() -> dict[str, Pair]:
-    """Lock objects are made once, as redis-py's users make theirs."""
+    """Pairs on lock objects that are made once, as redis-py's users do."""
     client = get_redis_connection()
     return {
         "redis-py": as_pair(client.lock("bench:redis-py", timeout=LEASE)),
@@ -47,7 +47,7 @@ def as_pair(lock: Any) -> Pair:
 
 
 def sync_pairs_made_per_call() -> dict[str, Pair]:
-    """As views use them: the name is known when the request comes."""
+    """Pairs that make the lock object each time, as in views: the name is known when the request comes."""
     client = get_redis_connection()
 
     def ours() -> None:
@@ -66,7 +66,7 @@ def sync_pairs_made_per_call() -> dict[str, Pair]:
 
 
 def _raw_pair() -> Pair:
-    """What no client can beat: the two scripts of RLock, packed beforehand, on a socket of its own."""
+    """The lower bound for any client: the two scripts of RLock, packed beforehand, on a socket of its own."""
     acquire, release = _raw_commands()
     connection = socket.create_connection(_address())
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -83,7 +83,7 @@ def _raw_pair() -> Pair:
 def _raw_commands() -> tuple[bytes, bytes]:
     lock = RLock("bench:raw")
     owner = "00000000-0000-4000-8000-000000000000:1"
-    return pack(lock.acquire_call(owner, 1, LEASE, False), b"1"), pack(lock.release_call(owner, 0, LEASE), b"2")
+    return pack(lock._acquire_call(owner, 1, LEASE, False), b"1"), pack(lock._release_call(owner, 0, LEASE), b"2")
 
 
 def _address() -> tuple[str, int]:
@@ -93,7 +93,7 @@ def _address() -> tuple[str, int]:
 
 @asynccontextmanager
 async def async_pairs() -> AsyncIterator[dict[str, AsyncPair]]:
-    """The same on asyncio; python-redis-lock has no asyncio face."""
+    """The same on asyncio; python-redis-lock does not support it."""
     client = redis.asyncio.Redis.from_url(os.environ[URL_VARIABLE])
     reader, writer = await asyncio.open_connection(*_address())
     try:

@@ -1,4 +1,4 @@
-"""Thirty-two readers that hold one lock at once, threads and then processes: no reader waits for a reader."""
+"""Thirty-two readers that hold one lock at once, threads and then processes: no reader waits for another reader."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ QUICK_READERS, QUICK_ROUNDS, QUICK_TIMES, QUICK_SECONDS = 3, 2, 3, 0.2
 ACQUIRE_LIMIT = 1.5
 CONTESTS = 3
 INSIDE = 0.005
-"""How long each works inside in a contest, in seconds."""
+"""How long each holder works in a contest, in seconds."""
 HELD, CONTESTED = "bench:read", "bench:contested"
 SIDES = {"reader": ReadLock, "writer": WriteLock}
 
 
 class Threads:
-    """As a Crew, with threads of this process."""
+    """Like a Crew, with threads of this process."""
 
     def __init__(self, size: int) -> None:
         self._pool = ThreadPoolExecutor(size)
@@ -41,7 +41,7 @@ class Threads:
         return self.start(function, *arguments)()
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        self._together.wait()  # so that each thread runs it once
+        self._together.wait()  # makes each thread run it once
         return function(*arguments)
 
 
@@ -51,7 +51,7 @@ def threads(size: int) -> Iterator[Threads]:
     try:
         yield started
     finally:
-        started._pool.shutdown()  # noqa: SLF001 - of this module
+        started._pool.shutdown()
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def run(quick: bool) -> list[Table]:
 
 
 def one_more_rows(others: Team, rounds: int, times: int) -> list[Row]:
-    """What one more reader takes while all others hold the lock, in times what it takes alone in the same round."""
+    """The time of one more reader while all others hold the lock, relative to its time alone in the same round."""
     taking, giving = [], []
     time_reader(times)
     for _ in range(rounds):
@@ -133,7 +133,7 @@ def give() -> None:
 
 
 def take_turns(side: str, seconds: float) -> int:
-    """Take the lock and give it back, again and again; answers how often."""
+    """Take and release the lock repeatedly; returns how often."""
     lock = SIDES[side](CONTESTED)
     end = time.monotonic() + seconds
     turns = 0

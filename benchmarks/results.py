@@ -1,20 +1,28 @@
-"""The figures of a run, and how they are written: a table in Markdown, everything in JSON."""
+"""The figures of a run, and how they are written: tables in Markdown, everything in JSON.
+
+An earlier run's figures can be shown beside them; ``Earlier`` reads these from the earlier run's JSON.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
-PACKAGES = ("django", "django-redis", "redis", "hiredis", "pottery", "python-redis-lock")
+PACKAGES = (
+    *("django", "django-redis", "redis", "hiredis", "pottery", "python-redis-lock", "celery"),
+    *("psycopg", "pymysql", "kazoo"),
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. ``at_most`` and ``at_least`` are what it is to reach; without them it only informs."""
+    """One figure. ``at_most`` and ``at_least`` are its limits; without them it only informs."""
 
     what: str
     figure: float
@@ -60,33 +68,91 @@ class Table:
     note: str = ""
 
 
-def to_markdown(tables: Sequence[Table]) -> str:
-    """A section with a table for each benchmark."""
-    return "\n\n".join(_section(table) for table in tables) + "\n"
+Line = Sequence[float]
 
 
-def to_json(tables: Sequence[Table]) -> str:
-    """Everything, with the versions that it was measured with."""
+@dataclass(frozen=True)
+class Grid:
+    """Figures that grow with their first column, with a line for each size."""
+
+    title: str
+    columns: Sequence[str]
+    lines: Sequence[Line]
+    note: str = ""
+
+
+Result = Table | Grid
+
+
+def grid_lines(results: Iterable[Result], title: str) -> list[Line]:
+    """The lines of the grid with this title."""
+    return [line for result in results if isinstance(result, Grid) and result.title == title for line in result.lines]
+
+
+class Earlier:
+    """The figures of an earlier run; ``document`` is the JSON that it wrote, or None if there is none."""
+
+    def __init__(self, document: dict[str, Any] | None = None) -> None:
+        self.known = document is not None
+        self._results = {result["title"]: result for result in (document or {}).get("tables", ())}
+
+    @classmethod
+    def read(cls, file: Path | None) -> Earlier:
+        return cls(None if file is None else json.loads(file.read_text(encoding="utf-8")))
+
+    def row(self, table: Table, row: Row) -> dict[str, Any] | None:
+        """The row with the same name in the same table."""
+        rows = self._results.get(table.title, {}).get("rows", ())
+        return next((earlier for earlier in rows if earlier["what"] == row.what), None)
+
+    def lines(self, title: str) -> list[Line]:
+        """The lines of the grid with the same title."""
+        return list(self._results.get(title, {}).get("lines", ()))
+
+
+def to_markdown(results: Sequence[Result], earlier: Earlier | None = None) -> str:
+    """A section with a table for each benchmark, with an earlier run's figures in a column if they are given."""
+    beside = earlier or Earlier()
+    return "\n\n".join(_section(result, beside) for result in results) + "\n"
+
+
+def to_json(results: Sequence[Result]) -> str:
+    """Everything, with the versions with which it was measured."""
     versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
-    documents = [_document(table) for table in tables]
-    return json.dumps({"versions": versions, "tables": documents}, indent=2) + "\n"
+    return json.dumps({"versions": versions, "tables": [_document(result) for result in results]}, indent=2) + "\n"
 
 
-def _document(table: Table) -> dict[str, object]:
-    rows = [asdict(row) | {"reached": row.reached} for row in table.rows]
-    return {"title": table.title, "note": table.note, "rows": rows}
+def _document(result: Result) -> dict[str, object]:
+    if isinstance(result, Grid):
+        return asdict(result)
+    rows = [asdict(row) | {"reached": row.reached} for row in result.rows]
+    return {"title": result.title, "note": result.note, "rows": rows}
 
 
-def _section(table: Table) -> str:
-    lines = [f"## {table.title}", "", "| what | figure | middle half | target | reached |", "|---|---|---|---|---|"]
-    lines += [_line(row) for row in table.rows]
-    if table.note:
-        lines += ["", table.note]
-    return "\n".join(lines)
+def _section(result: Result, earlier: Earlier) -> str:
+    lines = _grid(result, earlier) if isinstance(result, Grid) else _table(result, earlier)
+    note = ["", result.note] if result.note else []
+    return "\n".join([f"### {result.title}", "", *lines, *note])
 
 
-def _line(row: Row) -> str:
-    return f"| {row.what} | {_figure(row)} | {_spread(row)} | {row.target} | {_reached(row)} |"
+# ---- tables -------------------------------------------------------------------------------------------------------
+
+
+def _table(table: Table, earlier: Earlier) -> list[str]:
+    before = ["before"] if earlier.known else []
+    columns = ["what", *before, "figure", "middle half", "target", "reached"]
+    return [*_head(columns), *(_cells(_row_cells(table, row, earlier)) for row in table.rows)]
+
+
+def _row_cells(table: Table, row: Row, earlier: Earlier) -> list[str]:
+    before = [_before(earlier.row(table, row), row.unit)] if earlier.known else []
+    return [row.what, *before, _figure(row), _spread(row), row.target, _reached(row)]
+
+
+def _before(row: dict[str, Any] | None, unit: str) -> str:
+    if row is None:
+        return ""
+    return _number(row["figure"]) if row["unit"] == unit else f"{_number(row['figure'])} {row['unit']}".strip()
 
 
 def _figure(row: Row) -> str:
@@ -102,6 +168,34 @@ def _reached(row: Row) -> str:
     return {True: "yes", False: "**no**", None: ""}[row.reached]
 
 
+# ---- grids --------------------------------------------------------------------------------------------------------
+
+
+def _grid(grid: Grid, earlier: Earlier) -> list[str]:
+    """An earlier run's figures are in brackets after those of the same size."""
+    now = {line[0]: line[1:] for line in grid.lines}
+    before = {line[0]: line[1:] for line in earlier.lines(grid.title)}
+    nothing = (None,) * (len(grid.columns) - 1)
+    lines = [
+        [_number(size), *map(_both, now.get(size, nothing), before.get(size, nothing))]
+        for size in sorted(now.keys() | before.keys())
+    ]
+    return [*_head(grid.columns), *map(_cells, lines)]
+
+
+def _both(now: float | None, before: float | None) -> str:
+    shown = "–" if now is None else _number(now)
+    return shown if before is None else f"{shown} ({_number(before)})"
+
+
+def _head(columns: Sequence[str]) -> list[str]:
+    return [_cells(columns), "|" + "---|" * len(columns)]
+
+
+def _cells(texts: Iterable[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
 def _number(value: float) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     return f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:.3g}"

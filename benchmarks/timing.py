@@ -1,7 +1,7 @@
 """CPU and wall time of pairs of calls: each round runs all contenders in turn, and figures are ratios within a round.
 
-So a machine that is busy with other things slows all of them alike. CPU time is the client process's, its background
-thread included.
+So a machine that is busy with other work slows all of them equally. CPU time is that of the client process, including
+its background thread.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ async def time_async_pairs(pair: AsyncPair, pairs: int) -> Cost:
 
 
 def rotated(names: list[str], number: int) -> list[str]:
-    """Another one begins in each round."""
+    """The names, with another one first in each round."""
     start = number % len(names)
     return names[start:] + names[:start]
 
 
 def ratios(costs: Costs, name: str, base: str, kind: Literal["cpu", "wall"] = "wall") -> list[float]:
-    """What one took in each round, in times the base's of the same round."""
+    """The time of one contender in each round, relative to the base's in the same round."""
     return [getattr(mine, kind) / getattr(theirs, kind) for mine, theirs in zip(costs[name], costs[base], strict=True)]

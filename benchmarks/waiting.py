@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -11,24 +10,28 @@ from contextlib import contextmanager
 from benchmarks.results import Row, Table
 from benchmarks.stage import load_scripts, monitored, observer
 from django_rlock import FairLock
+from django_rlock.drivers.identity import client_id
+from django_rlock.keys import queue_key
 from django_rlock.locks.holds import WAITS
 
 THREADS, SECONDS = 100, 10.0
 QUICK_THREADS, QUICK_SECONDS = 5, 0.5
 LOCK = "bench:waiting"
 COMMANDS_LIMIT = 20
-OWN_THREADS = {"rlock-background", "rlock-listener"}
-_SETTLE = 0.7
-"""Seconds until the process report names a hold or wait: its connection is there in any process that holds a lock."""
+_GIVE_BACK = 0.01
+"""How long a queued thread takes to return the connection that it used, in seconds."""
+SETTLE = 10.7
+"""How long it takes until a held lock has been reported and renewed, in seconds; every holder connects for that."""
+QUICK_SETTLE = 0.7
 
 
 def run(quick: bool) -> list[Table]:
-    threads, seconds = (QUICK_THREADS, QUICK_SECONDS) if quick else (THREADS, SECONDS)
+    threads, seconds, settle = (QUICK_THREADS, QUICK_SECONDS, QUICK_SETTLE) if quick else (THREADS, SECONDS, SETTLE)
     with FairLock("bench:held before"), observer() as client:
-        time.sleep(_SETTLE)
+        time.sleep(settle)
         connections, names = _connections(client), _thread_names()
         load_scripts(client)
-        with _held_elsewhere(client), _waiting(threads):
+        with _held_elsewhere(client), _waiting(client, threads):
             with monitored() as counts:
                 time.sleep(seconds)
             more = _connections(client) - connections
@@ -48,9 +51,9 @@ def run(quick: bool) -> list[Table]:
 
 @contextmanager
 def _held_elsewhere(client) -> Iterator[None]:
-    """Somebody else holds the lock, and lets it go at the end."""
+    """Another process holds the lock, and releases it at the end."""
     key = FairLock(LOCK).key
-    client.hset(key, "somebody else", 1)
+    client.hset(key, f"{client_id()[:-1]}-:1", 1)
     client.expire(key, 60)
     try:
         yield
@@ -59,8 +62,8 @@ def _held_elsewhere(client) -> Iterator[None]:
 
 
 @contextmanager
-def _waiting(threads: int) -> Iterator[None]:
-    """Threads that wait, started one after another, so that one connection does for their acquires."""
+def _waiting(client, threads: int) -> Iterator[None]:
+    """Threads that wait, started one after another, so that one connection is enough for their acquires."""
     lock = FairLock(LOCK)
 
     def wait() -> None:
@@ -70,19 +73,15 @@ def _waiting(threads: int) -> Iterator[None]:
     started = [threading.Thread(target=wait, name=f"waiter {number}", daemon=True) for number in range(threads)]
     for number, thread in enumerate(started, start=1):
         thread.start()
-        while _asleep() < number:
+        while len(WAITS.snapshot()) < number or client.zcard(queue_key(lock.key)) < number:
             time.sleep(0.001)
+        time.sleep(_GIVE_BACK)
     try:
         yield
     finally:
         lock.force_release(reason="end of the benchmark")
         for thread in started:
             thread.join(30)
-
-
-def _asleep() -> int:
-    """How many have their place in the queue, and have given back the connection by which they got it."""
-    return sum(wait.beat_at < math.inf for wait in WAITS.snapshot())
 
 
 def _connections(client) -> int:

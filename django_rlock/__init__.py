@@ -12,6 +12,7 @@ from django_rlock.exceptions import (
     QuorumNotReachedError,
     RLockError,
     StaleTokenError,
+    TaskQueuedError,
 )
 from django_rlock.fencing import fenced
 from django_rlock.locks import (
@@ -32,6 +33,7 @@ from django_rlock.locks import (
     WriteLock,
     rlock,
 )
+from django_rlock.version import __version__
 
 __all__ = [
     "ConstantBackoff",
@@ -58,7 +60,9 @@ __all__ = [
     "Semaphore",
     "SpinLock",
     "StaleTokenError",
+    "TaskQueuedError",
     "WriteLock",
+    "__version__",
     "distributed_lock",
     "fenced",
     "rlock",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from hashlib import md5
 from typing import Any
 
 import django
@@ -15,18 +16,30 @@ from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionD
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.cache import get_conditional_response
+from django.utils.http import quote_etag
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_rlock import inspection
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.inspection.history import History, read_history
 from django_rlock.inspection.infos import Holder, LockInfo
-from django_rlock.inspection.listing import Listing
+from django_rlock.inspection.overview import Overview
 from django_rlock.inspection.rows import Row, public_dict
+from django_rlock.inspection.survey import Survey
+from django_rlock.inspection.waiting import mark
+from django_rlock.locks import rlock
 from django_rlock.models import Lock
 from django_rlock.settings import get_aliases
+from django_rlock.version import __version__
 
 MAX_REASON = 200
+REFRESH = "X-Rlock-Refresh"
+"""The header of a request by which an open page refreshes itself. A page that a person asks for, such as the one after
+a forced release, is without it and reads everything."""
+_ERRORS = LockUnavailableError, ImproperlyConfigured, ValueError
+"""What reading locks raises: ValueError for a name that no lock can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         view = self.admin_site.admin_view
         return [
             path("", view(self.changelist_view), name="django_rlock_lock_changelist"),
+            path("processes/", view(self.processes_view), name="django_rlock_lock_processes"),
+            path("history/", view(self.past_view), name="django_rlock_lock_history"),
+            path("history.json", view(self.past_json_view), name="django_rlock_lock_history_json"),
             path("locks.json", view(self.json_view), name="django_rlock_lock_json"),
             path("force-release/", view(self.force_release_view), name="django_rlock_lock_force_release"),
             path("<path:object_id>/change/", view(self.change_view), name="django_rlock_lock_change"),
@@ -104,33 +120,67 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         self._require(self.has_view_permission(request))
-        scan = bool(request.GET.get("scan"))
-        locks, problems = _read_locks(scan)
-        listing = Listing(locks, request.GET.dict())
+        overview = Overview(request.GET.dict(), _is_refresh(request))
+        etag = _etag(request, overview)
+        if etag and (unchanged := get_conditional_response(request, etag)):
+            return unchanged
         context = {
             "title": _("Locks"),
-            "listing": listing,
-            "rows": [(Row(lock), Target.of(lock)) for lock in listing.page],
-            "problems": problems,
-            "scan": scan,
+            "listing": overview.listing,
+            "rows": [(Row(lock), Target.of(lock)) for lock in overview.locks],
+            "deadlocks": overview.deadlocks,
+            "summary": overview.summary,
+            "problems": _problems(overview),
+            "scan": overview.scan,
             "may_release": self.has_force_release_permission(request),
         }
-        return self._page(request, "change_list", context | (extra_context or {}))
+        response = self._page(request, "change_list", context | (extra_context or {}))
+        if etag:
+            response["ETag"] = etag
+        return response
 
     def json_view(self, request: HttpRequest) -> HttpResponse:
         """The same page of the list for programs. Owner ids are shortened; 503 when nothing could be read."""
         self._require(self.has_view_permission(request))
-        locks, problems = _read_locks(bool(request.GET.get("scan")))
-        listing = Listing(locks, request.GET.dict())
+        overview = Overview(request.GET.dict(), _is_refresh(request))
+        etag = _etag(request, overview)
+        if etag and (unchanged := get_conditional_response(request, etag)):
+            return unchanged
+        listing, locks = overview.listing, overview.locks
+        problems = _problems(overview)
         document = {
-            "locks": [public_dict(lock) for lock in listing.page],
+            "locks": [public_dict(lock) for lock in locks],
+            "summary": asdict(overview.summary),
             "matching": len(listing.matching),
             "total": listing.total,
             "page": listing.page.number,
             "pages": listing.page.paginator.num_pages,
             "problems": problems,
         }
-        return JsonResponse(document, status=503 if problems and not locks else 200)
+        headers = {"ETag": etag} if etag else None
+        return JsonResponse(document, status=503 if problems and not locks else 200, headers=headers)
+
+    def processes_view(self, request: HttpRequest) -> HttpResponse:
+        """The processes that hold locks or wait for them."""
+        self._require(self.has_view_permission(request))
+        overview = Overview({})
+        context = {"title": _("Processes"), "processes": overview.processes, "problems": _problems(overview)}
+        return self._page(request, "processes", context)
+
+    def past_view(self, request: HttpRequest) -> HttpResponse:
+        """The last hour by template, and which locks were lost or freed by force."""
+        self._require(self.has_view_permission(request))
+        history = read_history()
+        context = {"title": _("History"), "history": history, "problems": _problems(history)}
+        return self._page(request, "history", context)
+
+    def past_json_view(self, request: HttpRequest) -> HttpResponse:
+        """The same for programs; 503 when nothing could be read."""
+        self._require(self.has_view_permission(request))
+        history = read_history()
+        problems = _problems(history)
+        failed = problems and not (history.work or history.events)
+        return JsonResponse(history.as_dict() | {"problems": problems}, status=503 if failed else 200)
 
     def change_view(
         self,
@@ -142,12 +192,12 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         using, _slash, name = unquote(object_id).partition("/")
         obj = Lock(id=f"{using}/{name}")
         self._require(self.has_view_permission(request, obj))
-        if not name or using not in get_aliases():
-            raise Http404
         lock, problems = None, []
         try:
-            lock = inspection.lock_info(name, using)
-        except LockUnavailableError as error:
+            if not name or using not in get_aliases():
+                raise Http404
+            lock = _read_lock(using, name, _is_refresh(request))
+        except _ERRORS as error:
             problems = [_problem(using, error)]
         context = {
             "title": name,
@@ -155,6 +205,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             "using": using,
             "row": Row(lock) if lock else None,
             "target": Target.of(lock) if lock else None,
+            "deadlocks": [lock.deadlock] if lock and lock.deadlock else [],
             "problems": problems,
             "may_release": self.has_force_release_permission(request, obj),
         }
@@ -165,16 +216,16 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         self._require(self.has_force_release_permission(request))
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        targets = self._targets(request)
-        if not targets:
-            messages.warning(request, _("Select the locks that are to be freed."))
-        elif "confirm" in request.POST:
-            self._release(request, targets, request.POST.get("reason", "").strip()[:MAX_REASON])
-        else:
-            try:
+        try:
+            targets = self._targets(request)
+            if not targets:
+                messages.warning(request, _("Select the locks that are to be freed."))
+            elif "confirm" in request.POST:
+                self._release(request, targets, request.POST.get("reason", "").strip()[:MAX_REASON])
+            else:
                 return self._confirmation(request, _with_locks(targets))
-            except LockUnavailableError as error:
-                messages.error(request, str(error))
+        except _ERRORS as error:
+            messages.error(request, str(error))
         return HttpResponseRedirect(reverse("admin:django_rlock_lock_changelist", current_app=self.admin_site.name))
 
     # --- force release -----------------------------------------------------------------------------------------------
@@ -224,7 +275,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
     def _release_one(self, request: HttpRequest, target: Target, reason: str) -> str:
         try:
-            freed = inspection.force_release(target.name, target.owner, target.using, reason=_by(request, reason))
+            freed = inspection.force_release(target.name, target.owner, target.using, reason, by=_operator(request))
             outcome, text = ("freed", "Freed by force") if freed else ("gone", "Not freed, the owner had lost it")
         except LockUnavailableError as error:
             outcome, text = "failed", f"Not freed, {error.reason}"
@@ -249,22 +300,37 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return TemplateResponse(request, f"admin/django_rlock/lock/{template}.html", common | context)
 
 
-def _read_locks(scan: bool) -> tuple[list[LockInfo], list[str]]:
-    """The locks of all aliases, and what went wrong with some."""
-    locks: list[LockInfo] = []
-    problems: list[str] = []
-    try:
-        for using in inspection.listed_aliases():
-            try:
-                locks += inspection.iter_locks(using, scan=scan)
-            except LockUnavailableError as error:
-                problems.append(_problem(using, error))
-    except ImproperlyConfigured as error:
-        problems.append(str(error))
-    return locks, problems
+def _etag(request: HttpRequest, overview: Overview) -> str | None:
+    """What changes with the page, but not by the passing of time, which the browser adds. None for a page with
+    messages, which are shown once, and for one that tells of problems."""
+    if len(messages.get_messages(request)) or list(overview.problems):
+        return None
+    shown = overview.fingerprint, request.get_full_path(), request.user.pk, get_language(), __version__
+    permissions = sorted(request.user.get_all_permissions())
+    return quote_etag(md5(repr((shown, permissions)).encode(), usedforsecurity=False).hexdigest())
 
 
-def _problem(using: str, error: LockUnavailableError) -> str:
+def _problems(found: Overview | History) -> list[str]:
+    return [_problem(using, error) for using, error in found.problems]
+
+
+def _is_refresh(request: HttpRequest) -> bool:
+    return REFRESH in request.headers
+
+
+def _read_lock(using: str, name: str, is_refresh: bool) -> LockInfo | None:
+    """A lock as it is now, with the deadlock that it is in, of whatever aliases."""
+    key = rlock(name, using=using).key  # refuses what can be no name
+    survey = Survey(inspection.listed_aliases(using), key, is_refresh)
+    found = mark(survey.read([(using, name)]), survey.deadlocks())
+    if using in survey.errors:
+        raise survey.errors[using]
+    return next(iter(found), None)
+
+
+def _problem(using: str, error: Exception) -> str:
+    if not isinstance(error, LockUnavailableError):
+        return str(error)
     return _("The Redis of “%(alias)s” did not answer: %(reason)s") % {"alias": using, "reason": error.reason}
 
 
@@ -277,5 +343,5 @@ def _with_locks(targets: list[Target]) -> list[Target]:
     return [replace(target, lock=found.get((target.using, target.name))) for target in targets]
 
 
-def _by(request: HttpRequest, reason: str) -> str:
-    return f"{request.user.get_username()} in the admin: {reason or 'no reason given'}"
+def _operator(request: HttpRequest) -> str:
+    return f"{request.user.get_username()} in the admin"

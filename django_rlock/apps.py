@@ -1,4 +1,4 @@
-"""Wires what registers itself: the checks, the process reports and what tells about locks."""
+"""Loads what registers itself: the system checks, the process reports and the inspector of locks."""
 
 from django.apps import AppConfig
 from django.core import checks
@@ -12,8 +12,13 @@ class RLockConfig(AppConfig):
 
     def ready(self) -> None:
         from django_rlock import inspection, reports  # noqa: F401 - they register themselves
-        from django_rlock.checks import check_settings
-        from django_rlock.route_checks import check_routes
+        from django_rlock.checks import check_deployment, check_settings, warn_inside_uwsgi
+        from django_rlock.route_checks import check_aliases, check_routes
+        from django_rlock.tasklocks.checks import check_tasks
 
         checks.register(check_settings, checks.Tags.caches)
+        checks.register(check_deployment, checks.Tags.caches, deploy=True)
         checks.register(check_routes, checks.Tags.urls)
+        checks.register(check_aliases)
+        checks.register(check_tasks)
+        warn_inside_uwsgi()

@@ -1,28 +1,70 @@
-"""System checks: what the first lock would refuse, found before the first request. No check asks the network."""
+"""System checks: mistakes that the first lock would refuse, found before the first request. No check uses the network.
+
+Each message has a stable id, and a hint that names its place in the documentation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import os
+import shlex
+from argparse import ArgumentError, ArgumentParser
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock.connections import get_client
-from django_rlock.settings import get_aliases, get_settings, server_aliases
+from django_rlock.addresses import databases, is_djangos
+from django_rlock.connections import UNSET_TIMEOUT, background_limit, check_entry, source
+from django_rlock.settings import DEFAULT_ALIAS, AliasSettings, get_aliases, get_settings, server_aliases
 
-HINT = "See RLOCK in the documentation of django-rlock: docs/settings.md#rlock"
+logger = logging.getLogger("django_rlock.checks")
+
+PLACE = "docs/checks.md"
+"""The page of the documentation that describes each id."""
+
+_GREENLETS = "gevent", "eventlet"
+_gunicorn = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+_gunicorn.add_argument("--threads", type=int, default=1)
+_gunicorn.add_argument("-k", "--worker-class", default="")
+_gunicorn.add_argument("--worker-connections", type=int, default=1000)
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """What is wrong with RLOCK.
+    """Check RLOCK.
 
-    E001: the setting, an alias of it or its cache; the text is the one of the exception. W001: an even number of NODES.
-    W002: fewer than three.
+    E001: the setting, one of its aliases or its cache; the text is that of the exception. W001: an even number of
+    NODES. W002: fewer than three NODES. W003: fewer connections than threads, as far as the environment and the
+    settings show. W007: views wait for longer than a dead holder's lock lasts. W008: RLOCK has no ``default``.
     """
-    errors: list[CheckMessage] = [Error(text, hint=HINT, id="django_rlock.E001") for text in _refusals()]
-    return errors or list(_doubts())
+    errors: list[CheckMessage] = [
+        Error(text, hint=_hint("Correct RLOCK or CACHES.", "E001"), id="django_rlock.E001") for text in _refusals()
+    ]
+    return errors or [*_no_default(), *(found for alias in get_aliases() for found in _doubts(get_settings(alias)))]
+
+
+def check_deployment(**_: Any) -> list[CheckMessage]:
+    """Check for what works in development, but not under load.
+
+    W004: the locks' database is also used by a cache, which may be cleared. W005: a reply may take too long. W006:
+    uWSGI runs no threads.
+    """
+    if any(_refusals()):
+        return []
+    found = [message for alias in get_aliases() for message in _risks(get_settings(alias))]
+    return [*found, *_no_threads()]
+
+
+def _warning(number: str, text: str, advice: str) -> CheckMessage:
+    return CheckWarning(text, hint=_hint(advice, number), id=f"django_rlock.{number}")
+
+
+def _hint(advice: str, number: str) -> str:
+    return f"{advice} See the documentation of django-rlock: {PLACE}#django_rlock{number.lower()}"
 
 
 def _refusals() -> Iterator[str]:
@@ -34,17 +76,145 @@ def _refusals() -> Iterator[str]:
     for alias in aliases:
         try:
             for server in server_aliases(alias):
-                get_client(server)  # makes an object, no connection
+                check_entry(server)  # makes objects, no connection
         except ImproperlyConfigured as error:
             yield str(error)
 
 
-def _doubts() -> Iterator[CheckMessage]:
-    for alias in get_aliases():
-        nodes = len(get_settings(alias).nodes or ())
-        if nodes and nodes % 2 == 0:
-            text = f"RLOCK[{alias!r}]['NODES'] are {nodes}, which may fail no more often than {nodes - 1} would."
-            yield CheckWarning(text, hint=f"Use an odd number of nodes. {HINT}", id="django_rlock.W001")
-        if 0 < nodes < 3:
-            text = f"RLOCK[{alias!r}]['NODES'] are {nodes}: when one of them fails, no lock can be taken."
-            yield CheckWarning(text, hint=f"Use three or five independent nodes. {HINT}", id="django_rlock.W002")
+def _no_default() -> Iterator[CheckMessage]:
+    named = getattr(settings, "RLOCK", None)
+    if named and DEFAULT_ALIAS not in named:
+        text = f"RLOCK has no {DEFAULT_ALIAS!r}: code that names no alias uses CACHES['default'], with default options."
+        advice = f"State that by RLOCK = {{{DEFAULT_ALIAS!r}: {{}}, …}}, or name the alias that is meant."
+        yield _warning("W008", text, advice)
+
+
+def _doubts(options: AliasSettings) -> Iterator[CheckMessage]:
+    place, nodes = f"RLOCK[{options.alias!r}]", len(options.nodes or ())
+    if nodes and nodes % 2 == 0:
+        text = f"{place}['NODES'] are {nodes}, which tolerate no more failures than {nodes - 1} would."
+        yield _warning("W001", text, "Use an odd number of nodes.")
+    if 0 < nodes < 3:
+        text = f"{place}['NODES'] are {nodes}: when one of them fails, no lock can be taken."
+        yield _warning("W002", text, "Use three or five independent nodes.")
+    yield from _too_few_connections(place, options.max_connections)
+    yield from _long_waits(place, options)
+
+
+def _too_few_connections(place: str, most: int) -> Iterator[CheckMessage]:
+    for origin, threads in _configured_threads():
+        if threads > most:
+            text = (
+                f"{place}['MAX_CONNECTIONS'] is {most}, and {origin} has one process run {threads} threads or "
+                f"greenlets: when more than {most} of them use locks at once, the others wait for a connection."
+            )
+            advice = f"Set {place}['MAX_CONNECTIONS'] to {threads}, or run fewer threads in each process."
+            yield _warning("W003", text, advice)
+
+
+def _long_waits(place: str, options: AliasSettings) -> Iterator[CheckMessage]:
+    wait, lease = options.view_wait_time, options.watchdog_timeout
+    if wait is None or wait > lease:
+        what = (
+            "None: requests wait"
+            if wait is None
+            else f"{wait:g} s, longer than WATCHDOG_TIMEOUT ({lease:g} s): requests wait"
+        )
+        text = (
+            f"{place}['VIEW_WAIT_TIME'] is {what} for a holder that lives and works. Clients and proxies give up "
+            f"before, and each request keeps its thread."
+        )
+        yield _warning("W007", text, f"Set {place}['VIEW_WAIT_TIME'] to a few seconds, and return 423 after them.")
+
+
+def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
+    if options.nodes is not None:
+        return  # nodes have time limits of their own, and usually no other data
+    place, cache = f"RLOCK[{options.alias!r}]", f"CACHES[{options.cache!r}]"
+    for use in _other_uses(options.cache):
+        text = f"{place} keeps locks in {cache}, {use}: cache.clear() there frees all locks, whoever holds them."
+        advice = f"Give locks a database of their own: another entry in CACHES, which {place}['CACHE'] names."
+        yield _warning("W004", text, advice)
+    limit, most = source(options.alias).options.get("socket_timeout"), background_limit(options.alias)
+    if limit is None or limit > most:
+        option = "socket_timeout" if is_djangos(settings.CACHES[options.cache]) else "SOCKET_TIMEOUT"
+        told = f"sets no {option}" if limit is None else f"waits too long: its {option} is {limit:g} s"
+        text = (
+            f"{cache}, where {place} keeps locks, {told}. A server that hangs blocks a caller for "
+            f"{limit or UNSET_TIMEOUT:g} s, and a lease of {options.watchdog_timeout:g} s has room for {most:g} s."
+        )
+        yield _warning("W005", text, f"Set {cache}['OPTIONS'] = {{{option!r}: {most:g}, …}}, or less.")
+
+
+def _other_uses(cache: str) -> Iterator[str]:
+    """Other uses of a cache's database, as far as the settings show."""
+    if cache == "default":
+        yield "the project's default cache"
+    if cache == settings.SESSION_CACHE_ALIAS and "cache" in settings.SESSION_ENGINE.rpartition(".")[2]:
+        yield "which SESSION_CACHE_ALIAS names as well"
+    own = databases(settings.CACHES[cache])
+    entries: Mapping[str, Any] = settings.CACHES
+    for other, entry in entries.items():
+        if other != cache and isinstance(entry, Mapping) and own.intersection(databases(entry)):
+            yield f"the database of CACHES[{other!r}] as well"
+
+
+def _no_threads() -> Iterator[CheckMessage]:
+    options = _uwsgi_options()
+    if options and not ("threads" in options or _is_on(options.get("enable-threads", False))):
+        text = (
+            "uWSGI runs no threads, so nothing renews locks: each is lost when its lease ends, even while it is used."
+        )
+        yield _warning("W006", text, "Set enable-threads = true for uWSGI, or threads.")
+
+
+def warn_inside_uwsgi() -> None:
+    """Log W006 in a process of uWSGI, where no checks run."""
+    if _own_uwsgi() is not None:
+        for message in _no_threads():
+            logger.warning("%s %s", message.msg, message.hint)
+
+
+def _own_uwsgi() -> Any:
+    """The module that uWSGI provides in its processes; None in others."""
+    try:
+        return import_module("uwsgi")
+    except ImportError:
+        return None
+
+
+def _uwsgi_options() -> dict[str, Any]:
+    """The options of the uWSGI that runs this process, else those in the environment; empty without uWSGI."""
+    uwsgi = _own_uwsgi()
+    if uwsgi is not None:
+        return dict(uwsgi.opt)
+    prefix = "UWSGI_"
+    told = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix).lower().replace("_", "-"): value for name, value in told.items()}
+
+
+def _is_on(value: object) -> bool:
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    return text.lower() in {"1", "true", "yes", "on"}
+
+
+def _configured_threads() -> Iterator[tuple[str, int]]:
+    """The settings for how many threads or greenlets one process runs, with their values."""
+    yield "GUNICORN_CMD_ARGS", _gunicorn_threads(os.environ.get("GUNICORN_CMD_ARGS", ""))
+    yield "UWSGI_THREADS", _number(os.environ.get("UWSGI_THREADS", ""))
+    concurrency = getattr(settings, "CELERY_WORKER_CONCURRENCY", None)
+    if getattr(settings, "CELERY_WORKER_POOL", None) in ("threads", *_GREENLETS) and isinstance(concurrency, int):
+        yield "CELERY_WORKER_CONCURRENCY", concurrency
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 1
+
+
+def _gunicorn_threads(arguments: str) -> int:
+    try:
+        options, _others = _gunicorn.parse_known_args(shlex.split(arguments))
+    except (ArgumentError, ValueError):  # gunicorn itself reports that
+        return 1
+    has_greenlets = any(name in options.worker_class for name in _GREENLETS)
+    return int(options.worker_connections if has_greenlets else options.threads)

@@ -1,312 +1,413 @@
-"""From an alias to connections: django-redis's own pool for commands, and pools beside it for what lives longer.
+"""From an alias to connections: how to reach its server, or a node of its cluster, according to its entry in CACHES.
 
-django-redis may disconnect its pool at the end of a request (``CLOSE_CONNECTION``), in use or not. So the background
-thread and the listener have a pool of their own, made by the same factory with the same parameters. django-redis has
-no asyncio client; one is made for each running loop from the same parameters. In a cluster there is a pool for each
-node, which is named by its address.
+The entry's own backend makes a pool from it, through django-redis's factory or the client of Django's RedisCache. So
+every option keeps its meaning: TLS, sentinels, credential providers, unix sockets, the project's own classes. Locks use
+that pool's way to connect, but have connections of their own (``links``); neither CLOSE_CONNECTION nor a cache that is
+out of connections affects them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections.abc import AsyncGenerator
-from typing import Any, cast
-from weakref import WeakKeyDictionary, WeakSet
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NoReturn, cast
+from weakref import WeakSet
 
 import redis
-import redis.asyncio
-import redis.asyncio.connection as aio
-import redis.asyncio.sentinel as aio_sentinel
-import redis.connection
 import redis.sentinel
 from django.core.cache import caches
+from django.core.cache.backends.redis import RedisCache, RedisCacheClient
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
-from django_redis import get_redis_connection
-from django_redis.pool import ConnectionFactory
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
-from django_rlock.cluster import Address, ClusterClient, SlotMap
-from django_rlock.once import once
-from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url
+from django_rlock.addresses import database_named
+from django_rlock.cluster import ASK_WITHIN, Address, ClusterClient, SlotMap
+from django_rlock.links.link import Link, Place
+from django_rlock.links.resp import ErrorReply
+from django_rlock.links.server import Server
+from django_rlock.process import Owned, remembered
+from django_rlock.redaction import redacted
+from django_rlock.redis_internals import error_from, own_client, primary_url, take_socket
+from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url, server_aliases
+
+try:
+    # Imported here, not when an entry names it: two threads that import parts of it at once can find it half loaded.
+    import django_redis
+    import django_redis.cache
+    import django_redis.client
+
+    from django_rlock.cluster.factory import ConnectionFactory as ClusterFactory
+except ModuleNotFoundError:  # locks over Django's own cache do not need it
+    django_redis = None
 
 UNSET_TIMEOUT = 5.0
-"""How long to wait for a reply where the cache sets no SOCKET_TIMEOUT, in seconds."""
+"""How long to wait for a reply if the cache sets no SOCKET_TIMEOUT, in seconds."""
 
 CONNECT_WITHIN = 4
-"""How long connecting to a node may take, in node timeouts."""
+"""How long connecting to a node of a RedLock may take, in node timeouts, but at least SHORTEST_LIMIT."""
 
 SHORTEST_LIMIT = 0.5
-"""How long the background thread waits for a reply at least, in seconds, however short the leases are."""
+"""How long a background thread waits for a reply at least, in seconds, however short the leases are."""
+
+REPORT_WITHIN = 1.0
+"""How long a process report may take, in seconds, since reports to other servers wait meanwhile."""
 
 SENTINEL_WITHIN = 0.5
-"""How long one sentinel may take to name the primary, in seconds, before the next is asked."""
+"""How long one sentinel may take to name the primary, in seconds, before the next one is asked."""
 
 SERVER_ERRORS = redis.RedisError, RedisClusterException, OSError
-"""What clients raise when a server cannot be asked or refuses; that of a cluster without a node is no RedisError."""
+"""What clients raise when a server is unreachable or refuses; a cluster without nodes raises no RedisError."""
 
-_ASYNC_CLASSES: dict[type, type[aio.AbstractConnection]] = {
-    redis.connection.Connection: aio.Connection,
-    redis.connection.SSLConnection: aio.SSLConnection,
-    redis.connection.UnixDomainSocketConnection: aio.UnixDomainSocketConnection,
-    redis.sentinel.SentinelManagedConnection: aio_sentinel.SentinelManagedConnection,
-    redis.sentinel.SentinelManagedSSLConnection: aio_sentinel.SentinelManagedSSLConnection,
-}
-_ASYNC_OPTIONS = {
-    "credential_provider",
-    "client_name",
-    "db",
-    "health_check_interval",
-    "host",
-    "password",
-    "path",
-    "port",
-    "protocol",
-    "socket_connect_timeout",
-    "socket_keepalive",
-    "socket_keepalive_options",
-    "username",
-}
+PROBES = 32
+"""How many keys are used to find out where a project's own client writes them."""
 
-_shared_pools: WeakSet[redis.ConnectionPool] = WeakSet()
-_own_pools: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
-"""Pools and clients that no cache shares; they are closed when other settings take their place."""
-PoolKey = tuple[str, Address | None]
-"""An alias and, in a cluster, one of its nodes."""
-_async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[PoolKey, aio.ConnectionPool]] = WeakKeyDictionary()
+_OF_ONE_POOL = (
+    # For RESP3 push messages, whose handling takes mutexes of redis-py's pools and of logging.
+    "event_dispatcher",
+    "maint_notifications_config",
+    "maint_notifications_pool_handler",
+    "maintenance_notification_hash",
+    "maintenance_state",
+    "oss_cluster_maint_notifications_handler",
+)
+_NOT_FOR_LINKS = (
+    # The flows retry themselves, within their callers' time; redis-py's retries would only block a thread.
+    "retry",
+    "retry_on_error",
+    "retry_on_timeout",
+    *_OF_ONE_POOL,
+)
+
+_CLUSTER_SLOTS = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n"
+
+Purpose = Literal["calls", "keeping", "listening", "reports"]
+"""The use of a link. Callers share the alias's MAX_CONNECTIONS; each background thread has links of its own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """How redis-py connects to one server: a connection class and its options, taken from a pool.
+
+    The pool is kept because connections behind sentinels get the primary's address from it.
+    """
+
+    pool: Any
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, pool: Any) -> Source:
+        options = _without(_NOT_FOR_LINKS, pool.connection_kwargs)
+        return cls(pool, options | {"protocol": 2, "health_check_interval": 0})
+
+    @property
+    def reply_limit(self) -> float:
+        """How long a reply may take, in seconds."""
+        return self.options.get("socket_timeout") or UNSET_TIMEOUT
+
+    def within(self, longest: float) -> Source:
+        """The same with limits: connecting, and each reply, may take at most ``longest`` seconds."""
+        return Source(self.pool, self.options | _limits(self.options, longest))
+
+    def connect(self, place: Place | None = None) -> Link:
+        """Open a new link. Raises what redis-py raises."""
+        connection = self.pool.connection_class(**self.options)
+        try:
+            connection.connect()
+            return Link(take_socket(connection), place)
+        finally:
+            connection.disconnect()
+
+
+def _without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+def _disconnect(clients: Collection[redis.Redis]) -> None:
+    for each in list(clients):
+        each.connection_pool.disconnect()
+
+
+_clients: Owned[dict[str, redis.Redis]] = Owned("connections", dict, stop=lambda clients: _disconnect(clients.values()))
+_sentinels: Owned[WeakSet[redis.Redis]] = Owned("connections", WeakSet, stop=_disconnect)
+"""Those that were asked for a primary: redis-py keeps their connections open."""
 
 
 def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
-    """django-redis's client of an alias, for commands other than lock scripts."""
-    cache = get_settings(using).cache
-    if is_url(cache):
-        return cast("redis.Redis", ConnectionFactory({}).connect(cache))
-    try:
-        client = get_redis_connection(cache, write=True)
-        if not isinstance(client, ClusterClient):
-            client.connection_pool  # noqa: B018 - a client without one cannot carry locks
-    except (NotImplementedError, AttributeError) as error:
-        raise ImproperlyConfigured(
-            f"RLOCK[{using!r}] uses CACHES[{cache!r}], which has no Redis client of django-redis "
-            f"({type(caches[cache]).__name__}). Set its BACKEND to 'django_redis.cache.RedisCache', or name another "
-            f"CACHES alias in RLOCK[{using!r}]['CACHE']."
-        ) from error
-    return cast("redis.Redis", client)
+    """A client of an alias, for other commands than those of locks; django-redis's own, if that serves the entry.
+
+    Raises ImproperlyConfigured as ``source`` does.
+    """
+    known = _clients.value.get(using)
+    if known is not None:
+        return known
+    entry = get_settings(using).cache
+    if is_url(entry) or isinstance(_redis_cache(using), RedisCache):
+        return _clients.value.setdefault(using, redis.Redis(connection_pool=source(using).pool))
+    return cast("redis.Redis", django_redis.get_redis_connection(entry, write=True))
 
 
-@once
-def _cluster_client(using: str) -> ClusterClient | None:
-    client: object = get_client(using)
-    return client if isinstance(client, ClusterClient) else None
+@remembered("connections")
+def node_client(using: str) -> redis.Redis:
+    """A client of one node of an alias with NODES, with short time limits."""
+    reached = source(using)
+    reached.pool.connection_kwargs.update(_limits(reached.options, connect_within(using)))
+    return redis.Redis(connection_pool=reached.pool)
 
 
-@once
-def is_cluster(using: str) -> bool:
-    """Whether the alias is a Redis Cluster."""
-    return _cluster_client(using) is not None
+def clients_of(using: str, within: float) -> dict[str, redis.Redis]:
+    """New clients of all servers that have an alias's locks, by the servers' names without passwords, to check each
+    server's state. A reply may take ``within`` seconds, and nothing is retried.
+
+    Raises ImproperlyConfigured as ``source`` does, and what redis-py raises if no node of a cluster replies.
+    """
+    cluster = None if get_settings(using).nodes else cluster_client(using)
+    if cluster is not None:
+        hurried = cluster.limited(partial(_limit, longest=within))
+        return {_address_of(client): client for client in hurried.primaries()}
+    return {redacted(get_settings(alias).cache): _own_client(alias, within) for alias in server_aliases(using)}
 
 
-@once
-def slot_map(using: str) -> SlotMap:
-    """Which node of the alias's cluster serves which slot."""
-    return SlotMap(cast("ClusterClient", _cluster_client(using)))
-
-
-@once
-def command_pool(using: str, node: Address | None = None) -> redis.ConnectionPool:
-    """The alias's own pool, which it shares with the cache; behind sentinels or in a cluster, locks' own."""
-    pool = get_client(using).connection_pool if node is None else _node_pool(using, node)
-    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
-        pool = _pool_beside(using)
-    _shared_pools.add(pool)
-    return pool
-
-
-@once
-def background_pool(using: str, node: Address | None = None) -> redis.ConnectionPool:
-    """A pool beside the alias's, for the background thread and the listener."""
-    get_client(using)  # refuses an alias without a Redis client
-    pool = _pool_beside(using) if node is None else _node_pool(using, node)
-    _limit(pool.connection_kwargs, _longest_reply(using))
-    return pool
-
-
-@once
-def node_pool(using: str) -> redis.ConnectionPool:
-    """Locks' own pool for a node of an alias with NODES; a node that does not answer stops nobody for long."""
-    get_client(using)  # refuses an alias without a Redis client
-    pool = _pool_beside(using)
-    _limit(pool.connection_kwargs, CONNECT_WITHIN * get_settings(using).node_timeout)
-    _shared_pools.add(pool)
-    return pool
-
-
-def _pool_beside(using: str) -> redis.ConnectionPool:
-    url = get_settings(using).cache
-    factory: Any = ConnectionFactory({})
-    if not is_url(url):
-        cache: Any = caches[url]
-        client = cache.client
-        url, factory = client._server[0], client.connection_factory  # noqa: SLF001 - the primary's URL
-        factory = type(factory)(factory.options)  # sentinels of its own
-    pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(url))
-    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
-        _hurry(pool.sentinel_manager)
-        _own_pools.update({sentinel.connection_pool: None for sentinel in pool.sentinel_manager.sentinels})
-    _own_pools[pool] = None
-    return pool
-
-
-def _hurry(manager: Any) -> None:
-    """Have the next sentinel asked soon: redis-py tries one that is down ten times, for minutes."""
-    for sentinel in manager.sentinels:
-        sentinel.set_retry(Retry(NoBackoff(), 0))
-        _limit(sentinel.connection_pool.connection_kwargs, SENTINEL_WITHIN)
-
-
-def _node_pool(using: str, node: Address) -> redis.ConnectionPool:
-    pool = cast("ClusterClient", _cluster_client(using)).make_pool(node)
-    _own_pools[pool] = None
-    return pool
-
-
-def _longest_reply(using: str) -> float:
-    if NODE_MARK in using:
-        return CONNECT_WITHIN * get_settings(using).node_timeout
-    return max(get_settings(using).watchdog_timeout / 6, SHORTEST_LIMIT)
+def _own_client(using: str, within: float) -> redis.Redis:
+    reached = _make_source(using)  # it has a pool of its own, so its options may be changed
+    _limit(reached.pool.connection_kwargs, longest=within)
+    return redis.Redis(connection_pool=reached.pool)
 
 
 def _limit(options: dict[str, Any], longest: float) -> None:
-    """Keep a server that does not answer from stopping the background thread for longer than leases allow."""
-    for name in ("socket_timeout",) if "path" in options else ("socket_timeout", "socket_connect_timeout"):
-        options[name] = min(options.get(name) or UNSET_TIMEOUT, longest)
+    options.update(_limits(options, longest), retry=Retry(NoBackoff(), 0))
 
 
-@once
-def background_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
-    """A client on the background pool, or one beside the cache's for a cluster."""
-    cluster = _cluster_client(using)
-    if cluster is None:
-        return redis.Redis(connection_pool=background_pool(using))
-    client = cluster.limited(lambda options: _limit(options, _longest_reply(using)))
-    _own_pools[client] = None
-    return cast("redis.Redis", client)
+def _limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:
+    names = ["socket_timeout"] if "path" in options else ["socket_timeout", "socket_connect_timeout"]
+    return {name: min(options.get(name) or UNSET_TIMEOUT, longest) for name in names}
 
 
-async def async_pool(key: PoolKey) -> aio.ConnectionPool:
-    """The running loop's pool for an alias, or a node of it; closed when the loop shuts its async generators down."""
-    loop = asyncio.get_running_loop()
-    pools = _async_pools.get(loop)
-    if pools is None:
-        drop_closed_loops(_async_pools)
-        pools = _async_pools[loop] = {}
-    if key not in pools:
-        pools[key] = _make_async_pool(*key)
-        # asyncio.run(), asgiref and the ASGI servers close a loop's async generators before the loop itself.
-        lifeline = _close_with_loop(pools[key])
-        await anext(lifeline)
-        pools[key].lifeline = lifeline  # type: ignore[attr-defined]
-    return pools[key]
+def _address_of(client: redis.Redis) -> str:
+    options = client.connection_pool.connection_kwargs
+    return f"{options.get('host')}:{options.get('port')}"
 
 
-def drop_closed_loops(by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Any]) -> None:
-    """Forget what belongs to loops that have been closed."""
-    # Sockets refer to their loop, so the weak keys alone would not let it go. Other threads, whose loops come and go
-    # too, may be here at the same time.
-    for reference in by_loop.keyrefs():
-        loop = reference()
-        if loop is not None and loop.is_closed():
-            by_loop.pop(loop, None)
+def _redis_cache(using: str) -> Any:
+    """Make a cache object of the alias's entry. Django's own object is not used: it may be behind a mutex that an
+    interrupted caller left locked.
+
+    Raises ImproperlyConfigured if its client cannot be used for locks.
+    """
+    entry = get_settings(using).cache
+    with _improperly_configured(using, entry):
+        made: Any = caches.create_connection(entry)
+        client = getattr(made, "client", None)
+    if isinstance(made, RedisCache):
+        return made
+    if not hasattr(client, "connection_factory"):
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{entry!r}], which has no Redis client of django-redis or of Django's own "
+            f"({type(made).__name__}). Set its BACKEND to 'django_redis.cache.RedisCache' or "
+            f"'django.core.cache.backends.redis.RedisCache', or name another CACHES alias in RLOCK[{using!r}]['CACHE']."
+        )
+    if django_redis is not None and isinstance(client, django_redis.client.ShardClient):
+        _refuse_shards(using, client)
+    return made
 
 
-async def _close_with_loop(pool: aio.ConnectionPool) -> AsyncGenerator[None]:
+def _refuse_shards(using: str, client: Any) -> NoReturn:
+    raise ImproperlyConfigured(
+        f"RLOCK[{using!r}] uses CACHES[{get_settings(using).cache!r}], whose client is {type(client).__name__}: it "
+        f"spreads keys over servers that know nothing of each other, and one lock would be on several. Name a cache on "
+        f"one server in RLOCK[{using!r}]['CACHE'], or several servers in NODES for RedLock."
+    )
+
+
+@contextmanager
+def _improperly_configured(using: str, entry: str) -> Iterator[None]:
+    """Turn any error of the backend or redis-py about an entry into ImproperlyConfigured, without passwords."""
     try:
         yield
-    finally:
-        await pool.disconnect()
-        if isinstance(pool, aio_sentinel.SentinelConnectionPool):
-            for sentinel in pool.sentinel_manager.sentinels:
-                await sentinel.connection_pool.disconnect()
-
-
-def _make_async_pool(using: str, node: Address | None) -> aio.ConnectionPool:
-    pool = command_pool(using, node)
-    if pool.connection_class not in _ASYNC_CLASSES:
+    except ImproperlyConfigured:
+        raise
+    except Exception as error:  # noqa: BLE001 - of classes that the entry names
         raise ImproperlyConfigured(
-            f"RLOCK[{using!r}] connects with {pool.connection_class.__name__}, which has no asyncio twin here. "
-            f"Use a redis://, rediss:// or unix:// LOCATION for locks in async code."
-        )
-    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
-        return aio_sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            pool.service_name,
-            _async_sentinel(pool.sentinel_manager),
-            is_master=pool.is_master,
-            check_connection=pool.check_connection,
-            **_async_options(pool),
-        )
-    return aio.ConnectionPool(**_async_options(pool))
+            f"RLOCK[{using!r}] uses CACHES[{redacted(entry)!r}], from which no client can be made: "
+            f"{redacted(str(error))} ({type(error).__name__}). Correct that entry."
+        ) from None
 
 
-def _async_sentinel(manager: Any) -> aio_sentinel.Sentinel:
-    twin = aio_sentinel.Sentinel([], min_other_sentinels=manager.min_other_sentinels)  # type: ignore[no-untyped-call]
+@remembered("connections")
+def cluster_client(using: str) -> ClusterClient | None:
+    """The client of the alias's cluster; None if it is not a cluster."""
+    if is_url(get_settings(using).cache):
+        return None
+    made = _redis_cache(using)
+    if isinstance(made, RedisCache) or django_redis is None:
+        return None
+    factory = made.client.connection_factory
+    return factory.connect(primary_url(made)) if isinstance(factory, ClusterFactory) else None
+
+
+def is_cluster(using: str) -> bool:
+    """Whether the alias is a Redis Cluster. An alias with NODES is not, and may have no cache."""
+    return get_settings(using).nodes is None and cluster_client(using) is not None
+
+
+@remembered("connections")
+def slot_map(using: str) -> SlotMap:
+    """Which node of the alias's cluster serves which slot."""
+    return SlotMap(cast("ClusterClient", cluster_client(using)), partial(_ask_slots, using))
+
+
+def _ask_slots(using: str, node: Address) -> Any:
+    """Return a node's reply to CLUSTER SLOTS. Raises what redis-py raises."""
+    reached = server(using, node)
+    link = reached.take(ASK_WITHIN)
+    try:
+        reply = link.ask(_CLUSTER_SLOTS, ASK_WITHIN)
+    except BaseException:
+        link.close()
+        raise
+    reached.give_back(link)
+    if isinstance(reply, ErrorReply):
+        raise error_from(str(reply))
+    return reply
+
+
+def check_entry(using: str) -> None:
+    """Raise ImproperlyConfigured if an alias's CACHES entry, or a node's URL, is not usable; makes no connection."""
+    cluster_client(using)
+    source(using)
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+@remembered("connections")
+def source(using: str, node: Address | None = None) -> Source:
+    """How to connect to an alias's server, or to one node of its cluster.
+
+    Raises ImproperlyConfigured if the entry has no Redis client that can be used for locks.
+    """
+    if node is not None:
+        return Source.of(cast("ClusterClient", cluster_client(using)).make_pool(node))
+    return _make_source(using)
+
+
+def _make_source(using: str) -> Source:
+    entry = get_settings(using).cache
+    made = None if is_url(entry) else _redis_cache(using)
+    with _improperly_configured(using, entry):
+        pool: Any
+        if made is None:
+            pool = redis.ConnectionPool.from_url(entry)
+        elif isinstance(made, RedisCache):
+            pool = _like(_djangos_pool(using, own_client(made)))
+        else:
+            factory = made.client.connection_factory
+            pool = _make_pool(type(factory)(factory.options), primary_url(made))  # with its own sentinels
+        if isinstance(pool, redis.sentinel.SentinelConnectionPool):
+            _check_sentinel(using, entry, pool)
+            _hurry(pool.sentinel_manager)
+        found = Source.of(pool)
+        pool.connection_class(**found.options)  # this makes no connection, and refuses unknown options
+    return found
+
+
+def _make_pool(factory: Any, url: str) -> redis.ConnectionPool:
+    pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(url))
+    return pool
+
+
+def _djangos_pool(using: str, client: Any) -> Any:
+    """The pool through which the client of Django's own backend, or of a subclass, writes to the first server."""
+    keys = range(1 if type(client) is RedisCacheClient else PROBES)  # a subclass may spread keys over its servers
+    pools: list[Any] = [getattr(client.get_client(str(key), write=True), "connection_pool", None) for key in keys]
+    if any(pool is None or isinstance(pool, redis.sentinel.SentinelConnectionPool) for pool in pools):
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{get_settings(using).cache!r}], a cluster or a server behind sentinels: "
+            f"there locks need django-redis. Set its BACKEND to 'django_redis.cache.RedisCache', with the OPTIONS of "
+            f"docs/topologies.md, or name another CACHES alias in RLOCK[{using!r}]['CACHE']."
+        )
+    if len({database_named(pool.connection_kwargs) for pool in pools}) > 1:
+        _refuse_shards(using, client)
+    return pools[0]
+
+
+def _like(pool: Any) -> redis.ConnectionPool:
+    """A pool of our own that connects like another one, which the cache's threads may share."""
+    return redis.ConnectionPool(pool.connection_class, **_without(_OF_ONE_POOL, pool.connection_kwargs))
+
+
+def _check_sentinel(using: str, entry: str, pool: Any) -> None:
+    if not issubclass(pool.connection_class, redis.sentinel.SentinelManagedConnection):
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{entry!r}], whose LOCATION begins with rediss:// or unix://, which redis-py "
+            f"does not take behind sentinels. Write 'redis://{pool.service_name}/0', and for TLS "
+            f"OPTIONS['CONNECTION_POOL_KWARGS'] = {{'ssl': True}}."
+        )
+
+
+def _hurry(manager: Any) -> None:
+    """Make redis-py ask the next sentinel soon: it tries an unreachable one ten times, for minutes."""
     for sentinel in manager.sentinels:
-        # The driver's limit is for all of them together.
-        limits = {"socket_timeout": SENTINEL_WITHIN, "socket_connect_timeout": SENTINEL_WITHIN}
-        pool = aio.ConnectionPool(**_async_options(sentinel.connection_pool) | limits)
-        twin.sentinels.append(redis.asyncio.Redis(connection_pool=pool))
-    return twin
+        _sentinels.value.add(sentinel)
+        sentinel.set_retry(Retry(NoBackoff(), 0))
+        options = sentinel.connection_pool.connection_kwargs
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            options[name] = min(options.get(name) or UNSET_TIMEOUT, SENTINEL_WITHIN)
 
 
-def _async_options(pool: redis.ConnectionPool) -> dict[str, Any]:
-    options = {
-        name: value
-        for name, value in pool.connection_kwargs.items()
-        if name in _ASYNC_OPTIONS or name.startswith("ssl_")
-    }
-    return options | {
-        "connection_class": _ASYNC_CLASSES[pool.connection_class],
-        "max_connections": pool.max_connections,
-        "socket_timeout": None,  # the driver limits each exchange as a whole
-    }
+_Key = tuple[str, Address | None, Purpose]
 
 
-def reset() -> None:
-    """Forget all pools: after a fork, where the sockets are the parent's, or when the settings change."""
-    for cached in (_cluster_client, is_cluster, slot_map, command_pool, node_pool, background_pool, background_client):
-        cached.cache_clear()
-    _async_pools.clear()
+def _close(servers: dict[_Key, Server]) -> None:
+    for each in list(servers.values()):
+        each.close()
 
 
-def _reset_on_setting(*, setting: str, **_: object) -> None:
-    if setting in {"RLOCK", "CACHES"}:
-        for pool in _own_pools.keyrefs():  # a list; threads make others meanwhile
-            _close_idle(pool())
-        reset()
+_servers: Owned[dict[_Key, Server]] = Owned("connections", dict, stop=_close)
 
 
-def _close_idle(pool: Any) -> None:
-    """Close what no thread is using at this moment."""
-    if isinstance(pool, redis.BlockingConnectionPool):
-        pool.disconnect()  # redis-py before 7 knows no difference here
-    elif pool is not None:
-        pool.disconnect(inuse_connections=False)
+def server(using: str, node: Address | None = None, purpose: Purpose = "calls") -> Server:
+    """This process's links to an alias's server, or to a node of its cluster. Errors as ``source``."""
+    key = using, node, purpose
+    known = _servers.value.get(key)
+    return known or _servers.value.setdefault(key, _make_server(*key))
 
 
-setting_changed.connect(_reset_on_setting, dispatch_uid="django_rlock.connections")
+def servers_of(using: str) -> list[Server]:
+    """The servers to which callers of an alias, or of its nodes, have links."""
+    aliases = {using, *server_aliases(using)}
+    return [each for (alias, _, _), each in _servers.value.copy().items() if alias in aliases]
 
 
-def _after_fork() -> None:
-    for pool in _shared_pools:
-        # redis-py makes its pool anew in a child, but takes these locks to do so, which another thread of the parent
-        # may have held.
-        for holder in (pool, getattr(pool, "_event_dispatcher", None)):
-            if hasattr(holder, "_lock"):
-                setattr(holder, "_lock", threading.RLock())  # noqa: B010 - of any type
-    reset()
+def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
+    reached = source(using, node)
+    longest = _longest(using, purpose)
+    if longest is not None:
+        reached = reached.within(longest)
+    places = get_settings(using).max_connections if purpose == "calls" else None
+    return Server(reached.connect, places)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def _longest(using: str, purpose: Purpose) -> float | None:
+    """How long connecting and a reply may take, in seconds; None: as the cache's entry says."""
+    if NODE_MARK in using:
+        return connect_within(using)
+    if purpose == "reports":
+        return REPORT_WITHIN
+    return None if purpose == "calls" else background_limit(using)
+
+
+def connect_within(using: str) -> float:
+    """How long connecting to a node of the alias may take, in seconds."""
+    return max(CONNECT_WITHIN * get_settings(using).node_timeout, SHORTEST_LIMIT)
+
+
+def background_limit(using: str) -> float:
+    """How long a background thread waits for the alias's server, in seconds: short enough that leases do not end."""
+    return max(get_settings(using).watchdog_timeout / 6, SHORTEST_LIMIT)

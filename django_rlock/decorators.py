@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import iscoroutinefunction
+from django.http.response import HttpResponseBase
 
 from django_rlock.exceptions import KeyTemplateError
 from django_rlock.keytemplates import KeyTemplate, check_names
@@ -15,14 +18,56 @@ from django_rlock.locked_calls import LockedCall, Naming, OnLocked, Options
 from django_rlock.locks import KINDS, Duration
 from django_rlock.locks.durations import UNSET, lease_seconds, wait_seconds
 from django_rlock.settings import DEFAULT_ALIAS
-from django_rlock.web.transactions import Atomic, mark, opens_inside
+from django_rlock.view_classes import MethodOfClass
+from django_rlock.web.transactions import Atomic, mark
 
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V", bound=Callable[..., HttpResponseBase | Coroutine[Any, Any, HttpResponseBase]])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TEMPLATES = "rlock_templates"
-"""Attribute of decorated callables: the key templates of their decorators, for the check against the URLconf."""
+"""The attribute of decorated callables that holds their key templates, for the check against the URLconf."""
+
+PLACES: WeakKeyDictionary[Options, tuple[str, int]] = WeakKeyDictionary()
+"""The module and line of each decorator that names an alias, for the check against RLOCK."""
 
 
+class _Skipping(Protocol):
+    """The type of a decorator whose function returns None if the lock is taken; a view responds with 204."""
+
+    @overload
+    def __call__(self, func: V, /) -> V: ...  # type: ignore[overload-overlap] # a view is a function, too
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
+    @overload
+    def __call__(self, func: Callable[P, T], /) -> Callable[P, T | None]: ...
+
+
+@overload
+def distributed_lock(
+    *templates: str | Naming,
+    wait_time: Duration | None = UNSET,
+    lease_time: Duration | None = None,
+    using: str = DEFAULT_ALIAS,
+    kind: str | None = None,
+    on_locked: Literal["skip"],
+    status: int | None = None,
+    atomic: Atomic = "auto",
+    condition: Callable[..., object] | None = None,
+) -> _Skipping: ...
+@overload
+def distributed_lock(
+    *templates: str | Naming,
+    wait_time: Duration | None = UNSET,
+    lease_time: Duration | None = None,
+    using: str = DEFAULT_ALIAS,
+    kind: str | None = None,
+    on_locked: Literal["raise"] | Callable[..., Any] | None = None,
+    status: int | None = None,
+    atomic: Atomic = "auto",
+    condition: Callable[..., object] | None = None,
+) -> Callable[[F], F]: ...
 def distributed_lock(
     *templates: str | Naming,
     wait_time: Duration | None = UNSET,
@@ -33,8 +78,8 @@ def distributed_lock(
     status: int | None = None,
     atomic: Atomic = "auto",
     condition: Callable[..., object] | None = None,
-) -> Callable[[F], F]:
-    """Run a function, coroutine function or view under a lock; never without it::
+) -> Any:
+    """Run a function, coroutine function or view under a lock, and never without it::
 
         @distributed_lock("stock:<pk>")
         def buy(request, pk): ...
@@ -42,33 +87,36 @@ def distributed_lock(
         @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
         class Buy(View): ...
 
-    A template names the lock: ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute,
+    A template names the lock. ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute of one.
     ``<request.user.pk>``, ``<GET.q>``, ``<POST.q>``, ``<data.sku>`` and ``<header.Idempotency-Key>`` come from the
-    request, and a request without them is answered with 400. A function in its place gets the arguments of the call
-    and returns the name, or several. Of several names all locks are taken, or none.
+    request; a request without them gets a 400 response. A function in place of a template gets the arguments of the
+    call, and returns one or more names. With several names, all locks are taken or none.
 
-    ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits for ever. Views wait for VIEW_WAIT_TIME
-    unless told otherwise, and other callables for ever. ``lease_time`` is in seconds; None is renewed by the watchdog.
-    ``using`` is the RLOCK alias, ``kind`` a kind of lock other than the alias's.
+    ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits for ever. By default views wait for
+    VIEW_WAIT_TIME. Other callables try once if ``on_locked`` is "skip" or a function, and otherwise wait for ever.
+    ``lease_time`` is in seconds; None is renewed by the watchdog. ``using`` is the RLOCK alias, ``kind`` a kind of lock
+    other than the alias's.
 
-    A *view* is a callable that gets a request as its first argument, or after ``self``. It answers a taken lock with
-    ``status`` (None: LOCKED_STATUS), and 503 when Redis is down or the lock was lost. Other callables raise
-    LockTimeoutError, LockUnavailableError and LockLostError. ``on_locked`` says what to do about a taken lock instead:
-    ``"raise"`` makes a view raise all three; ``"skip"`` returns None (204 from a view); a function gets the
-    LockTimeoutError and the arguments of the call, and what it returns is the result.
+    A *view* is a callable that gets a request as its first argument, or after ``self``. If the lock is taken, it
+    responds with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was lost, with 503. Other
+    callables raise LockTimeoutError, LockUnavailableError and LockLostError. ``on_locked`` changes that: ``"raise"``
+    makes a view raise all three; ``"skip"`` returns None when the lock is taken (204 from a view); a function is called
+    with the LockTimeoutError and the arguments of the call, and returns the result.
 
-    ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release; a lock that is
-    lost meanwhile rolls it back. ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True always, on
-    the default database too; False never. Async code has no transactions. Put the decorator above others, and on
-    ``dispatch`` rather than on ``post``: below, Django opens the transaction before the lock is taken, which is logged.
+    ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT,
+    Redis is asked whether the lock is still held; if it was lost, or Redis is unreachable, all is rolled back.
+    ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True does so always, and on the default
+    database too; False never. Async code has no transactions. Put the decorator above others that wrap the view or the
+    method: below them, Django opens the transaction before the lock is taken, which is logged. A lock on one method of
+    a class does not change the transactions of the other methods.
 
-    ``condition`` gets the arguments of the call; where it answers False, the body runs without the lock.
+    ``condition`` gets the arguments of the call; if it returns False, the body runs without the lock.
 
-    A streaming response keeps the lock until it is closed. When the lock cannot be given back after the work was
-    done and committed, that is logged, and the result is returned.
+    A streaming response keeps the lock until it is closed, and one that renders late until it is rendered. If the lock
+    cannot be released after the work was done and committed, that is logged, and the result is returned.
 
-    KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name that a function
-    does not take. For views a system check compares it with the URLconf.
+    Raises KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name that the
+    function does not take. For views, a system check compares the template with the URLconf.
     """
     if not templates:
         raise TypeError("distributed_lock() needs a key template, such as 'stock:<pk>'.")
@@ -84,7 +132,33 @@ def distributed_lock(
         condition,
     )
     _check_options(options)
-    return functools.partial(_decorate, options)
+    if using != DEFAULT_ALIAS:
+        frame = sys._getframe(1)  # noqa: SLF001 - the public way reads the files of the whole stack
+        PLACES[options] = frame.f_globals.get("__name__", "?"), frame.f_lineno
+    return _Decorator(options)
+
+
+class _Decorator:
+    """The return value of ``distributed_lock(...)``."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        named_by = self.options.templates[0]
+        if callable(named_by) and (kwargs or len(args) != 1 or not _is_function(args[0])):
+            # distributed_lock was put above a function without being called, and this is a call of that function.
+            name = getattr(named_by, "__name__", repr(named_by))
+            raise TypeError(
+                f"@distributed_lock above {name}() has no key template, which names the lock; write "
+                f"@distributed_lock('{name}:<pk>')."
+            )
+        return _decorate(self.options, *args, **kwargs)
+
+
+def _is_function(value: Any) -> bool:
+    """Whether a decorator may be put above it, if only by mistake; a request or a model is not such a value."""
+    return callable(value) or isinstance(value, classmethod | staticmethod)
 
 
 def _decorate(options: Options, func: F) -> F:
@@ -95,7 +169,15 @@ def _decorate(options: Options, func: F) -> F:
     for template in parsed:
         _check_template(template, call, func)
     setattr(wrapper, TEMPLATES, (*getattr(func, TEMPLATES, ()), *parsed))
-    return wrapper  # type: ignore[return-value]
+    return MethodOfClass(wrapper) if _is_view_method(call) else wrapper  # type: ignore[return-value]
+
+
+def _is_view_method(call: LockedCall) -> bool:
+    """Whether it is a view method in the body of a class, for whose requests this method opens the transactions."""
+    if call.left_out is None or call.arguments.signature is None:
+        return False
+    outer = call.func.__qualname__.rpartition(".")[0]
+    return bool(outer) and not outer.endswith("<locals>") and [*call.arguments.signature.parameters][1:2] == ["request"]
 
 
 def _sync_wrapper(call: LockedCall) -> Callable[..., Any]:
@@ -103,7 +185,7 @@ def _sync_wrapper(call: LockedCall) -> Callable[..., Any]:
     def locked(*args: Any, **kwargs: Any) -> Any:
         return call.run(args, kwargs)
 
-    if call.options.atomic is not False and not opens_inside(call.func):
+    if call.options.atomic is not False and not call.encloses:
         call.left_out = mark(locked)
     return locked
 
@@ -114,6 +196,8 @@ def _async_wrapper(call: LockedCall) -> Callable[..., Any]:
             "distributed_lock(atomic=True) needs a sync function: Django has no transactions in async code. Decorate "
             "the sync function that you call with sync_to_async."
         )
+
+    call.is_async_dispatch = isinstance(call.func, functools.partial) and call.options.atomic is not False
 
     @functools.wraps(call.func)
     async def locked(*args: Any, **kwargs: Any) -> Any:
@@ -147,13 +231,18 @@ def _check_options(options: Options) -> None:
 def _check_function(func: Any) -> None:
     if isinstance(func, type):
         raise TypeError(
-            f"@distributed_lock takes functions. For a class-based view put "
-            f"@method_decorator(distributed_lock(...), name='dispatch') on {func.__name__}."
+            f"@distributed_lock takes functions. Put it on a method of {func.__name__}, or for all methods of a "
+            f"class-based view put @method_decorator(distributed_lock(...), name='dispatch') on it."
         )
     if hasattr(func, "apply_async") or hasattr(func, "enqueue"):
         raise TypeError(
-            "@distributed_lock above a task would lock what sends it. Put it below @shared_task or @task, next to "
+            "@distributed_lock above a task would lock its sender. Put it below @shared_task or @task, next to "
             "the function, or use LockedTask."
+        )
+    if hasattr(func, "_ninja_operation"):
+        raise TypeError(
+            "@distributed_lock above an operation of django-ninja is never called. Put it below @api.post(...), next "
+            "to the function."
         )
     if isinstance(func, classmethod | staticmethod):
         raise TypeError("Put @distributed_lock below @classmethod or @staticmethod, next to the function.")
@@ -163,12 +252,12 @@ def _check_function(func: Any) -> None:
             "that consumes it, or use 'with' inside."
         )
     if not callable(func):
-        raise TypeError(f"@distributed_lock(...) decorates a function, not {func!r}; give it a key template first.")
+        raise TypeError(f"@distributed_lock(...) decorates a function, not {func!r}; the key template comes first.")
 
 
 def _check_template(template: KeyTemplate, call: LockedCall, func: Callable[..., Any]) -> None:
     names = call.arguments.names
-    if names is None or [name for name in names[:2] if name not in {"self", "cls"}][:1] == ["request"]:
+    if names is None:
         return
     problem = check_names(template, names, f"{func.__name__}({', '.join(names)})")
     if problem is not None:

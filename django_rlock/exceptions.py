@@ -1,7 +1,7 @@
-"""Every error that django_rlock raises, under one base.
+"""All errors that django_rlock raises, with one base class.
 
-The values are attributes, not only text, and each message says what happened and then what to do. An error's ``args``
-are those of its class, in order, so that it survives pickling and Celery's JSON results.
+Their values are attributes, not only text. Each message says what happened and then what to do. An error's ``args`` are
+the arguments of its class, in order, so that it survives pickling and Celery's JSON results.
 """
 
 from __future__ import annotations
@@ -10,31 +10,49 @@ from collections.abc import Sequence
 
 
 class RLockError(Exception):
-    """Base of all errors of this package; ``lock_name`` is the name given by the caller, or None."""
+    """Base of all errors of this package; ``lock_name`` is the name given by the caller, or None.
+
+    ``noun`` is the kind of object with that name: "lock", "semaphore", "permit of semaphore" or "latch".
+    """
 
     lock_name: str | None = None
+    noun: str = "lock"
 
     def __init__(self, *args: object) -> None:
-        # Not through OSError, which some of them are as well: it would take the first of several for an errno.
+        # Not through OSError, a base of some of them, which would take the first of several arguments for an errno.
         Exception.__init__(self)
         self.args = args
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
+    @property
+    def _subject(self) -> str:
+        """The beginning of the message."""
+        return f"{self.noun.capitalize()} {self.lock_name!r}"
+
 
 class LockTimeoutError(RLockError, TimeoutError):
-    """The lock was still taken when the wait ended.
+    """The lock, or another object that was waited for, was still taken when the wait ended.
 
-    ``waited`` is the time spent waiting, in seconds. ``holder`` says who has the lock, where that is known.
-    ``retry_after`` is the remaining lease of the holder, in seconds, or None when it has no end.
+    ``waited`` is the time spent waiting, in seconds. ``holder`` describes the holder, if it is known. ``retry_after``
+    is the holder's remaining lease in seconds, or None if it has no end. ``option`` is the name of the option that sets
+    the wait.
     """
 
     def __init__(
-        self, lock_name: str, waited: float = 0.0, holder: str | None = None, retry_after: float | None = None
+        self,
+        lock_name: str,
+        waited: float = 0.0,
+        holder: str | None = None,
+        retry_after: float | None = None,
+        noun: str = "lock",
+        option: str = "wait_time",
     ) -> None:
-        super().__init__(lock_name, waited, holder, retry_after)
+        super().__init__(lock_name, waited, holder, retry_after, noun, option)
         self.lock_name = lock_name
+        self.noun = noun
+        self.option = option
         self.waited = waited
         self.holder = holder
         self.retry_after = retry_after
@@ -44,41 +62,55 @@ class LockTimeoutError(RLockError, TimeoutError):
         if self.retry_after is not None:
             held_by += f"; its lease ends in {self.retry_after:.1f} s unless it is renewed"
         return (
-            f"Lock {self.lock_name!r} was not free within {self.waited:.1f} s: {held_by}. "
-            f"Try again later, or wait longer with wait_time=."
+            f"{self._subject} was not free within {self.waited:.1f} s: {held_by}. "
+            f"Try again later, or wait longer with {self.option}=."
         )
 
 
 class LockNotOwnedError(RLockError, RuntimeError):
-    """The lock was released or extended by somebody who does not hold it; ``owner`` is who tried.
+    """The lock was released or extended by an owner that does not hold it; ``owner`` is the owner that tried.
 
-    Where that one holds the other side of a read-write lock, ``side`` ("read" or "write") is what was asked for, and
-    ``held_side`` what is held.
+    If that owner holds the other side of a read-write lock, ``side`` ("read" or "write") is the side that was released
+    or extended, and ``held_side`` the one that is held. ``left_by`` is the name of a task or thread of this process
+    that took the lock and has ended without releasing it.
     """
 
     def __init__(
-        self, lock_name: str, owner: str | None = None, side: str | None = None, held_side: str | None = None
+        self,
+        lock_name: str,
+        owner: str | None = None,
+        side: str | None = None,
+        held_side: str | None = None,
+        left_by: str | None = None,
     ) -> None:
-        super().__init__(lock_name, owner, side, held_side)
+        super().__init__(lock_name, owner, side, held_side, left_by)
         self.lock_name = lock_name
         self.owner = owner
         self.side = side
         self.held_side = held_side
+        self.left_by = left_by
 
     def __str__(self) -> str:
         if self.held_side:
             return (
-                f"Lock {self.lock_name!r} is not held through its {self.side}_lock by this owner ({self.owner}), but "
-                f"through its {self.held_side}_lock. Release that one."
+                f"{self._subject} is not held through its {self.side}_lock by this owner ({self.owner}), but through "
+                f"its {self.held_side}_lock. Release that one."
+            )
+        if self.left_by:
+            return (
+                f"{self._subject} is not held by this owner ({self.owner}): it was acquired in "
+                f"{self.left_by!r}, a task or thread that has ended. Acquire it in the task that releases it. "
+                f"create_task(), gather() and, before Python 3.12, wait_for() run their argument in a task of its own; "
+                f"for a limit use wait_time= or asyncio.timeout()."
             )
         return (
-            f"Lock {self.lock_name!r} is not held by this owner ({self.owner}). Release it where it was acquired: in "
-            f"the same thread or task, or with the same owner=."
+            f"{self._subject} is not held by this owner ({self.owner}). Release it where it was acquired, in the same "
+            f"thread or task or with the same owner=, and once for each time; force_release() ends all holds."
         )
 
 
 class LockUpgradeError(RLockError, RuntimeError):
-    """A reader asked for the write lock of the same name, and would have waited for itself; ``owner`` is who asked."""
+    """A reader tried to take the same name's write lock, and would have waited for itself; ``owner`` is the reader."""
 
     def __init__(self, lock_name: str, owner: str | None = None) -> None:
         super().__init__(lock_name, owner)
@@ -87,34 +119,35 @@ class LockUpgradeError(RLockError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"Lock {self.lock_name!r} is held for reading by this owner ({self.owner}), who would wait for itself to "
+            f"{self._subject} is held for reading by this owner ({self.owner}), which would wait for itself to "
             f"write. Release the read lock first; or take the write lock before it, since a writer may read as well."
         )
 
 
 class LockLostError(RLockError, RuntimeError):
-    """The lock was held, but its lease ended or somebody forced it; ``reason`` says which.
+    """The lock or permit was held, but its lease ended or it was released by force; ``reason`` says which.
 
-    Somebody else may have worked inside the lock since: roll back, or check what was written.
+    Another owner may have held the lock since: roll back, or check what was written.
     """
 
-    def __init__(self, lock_name: str, reason: str = "its lease ended") -> None:
-        super().__init__(lock_name, reason)
+    def __init__(self, lock_name: str, reason: str = "its lease ended", noun: str = "lock") -> None:
+        super().__init__(lock_name, reason, noun)
         self.lock_name = lock_name
+        self.noun = noun
         self.reason = reason
 
     def __str__(self) -> str:
         return (
-            f"Lock {self.lock_name!r} was lost while it was held: {self.reason}. Another owner may have been inside "
-            f"since; undo or verify the work done under it."
+            f"{self._subject} was lost while it was held: {self.reason}. Another owner may have held it since; "
+            f"undo or verify the work done under it."
         )
 
 
 class StaleTokenError(RLockError, RuntimeError):
     """A row refused a write, because a later holder of the lock has written it since.
 
-    ``row`` is ``app.model:pk``, ``token`` the one that came too late (None: of an object that was loaded before the row
-    had any), ``stored`` the newer one. ``lock_name`` is None where this process does not know whose token it was.
+    ``row`` is ``app.model:pk``. ``token`` is the token of the late write (None: of an object that was loaded before the
+    row had one), ``stored`` the newer one. ``lock_name`` is None if this process does not know the token's lock.
     """
 
     def __init__(self, lock_name: str | None, row: str, token: int | None, stored: int) -> None:
@@ -128,12 +161,14 @@ class StaleTokenError(RLockError, RuntimeError):
         lock = "the lock" if self.lock_name is None else f"lock {self.lock_name!r}"
         return (
             f"{self.row} refused a write under the fencing token {self.token}: it has been written under {self.stored} "
-            f"since, by a later holder of {lock}. Roll back, and begin anew with what is stored now."
+            f"since, by a later holder of {lock}. Roll back, and start again from the stored row."
         )
 
 
 class PermitNotHeldError(RLockError, RuntimeError):
-    """Permits were given back that are not taken; ``ids`` are all that were to be given back together."""
+    """Permits were released that are not taken; ``ids`` are all permits of that release."""
+
+    noun = "semaphore"
 
     def __init__(self, lock_name: str, ids: Sequence[str] = ()) -> None:
         super().__init__(lock_name, ids)
@@ -142,26 +177,27 @@ class PermitNotHeldError(RLockError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"Not all of the permits {', '.join(self.ids)} of semaphore {self.lock_name!r} are taken: an id is wrong, "
-            f"its permit was given back before, or its lease has ended. None of them was changed."
+            f"Not all of the permits {', '.join(self.ids)} of {self.noun} {self.lock_name!r} are taken: an id is "
+            f"wrong, its permit was released before, or its lease has ended. None of them was changed."
         )
 
 
 class LockUnavailableError(RLockError, ConnectionError):
-    """Redis cannot be asked, or refuses: ``reason``, and what to do: ``advice``. The cause is ``__cause__``."""
+    """Redis is unreachable or refuses: ``reason``; what to do: ``advice``. The cause is ``__cause__``."""
 
-    def __init__(self, lock_name: str, reason: str, advice: str | None = None) -> None:
-        super().__init__(lock_name, reason, advice)
+    def __init__(self, lock_name: str, reason: str, advice: str | None = None, noun: str = "lock") -> None:
+        super().__init__(lock_name, reason, advice, noun)
         self.lock_name = lock_name
+        self.noun = noun
         self.reason = reason
-        self.advice = advice or "Nothing was locked; check that Redis is up and reachable."
+        self.advice = advice or "Nothing was changed; check that Redis is up and reachable."
 
     def __str__(self) -> str:
-        return f"Lock {self.lock_name!r} is unavailable: {self.reason}. {self.advice}"
+        return f"{self._subject} is unavailable: {self.reason}. {self.advice}"
 
 
 class QuorumNotReachedError(LockUnavailableError):
-    """Fewer than a majority of a RedLock's ``nodes`` can be asked; ``errors`` maps the others to why."""
+    """Fewer than a majority of a RedLock's ``nodes`` replied; ``errors`` maps the others' names to their errors."""
 
     def __init__(self, lock_name: str, errors: dict[str, Exception], nodes: int) -> None:
         told = "; ".join(f"{node}: {str(error).rstrip('.')}" for node, error in errors.items())
@@ -175,8 +211,23 @@ class QuorumNotReachedError(LockUnavailableError):
         self.nodes = nodes
 
 
+class TaskQueuedError(RLockError):
+    """A task was not sent, because a message with the same key waits or runs: that of the task ``task_id``."""
+
+    def __init__(self, lock_name: str, task_id: str) -> None:
+        super().__init__(lock_name, task_id)
+        self.lock_name = lock_name
+        self.task_id = task_id
+
+    def __str__(self) -> str:
+        return (
+            f"The task was not sent: task {self.task_id} has its key ({self.lock_name!r}), and waits or runs. Wait for "
+            f"that one, or leave out on_queued='raise' to get its result."
+        )
+
+
 class KeyTemplateError(RLockError, ValueError):
-    """A key template is wrong, or cannot take a value; ``template`` is its source."""
+    """A key template is wrong, or does not accept a value; ``template`` is its source."""
 
     def __init__(self, message: str, template: str) -> None:
         super().__init__(message, template)

@@ -1,7 +1,7 @@
-"""Fencing in the database: a row refuses the late write of a holder that the lock has left meanwhile.
+"""Fencing in the database: a row refuses a late write by a holder that has lost the lock meanwhile.
 
-A process that is paused past its lease goes on as if it still held the lock. The row knows better: it keeps the token
-that it was last written under, and each write is conditional on bringing one that is not older, in one statement.
+A process that is paused past its lease continues as if it still held the lock. The row can tell: it stores the token
+of its last write, and each write is conditional on a token that is not older, in a single statement.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def fenced(queryset: QuerySet[Any], token: int, field: str = "fence") -> FencedR
             ...
             fenced(Stock.objects.filter(pk=42), lock.token).update(count=F("count") - 1)
 
-    ``field`` names the column of the stored token, a BigIntegerField with ``null=True``; a row where it is NULL has
-    never been fenced, and takes any token.
+    ``field`` is the name of the column with the stored token, a BigIntegerField with ``null=True``. A row with NULL has
+    never been fenced, and accepts any token.
     """
     return FencedRows(queryset, checked_token(token), field)
 
 
 class FencedRows:
-    """Rows that are written under one token only; see ``fenced``."""
+    """Rows that are written only under one token; see ``fenced``."""
 
     __slots__ = ("_field", "_queryset", "_token")
 
@@ -41,18 +41,20 @@ class FencedRows:
         self._field = field
 
     def update(self, **values: Any) -> int:
-        """Django's ``update()``, which stores the token as well; answers the number of rows.
+        """Django's ``update()``, which stores the token as well; returns the number of rows.
 
-        StaleTokenError when any of the rows has been written under a newer token. Then none is written, and an open
-        transaction can only be rolled back, as after an error of the database.
+        Raises StaleTokenError when any of the rows has been written under a newer token. Then no row is written, and an
+        open transaction can only be rolled back, as after a database error.
 
-        Without values it claims the rows: until the end of the transaction nobody else writes them, and older tokens
-        never again. So whatever cannot be made conditional, such as ``delete()``, is safe after it.
+        Without values it claims the rows: until the end of the transaction no other transaction can write them, and
+        older tokens never can again. So operations that cannot be made conditional, such as ``delete()``, are safe
+        after it.
 
-        FieldError where the token, or a value, stands in the table of a parent model: that takes several statements.
+        Raises FieldError if the token or a value is in the table of a parent model, which would need several
+        statements.
         """
         self._check_table(self._field, *values)
-        queryset = self._queryset.using(self._queryset.select_for_update().db)  # the database that is written
+        queryset = self._queryset.using(self._queryset.select_for_update().db)  # the database to write to
         with transaction.atomic(using=queryset.db, savepoint=False):
             rows = self._narrowed(queryset).update(**values, **{self._field: self._token})
             newer = queryset.filter(newer_than(self._token, self._field)).order_by("pk")
@@ -67,28 +69,28 @@ class FencedRows:
 
     def _narrowed(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if queryset.query.count_active_tables() > 1:
-            # Django moves the conditions of a join into a subquery. The token's must not go there: PostgreSQL judges
-            # a row that it had to wait for by the statement's own conditions alone.
+            # Django moves the conditions of a join into a subquery. The token's condition must not go there: after
+            # waiting for a row, PostgreSQL rechecks only the statement's own conditions.
             queryset = QuerySet(queryset.model, using=queryset.db).filter(pk__in=queryset.values("pk"))
         return queryset.exclude(newer_than(self._token, self._field))
 
     def _check_table(self, *names: str) -> None:
-        meta = self._queryset.model._meta  # noqa: SLF001 - public by Django's documentation
+        meta = self._queryset.model._meta  # noqa: SLF001 - documented by Django
         for name in names:
             if meta.get_field(name).model is not meta.concrete_model:
                 raise FieldError(
-                    f"{meta.label}.{name} is no column of the model's own table but, say, of a parent model's, so that "
+                    f"{meta.label}.{name} is not a column of the model's own table but, say, of a parent model's, so "
                     f"one statement cannot write it under a fencing token. Update the parent, or save() a FencedModel."
                 )
 
 
 def newer_than(token: int | None, field: str = "fence") -> Q:
-    """The rows that refuse a token; None is the token of a writer that has seen a row without one."""
+    """The rows that refuse a token; None is the token of a writer that read a row without one."""
     return Q(**{f"{field}__isnull": False}) if token is None else Q(**{f"{field}__gt": token})
 
 
 def stale_token_error(model: type[Model], pk: Any, token: int | None, stored: int) -> StaleTokenError:
-    """The error for a row, which names the lock where this process still knows whose token it is."""
+    """The error for a row; it names the lock if this process still knows which lock the token belongs to."""
     locks = {hold.lock.name for hold in HOLDS.snapshot() if hold.token is not None and hold.token == token}
     lock_name = locks.pop() if len(locks) == 1 else None
     label = model._meta.label_lower  # noqa: SLF001
@@ -96,7 +98,7 @@ def stale_token_error(model: type[Model], pk: Any, token: int | None, stored: in
 
 
 def checked_token(token: object) -> int:
-    """TypeError for what is no token; None, of a lock without one, above all."""
+    """Return a token, or raise TypeError; most often for the None of a lock without a token."""
     if not isinstance(token, int) or isinstance(token, bool):
         raise TypeError(f"A fencing token is an int, such as FencedLock's token, not {token!r}.")
     return token

@@ -1,31 +1,34 @@
 """Names of keys and channels. Pure functions; Redisson's own names where it has one.
 
-A lock's state is at ``key`` itself. Its helpers wrap the key in braces, so that they share its cluster slot; a key
-that brings braces of its own is taken to bring its hash tag, as Redisson does.
+A lock's state is at ``key`` itself. The names of its helper keys put ``key`` in braces, so that they share its cluster
+slot. A key that already contains braces is assumed to have its own hash tag, as in Redisson.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+MAX_NAME = 1024
+"""The maximum length of a name or an owner in UTF-8 bytes: processes and servers store them in many places."""
 MODE = "mode"
-"""The field of a read-write lock that says who holds it: ``read`` or ``write``; no owner is called so."""
+"""The field of a read-write lock that contains its mode, ``read`` or ``write``; no owner may have this name."""
 WRITER = ":write"
-"""Ends the field of a read-write lock's writer; a reader's is its owner alone."""
+"""The end of a writer's field in a read-write lock's hash; a reader's field is its owner alone."""
 
 
 def tagged(prefix: str, key: str) -> str:
-    """``prefix:{key}``, or ``prefix:key`` where the key has a hash tag already (Redisson's ``prefixName``)."""
+    """``prefix:{key}``, or ``prefix:key`` if the key has a hash tag already (Redisson's ``prefixName``)."""
     return f"{prefix}:{key}" if "{" in key else f"{prefix}:{{{key}}}"
 
 
+@lru_cache(maxsize=4096)
 def redisson_channel(key: str) -> str:
-    """Where Redisson's plain lock publishes ``0`` when it is released."""
+    """The channel on which Redisson's plain lock publishes ``0`` when it is released."""
     return tagged("redisson_lock__channel", key)
 
 
 def token_key(key: str) -> str:
-    """The last fencing token that Redisson's fenced lock gave out."""
+    """The key of the last fencing token of Redisson's fenced lock."""
     return tagged("redisson_lock_token", key)
 
 
@@ -34,13 +37,18 @@ def queue_key(key: str) -> str:
     return tagged("rlock_queue", key)
 
 
+def redisson_queue_key(key: str) -> str:
+    """List of those that wait for a lock as Redisson's fair one."""
+    return tagged("redisson_lock_queue", key)
+
+
 def alive_key(key: str) -> str:
     """Sorted set of a fair lock: client id → epoch milliseconds until which its waiters count as alive."""
     return tagged("rlock_alive", key)
 
 
 def tombstones_key(key: str) -> str:
-    """Sorted set of a RedLock's node: owner that gave up → epoch milliseconds until which it is refused."""
+    """Sorted set of a RedLock's node: owner of an abandoned attempt → epoch milliseconds until which it is refused."""
     return tagged("rlock_tombstones", key)
 
 
@@ -50,8 +58,13 @@ def redlock_keys(key: str) -> tuple[str, str, str, str]:
     return key, token_key(key), tombstones_key(key), redisson_channel(key)
 
 
+def settled_key(key: str, client_id: str, owner: str) -> str:
+    """The nonce up to which a process's extensions of an owner's hold are settled: late ones do nothing."""
+    return f"{tagged('rlock_settled', key)}:{owner if owner.startswith(client_id) else f'{client_id}/{owner}'}"
+
+
 def wake_channel(client_id: str, key: str | None = None) -> str:
-    """Where a process hears that one of its fair waiters was granted its lock. Payload: ``<owner> <key>``.
+    """The channel that notifies a process of grants to its fair waiters. Payload: ``<ticket> <owner> <key>``.
 
     One channel for all locks; in a cluster one for each ``key``, in the lock's slot.
     """
@@ -59,7 +72,7 @@ def wake_channel(client_id: str, key: str | None = None) -> str:
 
 
 def semaphore_channel(key: str) -> str:
-    """Where Redisson's semaphores publish how many permits there are when some come back."""
+    """The channel on which Redisson's semaphores publish the number of permits when some are released."""
     return tagged("redisson_sc", key)
 
 
@@ -69,27 +82,28 @@ def permits_key(key: str) -> str:
 
 
 def latch_channel(key: str) -> str:
-    """Where Redisson's latch publishes ``0`` when it opens. Always in braces: a key's own hash tag is not heeded."""
+    """The channel on which Redisson's latch publishes ``0`` when it opens. The key is always in braces, even if it has
+    a hash tag of its own."""
     return f"redisson_countdownlatch__channel__{{{key}}}"
 
 
 def requests_key(key: str) -> str:
-    """Sorted set of a semaphore or latch: request → epoch milliseconds until which it is remembered."""
+    """Sorted set: request → epoch milliseconds until which it is remembered, and not executed again."""
     return tagged("rlock_requests", key)
 
 
 def drained_key(key: str, request: str) -> str:
-    """What a request to drain a semaphore took."""
+    """The key of what a request to drain a semaphore took."""
     return f"{tagged('rlock_drained', key)}:{request}"
 
 
 def readwrite_channel(key: str) -> str:
-    """Where Redisson's read-write lock publishes ``0`` when its last reader leaves, ``1`` when a writer does."""
+    """Where Redisson's read-write lock publishes ``0`` when the last reader leaves, ``1`` for a writer."""
     return tagged("redisson_rwlock", key)
 
 
 def read_holds_key(key: str) -> str:
-    """What the keys of a read-write lock's read holds begin with: ``{key}:<owner>:rwlock_timeout:<1..holds>``."""
+    """The beginning of the keys of a read-write lock's read holds: ``{key}:<owner>:rwlock_timeout:<1..holds>``."""
     return key if "{" in key else f"{{{key}}}"
 
 
@@ -104,12 +118,43 @@ def readwrite_keys(key: str) -> tuple[str, str, str, str]:
     return key, read_holds_key(key), writers_key(key), readwrite_channel(key)
 
 
-def force_release_keys(key: str) -> tuple[str, ...]:
-    """What is touched when a lock is freed whose kind nobody knows."""
-    return *fair_keys(key), read_holds_key(key), readwrite_channel(key)
+def forced_channel(key: str | None = None) -> str:
+    """The channel that notifies processes of forced releases, by any process. Payload: the lock's key.
+
+    One channel for all locks; in a cluster one for each ``key``, in the lock's slot. It begins as the wake-up channels
+    do, so that it needs no further right to subscribe.
+    """
+    return "rlock_wake:forced" if key is None else f"{tagged('rlock_wake', key)}:forced"
+
+
+def force_release_keys(key: str, channel: str) -> tuple[str, ...]:
+    """The keys for freeing a lock of unknown kind; holders are notified on the channel."""
+    return *fair_release_keys(key), read_holds_key(key), readwrite_channel(key), requests_key(key), channel
 
 
 @lru_cache(maxsize=4096)
-def fair_keys(key: str) -> tuple[str, str, str, str]:
-    """State, queue, alive marks and Redisson's channel of a lock."""
-    return key, queue_key(key), alive_key(key), redisson_channel(key)
+def release_keys(key: str) -> tuple[str, str, str, str]:
+    """The state of a lock, and where Redisson's clients wait for it: channel, queue of its fair lock, deadlines."""
+    return key, redisson_channel(key), redisson_queue_key(key), tagged("redisson_lock_timeout", key)
+
+
+@lru_cache(maxsize=4096)
+def fair_release_keys(key: str) -> tuple[str, ...]:
+    """The state, queue and alive marks of a lock, and where Redisson's clients wait for it."""
+    return *fair_keys(key), *release_keys(key)[1:]
+
+
+@lru_cache(maxsize=4096)
+def fair_keys(key: str) -> tuple[str, str, str]:
+    """The state, queue and alive marks of a lock."""
+    return key, queue_key(key), alive_key(key)
+
+
+def task_keys(prefix: str, task_id: str) -> tuple[str, str]:
+    """The keys for a Celery task's success, and for the copy of its message that is to come."""
+    return tagged("rlock_done", prefix + task_id), tagged("rlock_copy", prefix + task_id)
+
+
+def place_key(key: str, mark: str) -> str:
+    """The place in a lock's queue for one message of a Celery task, which is identified by ``mark``."""
+    return f"{tagged('rlock_place', key)}:{mark}"

@@ -2,14 +2,15 @@
 
 A template never gives one key to two different bindings:
 
-* values are percent-encoded outside ``[A-Za-z0-9_.@-]``, so it is known what they can consist of;
-* between two placeholders stands a character that no value can contain: read from the left, the first such
-  character ends the value, so each value can be read back, an empty one too;
+* values are percent-encoded outside ``[A-Za-z0-9_.@-]``, so the characters of a value are known;
+* two placeholders are separated by a character that no value can contain: read from the left, the first such
+  character ends the value, so each value can be read back, even an empty one;
 * only a shortened key contains ``~``.
 
-Two spellings of one thing share a key: ``1`` and ``"1"`` (tests and JSON pass strings where views pass
-integers), ``True`` and ``"True"``, an enum member and its value, ``Decimal("1.0")`` and ``Decimal("1.00")``,
-one instant in two time zones. A key too few makes somebody wait; a key too many lets two in.
+Different spellings of one value share a key: ``1`` and ``"1"`` (tests and JSON pass strings where views pass
+integers), ``True`` and ``"True"``, an enum member and its value, ``Decimal("1.0")`` and ``Decimal("1.00")``, one
+instant in two time zones. If two values share a key, one caller waits needlessly; if one value had two keys, two
+callers would run at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.urls.converters import get_converters
 
@@ -39,8 +40,7 @@ from django_rlock.keyvalues import (
 _TOKEN = re.compile(r"(<<|<[^<>]*>)")
 
 
-@dataclass(frozen=True, slots=True)
-class _Placeholder:
+class _Placeholder(NamedTuple):
     converter: str
     root: str
     path: tuple[str, ...]
@@ -59,7 +59,9 @@ class _Placeholder:
 
     def render(self, namespace: Mapping[str, Any], colon: str) -> str:
         try:
-            value = self._find(namespace)
+            value = namespace[self.root] if self.root in namespace else self._from_request(namespace)
+            for segment in self.path:
+                value = step(value, segment)
             return converted(self.converter, value) if self.converter else encoded(value, colon)
         except MissingError as missing:
             if self.optional:
@@ -69,25 +71,19 @@ class _Placeholder:
         except RefusedError as refused:
             raise RefusedError(f"{self} {refused}") from refused.__cause__
 
-    def _find(self, namespace: Mapping[str, Any]) -> Any:
-        # A bound argument wins over the request's GET, POST, header and data: it is what the body works with,
-        # and the signature fixes it. Otherwise a client could choose the key by sending a field of that name.
-        if self.root in namespace:
-            value = namespace[self.root]
-        elif self.needs in namespace:
-            value = FROM_REQUEST[self.root](namespace["request"])
-        else:
+    def _from_request(self, namespace: Mapping[str, Any]) -> Any:
+        # A bound argument takes precedence over the request's GET, POST, header and data: the body works with it, and
+        # the signature fixes it. Otherwise a client could choose the key by sending a field of that name.
+        if self.needs not in namespace:
             raise MissingError(f"is missing: there is no {self.needs!r}")
-        for segment in self.path:
-            value = step(value, segment)
-        return value
+        return FROM_REQUEST[self.root](namespace["request"])
 
 
 @dataclass(frozen=True, slots=True)
 class KeyTemplate:
-    """A parsed template, made once and rendered for each call; equal to another of the same source.
+    """A parsed template, made once and rendered for each call; equal to another one with the same source.
 
-    ``names`` are what it looks up: ``{"order"}`` for ``<order.pk>``, ``{"request"}`` for ``<GET.q>``.
+    ``names`` are the names that it looks up: ``{"order"}`` for ``<order.pk>``, ``{"request"}`` for ``<GET.q>``.
 
         template = KeyTemplate.parse("stock:<int:id>")
         template.render({"id": 7})  # "stock:7"
@@ -100,7 +96,7 @@ class KeyTemplate:
 
     @classmethod
     def parse(cls, source: str) -> KeyTemplate:
-        """Compile a template; ``KeyTemplateError`` says what is wrong with it and what to write instead."""
+        """Compile a template. Raises KeyTemplateError, which says what is wrong and what to write instead."""
         try:
             parts = tuple(_parse(source))
             separators = [set(text) for text in _separators(parts)]
@@ -108,15 +104,15 @@ class KeyTemplate:
             shown = source if source and str(source).isprintable() else ascii(source)
             raise KeyTemplateError(f"{shown}: {refused}", template=source) from None
         names = frozenset(part.needs for part in parts if isinstance(part, _Placeholder))
-        # The colon of "shop.order:7" is plain only where a colon does not end a value. Strings give
-        # upper-case escapes, so with either spelling an instance shares its key with no string.
+        # The colon of "shop.order:7" stays plain only if a colon does not end a value. Strings give upper-case
+        # escapes, so with either spelling an instance shares its key with no string.
         colon = ":" if all(text - VALUE_CHARS - {":"} for text in separators) else "%3a"
         return cls(source, names, parts, colon)
 
     def render(self, namespace: Mapping[str, Any]) -> str:
-        """Return the key for these arguments; ``KeyTemplateError`` if a value is missing or no part of a key.
+        """Return the key for these arguments. Raises KeyTemplateError if a value is missing or cannot be part of a key.
 
-        What properties raise passes through, except ``AttributeError``: it is not the template's fault.
+        Exceptions from properties pass through, except ``AttributeError``: they are not the template's fault.
         """
         colon = self._colon
         try:
@@ -131,9 +127,9 @@ class KeyTemplate:
 
 
 def check_names(template: KeyTemplate, available: Collection[str], what: str) -> str | None:
-    """Return the error, with a close match, if the template needs a name that is not available.
+    """Return an error text, with a close match, if the template needs a name that is not available.
 
-    ``what`` tells the reader what has these names: ``buy(request, pk)`` or ``route 'buy/<int:pk>/'``.
+    ``what`` describes where these names come from: ``buy(request, pk)`` or ``route 'buy/<int:pk>/'``.
     """
     for placeholder in template.placeholders():
         name, needs = placeholder.root, placeholder.needs
@@ -150,9 +146,9 @@ def check_names(template: KeyTemplate, available: Collection[str], what: str) ->
 
 
 def check_converters(template: KeyTemplate) -> str | None:
-    """Return the error if the template uses a path converter that is not registered.
+    """Return an error text if the template uses a path converter that is not registered.
 
-    To be called once the URLconf is loaded: projects register theirs there, usually below the import of the
+    Call it once the URLconf is loaded: projects register their converters there, usually after the import of the
     views, which is when templates are parsed.
     """
     for name in (placeholder.converter for placeholder in template.placeholders()):
@@ -177,7 +173,7 @@ def _closest(name: str, available: Collection[str], template: KeyTemplate) -> st
 
 def _parse(source: object) -> Iterator[str | _Placeholder]:
     if not isinstance(source, str) or not source.strip():
-        raise RefusedError("a key template is a string with something in it, such as 'stock:<id>'")
+        raise RefusedError("a key template is a string that is not empty, such as 'stock:<id>'")
     literal, empty_key = "", True
     for piece in _TOKEN.split(source):
         if "<" not in piece or piece == "<<":
@@ -201,8 +197,8 @@ def _literal(text: str) -> str:
     for char in text:
         if char in "{}~" or not char.isprintable():
             raise RefusedError(
-                f"no {char!a} in a template: braces and '~' are for the library to set, and the rest must be "
-                f"printable; take it out, or write <name> where a value is meant"
+                f"no {char!a} in a template: braces and '~' are reserved for the library, and the rest must be "
+                f"printable; remove it, or write <name> where a value is meant"
             )
     return text
 
@@ -223,9 +219,9 @@ def _placeholder(text: str) -> _Placeholder:
 
 
 def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
-    """Yield the texts between placeholders; refuse one that could be a piece of a value.
+    """Yield the texts between placeholders; refuse one that could be part of a value.
 
-    Converters do not relax it, though ``<int:a>x<int:b>`` is clear: their regex may change far from here.
+    Converters are no reason to accept one, though ``<int:a>x<int:b>`` is clear: their regex may change elsewhere.
     """
     left, text = None, ""
     for part in parts:

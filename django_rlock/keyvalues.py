@@ -1,6 +1,6 @@
-"""Values of key templates: found in the arguments or the request, and written so that keys stay apart.
+"""Values of key templates: found in the arguments or the request, and encoded so that different values differ.
 
-Equal values are written alike, and what is written consists of ``[A-Za-z0-9_.@%-]`` only.
+Equal values have the same text, which consists of ``[A-Za-z0-9_.@%-]`` only.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _is_plain = re.compile(r"[A-Za-z0-9_.@-]+").fullmatch
 
 
 class RefusedError(Exception):
-    """Why a template or a value is not taken; the caller adds where."""
+    """Why a template or a value is refused; the caller adds where."""
 
 
 class MissingError(RefusedError):
-    """There is no value, which ``?`` allows."""
+    """There is no value, which a placeholder with ``?`` allows."""
 
 
 def no_converter(name: str) -> str:
@@ -111,28 +111,27 @@ def _kind(value: Any) -> str:
 def encoded(value: Any, colon: str) -> str:
     if type(value) is str and _is_plain(value):  # nearly every value is one of these two
         return value
-    if type(value) is not int:
-        from django.db.models import Model
+    if type(value) is int:
+        return _text(value)
+    from django.db.models import Model
 
-        value = _present(value)
-        if isinstance(value, Model):
-            return _instance(value, colon)
-    return _quote(_text(value))
+    value = _present(value)
+    return _instance(value, colon) if isinstance(value, Model) else _quote(_text(value))
 
 
 def _instance(instance: Any, colon: str) -> str:
     if instance.pk is None:
         raise MissingError(f"is {_kind(instance)} without a primary key: save it first")
-    # The concrete class, as a proxy is the same row.
+    # Use the concrete class, because a proxy is the same row.
     label = instance._meta.concrete_model._meta.label_lower  # noqa: SLF001 (documented API)
     return f"{_quote(label)}{colon}{_quote(_text(_present(instance.pk)))}"
 
 
 def converted(name: str, value: Any) -> str:
-    """Return what the converter writes into a URL, encoded.
+    """Return the text that the converter writes into a URL, encoded.
 
-    A string is read first, as from a URL: "007" and 7 are one row, so they must be one lock, or a client
-    steps past the lock with a zero.
+    A string is parsed first, as from a URL: "007" and 7 mean the same row, so they must be the same lock. Otherwise a
+    client could bypass the lock with a zero.
     """
     value, converter = _present(value), get_converters().get(name)
     if converter is None:
@@ -154,13 +153,17 @@ def _matching(converter: Any, name: str, text: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a text that is the same for equal values, and another for others of their type."""
-    for kind, write in _WRITERS:
+    """Return a text that is the same for equal values, and different for other values of their type."""
+    try:
+        return (_WRITERS.get(type(value)) or _writer(value))(value)
+    except (ValueError, OverflowError) as error:  # an int of 5,000 digits, a date next to year 1
+        raise RefusedError(f"is {_kind(value)} out of range: {error}") from error
+
+
+def _writer(value: Any) -> Callable[[Any], str]:
+    for kind, write in _WRITERS.items():
         if isinstance(value, kind):
-            try:
-                return write(value)
-            except (ValueError, OverflowError) as error:  # an int of 5,000 digits, a date next to year 1
-                raise RefusedError(f"is {_kind(value)} out of range: {error}") from error
+            return write
     raise RefusedError(
         f"is {_kind(value)}; keys take str, int, bool, UUID, Decimal, date, datetime, Enum and saved model "
         f"instances; take an attribute of such a type, as in <order.pk>"
@@ -168,12 +171,12 @@ def _text(value: Any) -> str:
 
 
 def _enum(value: Enum) -> str:
-    # A choices field holds the member before the row is read back, and its value after.
+    # A choices field contains the member before the row is read back, and its value afterwards.
     return _text(_present(value.value))
 
 
 def _float(_value: float) -> str:
-    # 0.1 + 0.2 and 0.3 would be two locks for what the caller takes for one; nan does not even equal itself.
+    # 0.1 + 0.2 and 0.3 would be two locks for what the caller considers one value; nan does not even equal itself.
     raise RefusedError("is float, which rounding can turn into another lock; use int, Decimal or str")
 
 
@@ -188,24 +191,24 @@ def _moment(value: datetime) -> str:
     return (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()
 
 
-# The first that fits: a choice is a str, a bool an int, a datetime a date. True is not "1", a usual pk.
-_WRITERS: tuple[tuple[type, Callable[[Any], str]], ...] = (
-    (Enum, _enum),
-    (str, str.__str__),
-    (bool, bool.__repr__),
-    (int, int.__repr__),
-    (UUID, str),
-    (Decimal, _decimal),
-    (datetime, _moment),
-    (date, date.isoformat),
-    (float, _float),
-)
+# The first match counts: a choice is a str, a bool an int, a datetime a date. True is not "1", a common pk.
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    Enum: _enum,
+    str: str.__str__,
+    bool: bool.__repr__,
+    int: int.__repr__,
+    UUID: str,
+    Decimal: _decimal,
+    datetime: _moment,
+    date: date.isoformat,
+    float: _float,
+}
 
 
 def _quote(text: str) -> str:
     if _is_plain(text):
         return text
-    # surrogatepass: half a surrogate pair, which JSON can carry, makes a key like any other text.
+    # surrogatepass: half of a surrogate pair, which JSON can contain, makes a key like any other text.
     return text.encode("utf-8", "surrogatepass").decode("latin-1").translate(_ESCAPES)
 
 

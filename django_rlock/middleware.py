@@ -1,4 +1,4 @@
-"""``LockMiddleware``: what a request does with locks, from its report to its last hold."""
+"""``LockMiddleware``: reports the locks of a request, turns lock errors into responses, and releases leftover locks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from django.http.response import HttpResponseBase
 from django_rlock.drivers.identity import Owner, task_owner, thread_owner
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
+from django_rlock.locks.base import detach
 from django_rlock.locks.holds import HOLDS, Hold
 from django_rlock.web.requests import reported
 from django_rlock.web.responses import LOCK_ERRORS, answer
-from django_rlock.web.streaming import hand_over
 
 logger = logging.getLogger("django_rlock.middleware")
 
 
 class LockMiddleware:
-    """Answers lock errors of views, names the request in reports, and releases what it leaves held.
+    """Turns lock errors of views into responses, names the request in reports, and releases locks that it left held.
 
     Put it after ``AuthenticationMiddleware``, so that reports can name the user. LockTimeoutError becomes LOCKED_STATUS
     of the alias ``default``; LockUnavailableError and LockLostError become 503; each with ``Retry-After``.
 
-    A lock that the request's own thread or task still holds at the end is released, with a warning. What it holds in
-    threads and tasks that the view has started itself, or for a streaming response, is theirs.
+    A lock that the request's own thread or task still holds at the end is released, with a warning. Locks held by
+    threads and tasks that the view has started itself, or for a streaming response, are left alone.
     """
 
     sync_capable = True
@@ -56,13 +56,13 @@ class LockMiddleware:
                 response: HttpResponseBase = await self.get_response(request)
                 return response
             finally:
-                if any(hold.context is about for hold in HOLDS.snapshot()):
+                if HOLDS.under(about):
                     await _arelease_left(about)
-                    # A sync view has run in the thread that asgiref keeps for this request.
+                    # A sync view ran in the thread that asgiref keeps for this request.
                     await sync_to_async(_release_left)(about)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """The answer to a lock error; Django answers other exceptions."""
+        """The response to a lock error; Django handles other exceptions."""
         return answer(request, exception) if isinstance(exception, LOCK_ERRORS) else None
 
 
@@ -83,22 +83,25 @@ async def _arelease_left(about: dict[str, str]) -> None:
 
 
 def _left(owner: Owner, about: dict[str, str]) -> Iterator[BaseLock]:
-    """What was taken under a request and is held by an owner, or by a task that has ended; each as often as it is held.
+    """The locks that were taken under a request and are held by an owner, or by a task that has ended; each once for
+    each hold.
 
     Under WSGI an async view runs in a task of its own.
     """
-    for hold in HOLDS.snapshot():
-        if hold.context is about and hold.owner_ref is not None and (hold.owner_ended or hold.owner_ref() is owner):
+    for hold in HOLDS.under(about):
+        if hold.owner is owner or hold.owner_ended:
             _tell_left(hold, about)
-            lock: Any = hand_over(hold) if hold.owner_ended else hold.lock
+            lock: Any = detach(hold) if hold.owner_ended else hold.lock
             yield from [lock] * hold.count
 
 
 def _tell_left(hold: Hold, about: dict[str, str]) -> None:
     logger.warning(
-        "%r ended and still held lock %r, which is released now. Take it with 'with', or release it in 'finally'.",
+        "%r ended and still held lock %r, acquired at %s, which is released now. Take it with 'with', or release it in "
+        "'finally'.",
         about["route"],
         hold.lock.name,
+        hold.line or "a line that is not known",
     )
 
 

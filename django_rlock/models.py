@@ -1,6 +1,7 @@
-"""A model without a table: locks live in Redis, Django keeps their permissions and their place in the admin.
+"""A model without a table, through which Django has permissions for locks and a place in the admin: locks live in
+Redis.
 
-And an abstract one, for models of the project whose rows refuse late writers.
+And an abstract model, for models of the project whose rows refuse late writers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from django_rlock.fencing import checked_token, newer_than, stale_token_error
 
 
 class Lock(models.Model):
-    """One lock, as the admin and its log name it: ``<alias>/<name>``. Never read from a database."""
+    """One lock, as the admin and its log name it: ``<alias>/<name>``. It is never read from a database."""
 
     id = models.CharField(_("alias and name"), primary_key=True, max_length=1000)
 
@@ -25,7 +26,7 @@ class Lock(models.Model):
         default_permissions = ()
         permissions = [
             ("view_lock", "Can view locks, their holders and who waits for them"),
-            ("force_release_lock", "Can free a lock that somebody else holds"),
+            ("force_release_lock", "Can free a lock that someone else holds"),
         ]
         verbose_name = _("lock")
         verbose_name_plural = _("locks")
@@ -35,7 +36,7 @@ class Lock(models.Model):
 
 
 class FencedModel(models.Model):
-    """A row that keeps the fencing token it was last written under, and refuses writers with an older one::
+    """A row that stores the fencing token of its last write, and refuses writers with an older one::
 
         class Stock(FencedModel):
             count = models.IntegerField()
@@ -45,9 +46,9 @@ class FencedModel(models.Model):
             ...
             stock.save(fence=lock.token)
 
-    Every ``save()`` is conditional, in the same statement. One without ``fence=`` has the token that the object was
-    loaded with: it is refused when somebody has written under a newer one since. New rows are inserted with the token
-    or, without, as never fenced. See ``fenced`` for ``update()``.
+    Every ``save()`` is conditional, in the same statement. Without ``fence=`` it uses the token that the object was
+    loaded with: it is refused if the row has been written under a newer one since. New rows are inserted with the
+    token, or as never fenced if there is none. See ``fenced`` for ``update()``.
     """
 
     fence = models.BigIntegerField(_("fencing token"), null=True, blank=True, editable=False)
@@ -56,10 +57,10 @@ class FencedModel(models.Model):
         abstract = True
 
     def save(self, *, fence: int | None = None, update_fields: Iterable[str] | None = None, **options: Any) -> None:
-        """Django's ``save()``, under the token ``fence``, or None for the one that the object was loaded with.
+        """Django's ``save()``, under the token ``fence``; None uses the token that the object was loaded with.
 
-        StaleTokenError when the row has been written under a newer token; nothing is written then. ValueError when the
-        object was loaded without its token (``defer``, ``only``) and none is given.
+        Raises StaleTokenError when the row has been written under a newer token; then nothing is written. Raises
+        ValueError when the object was loaded without its token (``defer``, ``only``) and ``fence`` is not given.
         """
         if fence is not None:
             self.fence = checked_token(fence)
@@ -73,8 +74,8 @@ class FencedModel(models.Model):
         """The same for asyncio."""
         await sync_to_async(self.save)(fence=fence, **options)
 
-    # The one place where a model can add a condition to save()'s UPDATE. A model with parents has several tables, all
-    # written in one transaction; one of them keeps the token. The arguments differ between versions of Django.
+    # The only place where a model can add a condition to save()'s UPDATE. A model with parents has several tables, all
+    # written in one transaction; one of them has the token. The arguments differ between versions of Django.
     def _do_update(self, base_qs: models.QuerySet[Any], using: Any, pk_val: Any, *values: Any) -> Any:
         if self._meta.get_field("fence").model is not base_qs.model:
             return super()._do_update(base_qs, using, pk_val, *values)
@@ -82,4 +83,4 @@ class FencedModel(models.Model):
         updated = super()._do_update(base_qs.exclude(newer), using, pk_val, *values)
         for stored in () if updated else base_qs.filter(newer, pk=pk_val).values_list("fence", flat=True):
             raise stale_token_error(base_qs.model, pk_val, self.fence, stored)
-        return updated  # where there is no such row, Django inserts it
+        return updated  # if there is no such row, Django inserts it

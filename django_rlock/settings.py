@@ -1,37 +1,36 @@
-"""The ``RLOCK`` setting, parsed into one frozen object per alias.
+"""The ``RLOCK`` setting, parsed into one frozen object for each alias.
 
-``RLOCK`` maps an alias to its options, as CACHES and DATABASES do; without it there is one alias, ``default``, on
-``CACHES["default"]``. Unknown keys and wrong values raise ImproperlyConfigured with the text that the system check
-shows. Parsed once, and again when a test overrides the settings.
+``RLOCK`` maps an alias to its options, as CACHES and DATABASES do. Without it there is one alias, ``default``, on
+``CACHES["default"]``. Any mistake in it raises ImproperlyConfigured, with the text that the system check, the commands
+and the admin show; it never contains a password. The setting is parsed once, and again when a test overrides it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 
-from django_rlock.once import once
+from django_rlock.addresses import EXAMPLE, SCHEMES, is_well_formed, locations
+from django_rlock.process import remembered
+from django_rlock.redaction import shown
 
 DEFAULT_ALIAS = "default"
 KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
 LONGEST = 100 * 365 * 24 * 3600.0
-"""No duration is longer, in seconds: a server's clock has an end."""
+"""The longest duration, in seconds: a server's clock has an end."""
 QUORUM_KIND = "redlock"
 SHORTEST_LEASES = 20
-"""The lease of a RedLock is at least so many times NODE_TIMEOUT."""
+"""The shortest lease of a RedLock, as a multiple of NODE_TIMEOUT."""
 NODE_MARK = "#"
-_PASSWORD = re.compile(r"//[^/@]*@")
-_SCHEMES = "redis://", "rediss://", "unix://"
+"""Separates an alias with NODES from the number of one of its nodes."""
 BEAT_SHARE = 0.3
-"""A process beats for its waiters at this share of their alive time."""
+"""A process beats for its waiters at intervals of this share of their alive time."""
 
 
 class _RefusedError(ValueError):
@@ -47,22 +46,25 @@ def _text(value: object) -> str:
 def _alias_name(value: object) -> str:
     name = _text(value)
     if name not in django_settings.CACHES:
-        known = ", ".join(sorted(django_settings.CACHES))
-        raise _RefusedError(f"an alias of CACHES: {known}{_did_you_mean(name, django_settings.CACHES)}")
+        raise _RefusedError(f"an alias of CACHES: {_known_caches(name)}")
     return name
+
+
+def _known_caches(name: str) -> str:
+    """The aliases of CACHES, and the one that was probably meant."""
+    return ", ".join(sorted(map(str, django_settings.CACHES))) + _did_you_mean(name, django_settings.CACHES)
 
 
 def _nodes(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(node, str) for node in value):
         raise _RefusedError("a list of CACHES aliases and redis://, rediss:// or unix:// URLs")
     for node in value:
-        if is_url(node) and not node.startswith(_SCHEMES):
-            raise _RefusedError(f"a list whose URLs begin with one of {', '.join(_SCHEMES)}")
+        if is_url(node) and not node.startswith(SCHEMES):
+            raise _RefusedError(f"a list whose URLs begin with one of {', '.join(SCHEMES)}")
+        if is_url(node) and not is_well_formed(node):
+            raise _RefusedError(f"a list of URLs like {EXAMPLE}; {shown(node)} is none")
         if not is_url(node) and node not in django_settings.CACHES:
-            known = ", ".join(sorted(django_settings.CACHES))
-            raise _RefusedError(
-                f"a list of URLs and aliases of CACHES: {known}{_did_you_mean(node, known.split(', '))}"
-            )
+            raise _RefusedError(f"a list of URLs and aliases of CACHES: {_known_caches(node)}")
     if len(value) < 2:
         raise _RefusedError("at least two independent servers (three or five are usual); for one, use CACHE")
     if len(set(value)) < len(value):
@@ -75,7 +77,7 @@ def _quarantine(value: object) -> float | None:
 
 
 def _acks(value: object) -> int | str:
-    if value in {"majority", "all"}:
+    if value in ("majority", "all"):  # not a set, as the value may be unhashable
         return str(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _RefusedError("a number of replicas, 'majority' or 'all'")
@@ -89,7 +91,7 @@ def _share(value: object) -> float:
 
 
 def is_url(node: str) -> bool:
-    """Whether one of NODES is an URL, and not an alias of CACHES."""
+    """Whether an entry of NODES is a URL, and not an alias of CACHES."""
     return "://" in node
 
 
@@ -109,11 +111,27 @@ def _seconds(value: object) -> float:
 def _wait_seconds(value: object) -> float | None:
     if value is None:
         return None
-    return 0.0 if value == 0 and not isinstance(value, bool) else _seconds(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+        raise _RefusedError("a number of seconds, 0 to try once, or None to wait for ever")
+    return float(value)
 
 
 def _optional_seconds(value: object) -> float | None:
     return None if value is None else _seconds(value)
+
+
+def _task_url(value: object) -> str | None:
+    if value is not None and not (
+        isinstance(value, str) and value.startswith(("https://", "http://", "/")) and value.count("{id}") == 1
+    ):
+        raise _RefusedError("None or a URL with {id} in it, as in 'https://flower.example.com/task/{id}'")
+    return value
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _RefusedError("a whole number from 1")
+    return value
 
 
 def _flag(value: object) -> bool:
@@ -135,50 +153,59 @@ def _option(default: object, parse: Callable[[object], Any]) -> Any:
     return field(default=default, metadata={"parse": parse})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AliasSettings:
     """The options of one alias. Durations are seconds."""
 
     alias: str
     cache: str = _option("default", _alias_name)
-    """The CACHES alias, served by django-redis, where the locks live."""
+    """The CACHES alias where the locks live, served by django-redis or by Django's own Redis backend."""
     nodes: tuple[str, ...] | None = _option(None, _nodes)
-    """Instead of ``cache``: independent servers, a majority of which holds each lock (RedLock). Aliases of CACHES, or
-    URLs."""
+    """Instead of ``cache``: independent servers, each lock being held on a majority of them (RedLock). Aliases of
+    CACHES, or URLs."""
     node_timeout: float = _option(0.05, _seconds)
-    """How long a node may take to answer before RedLock goes on without it."""
+    """How long a node may take to reply before RedLock goes on without it."""
     clock_drift: float = _option(0.01, _share)
-    """By which share of the lease the clocks of RedLock's nodes and clients may drift apart."""
+    """How far the clocks of RedLock's nodes and clients may drift apart, as a share of the lease."""
     quarantine: float | None = _option(None, _quarantine)
-    """How long a node of RedLock that has restarted gets no votes, and the longest lease; None is WATCHDOG_TIMEOUT.
-    0 is for nodes that forget nothing, and sets no limit to leases."""
+    """How long a restarted node of RedLock has no vote, and the longest lease; None is WATCHDOG_TIMEOUT. Use 0 for
+    nodes that forget nothing; it sets no limit to leases."""
     replica_acks: int | str = _option(0, _acks)
     """How many replicas must have a lock before it counts as taken: a number, ``majority`` or ``all``."""
     replica_ack_timeout: float = _option(1.0, _seconds)
-    """How long they get for that; with fewer the lock is given back."""
+    """How long the replicas have for that; if too few confirm, the lock is released."""
+    max_connections: int = _option(100, _count)
+    """How many connections a process keeps to one server for lock commands. If all are in use, a caller waits for one
+    within its wait time."""
     key_prefix: str = _option("rlock:", _prefix)
-    """Put before every name; empty where Java clients use bare names."""
+    """The prefix of every key; empty if Java clients use bare names."""
     kind: str = _option("fair", _one_of(*KINDS))
-    """The kind that ``rlock()``, the decorator and tasks use."""
+    """The kind of lock that ``rlock()``, the decorator and tasks use."""
     watchdog_timeout: float = _option(30.0, _seconds)
-    """Lease of a lock taken without a lease time; renewed every third of it."""
+    """The lease of a lock taken without a lease time; it is renewed after each third of it."""
     view_wait_time: float | None = _option(3.0, _wait_seconds)
     """How long a decorated view waits; 0 tries once, None waits for ever."""
     locked_status: int = _option(423, _one_of(*LOCKED_STATUSES))
-    """HTTP status of a view whose lock is taken."""
+    """The HTTP status of a view whose lock is taken."""
     claim_time: float = _option(5.0, _seconds)
     """How long a fair lock is kept for a waiter that was woken."""
     waiter_alive_time: float = _option(10.0, _seconds)
-    """How long a waiting process counts as alive after it was last heard of."""
+    """How long a waiting process counts as alive after its last sign of life."""
     fence_ttl: float | None = _option(7 * 86400.0, _optional_seconds)
-    """How long a fencing counter outlives its last use; None for ever, where Java clients count on."""
+    """How long a fencing counter outlives its last use; None for ever, if Java clients use it too."""
     record_context: bool = _option(True, _flag)
-    """Write the request's route and user, and the task's name and id, into the process report."""
+    """Whether to write the request's route and user, and the task's name and id, into the process report."""
     slow_hold: float = _option(10.0, _seconds)
-    """A hold longer than this is coloured in the admin, and named in the log when it ends."""
+    """A hold longer than this is trouble in the admin while others wait, and is logged when it ends."""
+    task_url: str | None = _option(None, _task_url)
+    """The URL of a page about a Celery task, as in Flower, with ``{id}`` for its id; the admin links to it."""
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{item.name}={shown(getattr(self, item.name))}" for item in fields(self))
+        return f"{type(self).__name__}({options})"
 
     def check_kind(self, kind: str) -> None:
-        """ImproperlyConfigured for a kind of lock that does not work on this alias."""
+        """Raise ImproperlyConfigured for a kind of lock that does not work on this alias."""
         if self.nodes is not None and kind != QUORUM_KIND:
             raise ImproperlyConfigured(
                 f"RLOCK[{self.alias!r}] has NODES, where only RedLock works: a lock of kind {kind!r} needs one server. "
@@ -192,7 +219,7 @@ class AliasSettings:
 
     @property
     def longest_lease(self) -> float | None:
-        """What a RedLock may ask for, in seconds; None sets no limit."""
+        """The longest lease of a RedLock, in seconds; None sets no limit."""
         quarantine = self.watchdog_timeout if self.quarantine is None else self.quarantine
         return quarantine or None
 
@@ -201,45 +228,59 @@ _OPTIONS = {item.name.upper(): item for item in fields(AliasSettings) if item.de
 
 
 def get_aliases() -> list[str]:
-    """All aliases, ``default`` among them even where RLOCK does not name it."""
+    """All aliases, including ``default`` even if RLOCK does not name it."""
     return sorted({DEFAULT_ALIAS, *_entries()})
 
 
-@once
 def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
-    """The options of an alias. ImproperlyConfigured when it is unknown or has a bad entry."""
+    """The options of an alias. Raises ImproperlyConfigured when it is unknown or has a bad entry."""
+    if not isinstance(alias, str):
+        raise unknown_alias(alias)
+    return settings_of(alias)
+
+
+@remembered("settings")
+def settings_of(alias: str) -> AliasSettings:
+    """The same without a check of the alias's type; locks call it several times for each command."""
     entries = _entries()
-    if alias not in entries and NODE_MARK in alias:
-        return _node_settings(alias)
     if alias not in entries and alias != DEFAULT_ALIAS:
-        known = ", ".join(get_aliases())
-        raise ImproperlyConfigured(
-            f"RLOCK has no alias {alias!r}{_did_you_mean(alias, get_aliases())}. Known aliases: {known}."
-        )
+        return _node_settings(alias)
     options = entries.get(alias, {})
     if not isinstance(options, dict):
-        raise ImproperlyConfigured(f"RLOCK[{alias!r}] must be a dict of options, not {options!r}.")
+        raise ImproperlyConfigured(f"RLOCK[{alias!r}] must be a dict of options, not {shown(options)}.")
     parsed = AliasSettings(alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options})
-    _alias_name_exists(parsed)
+    _check_caches(parsed)
     _check_claim(parsed)
     _check_quorum(parsed, options)
     return parsed if parsed.nodes is None else replace(parsed, kind=QUORUM_KIND)
 
 
+def unknown_alias(alias: object) -> ImproperlyConfigured:
+    """The error for an unknown alias of RLOCK. Raises another error if RLOCK itself is wrong."""
+    known = get_aliases()
+    return ImproperlyConfigured(
+        f"RLOCK has no alias {shown(alias)}{_did_you_mean(alias, known)}. Known aliases: {', '.join(known)}."
+    )
+
+
 def _entries() -> dict[str, Any]:
-    entries = getattr(django_settings, "RLOCK", None) or {}
+    entries = getattr(django_settings, "RLOCK", None)
+    if entries is None:
+        return {}
     if not isinstance(entries, dict):
         raise ImproperlyConfigured(f"RLOCK must be a dict of alias → options, not {type(entries).__name__}.")
     for alias in entries:
-        if not isinstance(alias, str):
-            raise ImproperlyConfigured(f"An alias in RLOCK must be a string, not {alias!r}.")
+        if not isinstance(alias, str) or NODE_MARK in alias or is_url(alias):
+            raise ImproperlyConfigured(
+                f"An alias in RLOCK must be a string without {NODE_MARK!r} and '://', not {shown(alias)}."
+            )
     return entries
 
 
 def _known_option(alias: str, key: object) -> str:
     if key not in _OPTIONS:
         raise ImproperlyConfigured(
-            f"RLOCK[{alias!r}] has an unknown option {key!r}{_did_you_mean(str(key), _OPTIONS)}. "
+            f"RLOCK[{alias!r}] has an unknown option {shown(key)}{_did_you_mean(key, _OPTIONS)}. "
             f"Known options: {', '.join(_OPTIONS)}."
         )
     return str(key).lower()
@@ -249,25 +290,28 @@ def _parse(alias: str, key: str, value: object) -> Any:
     try:
         return _OPTIONS[key].metadata["parse"](value)
     except _RefusedError as refused:
-        shown = _PASSWORD.sub("//***@", repr(value))
-        raise ImproperlyConfigured(f"RLOCK[{alias!r}][{key!r}] must be {refused}, not {shown}.") from None
+        raise ImproperlyConfigured(f"RLOCK[{alias!r}][{key!r}] must be {refused}, not {shown(value)}.") from None
 
 
 def node_alias(alias: str, number: int) -> str:
-    """What one node of an alias with NODES is called where an alias is expected."""
+    """The name of one node of an alias with NODES, to use in place of an alias."""
     return f"{alias}{NODE_MARK}{number}"
 
 
 def server_aliases(alias: str) -> list[str]:
-    """The alias itself, or what its nodes are called."""
+    """The alias itself, or the names of its nodes."""
     nodes = get_settings(alias).nodes
     return [alias] if nodes is None else [node_alias(alias, number) for number in range(len(nodes))]
 
 
 def _node_settings(alias: str) -> AliasSettings:
-    base, _, number = alias.rpartition(NODE_MARK)
-    options = get_settings(base)
-    return replace(options, alias=alias, cache=(options.nodes or ())[int(number)], nodes=None)
+    base, mark, _number = alias.rpartition(NODE_MARK)
+    if mark and base in get_aliases():
+        options = get_settings(base)
+        for number, node in enumerate(options.nodes or ()):
+            if alias == node_alias(base, number):
+                return replace(options, alias=alias, cache=node, nodes=None)
+    raise unknown_alias(alias)
 
 
 def _check_quorum(parsed: AliasSettings, options: dict[str, Any]) -> None:
@@ -292,16 +336,27 @@ def _check_quorum(parsed: AliasSettings, options: dict[str, Any]) -> None:
         )
 
 
-def _alias_name_exists(parsed: AliasSettings) -> None:
-    if parsed.nodes is None and parsed.cache not in django_settings.CACHES:
-        raise ImproperlyConfigured(
-            f"RLOCK[{parsed.alias!r}] uses CACHES[{parsed.cache!r}], which does not exist. "
-            f"Name a CACHES alias that django-redis serves in RLOCK[{parsed.alias!r}]['CACHE']."
-        )
+def _check_caches(parsed: AliasSettings) -> None:
+    for name in [parsed.cache] if parsed.nodes is None else [node for node in parsed.nodes if not is_url(node)]:
+        uses = f"RLOCK[{parsed.alias!r}] uses CACHES[{shown(name)}]"
+        if name not in django_settings.CACHES:
+            raise ImproperlyConfigured(
+                f"{uses}, which does not exist. "
+                f"Name a CACHES alias that has a Redis backend in RLOCK[{parsed.alias!r}]['CACHE']."
+            )
+        entry = django_settings.CACHES[name]
+        if not isinstance(entry, Mapping):
+            raise ImproperlyConfigured(f"{uses}, which must be a dict of options, not {shown(entry)}.")
+        for location in locations(entry):
+            if not is_well_formed(location):
+                # Show the whole string: a separator may be part of a password, and a piece would show some of it.
+                written: Any = entry["LOCATION"]
+                named = written if isinstance(written, str) else location
+                raise ImproperlyConfigured(f"{uses}, whose LOCATION must be like {EXAMPLE}, not {shown(named)}.")
 
 
 def _check_claim(parsed: AliasSettings) -> None:
-    # A grant shortens its process's alive mark to the claim time; the next beat must come before that ends.
+    # A grant shortens its process's alive mark to the claim time; the next beat must come before it ends.
     if not BEAT_SHARE * parsed.waiter_alive_time < parsed.claim_time <= parsed.waiter_alive_time:
         raise ImproperlyConfigured(
             f"RLOCK[{parsed.alias!r}]['CLAIM_TIME'] must be above {BEAT_SHARE} times WAITER_ALIVE_TIME and not above "
@@ -309,14 +364,6 @@ def _check_claim(parsed: AliasSettings) -> None:
         )
 
 
-def _did_you_mean(name: str, known: Any) -> str:
-    match = get_close_matches(name, [str(item) for item in known], n=1)
+def _did_you_mean(name: object, known: Any) -> str:
+    match = get_close_matches(str(name), [str(item) for item in known], n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
-
-
-def _reset(*, setting: str, **_: object) -> None:
-    if setting in {"RLOCK", "CACHES"}:
-        get_settings.cache_clear()
-
-
-setting_changed.connect(_reset, dispatch_uid="django_rlock.settings")

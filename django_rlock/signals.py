@@ -1,16 +1,46 @@
 """Signals about locks. Receivers are called with ``send_robust``: they can neither break nor leak a lock.
 
-Every signal has the lock's class as ``sender`` and the keyword ``lock``. They fire in the thread or task that caused
-them; ``lock_lost`` fires in the background thread, which noticed.
+Every signal has the lock's class as ``sender``, and the keywords ``lock``, ``template``, ``kind``, ``alias`` and
+``outcome``. ``template`` is the key template from which the lock's name was made, such as "stock:<id>"; "" if there is
+none. The last four have few values, however many locks there are, so they may be labels of metrics; names and owners
+may not. If several locks are taken as one, each has its own signals.
+
+They are sent in the thread or task that caused them; ``lock_lost`` is sent in the thread for callbacks, where a slow
+receiver delays no renewal.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.dispatch import Signal
 
-lock_acquired = Signal()  # owner, count, waited (seconds)
-lock_released = Signal()  # owner, held (seconds); after the last hold only
-lock_timed_out = Signal()  # owner, waited (seconds)
-lock_lost = Signal()  # owner, reason
-lock_force_released = Signal()  # owner (None: whoever held it), reason
-task_skipped = Signal()  # task, task_id; the lock of a LockedTask was taken, and it ended without running
+
+class LockSignal(Signal):
+    """A signal about a lock; ``outcome`` is its meaning in a word."""
+
+    def __init__(self, outcome: str) -> None:
+        # Without caching every send takes a mutex, which an interrupted caller might leave locked.
+        super().__init__(use_caching=True)
+        self.outcome = outcome
+
+    def tell(self, lock: Any, **values: object) -> None:
+        """Send it to its receivers, with the keywords that all signals have."""
+        if self.receivers:
+            common = {"template": lock.template, "kind": lock.kind, "alias": lock.using, "outcome": self.outcome}
+            self.send_robust(sender=type(lock), lock=lock, **{**common, **values})
+
+
+lock_acquired = LockSignal("acquired")  # owner, count, waited (seconds); outcome "reentered" where count is above 1
+lock_released = LockSignal("released")  # owner, held (seconds); after the last hold only
+lock_timed_out = LockSignal("timed_out")  # owner, waited (seconds)
+lock_unavailable = LockSignal("unavailable")  # waited (seconds), reason; Redis was unreachable, or refused
+lock_lost = LockSignal("lost")  # owner, reason
+lock_force_released = LockSignal("force_released")  # owner (None: whoever held it), reason
+
+# For a LockedTask; each has task, task_id and reason, a text.
+task_skipped = LockSignal("skipped")  # its lock was taken, and it ended without running
+task_deferred = LockSignal("deferred")  # it could not run yet, and its message was sent again
+# Its message was dropped, because another copy of it ran or is to run; or it was not sent, because a message with its
+# key waits or runs, and task_id is the id of that one.
+task_deduplicated = LockSignal("deduplicated")

@@ -1,1 +1,1 @@
-"""A small shop that shows django_rlock at work, and the server for it, the tests and the benchmarks."""
+"""A small shop that shows django_rlock at work, with the server for it, for the tests and for the benchmarks."""

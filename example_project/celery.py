@@ -15,6 +15,6 @@ app.autodiscover_tasks()
 
 @worker_ready.connect
 def tell_ready(**_: object) -> None:
-    """Tell whoever started this worker, and named a file for it, that tasks can come."""
+    """Report to the process that started this worker, through the file that it named, that tasks can come."""
     if name := os.environ.get("SHOP_READY_FILE"):
         Path(name).touch()

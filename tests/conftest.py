@@ -1,5 +1,6 @@
 """Fixtures for every test: the suite's server, a client for it, and servers that a test may break."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -8,16 +9,28 @@ import pytest
 import redis
 from pytest_django import Settings
 
-from django_rlock.drivers import base, pubsub
+from django_rlock.drivers import retrying
+from django_rlock.drivers.listening import listener as listening
+from django_rlock.reports.history import Recorder
 from example_project.embedded import EmbeddedServer
-from tests import background
+from tests.background import caplog  # noqa: F401 - a fixture
+from tests.forms import THOROUGH
 from tests.plugin import server_key
 
-# A machine that stalls fails no example. What CI's own profile says stays as it is.
+# A machine that stalls fails no example. In CI, the profile that hypothesis takes there stays what it is otherwise.
 hypothesis.settings.register_profile("suite", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("suite")
 
 OwnServer = Callable[..., EmbeddedServer]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, unless asked for it."""
+    if THOROUGH:
+        return
+    long = [item for item in items if item.get_closest_marker("thorough")]
+    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=long)
 
 
 @pytest.fixture(scope="session")
@@ -37,37 +50,34 @@ def _empty_server(_session_client: redis.Redis) -> None:
     _session_client.flushall()
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left(settings: Settings) -> Iterator[None]:
-    """No test leaves a hold, a wait or a hanging background thread to the next one.
-
-    Those that lose locks on purpose take them off the books. It comes before the settings are put back, and with them
-    the connections that the background thread may be using.
-    """
-    yield
-    assert background.clear() == []
+@pytest.fixture(autouse=True, scope="session")
+def _no_history() -> Iterator[None]:
+    """What the tests' own process has counted is not written in the midst of a test that looks at every key."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recorder, "round", lambda *_: math.inf)
+        yield
 
 
-_BREAKING = {"own_server", "proxy", "topology", "nodes", "fragile"}
-"""Fixtures with which a test has a server reply late or never."""
+_SILENCING = {"own_server", "proxy", "silent", "silent_alias", "topology", "own_cluster", "group", "use"}
+"""Fixtures with which a test has a server be late, or none reply."""
 
 STALL = 5.0
-"""For how long the machine may stand still in a test that breaks no server, in seconds."""
+"""For how many seconds a machine may stand still in a test that is not about late replies."""
 
 
 @pytest.fixture(autouse=True)
 def _replies_in_time(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A server that stalls with the whole machine is unavailable only to tests that are about that."""
+    """A server that stalls for a second is not unavailable, but to the tests that have it be."""
     with pytest.MonkeyPatch.context() as patch:
-        if not _BREAKING & {*request.fixturenames}:
-            patch.setattr(base, "REPLY_GRACE", STALL)
-            patch.setattr(pubsub, "CONFIRM_WITHIN", STALL)
+        if not _SILENCING & {*request.fixturenames}:
+            patch.setattr(retrying, "REPLY_GRACE", STALL)
+            patch.setattr(listening, "CONFIRM_WITHIN", STALL)
         yield
 
 
 @pytest.fixture
 def redis_client(server: EmbeddedServer) -> Iterator[redis.Redis]:
-    """A client of the suite's server that answers text."""
+    """A client of the suite's server that returns text."""
     with server.client() as client:
         yield client
 

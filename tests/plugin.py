@@ -1,14 +1,48 @@
 """Starts the server of the test process before pytest-django reads the settings, which name its address.
 
-With xdist each worker process has a server of its own, and the process that only directs them has none.
+With xdist each worker process has a server of its own, and the process that only directs them has none. With
+RLOCK_TEST_IN_PROCESS set, it is the server of ``django_rlock.testing``, which must pass the same tests.
 """
 
 import os
+import signal
 from collections.abc import Generator
+from typing import Any
 
+import django.test.signals  # noqa: F401 - so that Django forgets its caches before the package makes connections anew
 import pytest
+import redis
 
 from example_project.embedded import EmbeddedServer, ServerError
+
+
+class InProcess(EmbeddedServer):
+    """The server of ``django_rlock.testing``."""
+
+    def start(self) -> None:
+        from django_rlock.testing.server import InProcessServer
+
+        self._server = InProcessServer()
+
+    def stop(self) -> None:
+        """It ends with the process."""
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def client(self, **options: Any) -> redis.Redis:
+        return redis.Redis.from_url(self.url, decode_responses=True, **options)
+
+
+def _hear_signals() -> None:
+    """A shell that runs the tests in the background, or under nohup, has these ignored, in all that they start too."""
+    for number, handler in (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+_hear_signals()
 
 server_key = pytest.StashKey[EmbeddedServer]()
 
@@ -17,7 +51,7 @@ server_key = pytest.StashKey[EmbeddedServer]()
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     try:
-        server = EmbeddedServer()
+        server = InProcess() if os.environ.get("RLOCK_TEST_IN_PROCESS") else EmbeddedServer()
         if not _only_directs_workers(early_config):
             server.start()
             early_config.stash[server_key] = server

@@ -27,10 +27,13 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tests.eventually import eventually
+from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 20.0
+
+
+def _is_stopped(thread: Path) -> bool:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 class RemoteError(Exception):
@@ -56,17 +59,13 @@ class ClientProcess:
         return answer
 
     def do(self, expression: str, thread: str = "main") -> Any:
-        """The same, waiting for the answer. RemoteError when it raised."""
-        return self.begin(expression, thread).result(PATIENCE)
+        """The same, waiting for the result. RemoteError when it raised."""
+        return self.begin(expression, thread).result(UNTIL_SERVED)
 
     def pause(self) -> None:
-        """Stop all its threads; on a busy machine they go on for a while after the signal."""
+        """Stop all its threads; it returns when none runs any more."""
         self._signal(signal.SIGSTOP)
-        eventually(self._is_stopped)
-
-    def _is_stopped(self) -> bool:
-        stats = [stat.read_text() for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")]
-        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+        eventually(lambda: all(map(_is_stopped, Path(f"/proc/{self.pid}/task").iterdir())))
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
@@ -118,7 +117,12 @@ class _Nursery:
         self._socket, theirs = socket.socketpair()
         self._mutex = threading.Lock()
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-m", "tests.processes"], cwd=ROOT, stdin=theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.processes"],
+                cwd=ROOT,
+                stdin=theirs.fileno(),
+                start_new_session=True,  # Ctrl-C is for us
+            )
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -143,7 +147,7 @@ def _nursery() -> _Nursery:
 
 
 def set_up(url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Set up Django, and answer the names that expressions may use."""
+    """Set up Django, and return the names that expressions may use."""
     import django
     from django.conf import settings
 
@@ -162,6 +166,7 @@ def configure(url: str, options: dict[str, Any]) -> dict[str, Any]:
     settings.RLOCK = {"default": options}
 
     import asyncio
+    import importlib
     import time
 
     import django_rlock
@@ -171,7 +176,14 @@ def configure(url: str, options: dict[str, Any]) -> dict[str, Any]:
     def lock(name: str, kind: str = "fair", **arguments: Any) -> Any:
         return locks.setdefault((name, kind), django_rlock.rlock(name, kind=kind, **arguments))
 
-    return {"asyncio": asyncio, "lock": lock, "signals": django_rlock.signals, "state": {}, "time": time}
+    return {
+        "asyncio": asyncio,
+        "lock": lock,
+        "module": importlib.import_module,
+        "signals": django_rlock.signals,
+        "state": {},
+        "time": time,
+    }
 
 
 def _obey(jobs: queue.SimpleQueue[tuple[int, str]], names: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ class Rule:
         self.deed = deed
         self.served = threading.Event()
         self.let_go = threading.Event()
+        self.obeyed = threading.Event()
 
 
 class Proxy:
@@ -35,7 +36,8 @@ class Proxy:
     def __init__(self, upstream: Path, folder: Path) -> None:
         self.upstream = str(upstream)
         self.path = str(folder / "proxy.sock")
-        self._rules: deque[Rule] = deque()
+        self._added: list[Rule] = []
+        self.rules: deque[Rule] = deque()
         self._sockets: list[socket.socket] = []
         self._server = socket.socket(socket.AF_UNIX)
 
@@ -48,24 +50,37 @@ class Proxy:
         return self._add(what, "cut_before")
 
     def lose_reply(self, what: Script | bytes) -> Rule:
-        """Let the server obey, then close the connection instead of answering."""
+        """Let the server execute it, then close the connection instead of replying."""
         return self._add(what, "lose_reply")
 
     def swallow_reply(self, what: Script | bytes) -> Rule:
-        """Let the server obey, and never answer; the connection stays open and silent."""
+        """Let the server execute it, and never reply; the connection stays open and silent."""
         return self._add(what, "swallow_reply")
 
     def hold(self, what: Script | bytes) -> Rule:
         """Keep the command until ``rule.let_go`` is set, also when its client has left meanwhile."""
         return self._add(what, "hold")
 
+    def copy_late(self, what: Script | bytes) -> Rule:
+        """Close the client's connection, so that it sends the command again; the server gets this one when
+        ``rule.let_go`` is set, and has obeyed it when ``rule.obeyed`` is.
+        """
+        return self._add(what, "copy_late")
+
     def hold_reply(self, what: Script | bytes) -> Rule:
         """Let the server obey, and keep the reply until ``rule.let_go`` is set."""
         return self._add(what, "hold_reply")
 
+    def withdraw(self, rule: Rule) -> None:
+        """Let go what the rule holds; if it has not served by now it never will."""
+        with contextlib.suppress(ValueError):
+            self.rules.remove(rule)
+        rule.let_go.set()
+
     def _add(self, what: Script | bytes, deed: str) -> Rule:
         rule = Rule(what if isinstance(what, bytes) else what.sha.encode(), deed)
-        self._rules.append(rule)
+        self._added.append(rule)
+        self.rules.append(rule)
         return rule
 
     def __enter__(self) -> Self:
@@ -75,33 +90,36 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for rule in self._rules:
-            rule.let_go.set()
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        for each in self._sockets:
-            _close(each)
+        for each in list(self._sockets):
+            _close(each)  # before what is held is let go: the server is another test's then
+        for rule in self._added:
+            rule.let_go.set()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._server.accept()
-                server = socket.socket(socket.AF_UNIX)
-                self._sockets += client, server
+                self._sockets.append(client)
                 try:
-                    server.connect(self.upstream)
+                    _Pair(self, client, self.connect()).start()
                 except OSError:
                     _close(client)
-                    _close(server)
-                    continue
-                _Pair(self._rules, client, server).start()
+
+    def connect(self) -> socket.socket:
+        """A connection to the server, closed with the proxy."""
+        server = socket.socket(socket.AF_UNIX)
+        self._sockets.append(server)
+        server.connect(self.upstream)
+        return server
 
 
 class _Pair:
     """One connection. Its state is the deed that the next reply meets."""
 
-    def __init__(self, rules: deque[Rule], client: socket.socket, server: socket.socket) -> None:
-        self.rules = rules
+    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+        self.proxy = proxy
         self.client = client
         self.server = server
         self.at_reply: Rule | None = None
@@ -118,13 +136,17 @@ class _Pair:
             _close(each)
 
     def _command(self, data: bytes) -> bool:
-        rule = next((rule for rule in self.rules if rule.text in data), None)
+        rules = self.proxy.rules
+        rule = next((rule for rule in list(rules) if rule.text in data), None)
         if rule is not None:
             with contextlib.suppress(ValueError):
-                self.rules.remove(rule)
+                rules.remove(rule)
             if rule.deed == "hold":
                 rule.served.set()
                 rule.let_go.wait()
+            elif rule.deed == "copy_late":
+                self._send_late(rule, data)
+                return False
             elif rule.deed == "cut_before":
                 rule.served.set()
                 return False
@@ -132,6 +154,18 @@ class _Pair:
                 self.at_reply = rule
         self.server.sendall(data)
         return True
+
+    def _send_late(self, rule: Rule, data: bytes) -> None:
+        """Over a connection of its own: this one may be closed by a late reply to an earlier command."""
+        copy = self.proxy.connect()
+        rule.served.set()
+        _close(self.client)
+        rule.let_go.wait()
+        copy.sendall(data)
+        copy.shutdown(socket.SHUT_WR)
+        while copy.recv(65536):
+            pass
+        rule.obeyed.set()
 
     def _reply(self, data: bytes) -> bool:
         rule, self.at_reply = self.at_reply, None
@@ -153,7 +187,7 @@ def _close(each: socket.socket) -> None:
 
 
 def load_scripts(server: EmbeddedServer) -> None:
-    """Have the server know all scripts, so that each call is one EVALSHA."""
+    """Load all scripts into the server, so that each call is one EVALSHA."""
     with server.client() as client:
         for each in vars(scripts).values():
             if isinstance(each, Script):

@@ -1,12 +1,11 @@
-"""The server under all other tests: a real one, that disturbs nobody and outlives nothing."""
+"""The server under all other tests: a real one, that disturbs no one and outlives nothing."""
 
 import os
 import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import redis
 
 from example_project import embedded
 from example_project.embedded import EmbeddedServer, ServerError
+from tests.eventually import PATIENCE, eventually
 
 PARENT = """
 import sys
@@ -30,14 +30,6 @@ sys.stdin.read()
 def running(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     with EmbeddedServer(port=request.param) as server:
         yield server
-
-
-def becomes_true(condition: Callable[[], bool], timeout: float = 5.0) -> bool:
-    """Whether the condition holds within ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def ended(pid: int) -> bool:
@@ -58,9 +50,9 @@ def test_runs_scripts_by_their_hash(running: EmbeddedServer) -> None:
 def test_delivers_messages(running: EmbeddedServer) -> None:
     with running.client() as client, client.pubsub() as subscription:
         subscription.subscribe("news")
-        assert subscription.get_message(timeout=5)["type"] == "subscribe"
+        assert subscription.get_message(timeout=PATIENCE)["type"] == "subscribe"
         client.publish("news", "it is out")
-        assert subscription.get_message(timeout=5)["data"] == "it is out"
+        assert subscription.get_message(timeout=PATIENCE)["data"] == "it is out"
 
 
 def test_writes_nothing_to_disk_and_listens_only_where_it_was_told(running: EmbeddedServer) -> None:
@@ -113,6 +105,14 @@ def test_keeps_its_data_on_request(running: EmbeddedServer) -> None:
         assert client.get("key") is None
 
 
+def test_is_there_when_it_has_read_its_data() -> None:
+    slowly = ["--key-load-delay", "200", "--loading-process-events-interval-bytes", "1024"]
+    with EmbeddedServer(args=slowly) as server, server.client() as client:
+        client.eval("for i = 1, 2000 do redis.call('set', i, i) end", 0)
+        server.restart(keep_data=True)
+        assert client.dbsize() == 2000
+
+
 def test_kill_refuses_clients_until_it_is_started_again(running: EmbeddedServer) -> None:
     pid = running.pid
     running.kill()
@@ -149,8 +149,8 @@ def test_dies_with_a_parent_that_is_killed(port: list[str]) -> None:
         pid, folder = parent.stdout.readline().split()
         assert not ended(int(pid))
         parent.kill()
-    assert becomes_true(lambda: ended(int(pid)))
-    assert becomes_true(lambda: not Path(folder).exists())
+    eventually(lambda: ended(int(pid)))
+    eventually(lambda: not Path(folder).exists())
 
 
 def test_outlives_the_thread_that_started_it() -> None:

@@ -1,16 +1,22 @@
 """What users install: the built wheel, not the tree that the other tests run on."""
 
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from email import message_from_string
 from pathlib import Path
 
 import pytest
 
+import django_rlock
+from tests.smoke.__main__ import lower_bounds
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "django_rlock"
+HOME = "https://github.com/django-rlock/django-rlock"
 
 READ_SCRIPTS = """
 import sys
@@ -55,14 +61,49 @@ def test_the_wheel_tells_licence_and_needs(wheel: zipfile.ZipFile) -> None:
     assert f"{folder}/licenses/LICENSE" in wheel.namelist()
     assert "License-Expression: Apache-2.0\n" in metadata
     assert "Requires-Python: >=3.11\n" in metadata
+    assert f"Version: {django_rlock.__version__}\n" in metadata
     needs = {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Requires-Dist")}
     assert needs == {
-        "celery[redis]>=5.5",
+        "celery[redis]>=5.6; extra == 'celery'",
         "django-redis>=6.0",
         "django>=5.2",
         "redis>=6.4",
         "hiredis>=3.0; extra == 'hiredis'",
+        "django-ninja>=1.6; extra == 'ninja'",
+        "opentelemetry-api>=1.30; extra == 'opentelemetry'",
+        "prometheus-client>=0.20; extra == 'prometheus'",
+        "fakeredis[lua]>=2.40; extra == 'testing'",
     }
+
+
+def test_the_package_page_names_the_project_and_has_no_relative_links(wheel: zipfile.ZipFile) -> None:
+    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = message_from_string(wheel.read(name).decode())
+    assert dict(url.split(", ") for url in metadata.get_all("Project-URL", [])) == {
+        "Homepage": HOME,
+        "Documentation": f"{HOME}/tree/main/docs",
+        "Changelog": f"{HOME}/blob/main/CHANGELOG.md",
+        "Issues": f"{HOME}/issues",
+        "Source": HOME,
+    }
+    links = re.findall(r"\]\(([^)]+)\)|(?:src|href)=[\"']([^\"']+)", str(metadata.get_payload()))
+    targets = [target for found in links for target in found if target]
+    assert f"{HOME}/blob/main/docs/settings.md" in targets
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_the_lower_bounds_that_ci_installs_are_those_of_the_package(wheel: zipfile.ZipFile) -> None:
+    assert lower_bounds() == [
+        "django==5.2\n",
+        "django-redis==6.0\n",
+        "redis==6.4\n",
+        "celery==5.6\n",
+        "hiredis==3.0\n",
+        "django-ninja==1.6\n",
+        "opentelemetry-api==1.30\n",
+        "prometheus-client==0.20\n",
+        "fakeredis==2.40\n",
+    ]
 
 
 def test_scripts_can_be_read_from_the_installed_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""How a lock reaches Redis, waits and tells who is asking: one driver for threads, one for asyncio tasks."""
+"""How a lock reaches Redis, waits, and identifies its owner: one driver for threads, one for asyncio tasks."""

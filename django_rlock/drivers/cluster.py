@@ -1,15 +1,14 @@
-"""The drivers of a Redis Cluster: each call goes to the node that serves its keys' slot.
+"""A cluster of servers: each call goes to the node that serves the slot of its keys.
 
-A driver of the usual kind stands for each node; these choose among them, follow redirections, and ask for the map of
-slots anew when a node does not answer. Trying again within the caller's deadline is ScriptDriver's business.
+Redirections are followed. When a node does not reply, the map of slots is fetched again.
 """
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from redis.exceptions import (
     AskError,
@@ -19,30 +18,34 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from django_rlock.cluster import Address, slot_of
-from django_rlock.connections import slot_map
-from django_rlock.drivers import aio, sync
-from django_rlock.drivers.acks import take_confirmed
-from django_rlock.drivers.aio import AsyncDriver
-from django_rlock.drivers.base import ScriptCall, ScriptDriver
-from django_rlock.drivers.sync import MakePool, SyncDriver
+from django_rlock.cluster import Address, SlotMap, slot_of
+from django_rlock.drivers.base import Face, Undo
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.retrying import Retrying
+from django_rlock.drivers.server import Node, alone, exchange_slices
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.keys import tagged
-from django_rlock.settings import get_settings
 
 _REDIRECTIONS = 5
-"""How often a call is sent on before it pauses: while slots move, two nodes may point at each other."""
-
-Node = TypeVar("Node", bound=ScriptDriver)
+"""How many redirections are followed before a pause: while slots move, two nodes may point at each other."""
 
 
-class _ClusterDriver(ScriptDriver, Generic[Node]):
-    """What both faces share: which node is asked."""
+class Cluster:
+    """The topology of a Redis Cluster. ``make_node`` makes the node for an address."""
 
-    def __init__(self, using: str) -> None:
-        ScriptDriver.__init__(self, using)  # the faces' own make a pool for one server
-        self._slots = slot_map(using)
+    def __init__(
+        self,
+        face: Face,
+        slots: SlotMap,
+        make_node: Callable[[Address], Node],
+        take: Callable[..., Any] | None = None,
+    ) -> None:
+        self._face = face
+        self._slots = slots
+        self._make_node = make_node
         self._nodes: dict[Address, Node] = {}
+        self._take = take
+        self._retrying = Retrying(self._exchange, face.sleep)
 
     def place(self, key: str) -> object:
         return slot_of(key)
@@ -50,25 +53,44 @@ class _ClusterDriver(ScriptDriver, Generic[Node]):
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
         key = call.keys[0]
         if slot_of(tagged("", key)) != slot_of(key):
-            # Some calls have one key only and would succeed, as the acquire of a lock that no release could free.
+            # Calls with a single key would succeed: the lock could be acquired, but then never released.
             raise LockUnavailableError(
                 call.name,
                 reason="the braces in its name would spread its keys over several slots of the cluster",
-                advice="Nothing was locked; leave them out, or close them around a hash tag.",
+                advice="Nothing was changed; leave them out, or close them around a hash tag.",
+                noun=call.noun,
             )
         call.script = call.script.sharded
-        return await super().run(call, until)
+        return await self._retrying.run(call, until)
 
-    def take(
-        self, call: ScriptCall, until: float | None, undo: Callable[[], ScriptCall]
-    ) -> Coroutine[Any, Any, list[Any]]:
-        if get_settings(self.using).replica_acks:
-            return take_confirmed(self, call, until, undo)
-        return self.run(call, until)
+    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
+        return self.run(call, until) if self._take is None else self._take(self.run, call, until, undo)
 
-    async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, timeout: float) -> list[Any]:
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        by_node = self._by_node(calls)
+        found = await self._face.gather([self._ask(address, group) for address, group in by_node.items()])
+        grouped = itertools.chain.from_iterable(by_node.values())
+        replies = dict(zip(grouped, itertools.chain.from_iterable(found), strict=True))
+        return [replies[call] for call in calls]
+
+    async def _ask(self, address: Address, calls: Sequence[ScriptCall]) -> list[Any]:
+        replies = await exchange_slices(self._node(address), calls)
+        if any(isinstance(reply, LockUnavailableError) for reply in replies):
+            self._slots.doubt(address)
+        return [await alone(self.run, call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _by_node(self, calls: Sequence[ScriptCall]) -> dict[Address, list[ScriptCall]]:
         if self._slots.stale:
-            await self._refresh()
+            self._slots.refresh()
+        by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
+        for call in calls:
+            call.script = call.script.sharded
+            by_node[self._slots.owner(slot_of(call.keys[0]))].append(call)
+        return by_node
+
+    async def _exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        if self._slots.stale:
+            await self._face.call(self._slots.refresh, self._slots.rounds, limit)
         slot = slot_of(call.keys[0])
         address = self._slots.owner(slot)
         asking = False
@@ -76,10 +98,10 @@ class _ClusterDriver(ScriptDriver, Generic[Node]):
             try:
                 node = self._node(address)
                 exchange = node.exchange_asking if asking else node.exchange
-                return await exchange(call, packed, nonce, timeout)
+                return await exchange(call, packed, nonce, limit)
             except AskError as error:  # or MovedError
-                call.sends -= 1  # surely not obeyed
-                address = error.host or address[0], error.port
+                call.sends -= 1  # certainly not executed
+                address = self._slots.redirected(error.host, error.port, address)
                 asking = not isinstance(error, MovedError)
                 if not asking:
                     self._slots.moved(slot, address)
@@ -94,49 +116,3 @@ class _ClusterDriver(ScriptDriver, Generic[Node]):
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         return self._nodes.setdefault(address, self._make_node(address)) if node is None else node
-
-    def _make_node(self, address: Address) -> Node:
-        raise NotImplementedError
-
-    async def _refresh(self) -> None:
-        raise NotImplementedError
-
-
-class ClusterSyncDriver(_ClusterDriver[SyncDriver], SyncDriver):
-    """Blocks."""
-
-    def __init__(self, using: str, pool: MakePool) -> None:
-        _ClusterDriver.__init__(self, using)
-        self._make_pool = pool
-
-    def batches(self, calls: list[ScriptCall]) -> Iterable[tuple[SyncDriver, list[ScriptCall]]]:
-        if self._slots.stale:
-            self._slots.refresh()
-        by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
-        for call in calls:
-            call.script = call.script.sharded
-            by_node[self._slots.owner(slot_of(call.keys[0]))].append(call)
-        for address, group in by_node.items():
-            yield from self._node(address).batches(group)
-
-    def note_silence(self, calls: list[ScriptCall]) -> None:
-        self._slots.doubt(self._slots.owner(slot_of(calls[0].keys[0])))
-
-    def _make_node(self, address: Address) -> SyncDriver:
-        return sync.server_driver(self.using, self._make_pool, address)
-
-    async def _refresh(self) -> None:
-        self._slots.refresh()
-
-
-class ClusterAsyncDriver(_ClusterDriver[AsyncDriver], AsyncDriver):
-    """Awaits."""
-
-    def __init__(self, using: str) -> None:
-        _ClusterDriver.__init__(self, using)
-
-    def _make_node(self, address: Address) -> AsyncDriver:
-        return aio.server_driver(self.using, address)
-
-    async def _refresh(self) -> None:
-        await asyncio.to_thread(self._slots.refresh, self._slots.rounds)

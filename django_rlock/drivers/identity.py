@@ -1,8 +1,8 @@
-"""Who is asking: the owner of a lock is a thread, a task or a greenlet of one process.
+"""The owner of a lock: a thread, a task or a greenlet of one process.
 
-On the wire an owner is ``<client id>:<number>``, plus ``:<label>`` where one is set (a Celery task's id). The client id
-is new in every process and after every fork. The number belongs to one thread, task or greenlet for its life, and is
-never used twice: the system recycles thread idents and ``id()``, so both are kept out.
+In Redis an owner is ``<client id>:<number>``, plus ``:<label>`` if one is set (a Celery task's id). The client id is
+new in every process and after every fork. The number belongs to one thread, task or greenlet for its life and is never
+used again. Thread idents and ``id()`` are not used, because the system recycles them.
 """
 
 from __future__ import annotations
@@ -14,40 +14,54 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from types import CodeType
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
+
+from django_rlock.process import on_fork
+
+AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Owner:
     """One thread, task or greenlet.
 
-    ``serial`` never changes. ``name`` is the wire name, which may. ``place`` is what reports call it. ``is_alive`` says
-    whether the thread, task or greenlet still runs; this object may outlive it, in tracebacks that are kept.
+    ``serial`` never changes. ``wire_name`` is the owner's name in Redis, which may change. ``place`` is its name in
+    reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
+    greenlet still runs; this object may outlive it, in holds, stored exceptions and frames.
     """
 
-    __slots__ = ("__weakref__", "is_alive", "label", "name", "place", "serial")
+    __slots__ = ("is_alive", "label", "place", "serial", "wire_name")
 
-    def __init__(self, place: str, is_alive: Callable[[], object]) -> None:
+    is_named = False
+    serial: int | str
+
+    def __init__(self, place: str, is_alive: Callable[[], object] = lambda: True) -> None:
         self.serial = next(_process.numbers)
         self.place = place
         self.is_alive = is_alive
         self.label = ""
         self.renew_name()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the thread, task or greenlet has ended, so that it can no longer release anything."""
+        return not self.is_alive()
+
     def renew_name(self) -> None:
         """Take a fresh wire name, so that late commands under the old one can do no harm.
 
-        Called when the outcome of a command is unknown: it may still reach the server after those that follow.
-        Holds keep the name that they were taken with.
+        Called when the outcome of a command is unknown, or when it was sent more than once: the command, or a copy of
+        it, may reach the server after those that follow. Holds keep the name that they were taken with.
         """
-        self.name = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
+        self.wire_name = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
 
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
-        """Add a label to the wire name of the locks taken inside, for others to see in Redis."""
+        """Add a label to the wire name of the locks taken inside, visible to others in Redis."""
         outer, self.label = self.label, f":{label}"
         self.renew_name()
         try:
@@ -57,8 +71,27 @@ class Owner:
             self.renew_name()
 
 
+class NamedOwner(Owner):
+    """An owner whose name the caller chose. It belongs to no thread or task, and every process may use the name.
+
+    It never ends.
+    """
+
+    __slots__ = ()
+
+    is_named = True
+    ended = False
+
+    def __init__(self, name: str) -> None:
+        self.serial = self.wire_name = name
+        self.place = self.label = ""
+
+    def renew_name(self) -> None:
+        """Do nothing: the name is fixed. A grant that is not wanted ends when its lease expires."""
+
+
 class _Life:
-    """Only the thread's own storage refers to it, so it is gone when the thread has ended."""
+    """Referenced by a thread's local storage only, so that it is collected when the thread ends."""
 
     __slots__ = ("__weakref__",)
 
@@ -67,7 +100,9 @@ class _Process:
     """What a forked child must not share with its parent."""
 
     def __init__(self) -> None:
-        self.client_id = str(uuid.UUID(bytes=os.urandom(16), version=4))
+        random = str(uuid.UUID(bytes=os.urandom(16), version=4))
+        # Version 8 lets scripts distinguish our clients from Redisson's, which use random UUIDs of version 4.
+        self.client_id = f"{random[:14]}8{random[15:]}"
         self.numbers = itertools.count(1)
         self.threads = threading.local()
         self.tasks: WeakKeyDictionary[asyncio.Task[Any], Owner] = WeakKeyDictionary()
@@ -75,6 +110,8 @@ class _Process:
 
 
 _process = _Process()
+_calls_for_owners: set[CodeType] = set()
+"""Filled on import, and the same in every process."""
 
 
 def client_id() -> str:
@@ -82,8 +119,18 @@ def client_id() -> str:
     return _process.client_id
 
 
+def new_number() -> int:
+    """A number that this process has never used and will never use again."""
+    return next(_process.numbers)
+
+
+def new_request() -> str:
+    """A name for a request to a server; it is never used twice."""
+    return f"{_process.client_id}:{new_number()}"
+
+
 def thread_owner() -> Owner:
-    """The owner of the running thread, or of the running greenlet where there is one."""
+    """The owner for the running greenlet, if there is one, else for the running thread."""
     greenlet = sys.modules.get("greenlet")
     # Without monkey patching, or with late patching, all greenlets of a thread share its threading.local.
     if greenlet is not None and greenlet.getcurrent().parent is not None:
@@ -96,15 +143,33 @@ def thread_owner() -> Owner:
     return owner
 
 
+def for_its_owner(method: AsyncMethod) -> AsyncMethod:
+    """Mark an async method whose result belongs to the awaiting task, so that it must not run as a task of its own."""
+    _calls_for_owners.add(method.__code__)
+    return method
+
+
 def task_owner() -> Owner:
-    """The owner of the running asyncio task. RuntimeError outside of a task."""
+    """The owner for the running asyncio task. RuntimeError outside of a task, or if the task is the call itself."""
     task = asyncio.current_task()
     if task is None:
-        raise RuntimeError("A lock's async methods need a running asyncio task: it is the owner of the lock.")
+        raise RuntimeError("The async methods need a running asyncio task: it is the owner of what they take.")
     owner = _process.tasks.get(task)
     if owner is None:
+        _check_task(task)
         owner = _process.tasks[task] = Owner(task.get_name(), partial(_goes_on, weakref.ref(task)))
     return owner
+
+
+def _check_task(task: asyncio.Task[Any]) -> None:
+    coro: Any = task.get_coro()
+    if getattr(coro, "cr_code", None) in _calls_for_owners:
+        called = coro.__name__ if coro.__name__.startswith("__") else f"a{coro.__name__.removeprefix('_')}"  # by users
+        raise RuntimeError(
+            f"{called}() of a lock was made a task of its own, which would own the lock and ends with the call: "
+            f"by create_task(), gather(), shield() or, before Python 3.12, wait_for(). Await it in the task that works "
+            f"under the lock. For a limit use wait_time= or asyncio.timeout(); for several locks rlock('a', 'b')."
+        )
 
 
 def _goes_on(place: weakref.ref[asyncio.Task[Any]]) -> bool:
@@ -113,12 +178,11 @@ def _goes_on(place: weakref.ref[asyncio.Task[Any]]) -> bool:
 
 
 def current_owner() -> Owner:
-    """The running task inside an event loop, else the running thread."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
-    return thread_owner() if task is None else task_owner()
+    """The owner for the running task inside an event loop, else for the running thread."""
+    # Without a running loop, the usual case, current_task() raises, which takes several times as long.
+    if asyncio._get_running_loop() is None or asyncio.current_task() is None:  # noqa: SLF001 - in asyncio.events.__all__
+        return thread_owner()
+    return task_owner()
 
 
 def _greenlet_owner(current: Any) -> Owner:
@@ -142,4 +206,4 @@ def _after_fork() -> None:
     _process = _Process()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+on_fork("identity", _after_fork)

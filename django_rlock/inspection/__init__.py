@@ -1,4 +1,4 @@
-"""Who holds which lock, what they do with it, and who waits; and freeing a lock that somebody else holds.
+"""Who holds which lock, what they do with it, and who waits; and freeing a lock that another owner holds.
 
 Names come from the process reports (``reports``), which are written a little later than the truth. Each is
 compared with the lock itself, so a lock that is gone is never shown, and a holder is always who holds it now.
@@ -6,39 +6,56 @@ compared with the lock itself, so a lock that is gone is never shown, and a hold
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from fnmatch import translate
 
-from django_rlock.connections import SERVER_ERRORS
-from django_rlock.drivers.base import unavailable
-from django_rlock.drivers.identity import client_id
+from django.core.exceptions import ImproperlyConfigured
+
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import reading
 from django_rlock.inspection.building import Builder
-from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
-from django_rlock.inspection.sources import Server, source
+from django_rlock.inspection.infos import (
+    CLIENT_LENGTH,
+    Deadlock,
+    Edge,
+    Holder,
+    LockInfo,
+    LockState,
+    Party,
+    Waiter,
+    WaitGraph,
+)
+from django_rlock.inspection.sources import asking
+from django_rlock.inspection.survey import Problem, Survey, own_report
+from django_rlock.inspection.waiting import edges, mark
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock, set_inspector
-from django_rlock.locks.hooks import LockHooks
-from django_rlock.reports import local_report
+from django_rlock.locks.hooks import Waitable
+from django_rlock.locks.tallies import operator
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
 
 __all__ = [
+    "Deadlock",
+    "Edge",
     "Holder",
     "LockInfo",
     "LockState",
     "Party",
+    "WaitGraph",
     "Waiter",
+    "describe_holder",
+    "find_locks",
     "force_release",
     "iter_locks",
     "listed_aliases",
     "lock_info",
     "lock_infos",
+    "take_survey",
+    "wait_for_graph",
 ]
+
+_ALL = 10_000
+"""Locks at most that are read again for the sake of deadlocks, where all locks are read anyway."""
 
 
 def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool = False) -> Iterator[LockInfo]:
@@ -47,86 +64,100 @@ def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool 
     ``pattern`` is a shell pattern for their names (``stock:*``); None takes all. Held for less than half a
     second, a lock is not listed yet. ``scan=True`` also finds locks that no report names, as those of Java
     clients: it looks at every key of the server, in steps. LockUnavailableError when the Redis of an alias
-    cannot be asked.
+    is unreachable.
     """
-    for alias in listed_aliases() if using is None else [using]:
-        yield from _read_locks(alias, pattern, scan)
+    locks, errors = find_locks(using, pattern, scan)
+    for error in errors.values():
+        raise error
+    yield from locks
+
+
+def find_locks(
+    using: str | None = None, pattern: str | None = None, scan: bool = False, with_hot: bool = False
+) -> tuple[list[LockInfo], dict[str, Problem]]:
+    """The same, all at once, with the errors of the aliases that could not be read; ``with_hot`` adds hot locks that
+    are free for a moment.
+
+    ImproperlyConfigured when RLOCK as a whole is wrong.
+    """
+    survey = take_survey(using, pattern or "*")
+    locks = survey.read_all(pattern, scan, with_hot)
+    return mark(locks, survey.deadlocks(_ALL)), survey.errors
+
+
+def wait_for_graph(using: str | None = None) -> WaitGraph:
+    """Who waits for whom, among the locks of one alias or (None) of all, and who is in a deadlock. Errors as
+    ``iter_locks``.
+
+    Waits are known once they have lasted for half a second; those of Java clients in Redisson's fair locks only. A
+    deadlock is one that was found in two readings; one that a waiter ends by giving up may be seen for a second more.
+    """
+    survey = take_survey(using)
+    found = edges(survey.read_all())
+    deadlocks = survey.deadlocks(_ALL)
+    for error in survey.errors.values():
+        raise error
+    return WaitGraph(tuple(found), deadlocks)
+
+
+def take_survey(using: str | None = None, name: str = "*") -> Survey:
+    """Reads the reports of one alias or (None) of all; errors call what was wanted ``name``. ImproperlyConfigured when
+    RLOCK as a whole is wrong."""
+    return Survey(listed_aliases() if using is None else [using], name)
 
 
 def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
     """A lock's holders and waiters, or None when it is free. LockUnavailableError when Redis cannot be
-    asked."""
+    asked, ImproperlyConfigured for a bad alias, ValueError for what can be no name."""
     return next(iter(lock_infos([name], using)), None)
 
 
 def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
     """Those of some locks that are held, in two or three round trips. Errors as ``lock_info``."""
-    keys = [rlock(name, using=using).key for name in names]
-    with _asking(", ".join(keys), using) as server:
-        now, reports = server.read_all_reports()
-        builder = Builder(using, now, [*reports, _local_report(now)])
-        return builder.infos(server.read_states(keys))
+    locks = [rlock(name, using=using) for name in names]
+    survey = Survey([using], ", ".join(lock.key for lock in locks))
+    found = survey.read((using, lock.name) for lock in locks)
+    deadlocks = survey.deadlocks()
+    for error in survey.errors.values():
+        raise error
+    return mark(found, deadlocks)
 
 
-def read_states(keys: Iterable[str], using: str = DEFAULT_ALIAS) -> dict[str, reading.State]:
-    """The locks among ``keys`` that are held, without reports. Errors as ``lock_info``."""
-    wanted = list(keys)
-    with _asking(", ".join(wanted), using) as server:
-        return server.read_states(wanted)
+def force_release(
+    name: str, owner: str | None = None, using: str = DEFAULT_ALIAS, reason: str = "", by: str = ""
+) -> bool:
+    """Free a lock that another owner holds, and let its next waiter in. Returns whether it was held.
 
-
-def force_release(name: str, owner: str | None = None, using: str = DEFAULT_ALIAS, reason: str = "") -> bool:
-    """Free a lock that somebody else holds, and let its next waiter in. Returns whether it was held.
-
-    With ``owner`` only while that owner holds it, so that the next holder is never freed by mistake; None
-    frees whoever holds it. The holder learns of it at its next renewal, and goes on until then: two may be
-    inside. ``reason`` goes to the log and to the signal. LockUnavailableError when Redis cannot be asked.
+    With ``owner``, only while that owner holds it, so that the next holder is never freed by mistake; None frees
+    whoever holds it. The holder's process is notified at once, but its code goes on until it looks: two may run
+    meanwhile. ``reason`` goes to the log, the signal and the history, with ``by``, who does it. Raises
+    LockUnavailableError when Redis is unreachable.
     """
     if owner == "":
         raise ValueError("The owner must be as lock_info() gives it, or None for whoever holds the lock.")
-    return rlock(name, using=using).force_release(owner, reason=reason)
-
-
-def listed_aliases() -> list[str]:
-    """The aliases without those that show the same locks as another: same server or nodes, same prefix."""
-    seen: dict[tuple[object, str], str] = {}
-    for alias in reversed(get_aliases()):
-        options = get_settings(alias)
-        seen[options.nodes or options.cache, options.key_prefix] = alias
-    return sorted(seen.values())
-
-
-def _read_locks(using: str, pattern: str | None, scan: bool) -> list[LockInfo]:
-    prefix = get_settings(using).key_prefix
-    with _asking(pattern or "*", using) as server:
-        now, reports = server.read_all_reports()
-        builder = Builder(using, now, [*reports, _local_report(now)])
-        told = builder.keys()
-        states = server.read_states(_matching(told, prefix, pattern))
-        if scan:
-            found = server.read_states(_matching(server.scan_keys(prefix) - told, prefix, pattern))
-            states |= {key: state for key, state in found.items() if state.has_lock_owners}
-        return builder.infos(states)
-
-
-def _matching(keys: Iterable[str], prefix: str, pattern: str | None) -> list[str]:
-    matches = re.compile(translate(pattern or "*")).match
-    return sorted(key for key in keys if matches(key.removeprefix(prefix)))
-
-
-def _local_report(now: float) -> reading.Report:
-    """This process's own report, which is true at once."""
-    return reading.parse_report(client_id(), now, local_report(now - time.monotonic()))
-
-
-@contextmanager
-def _asking(name: str, using: str) -> Iterator[Server]:
+    token = operator.set((by, reason))
     try:
-        yield source(using, name)
-    except LockUnavailableError:
-        raise
-    except SERVER_ERRORS as error:
-        raise unavailable(name, error) from error
+        text = f"{by}: {reason or 'no reason given'}" if by else reason
+        return rlock(name, using=using).force_release(owner, reason=text)
+    finally:
+        operator.reset(token)
+
+
+def listed_aliases(first: str | None = None) -> list[str]:
+    """The aliases without those that show the same locks (server or nodes, prefix) as another, or as ``first``.
+
+    One with a bad entry is among them: reading its locks raises ImproperlyConfigured.
+    """
+    aliases = get_aliases() if first is None else [first, *get_aliases()]
+    return sorted({_locks_place(alias): alias for alias in reversed(aliases)}.values())
+
+
+def _locks_place(alias: str) -> tuple[object, str]:
+    try:
+        options = get_settings(alias)
+    except ImproperlyConfigured:
+        return None, alias
+    return options.nodes or options.cache, options.key_prefix
 
 
 def _describe(lock: BaseLock) -> LockInfo | None:
@@ -134,15 +165,15 @@ def _describe(lock: BaseLock) -> LockInfo | None:
     return info and replace(info, kind=info.kind or lock.kind)
 
 
-def _holder_text(lock: LockHooks) -> str | None:
-    """Who holds a lock, for an error message: one report is read, not all."""
-    with suppress(LockUnavailableError), _asking(lock.name, lock.using) as server:
+def describe_holder(lock: Waitable) -> str | None:
+    """Who holds a lock, in one line; None when it is free or Redis unreachable. One report is read, not all."""
+    with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
         states = server.read_states([lock.key])
         processes = {owner[:CLIENT_LENGTH] for state in states.values() for owner in state.holds}
         now, reports = server.read_reports(processes)
-        for info in Builder(lock.using, now, [*reports, _local_report(now)]).infos(states):
+        for info in Builder(lock.using, now, [*reports, own_report(now)]).infos(states):
             return str(info.holder)
     return None
 
 
-set_inspector(_describe, _holder_text)
+set_inspector(_describe, describe_holder)

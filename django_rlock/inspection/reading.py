@@ -7,66 +7,41 @@ because a value that cannot be decoded would leave the rest of its reply in the 
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import redis
 
 from django_rlock.cluster import ClusterClient
-from django_rlock.keys import queue_key
+from django_rlock.inspection.parsing import Fields, Report, parse_report, unchanged_report
+from django_rlock.inspection.untrusted import number_of, plain_text
+from django_rlock.keys import queue_key, redisson_queue_key
 from django_rlock.reports import PROCESSES, report_key
+from django_rlock.reports.history import HISTORIES, history_key
+from django_rlock.scripts import ABSENT
 
-NO_EXPIRY, GONE = -1, -2
-"""What PTTL answers instead of a time."""
 MAX_PROCESSES = 2000
 MAX_FIELDS = 4000
 MAX_PARTIES = 100
 """Holders and waiters of one lock that are read; ``State.waiting`` still counts all."""
-MAX_JSON = 16_384
-MAX_TEXT = 300
+MAX_HISTORIES = 500
 BATCH = 500
 """Locks that are read in one round trip."""
 SCAN_COUNT = 2000
 SCAN_CALLS = 5000
 """A scan ends after ten million keys, found or not."""
+_NAMED = re.compile(r"[^/]{36}/\d+/(.*)", re.DOTALL)
 _OWNER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:.+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A hold or wait as a report tells it; ``since`` is the server's clock, in seconds."""
-
-    key: str
-    owner: str
-    kind: str
-    since: float | None
-    lease: float | None
-    place: str
-    context: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What one process told. ``beat`` is when it was last heard of, by the server's clock in seconds."""
-
-    client: str
-    beat: float
-    host: str
-    pid: int | None
-    role: str
-    holds: list[Entry] = field(default_factory=list)
-    waits: list[Entry] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
 class State:
-    """A lock as it is: owner → holds, the PTTL in ms, and the first of its queue.
+    """A lock as it is: owner → holds, the PTTL in ms, and the first of its queues, ours and Redisson's fair lock's.
 
-    Of a RedLock ``nodes`` maps each node to the owner there, "" where it is free, None where nobody can be asked.
+    ``queues`` is how many of the two queues there are. Of a RedLock ``nodes`` maps each node to the owner there, ""
+    where it is free, None where it is unreachable.
     """
 
     holds: Mapping[str, int]
@@ -74,23 +49,39 @@ class State:
     queue: tuple[str, ...]
     waiting: int
     nodes: Mapping[str, str | None] = field(default_factory=dict)
+    queues: int = 0
+
+    @property
+    def present(self) -> int:
+        """How many of its keys ``count_present`` finds."""
+        return sum(map(bool, self.nodes.values())) if self.nodes else 1 + self.queues
 
     @property
     def has_lock_owners(self) -> bool:
-        """Whether all owners look like one: what tells a lock from other hashes where keys have no prefix."""
+        """Whether all owners look like one: what distinguishes a lock from other hashes where keys have no prefix."""
         return all(_OWNER.fullmatch(owner) for owner in self.holds)
 
 
-def read_all_reports(client: redis.Redis) -> tuple[float, list[Report]]:
-    """The server's time, in seconds, and the report of every process."""
+def read_all_reports(client: redis.Redis, place: str, is_refresh: bool = False) -> tuple[float, list[Report]]:
+    """The server's time, in seconds, and the report of every process; for ``place`` see ``parse_report``. A refresh
+    does not read the reports again that have not changed since they were read a moment ago."""
     time, beats = _pipeline(client, [("TIME",), ("ZREVRANGE", PROCESSES, 0, MAX_PROCESSES - 1, "WITHSCORES")])
-    scores = {_text(member): _number(score) or 0.0 for member, score in _pairs(beats or [])}
-    hashes = _pipeline(client, [_read_hash(report_key(process), MAX_FIELDS) for process in scores])
-    found = {process: _fields(reply) for process, reply in zip(scores, hashes, strict=True)}
+    now = _seconds(time)
+    scores = {plain_text(member): number_of(score) or 0.0 for member, score in _pairs(beats or [])}
+    kept = _unchanged_reports(scores, place, now) if is_refresh else {}
+    asked = [process for process in scores if process not in kept]
+    hashes = _pipeline(client, [_read_hash(report_key(process), MAX_FIELDS) for process in asked])
+    found = {process: _fields(reply) for process, reply in zip(asked, hashes, strict=True)}
     if ended := [process for process, fields in found.items() if not fields]:
         # Its report outlived it and then expired. If it comes back just now, its next beat adds it again.
         _pipeline(client, [("ZREM", PROCESSES, *ended)])
-    return _seconds(time), [parse_report(p, scores[p], fields) for p, fields in found.items() if fields]
+    read = {p: parse_report(p, scores[p], fields, place, now) for p, fields in found.items() if fields}
+    return now, [report for process in scores if (report := kept.get(process) or read.get(process))]
+
+
+def _unchanged_reports(beats: Mapping[str, float], place: str, now: float) -> dict[str, Report]:
+    found = ((process, unchanged_report(process, beat, place, now)) for process, beat in beats.items())
+    return {process: report for process, report in found if report}
 
 
 def read_reports(client: redis.Redis, processes: Collection[str]) -> tuple[float, list[Report]]:
@@ -101,7 +92,15 @@ def read_reports(client: redis.Redis, processes: Collection[str]) -> tuple[float
         commands += [("ZSCORE", PROCESSES, process), _read_hash(report_key(process), MAX_FIELDS)]
     time, *replies = _pipeline(client, commands)
     found = zip(processes, replies[::2], map(_fields, replies[1::2]), strict=True)
-    return _seconds(time), [parse_report(p, _number(beat) or 0.0, fields) for p, beat, fields in found if fields]
+    return _seconds(time), [parse_report(p, number_of(beat) or 0.0, fields) for p, beat, fields in found if fields]
+
+
+def read_histories(client: redis.Redis) -> tuple[float, dict[str, str]]:
+    """The server's time, in seconds, and the text of each process's history, by client id; those written last."""
+    time, members = _pipeline(client, [("TIME",), ("ZREVRANGE", HISTORIES, 0, MAX_HISTORIES - 1)])
+    processes = [plain_text(member) for member in members or ()]
+    texts = _pipeline(client, [("GET", history_key(process)) for process in processes])
+    return _seconds(time), {p: plain_text(text) for p, text in zip(processes, texts, strict=True) if text is not None}
 
 
 def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
@@ -111,10 +110,29 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
     for start in range(0, len(wanted), BATCH):
         batch = wanted[start : start + BATCH]
         replies = iter(_pipeline(client, [command for key in batch for command in _read_lock(key)]))
-        for key, held, pttl, queue, waiting in zip(batch, replies, replies, replies, replies, strict=False):
-            if (holds := _holds(held)) and pttl != GONE:
-                found[key] = State(holds, pttl, tuple(map(_text, queue or ())), waiting or 0)
-    return found
+        for key, held, pttl, queue, java in zip(batch, *[replies] * 4, strict=False):
+            if (holds := _holds(held)) and pttl != ABSENT:
+                waiters = *map(_waiting, queue or ()), *map(plain_text, java or ())
+                queues = bool(queue) + bool(java)
+                found[key] = State(holds, pttl, waiters[:MAX_PARTIES], len(waiters), queues=queues)
+    return found | _count_waiters(client, {key: state for key, state in found.items() if state.waiting >= MAX_PARTIES})
+
+
+def _count_waiters(client: redis.Redis, states: Mapping[str, State]) -> dict[str, State]:
+    """The same states, with the whole lengths of their queues."""
+    commands = [command for key in states for command in (("ZCARD", queue_key(key)), ("LLEN", redisson_queue_key(key)))]
+    lengths = iter(_pipeline(client, commands) if commands else ())
+    return {
+        key: replace(state, waiting=(ours or 0) + (java or 0))
+        for (key, state), ours, java in zip(states.items(), lengths, lengths, strict=False)
+    }
+
+
+def count_present(client: redis.Redis, keys: Iterable[str]) -> int:
+    """How many there are of these locks and their queues; one command, in a cluster one for each lock."""
+    locks = [(key, queue_key(key), redisson_queue_key(key)) for key in keys]
+    groups = locks if isinstance(client, ClusterClient) else [[key for lock in locks for key in lock]]
+    return sum(_pipeline(client, [("EXISTS", *group) for group in groups]))
 
 
 def scan_keys(client: Any, prefix: str) -> Iterator[str]:
@@ -130,47 +148,9 @@ def _scan(server: Any, pattern: str) -> Iterator[str]:
     for _ in range(SCAN_CALLS):
         command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, "TYPE", "hash")
         cursor, keys = server.execute_command(*command, NEVER_DECODE=True)
-        yield from map(_text, keys)
+        yield from map(plain_text, keys)
         if not cursor:
             return
-
-
-def parse_report(client: str, beat: float, fields: Mapping[str, str]) -> Report:
-    """A report from its fields, without those that make no sense."""
-    pid = _number(fields.get("pid"))
-    report = Report(
-        client,
-        beat,
-        host=_short(fields.get("host")),
-        pid=None if pid is None else int(pid),
-        role=_short(fields.get("role")),
-    )
-    for name, text in fields.items():
-        what = name.partition(" ")[0]
-        if what in {"hold", "wait"} and (entry := _entry(text)):
-            (report.holds if what == "hold" else report.waits).append(entry)
-    return report
-
-
-def _entry(text: str) -> Entry | None:
-    try:
-        document = json.loads(text) if len(text) <= MAX_JSON else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(document, dict):
-        return None
-    key, owner, context = (document.get(name) for name in ("key", "owner", "context"))
-    if not isinstance(key, str) or not isinstance(owner, str):
-        return None
-    return Entry(
-        key=_printable(key),
-        owner=_printable(owner),
-        kind=_short(document.get("kind")),
-        since=_number(document.get("since")),
-        lease=_number(document.get("lease")),
-        place=_short(document.get("place")),
-        context={_short(k): _short(v) for k, v in context.items()} if isinstance(context, dict) else {},
-    )
 
 
 def _pipeline(client: redis.Redis, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
@@ -196,20 +176,19 @@ def _read_hash(key: str, limit: int) -> tuple[Any, ...]:
 
 
 def _read_lock(key: str) -> Iterator[tuple[Any, ...]]:
-    queue = queue_key(key)
     yield _read_hash(key, MAX_PARTIES)
     yield "PTTL", key
-    yield "ZRANGE", queue, 0, MAX_PARTIES - 1
-    yield "ZCARD", queue
+    yield "ZRANGE", queue_key(key), 0, MAX_PARTIES - 1
+    yield "LRANGE", redisson_queue_key(key), 0, MAX_PARTIES - 1
 
 
-def _fields(reply: Any) -> dict[str, str]:
-    return {_text(name): _text(value) for name, value in reply[1].items()} if reply else {}
+def _fields(reply: Any) -> Fields:
+    return reply[1] if reply else {}
 
 
 def _holds(reply: Any) -> dict[str, int]:
     # A read-write lock also has a field that names its mode.
-    counts = {name: _number(value) for name, value in _fields(reply).items()}
+    counts = {plain_text(name): number_of(plain_text(value)) for name, value in _fields(reply).items()}
     return {name: int(count) for name, count in counts.items() if count is not None and count >= 1}
 
 
@@ -222,22 +201,8 @@ def _seconds(time: tuple[int, int]) -> float:
     return time[0] + time[1] / 1e6
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-def _printable(text: str) -> str:
-    """JSON can spell half a surrogate pair, which no page can encode."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _short(value: Any) -> str:
-    return "" if value is None else _printable(str(value)[:MAX_TEXT])
-
-
-def _number(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+def _waiting(member: bytes | str) -> str:
+    """The owner that a member of a queue stands for: a name that the caller chose follows its client and a number."""
+    owner = plain_text(member)
+    named = _NAMED.fullmatch(owner)
+    return named[1] if named else owner

@@ -1,4 +1,4 @@
-"""Locks as pages show them, and what of them a browser may know."""
+"""Locks as pages show them, and what a browser may know about them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Row:
 
     @property
     def object_id(self) -> str:
-        """What the admin's URLs and its log call it."""
+        """Its name in the admin's URLs and log."""
         return f"{self.lock.using}/{self.lock.name}"
 
     @property
-    def is_slow(self) -> bool:
-        """Whether it is held for longer than the alias's SLOW_HOLD."""
-        return (self.lock.held_for or 0.0) > get_settings(self.lock.using).slow_hold
+    def keeps_waiting(self) -> bool:
+        """Whether others wait behind a hold that is older than the alias's SLOW_HOLD."""
+        return bool(self.lock.waiting) and (self.lock.held_for or 0.0) > get_settings(self.lock.using).slow_hold
 
     @property
     def full_lease(self) -> float:
@@ -47,20 +47,29 @@ class Row:
     def command(self) -> str:
         """What frees it in a shell, while that owner has it."""
         words = ["rlock_release", "--using", self.lock.using, "--owner", self.lock.holder.owner, "--", self.lock.name]
-        return shlex.join(words)
+        return " ".join(map(_shell_word, words))
 
 
 def public_dict(lock: LockInfo) -> dict[str, Any]:
     """Plain values without whole owner ids, which a browser has no need to know."""
     document = lock.as_dict()
-    for kind in ("holders", "waiters"):
+    for kind in ("holders", "waiters", "recent"):
         parties: tuple[Party, ...] = getattr(lock, kind)
         for entry, party in zip(document[kind], parties, strict=True):
             entry |= {"owner": party.short_owner, "client": party.client[:8], "doing": party.doing}
+            del entry["actor"]  # it has the whole client id
     document["nodes"] = {node: short_node_owner(owner) for node, owner in lock.nodes.items()}
     return document
 
 
+def _shell_word(word: str) -> str:
+    """A word as a shell takes it; control characters are written as escapes, which no terminal obeys."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = word.replace("\\", r"\\").replace("'", r"\'")
+    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + "'"
+
+
 def short_node_owner(owner: str | None) -> str | None:
-    """The owner on a node for people; "" where it is free there, None where nobody can be asked."""
-    return Party(owner=owner, client=owner[:CLIENT_LENGTH]).short_owner if owner else owner
+    """The owner on a node for people; "" where it is free there, None where it is unreachable."""
+    return Party(owner=owner, actor=owner, client=owner[:CLIENT_LENGTH]).short_owner if owner else owner

@@ -1,4 +1,4 @@
-"""The locks: one module for each kind, over flows that they share."""
+"""The locks: one module for each kind, over shared flows."""
 
 from __future__ import annotations
 
@@ -54,21 +54,23 @@ def rlock(
     using: str = DEFAULT_ALIAS,
     kind: str | None = None,
     owner: str | None = None,
+    until_commit: bool | str | None = None,
     **options: Any,
 ) -> BaseLock:
-    """A lock of an alias's kind, or of the ``kind`` named: the front door.
+    """Make a lock of the alias's default kind, or of ``kind``.
 
-    Several names give a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds; None
-    waits for ever, respectively is renewed by the watchdog. ``owner`` and further options are those of the lock
-    classes. ValueError for an unknown kind or no name; ImproperlyConfigured for a bad alias, or a kind that does not
-    work there: with NODES that is any but RedLock.
+    Several names make a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds. With
+    ``wait_time=None`` acquire waits for ever; with ``lease_time=None`` the watchdog renews the lease. ``owner``,
+    ``until_commit`` and further options are those of the lock classes. Raises ValueError for an unknown kind or no
+    name, and ImproperlyConfigured for a bad alias, or for a kind that does not work there: with NODES only RedLock
+    does.
     """
     options_of_alias = get_settings(using)
     chosen = kind or options_of_alias.kind
     if chosen not in KINDS:
         raise ValueError(f"There is no lock kind {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
     options_of_alias.check_kind(chosen)
-    times: Any = {"wait_time": wait_time, "lease_time": lease_time, "owner": owner}
+    times: Any = {"wait_time": wait_time, "lease_time": lease_time, "owner": owner, "until_commit": until_commit}
     if len(names) == 1:
         return KINDS[chosen](names[0], using=using, **times, **options)
     return MultiLock(*(KINDS[chosen](name, using=using, **options) for name in names), **times)

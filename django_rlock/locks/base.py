@@ -1,55 +1,90 @@
-"""What users call: every flow with two faces, blocking calls and coroutines with Django's ``a`` prefix.
+"""The locks' public methods: each flow as a blocking method, and as a coroutine method with Django's ``a`` prefix.
 
 A lock object is a stateless handle: a name, an alias and durations. State is in Redis and in ``holds``. So one object,
-made at import time even, serves all threads, tasks and forked children.
+even one made at import time, serves all threads, tasks and forked children.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Mapping
+from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from django.db import DEFAULT_DB_ALIAS
+
 from django_rlock import keys
-from django_rlock.drivers.aio import async_driver
-from django_rlock.drivers.base import Driver, monotonic, run_sync
-from django_rlock.drivers.identity import Owner, current_owner
-from django_rlock.drivers.sync import sync_driver
+from django_rlock.callbacks import log
+from django_rlock.drivers.base import Driver, monotonic, run_flow
+from django_rlock.drivers.identity import NamedOwner, Owner, current_owner, for_its_owner
+from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import (
     LockTimeoutError,
     RLockError,
 )
+from django_rlock.locks.attempt import Claim
+from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
+from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
 from django_rlock.locks.flows import LockFlows
-from django_rlock.locks.holds import HOLDS, Hold
-from django_rlock.locks.hooks import LockHooks
-from django_rlock.settings import DEFAULT_ALIAS
+from django_rlock.locks.holds import HOLDS, Hold, key_of
+from django_rlock.locks.hooks import Waitable
+from django_rlock.locks.transactions import (
+    AtomicBlock,
+    check_until_commit,
+    checked_database,
+    keep_until_commit,
+    warn_inside_transaction,
+)
+from django_rlock.locks.watchdog import watch
+from django_rlock.scripts import ABSENT, ENDLESS
+from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 if TYPE_CHECKING:
     from django_rlock.inspection import LockInfo
 
 logger = logging.getLogger("django_rlock.locks")
 
+_MOST_SHOWN = 60
+"""How many characters of a wrong name an error shows."""
+
 
 class BaseLock(LockFlows):
     """A re-entrant distributed lock.
 
-    ``name`` is what the lock protects; ``using`` the RLOCK alias. ``wait_time`` is how long to wait for it, in seconds
-    (0 tries once, None waits for ever). ``lease_time`` is how long it may be held, in seconds; None means as long as
-    this process lives: the watchdog renews it. Both can be given to ``acquire`` as well.
+    ``name`` says what the lock protects; ``using`` is the RLOCK alias. ``wait_time`` is how long to wait for the lock,
+    in seconds (0 tries once, None waits for ever). ``lease_time`` is how long it may be held, in seconds; with None the
+    watchdog renews the lease while this process lives. Both can also be given to ``acquire``. Raises ValueError for a
+    name or an owner that is empty or longer than 1,024 bytes in UTF-8.
 
-    The owner is the running thread or asyncio task, unless ``owner`` names one; a named owner moves a hold between
-    processes, and counts as one hold in each. ``on_lost(lock)`` is called in the background thread when a hold is lost.
+    The owner is the running thread or asyncio task, unless ``owner`` names one. All threads, tasks and processes that
+    use the same name are one owner: each of them can re-enter the lock at once, and any of them may release it. Within
+    a process all of them share one hold, which needs as many releases as acquires; the first process whose hold ends
+    frees the lock (see ``hand_over``). ``on_lost(lock)`` is called in the thread for callbacks when a hold is lost.
     After ``max_hold_time`` seconds the watchdog stops renewing.
 
-    What holds: no two owners are inside at once while leases last and the server keeps its data; a holder learns of a
-    lost lock by ``lost``, ``check()``, the signal, ``on_lost``, and LockLostError at the end of its ``with`` block.
-    What does not: a process that is paused past its lease, or a failover that loses writes, lets a second owner in;
-    only a check by the protected resource itself can stop the first one then.
+    With ``until_commit``, True or the alias of a database, releasing the lock or leaving its block takes effect when
+    the surrounding transaction has been committed or rolled back (sync code only), or at once if none is open. A
+    ``with`` block inside a transaction logs a warning, once for each line, unless ``until_commit`` is given; False
+    accepts that.
+
+    Guaranteed: no two owners hold the lock at once while leases last and the server keeps its data. A holder learns of
+    a lost lock through ``lost``, ``check()``, the signal, ``on_lost``, and LockLostError at the end of its ``with``
+    block. Not guaranteed: if a process is paused for longer than its lease, or a failover loses writes, a second owner
+    can take the lock; then only a check by the protected resource itself can stop the first one.
     """
 
-    __slots__ = ("lease_time", "owner", "wait_time")
+    __slots__ = (
+        "_named_owner",
+        "lease_time",
+        "max_hold_time",
+        "on_lost",
+        "owner",
+        "template",
+        "until_commit",
+        "wait_time",
+    )
 
     def __init__(
         self,
@@ -61,277 +96,390 @@ class BaseLock(LockFlows):
         owner: str | None = None,
         on_lost: Callable[[Any], object] | None = None,
         max_hold_time: Duration | None = None,
+        until_commit: bool | str | None = None,
     ) -> None:
-        self.name = checked_text("name", name)
+        self.name = checked_text("lock's name", name)
+        self.template = ""
         self.wait_time = wait_seconds(wait_time)
         self.lease_time = lease_seconds(lease_time)
+        if not isinstance(using, str):
+            raise unknown_alias(using)
         self.using = using
         self.owner = None if owner is None else _checked_owner(owner)
+        self._named_owner = None if self.owner is None else NamedOwner(self.owner)
         self.on_lost = on_lost
         self.max_hold_time = hold_seconds(max_hold_time)
+        self.until_commit = checked_database(until_commit)
 
     @property
     def parts(self) -> tuple[BaseLock, ...]:
-        """The locks that it consists of: itself, unless it is a MultiLock."""
+        """The locks that this lock consists of: itself, unless it is a MultiLock."""
         return (self,)
 
-    def holds_of(self, owner: Owner | str) -> list[Hold]:
-        """What an owner of this process holds of it."""
-        return [hold for part in self.parts if (hold := HOLDS.get(part, owner)) is not None]
+    def _under_name(self, owner: str) -> Self:
+        """The same lock for the owner with this wire name."""
+        named = copy(self)
+        named.owner, named._named_owner = owner, NamedOwner(owner)
+        return named
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, using={self.using!r})"
 
     # --- acquire -----------------------------------------------------------------------------------------------------
 
-    def acquire(
+    @for_its_owner
+    async def _acquire(
         self,
+        driver: Driver,
         blocking: bool = True,
         *,
         wait_time: Duration | None = UNSET,
         lease_time: Duration | None = UNSET,
     ) -> bool:
-        """Take the lock; False when it is still taken after the wait.
+        """Take the lock; returns False if another owner still has it after the wait.
 
-        Durations are seconds; they default to the lock's own. Tries once with ``blocking=False`` or ``wait_time=0``.
-        Taking it again in the same thread succeeds at once, and needs as many releases.
+        Durations are seconds and default to the lock's own. With ``blocking=False`` or ``wait_time=0`` it tries once.
+        Acquiring again in the same thread or task succeeds at once, and needs as many releases.
 
-        LockUnavailableError, within the wait time plus about a second, when Redis cannot be asked; connecting to a
-        machine that does not answer at all takes as long as the cache's SOCKET_CONNECT_TIMEOUT and SOCKET_TIMEOUT.
-        LockLostError when this thread holds it and that hold turns out to be lost.
+        Raises LockUnavailableError, within the wait time plus a second (including connecting), when Redis is
+        unreachable; LockLostError when the owner's existing hold turns out to be lost; RuntimeError when ``aacquire()``
+        runs as a task of its own, as with create_task(), gather() or, before Python 3.12, wait_for(): that task would
+        own the lock, and ends with the call.
         """
-        driver = sync_driver(self.using)
-        return run_sync(self._acquire(driver, self._owner(driver), *self._times(blocking, wait_time, lease_time)))
+        if self.until_commit:
+            check_until_commit(self)
+        return await self._ask_for(driver, self._claim(self._owner(driver), blocking, wait_time, lease_time))
 
-    def aacquire(
-        self,
-        blocking: bool = True,
-        *,
-        wait_time: Duration | None = UNSET,
-        lease_time: Duration | None = UNSET,
-    ) -> Coroutine[Any, Any, bool]:
-        """The same for asyncio; the owner is the task that makes the call, also where another one awaits it."""
-        driver = async_driver(self.using)
-        return self._acquire(driver, self._owner(driver), *self._times(blocking, wait_time, lease_time))
+    acquire, aacquire = faces(_acquire)
 
-    def _times(self, blocking: bool, wait: Any, lease: Any) -> tuple[float | None, float | None]:
+    def _claim(self, owner: Owner, blocking: bool, wait: Any, lease: Any) -> Claim:
         if not blocking:
             if wait is not UNSET and wait != 0:
                 raise ValueError("acquire(blocking=False) tries once; it takes no wait_time.")
             wait = 0
-        return (
+        return Claim(
+            owner,
             self.wait_time if wait is UNSET else wait_seconds(wait),
             self.lease_time if lease is UNSET else lease_seconds(lease),
         )
 
-    async def _acquire(self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None) -> bool:
-        return await self._ask_for(driver, owner, wait, lease) is None
-
     # --- release -----------------------------------------------------------------------------------------------------
 
-    def release(self) -> None:
-        """Give back one hold; the last one frees the lock and wakes a waiter.
+    @for_its_owner
+    async def _release(self, driver: Driver) -> None:
+        """Release one hold; the last one frees the lock and wakes a waiter.
 
-        LockNotOwnedError when the owner does not hold it; LockLostError when the hold was lost meanwhile.
-        LockUnavailableError when Redis cannot be asked: the background thread goes on trying, and the lease ends it.
+        Raises LockNotOwnedError when the owner does not hold it; LockLostError when the hold was lost meanwhile;
+        LockUnavailableError when Redis is unreachable: then the background thread retries until the lease ends.
         """
-        driver = sync_driver(self.using)
-        run_sync(self._give_back(driver, self._owner(driver)))
+        owner = self._owner(driver)
+        if not self.until_commit or not keep_until_commit(self, owner):
+            await self._give_back(driver, owner)
 
-    def arelease(self) -> Coroutine[Any, Any, None]:
-        """The same for asyncio."""
-        driver = async_driver(self.using)
-        return self._give_back(driver, self._owner(driver))
+    release, arelease = faces(_release)
 
     # --- with --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        driver = sync_driver(self.using)
-        run_sync(self._enter(driver, self._owner(driver)))
+        if self.until_commit is None:
+            warn_inside_transaction(self)
+        self.enter()
         return self
 
+    def atomic(self, using: str = DEFAULT_DB_ALIAS, *, nested: bool = False) -> AtomicBlock:
+        """Combine the lock with a database transaction, as context manager or decorator: acquire, BEGIN, body, COMMIT,
+        release::
+
+            with rlock("stock:42").atomic():
+                ...
+
+        ``using`` is the database. Before COMMIT, Redis is asked whether the lock is still held. If not, LockLostError
+        is raised; if Redis is unreachable, LockUnavailableError; both roll back. If the release after COMMIT fails,
+        that is logged. Inside another transaction of that database it raises RuntimeError; with ``nested`` it makes a
+        savepoint instead, and the lock is released when the outer transaction ends.
+        """
+        return AtomicBlock(self, using, nested)
+
+    def enter(self, *, describe: bool = True, hasty: bool = False) -> None:
+        """Enter a block, as ``with`` does; ``__exit__`` leaves it.
+
+        Without ``describe``, LockTimeoutError does not name the holder, which saves a command. With ``hasty``, a server
+        that refuses connections raises LockUnavailableError at once.
+        """
+        driver = blocking_driver(self)
+        run_flow(self._enter, driver, self._owner(driver), describe, hasty)
+
+    @released_when_dropped
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        driver = sync_driver(self.using)
-        run_sync(self._exit(driver, self._owner(driver), error))
+        self._end_block(error)
 
+    def _end_block(self, error: BaseException | None) -> None:
+        """What ``__exit__`` does, for a block whose own ``__exit__`` is guarded."""
+        driver = blocking_driver(self)
+        run_flow(self._exit, driver, self._owner(driver), error)
+
+    @for_its_owner
     async def __aenter__(self) -> Self:
-        driver = async_driver(self.using)
+        driver = awaited_driver(self)
         await self._enter(driver, self._owner(driver))
         return self
 
+    @for_its_owner
+    async def aenter(self, *, hasty: bool = False) -> None:
+        """Enter a block, as ``async with`` does; ``__aexit__`` leaves it. See ``enter``."""
+        driver = awaited_driver(self)
+        await self._enter(driver, self._owner(driver), hasty=hasty)
+
+    @for_its_owner
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        driver = async_driver(self.using)
+        driver = awaited_driver(self)
         await self._exit(driver, self._owner(driver), error)
 
-    async def _enter(self, driver: Driver, owner: Owner | str) -> None:
+    async def _enter(self, driver: Driver, owner: Owner, describe: bool = True, hasty: bool = False) -> None:
+        if self.until_commit:
+            check_until_commit(self)
         started = driver.now()
-        failed = await self._ask_for(driver, owner, self.wait_time, self.lease_time, scoped=1)
-        if failed is not None:
+        claim = Claim(owner, self.wait_time, self.lease_time, scoped=1)
+        claim.hasty = hasty
+        if not await self._ask_for(driver, claim):
+            failed = claim.failed
             raise LockTimeoutError(
                 failed.lock.name,
                 waited=driver.now() - started,
-                holder=await driver.call(_inspector.holder, failed.lock),
+                holder=await driver.call(_inspector.holder, failed.lock) if describe else None,
                 retry_after=failed.left_ms / 1000 if failed.left_ms >= 0 else None,
             )
 
-    async def _exit(self, driver: Driver, owner: Owner | str, error: BaseException | None) -> None:
-        for hold in self.holds_of(owner):
-            hold.scoped -= 1
+    def _leave_interrupted(self, hold: Hold, blocks: int) -> None:
+        """Release the hold of a block of the running thread whose ``__exit__`` was interrupted.
+
+        ``blocks`` is the number of enclosing blocks.
+        """
+        hold.scoped = blocks + 1
+        run_flow(self._exit, sync_driver(self.using), hold.owner, InterruptedError())
+
+    async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
+        self._leave_block(owner)
+        if self.until_commit and keep_until_commit(self, owner):
+            return
         try:
             await self._give_back(driver, owner)
         except RLockError as failure:
             if error is None:
                 raise
-            # The block's own error must not be hidden by this one.
-            logger.warning("While leaving the block of lock %r after an error: %s", self.name, failure)
+            # The block's own error must not be replaced by this one.
+            log(logger, logging.WARNING, "While leaving the block of lock %r after an error: %s", self.name, failure)
+
+    def _leave_block(self, owner: Owner) -> None:
+        if hold := HOLDS.get(self, owner):
+            hold.scoped -= 1
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
-    def locked(self) -> bool:
-        """Whether anybody holds it, asked of Redis."""
-        return self._state()[1] != _FREE
+    async def _locked(self, driver: Driver) -> bool:
+        """Ask Redis whether any owner holds the lock."""
+        return (await self._ask_state(driver, self._owner(driver)))[1] != ABSENT
 
-    async def alocked(self) -> bool:
-        return (await self._astate())[1] != _FREE
+    @for_its_owner
+    async def _owned(self, driver: Driver) -> bool:
+        """Ask Redis whether the running thread or task holds the lock."""
+        return (await self._ask_state(driver, self._owner(driver)))[0] > 0
 
-    def owned(self) -> bool:
-        """Whether the running thread or task holds it, asked of Redis."""
-        return self._state()[0] > 0
+    @for_its_owner
+    async def _hold_count(self, driver: Driver) -> int:
+        """Ask Redis how often the running thread or task holds the lock."""
+        return (await self._ask_state(driver, self._owner(driver)))[0]
 
-    async def aowned(self) -> bool:
-        return (await self._astate())[0] > 0
+    async def _remaining_lease(self, driver: Driver) -> float | None:
+        """Ask Redis for the seconds until the lease ends: 0.0 when the lock is free, None when the lease has no end."""
+        left_ms = (await self._ask_state(driver, self._owner(driver)))[1]
+        return None if left_ms == ENDLESS else max(left_ms, 0) / 1000
 
-    def hold_count(self) -> int:
-        """How often the running thread or task holds it, asked of Redis."""
-        return self._state()[0]
+    async def _info(self, driver: Driver) -> LockInfo | None:
+        """Who holds the lock, since when and for what work, and who waits; None when it is free."""
+        info: LockInfo | None = await driver.call(_inspector.describe, self)
+        return info
 
-    async def ahold_count(self) -> int:
-        return (await self._astate())[0]
-
-    def remaining_lease(self) -> float | None:
-        """Seconds until the lease ends, asked of Redis: 0.0 when it is free, None when it has no end."""
-        return _lease_left(self._state()[1])
-
-    async def aremaining_lease(self) -> float | None:
-        return _lease_left((await self._astate())[1])
-
-    def _state(self) -> tuple[int, int]:
-        driver = sync_driver(self.using)
-        return run_sync(self._ask_state(driver, self._owner(driver)))
-
-    def _astate(self) -> Coroutine[Any, Any, tuple[int, int]]:
-        driver = async_driver(self.using)
-        return self._ask_state(driver, self._owner(driver))
+    locked, alocked = faces(_locked)
+    owned, aowned = faces(_owned)
+    hold_count, ahold_count = faces(_hold_count)
+    remaining_lease, aremaining_lease = faces(_remaining_lease)
+    info, ainfo = faces(_info)
 
     @property
     def lost(self) -> bool:
-        """Whether the running thread's or task's hold has been lost or outlived its lease; asks nobody."""
-        owner = self.owner or current_owner()
-        return any(hold.is_lost(monotonic()) for hold in self.holds_of(owner))
+        """Whether the running thread's or task's hold was lost or has outlived its lease; sends no command."""
+        owner = self._named_owner or current_owner()
+        return any(hold.is_lost(monotonic()) for hold in HOLDS.of_lock(self, owner))
 
     @property
     def suspect(self) -> bool:
-        """Whether the hold could not be renewed when that was last tried; it runs until its lease ends. Asks nobody."""
-        owner = self.owner or current_owner()
-        return any(hold.suspect for hold in self.holds_of(owner))
+        """Whether the last renewal failed; the hold lasts until its lease ends. Sends no command."""
+        owner = self._named_owner or current_owner()
+        return any(hold.suspect for hold in HOLDS.of_lock(self, owner))
 
     def check(self) -> None:
-        """LockLostError when the hold was lost, LockNotOwnedError when there is none; asks nobody."""
-        owner = self.owner or current_owner()
+        """Raise LockLostError when the hold was lost, LockNotOwnedError when there is none; sends no command."""
+        owner = self._named_owner or current_owner()
         for part in self.parts:
-            part._hold_of(owner)  # noqa: SLF001 - of the same class
+            part._hold_of(owner)
 
-    def _hold_of(self, owner: Owner | str) -> Hold:
+    def _hold_of(self, owner: Owner) -> Hold:
         hold = HOLDS.get(self, owner)
         if hold is None:
-            raise self.not_owned(owner)
+            raise self._not_owned(owner)
         if hold.is_lost(monotonic()):
             raise hold.lost_error()
         return hold
 
-    def info(self) -> LockInfo | None:
-        """Who holds it, since when and doing what, and who waits; None when it is free."""
-        return _inspector.describe(self)  # type: ignore[no-any-return]
+    async def _holders(self, driver: Driver) -> list[str]:
+        """The wire names of the holders, by a single command; ``info()`` returns more, but needs several commands."""
+        return await self._ask_holders(driver)
 
-    async def ainfo(self) -> LockInfo | None:
-        return await async_driver(self.using).call(_inspector.describe, self)  # type: ignore[no-any-return]
+    holders, aholders = faces(_holders)
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def extend(self, lease_time: Duration) -> None:
-        """Replace the lease of the hold: it ends ``lease_time`` seconds from now, and the watchdog lets it.
+    @for_its_owner
+    async def _extend(self, driver: Driver, lease_time: Duration) -> None:
+        """Replace the lease of the hold: it ends ``lease_time`` seconds from now, and is not renewed any more.
 
-        LockNotOwnedError when the owner does not hold it; LockLostError when the hold was lost meanwhile.
+        Raises LockNotOwnedError when the owner does not hold the lock; LockLostError when the hold was lost meanwhile.
         """
-        driver = sync_driver(self.using)
-        run_sync(self._extend(driver, self._owner(driver), lease_time))
+        await self._prolong(driver, self._owner(driver), lease_time)
 
-    def aextend(self, lease_time: Duration) -> Coroutine[Any, Any, None]:
-        driver = async_driver(self.using)
-        return self._extend(driver, self._owner(driver), lease_time)
+    extend, aextend = faces(_extend)
 
-    def force_release(self, owner: str | None = None, *, reason: str = "") -> bool:
-        """Free the lock whoever holds it, and let the next one in; answers whether it was held.
+    def hand_over(self) -> None:
+        """Leave a hold under ``owner=`` to the other processes that use the name. This process forgets the hold, no
+        longer renews it, and is not notified if it is lost.
 
-        With ``owner``, a wire name as in ``info()``, only if that one holds it. The holder learns of it when its lease
-        would be renewed. ``reason`` goes to the log and the signal.
+        The hold lasts until its lease ends; call ``extend()`` before to give the others more time. A process that
+        acquires the lock under the name re-enters at once and renews the lease from then on; its last release frees the
+        lock. Sends no command, so async code may use it too.
+
+        Raises LockNotOwnedError when this process does not hold the lock; LockLostError when the hold was lost;
+        RuntimeError without ``owner=``, and inside a ``with`` block of the lock, whose end would release it.
         """
-        driver = sync_driver(self.using)
-        driver.check_caller()
-        return run_sync(self._force_release(driver, owner, reason))
+        if self._named_owner is None:
+            raise RuntimeError(f"Lock {self.name!r} belongs to this thread or task; give it an owner= to hand it over.")
+        holds = [part._hold_of(self._named_owner) for part in self.parts]
+        if any(hold.scoped > 0 for hold in holds):
+            raise RuntimeError(
+                f"The 'with' block of lock {self.name!r} would release it; use acquire() to hand it over."
+            )
+        for hold in holds:
+            HOLDS.remove(hold)
 
-    def aforce_release(self, owner: str | None = None, *, reason: str = "") -> Coroutine[Any, Any, bool]:
-        return self._force_release(async_driver(self.using), owner, reason)
+    async def _force_release(self, driver: Driver, owner: str | None = None, *, reason: str = "") -> bool:
+        """Free the lock whoever holds it, and let the next waiter take it; returns whether it was held.
+
+        With ``owner``, a wire name as in ``info()``, the lock is freed only if that owner holds it. An owner that has
+        held it for more than a second is notified within milliseconds, through ``lost``, ``on_lost`` and the signal
+        ``lock_lost``. Some holders notice only at the next renewal: those of a SpinLock, those without the right to
+        subscribe, and in a cluster those that hold more than a thousand other names. ``reason`` goes to the log and the
+        signal.
+
+        If the caller itself holds the lock, all its own holds end, which is not reported as a loss. It may acquire the
+        lock again. Releasing it instead raises LockNotOwnedError, also at the end of a ``with`` block: what the block
+        did since then was not protected, and an outer block that relies on the lock must notice that.
+        """
+        return await self._free_by_force(driver, self._owner(driver), owner, reason)
+
+    force_release, aforce_release = faces(_force_release)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _owner(self, driver: Driver) -> Owner | str:
-        driver.check_caller()
-        return self.owner or driver.owner()
+    def _owner(self, driver: Driver) -> Owner:
+        return self._named_owner or driver.owner()
 
 
-_FREE = -2
+def detach(hold: Hold) -> BaseLock:
+    """Detach a hold from its thread or task; returns a lock object through which any thread or task can release it."""
+    lock: Any = hold.lock
+    handle: BaseLock = lock._under_name(hold.wire_name)
+    owner = hold.owner = NamedOwner(hold.wire_name)
+    HOLDS.remove(hold)
+    hold.scoped = 0  # no block encloses it any more
+    hold.ear = None  # it refers to the hold by its old key
+    hold.key = key_of(handle, owner)
+    HOLDS.put(hold)
+    watch(hold)
+    # The next acquire of this thread must not look like a re-entry of that hold.
+    current_owner().renew_name()
+    return handle
+
+
+def note_templates(lock: BaseLock, templates: Mapping[str, str]) -> None:
+    """Record the key template from which each name of a lock was made; names without one may be left out."""
+    for part in lock.parts:
+        part.template = templates.get(part.name, "")
+
+
+def leave_for(lock: BaseLock, seconds: float) -> bool:
+    """Keep the running thread's hold in Redis for a number of seconds from now, without an owner in this process.
+
+    Returns False, and changes nothing, if the thread holds the lock more than once, because an outer hold still needs
+    it. Raises LockNotOwnedError when the thread does not hold it; LockLostError when the hold was lost;
+    LockUnavailableError when Redis is unreachable: then the hold ends with its current lease.
+    """
+    hold = lock._hold_of(current_owner())
+    if hold.count > 1:
+        return False
+    handle = detach(hold)
+    try:
+        handle.extend(seconds)
+    finally:
+        if HOLDS.get(handle, hold.owner) is not None:
+            HOLDS.remove(hold)
+    return True
 
 
 class _Inspector:
-    """Set by the inspection layer above: what to tell about a lock, and about its holder in one line."""
+    """Functions set by the inspection layer: one describes a lock, one names its holder in a line."""
 
     describe: Callable[[BaseLock], Any] = staticmethod(lambda _lock: None)
-    holder: Callable[[LockHooks], str | None] = staticmethod(lambda _lock: None)
+    holder: Callable[[Waitable], str | None] = staticmethod(lambda _lock: None)
 
 
 _inspector = _Inspector()
 
 
-def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[LockHooks], str | None]) -> None:
-    """Register who answers ``info()`` and names the holder in LockTimeoutError."""
+def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[Waitable], str | None]) -> None:
+    """Register the functions behind ``info()`` and the holder's name in LockTimeoutError."""
     _inspector.describe = describe
     _inspector.holder = holder
 
 
-def _lease_left(left_ms: int) -> float | None:
-    return None if left_ms == -1 else max(left_ms, 0) / 1000
-
-
 def _checked_owner(value: object) -> str:
-    owner = checked_text("owner", value)
+    owner = checked_text("lock's owner", value)
     if owner == keys.MODE:
         raise ValueError(f"A lock's owner must not be {owner!r}: that field of its hash has a meaning of its own.")
     return owner
 
 
-def checked_text(argument: str, value: object) -> str:
-    """A name or an owner, if it is text that keys can carry."""
+def checked_text(what: str, value: object) -> str:
+    """Return a value such as a "lock's name", if it is a string of at most ``keys.MAX_NAME`` bytes in UTF-8."""
     if not isinstance(value, str):
-        raise TypeError(f"A lock's {argument} must be a string, not {value!r}.")
+        raise TypeError(f"A {what} must be a string, not {_shortened(value)}.")
     if not value:
-        raise ValueError(f"A lock's {argument} must not be empty; give it a name such as 'stock:42'.")
+        raise ValueError(f"A {what} must not be empty; give it a name such as 'stock:42'.")
     try:
-        value.encode()
+        size = len(value.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"A lock's {argument} must be text that UTF-8 can carry, not {value!r}.") from None
+        raise ValueError(f"A {what} must be text that UTF-8 can carry, not {_shortened(value)}.") from None
+    if size > keys.MAX_NAME:
+        raise ValueError(
+            f"A {what} must not be longer than {keys.MAX_NAME} bytes in UTF-8, and {_shortened(value)} has "
+            f"{size}. Use a digest of the long part, as key templates do."
+        )
     return value
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

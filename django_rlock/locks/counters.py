@@ -1,48 +1,80 @@
-"""What semaphores and latches share: a number in Redis, and requests that are obeyed once.
+"""What semaphores and latches share: a number in Redis, and requests that are executed once.
 
-A number has no owner, so taking one twice cannot be told from two that each take one. Every request that changes it
-therefore has a name, which the server remembers for a while; a command that comes again does nothing.
+A number has no owner, so a decrement that is sent twice looks like two decrements. Therefore every request that changes
+the number has a name. The server remembers it until the client confirms that it has the reply, or for a while; a
+command with a known name does nothing.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_rlock import keys
-from django_rlock.drivers.base import EVERYBODY, PATIENCE, Driver, ScriptCall, is_final, monotonic
-from django_rlock.drivers.identity import client_id
-from django_rlock.drivers.sync import defer
+from django_rlock.callbacks import log
+from django_rlock.drivers.base import EVERYBODY, Driver, monotonic
+from django_rlock.drivers.calls import REMEMBERED, ScriptCall
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.identity import new_request
+from django_rlock.drivers.retrying import PATIENCE, is_final
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import checked_text
 from django_rlock.locks.durations import UNSET, Duration, milliseconds, wait_seconds
 from django_rlock.locks.flows import RELEASE_PATIENCE
-from django_rlock.locks.hooks import LockHooks
+from django_rlock.locks.hooks import Named, Waitable
+from django_rlock.settings import unknown_alias
 
 logger = logging.getLogger("django_rlock.locks")
 
 MOST = 2**31 - 1
-"""The largest number, which is Redisson's."""
+"""The largest number, as in Redisson."""
 SENT_AGAIN = 60.0
-"""How long the background thread goes on sending a command, in seconds."""
-REMEMBERED = 120.0
-"""How long a request is remembered, in seconds: longer than it is sent, and then undone (PATIENCE, SENT_AGAIN)."""
+"""How long the background thread retries a command, in seconds."""
 REMEMBERED_MS = milliseconds(REMEMBERED)
 
-_numbers = itertools.count(1)
+MOST_ANSWERED, MOST_COUNTERS = 10, 1000
+"""How many confirmed requests one command may carry, and for how many semaphores they are kept."""
+
+_answered: dict[tuple[str, str], deque[str]] = {}
+"""Alias and name of a semaphore → requests that will not come again. One that gets lost expires on the server."""
 
 
-def new_request() -> str:
-    """A name for a request; never the same twice."""
-    return f"{client_id()}:{next(_numbers)}"
+def with_answered(counter: Named, request: str) -> str:
+    """A request, followed by those of this process that the server may forget, in the form that scripts take."""
+    return " ".join((request, *_answered.pop((counter.using, counter.name), ())))
+
+
+def note_answered(counter: Named, call: ScriptCall) -> None:
+    """Let the server forget a request early: it was sent once and has a reply, so no copy can come."""
+    if call.sends == 1:
+        if len(_answered) >= MOST_COUNTERS:
+            _answered.clear()
+        _answered.setdefault((counter.using, counter.name), deque(maxlen=MOST_ANSWERED)).append(_request_of(call))
+
+
+def retire_copies(counter: Named, call: ScriptCall) -> None:
+    """Disable copies of a request that has a reply, if it was sent more than once."""
+    if call.sends > 1:
+        retire(counter, call)
+
+
+def retire(counter: Named, call: ScriptCall) -> None:
+    """Make a request do nothing from now on. By itself the server remembers only requests that it has executed."""
+    clean_up(counter.using, counter._retire_call(_request_of(call)), monotonic() + SENT_AGAIN)
+
+
+def _request_of(call: ScriptCall) -> str:
+    return str(call.args[0]).partition(" ")[0]
 
 
 def checked_number(argument: str, value: int, least: int = 0) -> int:
-    """The number itself, if it is one from ``least`` up to MOST."""
+    """Return the number, if it is between ``least`` and MOST."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{argument} must be a whole number, not {value!r}.")
     if not least <= value <= MOST:
@@ -50,20 +82,31 @@ def checked_number(argument: str, value: int, least: int = 0) -> int:
     return value
 
 
-class Counter(LockHooks):
-    """A name, an alias and a wait; state is in Redis."""
+class Counter(Named):
+    """A name, an alias and a wait time; state is in Redis.
+
+    Raises ValueError for a name that is empty or longer than 1,024 bytes in UTF-8.
+    """
 
     __slots__ = ("wait_time",)
 
     def __init__(self, name: str, *, wait_time: Duration | None, using: str) -> None:
-        self.name = checked_text("name", name)
+        self.name = checked_text(f"{self.noun}'s name", name)
         self.wait_time = wait_seconds(wait_time)
+        if not isinstance(using, str):
+            raise unknown_alias(using)
         self.using = using
-        self.on_lost = None
-        self.max_hold_time = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, using={self.using!r})"
+
+    def _check_alias(self) -> None:
+        # A quorum can agree on the holder of a lock, but not add up numbers.
+        if self._settings.nodes is not None:
+            raise ImproperlyConfigured(
+                f"{type(self).__name__} {self.name!r} needs one server, but RLOCK[{self.using!r}] has NODES. RedLock "
+                f"works there (rlock() without kind=); for this, name an alias with CACHE in using=."
+            )
 
     def _wait_seconds(self, blocking: bool, wait_time: Any) -> float | None:
         if blocking:
@@ -73,42 +116,62 @@ class Counter(LockHooks):
         return 0.0
 
     async def _ask(self, driver: Driver, call: ScriptCall) -> list[Any]:
-        """The answer to a question."""
+        """Send a query and return its reply."""
         return (await driver.run(call, driver.now()))[1:]
 
     async def _change(self, driver: Driver, call: ScriptCall) -> Any:
-        """The answer to a change that its caller may repeat."""
+        """Send a change that is safe to repeat, and return its reply."""
         return (await driver.run(call, driver.now() + RELEASE_PATIENCE))[1]
 
-    async def _surely(self, driver: Driver, call: ScriptCall) -> Any:
-        """The answer to a change that others wait for: the background thread goes on where Redis cannot be asked."""
+    async def _change_once(self, driver: Driver, call: ScriptCall) -> Any:
+        """Send a change that carries a request, and return its reply. Late or repeated copies of it change nothing."""
         try:
+            answer = await self._change(driver, call)
+        except BaseException as error:
+            if not is_refusal(error):
+                retire(self, call)
+            raise
+        retire_copies(self, call)
+        return answer
+
+    async def _surely(self, driver: Driver, call: ScriptCall, before: Callable[[], object] = lambda: None) -> Any:
+        """Send a change that others wait for, and return its reply. The background thread retries it if Redis is
+        unreachable.
+
+        Once ``before`` has been called, an interruption does not prevent the change.
+        """
+        try:
+            before()
             return await self._change(driver, call)
         except LockUnavailableError as error:
             if is_refusal(error):
                 raise
-            defer(self.using, call, driver.now() + SENT_AGAIN)
+            clean_up(self.using, call, driver.now() + SENT_AGAIN)
             raise LockUnavailableError(
                 self.name,
-                reason=f"it could not be told: {error.reason}",
-                advice=f"The background thread goes on trying for {SENT_AGAIN:.0f} s; do not do it again.",
+                reason=f"it could not be changed: {error.reason}",
+                advice=f"The background thread retries for {SENT_AGAIN:.0f} s; do not repeat the call.",
+                noun=self.noun,
             ) from error
         except BaseException:
-            defer(self.using, call, driver.now() + SENT_AGAIN)
+            before()  # the first call may have been interrupted
+            clean_up(self.using, call, driver.now() + SENT_AGAIN)
             raise
 
 
-def is_refusal(error: LockUnavailableError) -> bool:
-    """Whether the server understood and refused, so that nothing was changed and trying again cannot help."""
-    return isinstance(error.__cause__, Exception) and is_final(error.__cause__)
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server understood the call and refused it: nothing was changed, and retrying cannot help."""
+    cause = error.__cause__
+    return isinstance(error, LockUnavailableError) and isinstance(cause, Exception) and is_final(cause)
 
 
-class Request(LockHooks):
-    """One acquire of a semaphore, as ``Attempt`` makes it; ``id`` is its name."""
+class Request(Waitable):
+    """One acquire of a semaphore, in the form that ``Attempt`` needs; ``id`` is the request's name."""
 
     __slots__ = ("id", "permits")
 
-    patience = PATIENCE
+    noun = "semaphore"
+    _patience = PATIENCE
 
     def __init__(self, semaphore: Counter, permits: int) -> None:
         self.name = semaphore.name
@@ -116,36 +179,39 @@ class Request(LockHooks):
         self.id = new_request()
         self.permits = permits
 
-    def wake_up(self, owner: str) -> tuple[str, str | None]:
-        # Everybody: what is too little for one may be enough for another.
+    async def retire_copies(self, driver: Driver, taken: bool) -> None:
+        """Make late copies of its commands take nothing. If it took permits, the server remembers that already."""
+        if not taken:
+            clean_up(self.using, self._leave_call(self.id), driver.now() + SENT_AGAIN)
+
+    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
+        # Wake all waiters: what is too little for one may be enough for another.
         return keys.semaphore_channel(self.key), EVERYBODY
 
 
 async def granted(request: Request, driver: Driver, lease: float, wait: float | None) -> Attempt | None:
-    """Ask until it is granted or the wait ends, which None answers."""
+    """Try until the request is granted; returns None if the wait ends first."""
     until = None if wait is None else driver.now() + wait
     attempt = Attempt(request, driver, driver.owner(), request.id, lease, until)
-    return attempt if await (attempt.once() if wait == 0 else attempt.wait()) else None
+    taken = await (attempt.once() if wait == 0 else attempt.wait())
+    if attempt.in_doubt:
+        await request.retire_copies(driver, taken)
+    return attempt if taken else None
 
 
-@contextmanager
-def undone_on_error(request: Request) -> Iterator[None]:
-    """Have permits given back whose caller never learns of them, because something interrupted it."""
-    try:
-        yield
-    except BaseException as error:
-        if not (isinstance(error, LockUnavailableError) and is_refusal(error)):
-            # In the background, and when matters not: the request takes nothing if it arrives later.
-            defer(request.using, request.leave_call(request.id), monotonic() + SENT_AGAIN)
-        raise
+def undo(request: Request, error: BaseException) -> None:
+    """Release, in the background, permits that the caller will never receive because of an error."""
+    if not is_refusal(error):
+        # The order does not matter: if the request arrives after this, it takes nothing.
+        clean_up(request.using, request._leave_call(request.id), monotonic() + SENT_AGAIN)
 
 
 @contextmanager
 def hidden_behind(error: BaseException | None, name: str) -> Iterator[None]:
-    """Log a failure at the end of a block that has an error of its own, which must not be hidden by it."""
+    """Log a failure at the end of a block if the block raised, because it must not replace the block's error."""
     try:
         yield
     except RLockError as failure:
         if error is None:
             raise
-        logger.warning("While leaving the block of semaphore %r after an error: %s", name, failure)
+        log(logger, logging.WARNING, "While leaving the block of semaphore %r after an error: %s", name, failure)

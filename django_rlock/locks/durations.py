@@ -17,21 +17,21 @@ class _Unset:
 
 
 UNSET: Any = _Unset()
-"""Stands for a duration that was not given, where None has a meaning of its own."""
+"""Stands for a duration that was not given, because None has a meaning of its own."""
 
 
 def wait_seconds(value: Duration | None) -> float | None:
-    """A wait: 0 tries once, None waits for ever."""
+    """Check a wait: 0 tries once, None waits for ever."""
     return None if value is None else _seconds("wait_time", value, "0 or more; None waits for ever")
 
 
 def lease_seconds(value: Duration | None) -> float | None:
-    """A lease of at least a millisecond; None is renewed by the watchdog."""
+    """Check a lease: at least a millisecond; None is renewed by the watchdog."""
     return _at_least_a_millisecond("lease_time", value, "None is renewed by the watchdog")
 
 
 def hold_seconds(value: Duration | None) -> float | None:
-    """How long a lock may be held at most; None sets no limit."""
+    """Check the longest time that a lock may be held; None sets no limit."""
     return _at_least_a_millisecond("max_hold_time", value, "None sets no limit")
 
 
@@ -54,6 +54,6 @@ def _seconds(argument: str, value: Duration, expected: str) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{argument} must be seconds as a number or a timedelta, {expected}; not {value!r}.")
-    if not 0 <= value <= LONGEST:  # which nan is not, either
+    if not 0 <= value <= LONGEST:  # nan fails this test too
         raise ValueError(f"{argument} must be a number of seconds {expected}; not {value!r}.")
     return float(value)

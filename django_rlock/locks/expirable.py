@@ -1,20 +1,32 @@
-"""Redisson's expirable semaphore, wire for wire; permits can also be renewed, so that a dead process's come back."""
+"""Redisson's expirable semaphore, wire for wire; permits can also be renewed, so that a dead process loses its own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from django_rlock import scripts
-from django_rlock.drivers import background
-from django_rlock.drivers.base import Driver, ScriptCall
+from django_rlock import keys, scripts
+from django_rlock.drivers.base import Driver
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.identity import NamedOwner, new_request
 from django_rlock.exceptions import PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.counters import checked_number, granted, undone_on_error
+from django_rlock.locks.counters import (
+    REMEMBERED_MS,
+    SENT_AGAIN,
+    checked_number,
+    granted,
+    is_refusal,
+    undo,
+    with_answered,
+)
 from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
 from django_rlock.locks.faces import faces
 from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.hooks import EXTEND, RENEW, SETTLE, Renewable
 from django_rlock.locks.permits import (
     Permit,
     PermitBlock,
@@ -28,14 +40,16 @@ from django_rlock.locks.permits import (
     single_id,
 )
 from django_rlock.locks.semaphore import BaseSemaphore
+from django_rlock.locks.watchdog import watch
+from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import DEFAULT_ALIAS
 
 
-class PermitExpirableSemaphore(BaseSemaphore):
+class PermitExpirableSemaphore(BaseSemaphore, Renewable):
     """A semaphore whose permits have ids and leases; Redisson's ``getPermitExpirableSemaphore``.
 
-    ``name`` is what it limits, ``using`` the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds
-    (0 tries once, None waits for ever). A permit comes back when its lease ends, at the next call of anybody::
+    ``name`` says what it limits, ``using`` is the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds
+    (0 tries once, None waits for ever). When a permit's lease ends, the next call of any client reclaims it::
 
         licences = PermitExpirableSemaphore("licences", wait_time=10)
         licences.try_set_permits(5)
@@ -43,22 +57,24 @@ class PermitExpirableSemaphore(BaseSemaphore):
         with licences.permit(renewed=True) as permit:
             ...
 
-    ``lease_time`` is in seconds; None has no end, as Redisson's. With ``renewed=True`` the lease is WATCHDOG_TIMEOUT,
-    and the background thread renews it until it is given back, as long as this process lives and keeps the Permit: so
-    the permits of a process that dies come back, and those of a thread that does. ``on_lost(semaphore)`` is called in
-    the background thread when a renewed permit is lost.
+    ``lease_time`` is in seconds; None has no end, as in Redisson. With ``renewed=True`` the lease is WATCHDOG_TIMEOUT,
+    and the background thread renews it until the permit is released, as long as this process lives and keeps the Permit
+    object. So permits come back when their process or thread dies. ``on_lost(semaphore)`` is called in the thread for
+    callbacks when a renewed permit is lost.
 
-    Whoever is paused past the lease goes on without a permit, as with locks: ``permit.lost`` tells.
-    LockUnavailableError when Redis cannot be asked, or keeps something else under the name.
+    A process that is paused past the lease goes on without a permit, as with locks; ``permit.lost`` is then True. Calls
+    raise LockUnavailableError when Redis is unreachable, or when the name's key holds another type of value.
 
-    State in Redis: the number that is left at the semaphore's key, the sorted set ``{key}:timeout`` (raw id → epoch ms
-    of the server's clock), and the channel ``redisson_sc:{key}``.
+    State in Redis: the number of free permits at the semaphore's key, the sorted set ``{key}:timeout`` (raw id → epoch
+    ms of the server's clock), and the channel ``redisson_sc:{key}``.
     """
 
-    __slots__ = ()
+    __slots__ = ("on_lost",)
 
     kind = "permit"
-    scope = "permit"
+    _hears_forced = False
+    max_hold_time = None
+    _scope = "permit"
 
     def __init__(
         self,
@@ -83,17 +99,21 @@ class PermitExpirableSemaphore(BaseSemaphore):
         lease_time: Duration | None = None,
         renewed: bool = False,
     ) -> Permit | None:
-        """Take permits, all or none; None when there are not as many until the wait ends.
+        """Take permits, all or none; returns None if not enough become free within the wait.
 
-        ``wait_time`` and ``lease_time`` are in seconds; the wait defaults to the semaphore's own, and a lease of None
-        has no end, unless it is ``renewed``. Tries once with ``blocking=False`` or ``wait_time=0``.
+        ``wait_time`` and ``lease_time`` are in seconds. The wait defaults to the semaphore's own; a lease of None has
+        no end, unless it is ``renewed``. With ``blocking=False`` or ``wait_time=0`` it tries once.
         """
         wait = self._wait_seconds(blocking, wait_time)
         lease = self._lease(lease_time, renewed)
         request = PermitRequest(self, checked_amount(permits), lease)
-        with undone_on_error(request):
+        try:
             attempt = await granted(request, driver, 0.0, wait)
             return None if attempt is None else self._permit(attempt, request, renewed)
+        except BaseException as error:
+            _forget(self._holds_of(request.ids))
+            undo(request, error)
+            raise
 
     def permit(
         self,
@@ -103,10 +123,11 @@ class PermitExpirableSemaphore(BaseSemaphore):
         lease_time: Duration | None = None,
         renewed: bool = False,
     ) -> PermitBlock:
-        """For ``with`` and ``async with``: the same, given back at the end of the block, which gets the Permit.
+        """Take permits for a ``with`` or ``async with`` block, which gets the Permit and releases it at its end.
 
-        LockTimeoutError when there are not as many until the wait ends; LockLostError at the end when the lease ended
-        inside, PermitNotHeldError when the block has given it back already, unless the block raised.
+        Raises LockTimeoutError if not enough permits become free within the wait. At the end of the block, unless the
+        block itself raised, raises LockLostError if the lease ended inside it, and PermitNotHeldError if the block has
+        released the permit already.
         """
         return PermitBlock(self, permits, {"wait_time": wait_time, "lease_time": lease_time, "renewed": renewed})
 
@@ -116,7 +137,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
             return lease
         if lease is not None:
             raise ValueError("With renewed=True the lease is WATCHDOG_TIMEOUT; it takes no lease_time.")
-        return self.settings.watchdog_timeout
+        return self._settings.watchdog_timeout
 
     def _permit(self, attempt: Attempt, request: PermitRequest, renewed: bool) -> Permit:
         lease = request.lease
@@ -128,34 +149,38 @@ class PermitExpirableSemaphore(BaseSemaphore):
             hold.lease_from(attempt.sent_at, lease, renewed=True)
             hold.belongs_to(permit)
             HOLDS.put(hold)
-        background.wake_by(holds[0].renew_at)
+            watch(hold)
         return permit
+
+    def _holds_of(self, ids: Iterable[str]) -> list[Hold]:
+        """The holds, among these permits, that this process renews."""
+        return [hold for hold in (HOLDS.get(self, NamedOwner(each)) for each in ids) if hold is not None]
 
     # --- give back ---------------------------------------------------------------------------------------------------
 
     async def _try_release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> int:
-        """Give permits back by their ids, all or none; answers how many.
+        """Release permits by their ids, all or none; returns how many.
 
-        0 when one of them is not taken, was given back before, or its lease has ended. LockUnavailableError when Redis
-        cannot be asked: the background thread then goes on trying for a minute.
+        Returns 0 if one of them is not taken, was released before, or has outlived its lease. Raises
+        LockUnavailableError when Redis is unreachable: the background thread then retries for a minute.
         """
         ids = checked_ids(permits)
         if not ids:
             return 0
-        holds = [hold for hold in (HOLDS.get(self, each) for each in ids) if hold is not None]
-        for hold in holds:
-            HOLDS.remove(hold)  # before the command, so that the watchdog does not take it for lost
+        holds = self._holds_of(ids)
         call = self._call(scripts.PERMIT_RELEASE, self._keys(), packed(ids))
-        if not await self._surely(driver, call) and call.sends == 1:
+        # The holds are removed before the command is sent, so that the watchdog does not report them as lost.
+        if not await self._surely(driver, call, partial(_forget, holds)) and call.sends == 1:
             for hold in holds:
                 HOLDS.put(hold)
+                watch(hold)  # the watchdog may have dropped it meanwhile
             return 0
         if isinstance(permits, Permit):
             permits.given_back = True
-        return len(ids)  # also where none were left for a second command: the first one's reply was lost
+        return len(ids)  # 0 for a repeated command: the first one released them, and its reply was lost
 
     async def _release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> None:
-        """The same, but PermitNotHeldError instead of 0."""
+        """Like ``try_release``, but raises PermitNotHeldError instead of returning 0."""
         ids = checked_ids(permits)
         if ids and not await self._try_release(driver, permits if isinstance(permits, Permit) else ids):
             raise PermitNotHeldError(self.name, ids)
@@ -163,52 +188,62 @@ class PermitExpirableSemaphore(BaseSemaphore):
     # --- leases ------------------------------------------------------------------------------------------------------
 
     async def _update_lease_time(self, driver: Driver, permit: Permit | str, lease_time: Duration | None) -> bool:
-        """Let a permit's lease end ``lease_time`` seconds from now (None: never); False when it is not taken any more.
+        """Let a permit's lease end ``lease_time`` seconds from now (None: never); returns False if it is no longer
+        taken.
 
         The watchdog stops renewing it.
         """
         lease = lease_seconds(lease_time)
         each = single_id(permit)
-        hold = HOLDS.get(self, each)
+        hold = HOLDS.get(self, NamedOwner(each))
+        call, settle = self._renew(each, lease, EXTEND), self._renew(each, lease, SETTLE)
         renewed = hold is not None and hold.pause_renewal()
-        call = self._renew(each, lease, 0)
+        started = driver.now()
         try:
             changed = await self._change(driver, call)
-        except BaseException:
+            if call.sends > 1:
+                await self._change(driver, settle)
+        except BaseException as error:
+            if not is_refusal(error):
+                clean_up(self.using, settle, driver.now() + SENT_AGAIN)
             if hold is not None:
+                hold.deadline = min(hold.deadline, started + (math.inf if lease is None else lease))
                 hold.renewed = renewed
+                watch(hold)
             raise
         if changed:
             _note_lease(hold, permit, call.sent_at, lease)
         return bool(changed)
 
     async def _lease_time(self, driver: Driver, permit: Permit | str) -> float | None:
-        """Seconds until a permit's lease ends, None when it has no end. PermitNotHeldError when it is not taken."""
+        """Seconds until a permit's lease ends; None if it has no end. Raises PermitNotHeldError if it is not taken."""
         each = single_id(permit)
         left: int = (await self._state(driver, each))[2]
-        if left == _NOT_TAKEN:
+        if left == ABSENT:
             raise PermitNotHeldError(self.name, (each,))
-        return None if left == _NO_END else left / 1000
+        return None if left == ENDLESS else left / 1000
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
     async def _available_permits(self, driver: Driver) -> int:
-        """How many are left; below 0 when there are fewer in all than taken."""
+        """How many permits are free; below 0 if more are taken than there are in all."""
         return (await self._state(driver))[0]
 
     async def _acquired_permits(self, driver: Driver) -> int:
-        """How many are taken."""
+        """How many permits are taken."""
         return (await self._state(driver))[1]
 
     async def _total_permits(self, driver: Driver) -> int:
-        """How many there are, left and taken; Redisson's ``getPermits``."""
+        """How many permits there are, free and taken; Redisson's ``getPermits``."""
         left, taken, _ = await self._state(driver)
         return left + taken
 
     async def _set_permits(self, driver: Driver, permits: int) -> None:
-        """Have so many in all, left and taken. What is taken stays so; what is left may go below 0."""
-        call = self._call(scripts.PERMIT_SET, self._keys(), checked_number("permits", permits))
-        await self._change(driver, call)
+        """Set the number of all permits, free and taken. Taken permits stay taken; the free ones may go below 0."""
+        number = checked_number("permits", permits)
+        all_keys = *self._keys(), keys.requests_key(self.key)
+        request = with_answered(self, new_request())
+        await self._told(driver, self._call(scripts.PERMIT_SET, all_keys, request, number, REMEMBERED_MS))
 
     acquire, aacquire = faces(_acquire)
     try_release, atry_release = faces(_try_release)
@@ -220,17 +255,18 @@ class PermitExpirableSemaphore(BaseSemaphore):
     total_permits, atotal_permits = faces(_total_permits)
     set_permits, aset_permits = faces(_set_permits)
 
-    # --- what the watchdog asks, by the id of a permit ---------------------------------------------------------------
+    # --- hooks of the watchdog, by the id of a permit ----------------------------------------------------------------
 
-    def renew_call(self, owner: str, lease: float) -> ScriptCall:
-        return self._renew(owner, lease, 1)
+    def _renew_call(self, wire_name: str, lease: float) -> ScriptCall:
+        return self._renew(wire_name, lease, RENEW)
 
-    def leave_call(self, owner: str) -> ScriptCall:
-        return leave_call(self, (owner,))
+    def _leave_call(self, wire_name: str) -> ScriptCall:
+        return leave_call(self, (wire_name,))
 
-    def _renew(self, each: str, lease: float | None, keep_longer: int) -> ScriptCall:
+    def _renew(self, each: str, lease: float | None, mode: int) -> ScriptCall:
         lease_ms = 0 if lease is None else milliseconds(lease)
-        return self._call(scripts.PERMIT_RENEW, self._keys(), packed((each,)), lease_ms, keep_longer)
+        all_keys = *self._keys(), *self._order(each, mode)
+        return self._call(scripts.PERMIT_RENEW, all_keys, packed((each,)), lease_ms, mode)
 
     async def _state(self, driver: Driver, each: str = "") -> list[int]:
         return await self._ask(driver, self._call(scripts.PERMIT_STATE, self._keys(), bytes.fromhex(each)))
@@ -239,14 +275,18 @@ class PermitExpirableSemaphore(BaseSemaphore):
         return permit_keys(self.key)
 
 
-_NO_END, _NOT_TAKEN = -1, -2
+def _forget(holds: Iterable[Hold]) -> None:
+    for hold in holds:
+        HOLDS.remove(hold)
 
 
 def _note_lease(hold: Hold | None, permit: Permit | str, sent_at: float, lease: float | None) -> None:
-    """What this process knows of a permit's lease, after its change."""
+    """Update this process's record of a permit's lease after a change."""
     if isinstance(permit, Permit):
         permit.deadline = sent_at + (math.inf if lease is None else lease)
     if hold is not None:
         hold.lease_from(sent_at, math.inf if lease is None else lease, renewed=False)
         if lease is None:
-            HOLDS.remove(hold)  # nothing is left to be watched
+            HOLDS.remove(hold)  # nothing is left for the watchdog to do
+        else:
+            watch(hold)

@@ -1,23 +1,31 @@
-"""The fair lock: a queue in Redis, and a release that hands the lock to its head."""
+"""The fair lock: a queue in Redis, and a release that hands the lock to the first waiter."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from copy import copy
+from typing import Self
+
 from django_rlock import keys, scripts
 from django_rlock.connections import is_cluster
-from django_rlock.drivers.base import ScriptCall
-from django_rlock.drivers.identity import client_id
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.hooks import REPOLL
+from django_rlock.locks.hooks import Waitable
 from django_rlock.settings import BEAT_SHARE
+
+UNASKED = 600.0
+"""How long a waiter sleeps before it tries again unwoken, in seconds; beats find a lost ticket or wake-up earlier."""
 
 
 class FairLock(BaseLock):
     """A re-entrant lock that serves its waiters first come, first served; the default kind.
 
-    A release grants the lock to the longest waiting owner and wakes that one alone, so a hand-over costs the same
-    however many wait, and no newcomer can barge in. A waiter whose process died is skipped after ``CLAIM_TIME`` at the
-    latest. Excludes Redisson's plain lock of the same name, which does not queue::
+    A release grants the lock to the owner that has waited longest and wakes only that one. So a hand-over costs the
+    same however many wait, and no newcomer can overtake them. A waiter whose process died is skipped after
+    ``CLAIM_TIME`` at the latest. It excludes Redisson's plain lock of the same name, whose clients do not queue::
 
         with FairLock("stock:42", wait_time=3):
             ...
@@ -26,62 +34,73 @@ class FairLock(BaseLock):
     ticket) and ``rlock_alive:{key}`` (client → epoch ms until which its waiters count as alive).
     """
 
-    __slots__ = ()
+    __slots__ = ("_ticket",)
 
     kind = "fair"
-    joins = True
+    _beats_together = 100
+    _joins = True
 
-    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        options = self.settings
-        alive = milliseconds(options.waiter_alive_time) if waiting else 0
+    _ticket: int
+
+    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+        options = self._settings
         return self._call(
             scripts.FAIR_ACQUIRE,
-            self._keys()[:3],
-            _member(owner),
+            keys.fair_keys(options.key_prefix + self.name),
+            self._member(wire_name),
             count,
             milliseconds(lease),
             milliseconds(options.claim_time),
-            alive,
+            milliseconds(options.waiter_alive_time) if waiting else 0,
         )
 
-    def release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
+    def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
+        options = self._settings
         return self._call(
             scripts.FAIR_RELEASE,
-            self._keys(),
-            owner,
+            keys.fair_release_keys(options.key_prefix + self.name),
+            wire_name,
             left,
             milliseconds(lease),
-            milliseconds(self.settings.claim_time),
+            milliseconds(options.claim_time),
         )
 
-    def leave_call(self, owner: str) -> ScriptCall:
-        return self._call(scripts.FAIR_LEAVE, self._keys(), _member(owner), milliseconds(self.settings.claim_time))
+    def _leave_call(self, wire_name: str) -> ScriptCall:
+        claim = milliseconds(self._settings.claim_time)
+        return self._call(scripts.FAIR_LEAVE, keys.fair_release_keys(self.key), wire_name, claim)
 
-    def wake_up(self, owner: str) -> tuple[str, str | None]:
+    def _withdraw_call(self, wire_name: str) -> ScriptCall:
+        return self._leave_call(self._member(wire_name))
+
+    def _for_one_attempt(self) -> Self:
+        lock = copy(self)
+        lock._ticket = new_number()
+        return lock
+
+    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
         key = self.key
         channel = keys.wake_channel(client_id(), key if is_cluster(self.using) else None)
-        return channel, f"{_member(owner)} {key}"
+        return channel, f"{self._member(wire_name)} {key}"
 
-    def pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
-        # The process's beat watches the holder's lease for all its waiters, which sleep until they are woken.
-        beat = self.settings.waiter_alive_time * BEAT_SHARE
-        return REPOLL, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
+    def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
+        # The process's beat watches the holder's lease for all its waiters, so they can sleep until they are woken.
+        beat = self._settings.waiter_alive_time * BEAT_SHARE
+        return UNASKED, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
 
-    def beat_call(self, owner: str) -> ScriptCall:
-        options = self.settings
-        return self._call(
-            scripts.FAIR_BEAT,
-            self._keys()[:3],
-            _member(owner),
-            milliseconds(options.claim_time),
-            milliseconds(options.waiter_alive_time),
-        )
+    def _beat_call(self, waiting: Sequence[tuple[Waitable, str]], alive: float) -> ScriptCall:
+        # First the state keys of all locks, then the queues of all, and so on.
+        by_sort = zip(*[keys.fair_keys(lock.key) for lock, _ in waiting], strict=True)
+        all_keys = tuple(itertools.chain.from_iterable(by_sort))
+        members = [lock._member(owner) for lock, owner in waiting]  # type: ignore[attr-defined]
+        claim = milliseconds(self._settings.claim_time)
+        return self._call(scripts.FAIR_BEAT, all_keys, claim, milliseconds(alive), *members)
 
-    def _keys(self) -> tuple[str, str, str, str]:
-        return keys.fair_keys(self.key)
+    def _outside_channel(self) -> str:
+        return keys.redisson_channel(self.key)
 
-
-def _member(owner: str) -> str:
-    """How an owner stands in the queue: with its process in front, which an owner named by the caller lacks."""
-    client = client_id()
-    return owner if owner.startswith(client) else f"{client}/{owner}"
+    def _member(self, wire_name: str) -> str:
+        """The owner's member in the queue, which begins with the client id. A name chosen by the caller lacks that, so
+        the client id and the number of the attempt are put before it.
+        """
+        client = client_id()
+        return wire_name if wire_name.startswith(client) else f"{client}/{getattr(self, '_ticket', 0)}/{wire_name}"

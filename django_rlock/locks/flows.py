@@ -1,120 +1,207 @@
-"""The flows that all kinds share: take, give back, extend, force; each a coroutine over a driver.
+"""The flows that all kinds share: take, release, extend, force; each a coroutine over a driver.
 
-An outcome that is unknown never leaves a lock that is renewed by nobody, or renewed for ever: only what a flow returns
-as held is renewed, and what may have been granted besides is undone in the background, under a name that is not used
-again.
+An unknown outcome never leaves a lock without renewal, or one renewed for ever. Only what a flow returns as held is
+renewed; anything else that may have been granted is undone in the background, under a wire name that is not used again.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Callable, Coroutine
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from django_rlock import signals
-from django_rlock.drivers import background
-from django_rlock.drivers.base import Driver, ScriptCall
-from django_rlock.drivers.identity import Owner
-from django_rlock.drivers.sync import defer
+from django_rlock.callbacks import log
+from django_rlock.drivers.base import Driver
+from django_rlock.drivers.calls import REMEMBERED, ScriptCall
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.identity import Owner, new_request
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
-from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.attempt import Attempt, Claim
 from django_rlock.locks.durations import Duration, lease_seconds
-from django_rlock.locks.holds import HOLDS, Hold, lose, note_loss
-from django_rlock.locks.hooks import LockHooks
+from django_rlock.locks.holds import HOLDS, NEWCOMERS, GroupHold, Hold, key_of
+from django_rlock.locks.hooks import Renewable
+from django_rlock.locks.tallies import LONG_WAIT, count_given_up, count_hold, count_wait, note_freed
+from django_rlock.locks.turns import TURNS
+from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
+from django_rlock.scripts import OK
 
 logger = logging.getLogger("django_rlock.locks")
 
-CLEAN_UP_AGAIN = 1.0
-"""When an abandoned attempt is undone for the second time, in seconds."""
 RELEASE_PATIENCE = 1.0
-"""How long a release outlasts an unreachable server before it is left to the background thread, in seconds."""
+"""How long a release retries an unreachable server before the background thread takes over, in seconds."""
 
 
-class LockFlows(LockHooks):
-    """Takes and gives back a lock for an owner, over any driver. Durations are seconds."""
+S = TypeVar("S", bound="LockFlows")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_turn(
+    flow: Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]]:
+    """Make calls of a flow wait for each other if they come from a named owner that several threads or tasks share.
+
+    A call does not wait for one that waits for the lock itself: in that case nothing is held here.
+    """
+
+    async def one_after_another(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> T:
+        with TURNS.join(key_of(lock, owner)) as turn:
+            await turn.comes(driver, driver.now())
+            return await made(lock, driver, owner, args)
+
+    def made(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
+        # A call with a star runs pending signal handlers in Python 3.11, before the coroutine is awaited.
+        run: Any = flow
+        if not args:
+            return run(lock, driver, owner)  # type: ignore[no-any-return]
+        if len(args) == 1:
+            return run(lock, driver, owner, args[0])  # type: ignore[no-any-return]
+        first, second = args
+        return run(lock, driver, owner, first, second)  # type: ignore[no-any-return]
+
+    def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **_: P.kwargs) -> Coroutine[Any, Any, T]:
+        return (one_after_another if owner.is_named else made)(lock, driver, owner, args)
+
+    update_wrapper(call, flow)
+    return call
+
+
+class LockFlows(Renewable):
+    """Takes and releases a lock for an owner, over any driver. Durations are seconds."""
 
     __slots__ = ()
 
-    async def _ask_for(
-        self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None, scoped: int = 0
-    ) -> Attempt | None:
-        """Take the lock for its caller, and tell when that failed: once, however often a MultiLock tries a member."""
+    async def _ask_for(self, driver: Driver, claim: Claim) -> bool:
+        """Take the lock, and report a failure once, however often a MultiLock tries its members."""
         started = driver.now()
-        failed = await self._take(driver, owner, wait, lease, scoped)
-        if failed is not None:
-            _tell_timed_out(failed, driver.now() - started)
-        return failed
+        try:
+            taken = await (self._take_in_turn(driver, claim) if claim.owner.is_named else self._take(driver, claim))
+        except LockUnavailableError as error:
+            signals.lock_unavailable.tell(self._part(error), waited=driver.now() - started, reason=error.reason)
+            raise
+        if not taken:
+            _tell_timed_out(claim.failed, driver.now() - started)
+        return taken
 
-    async def _take(
-        self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None, scoped: int = 0
-    ) -> Attempt | None:
-        """Take the lock, ``scoped`` (1) where a block encloses the hold; answers the attempt when it failed."""
-        self.settings.check_kind(self.kind)
-        seconds = self.settings.watchdog_timeout if lease is None else lease
-        started = driver.now()
-        until = None if wait is None else started + wait
+    def _part(self, error: LockUnavailableError) -> LockFlows:
+        """The lock that an error is about: this one, or one of several."""
+        return self
+
+    async def _take_in_turn(self, driver: Driver, claim: Claim) -> bool:
+        """Take the lock for a named owner, after the running calls of those that share the name."""
+        until = claim.until(driver.now())
+        lock = self._for_one_attempt()
+        with TURNS.join(key_of(self, claim.owner)) as turn:
+            if not await turn.comes(driver, until):
+                lease = claim.lease_under(self._settings)
+                claim.failed = Attempt(self, driver, claim.owner, claim.owner.wire_name, lease, until)
+                return False
+            if until is not None:
+                claim.wait = max(until - driver.now(), 0.0)
+            taken = await lock._take(driver, claim)
+        if not taken and lock is not self:
+            claim.failed.lock = self
+        return taken
+
+    async def _take(self, driver: Driver, claim: Claim) -> bool:
+        """Take the lock; returns False if it was still taken at the end of the wait."""
+        options = self._settings
+        options.check_kind(self.kind)
+        owner, started, lease = claim.owner, driver.now(), claim.lease_under(options)
         outer = HOLDS.get(self, owner)
         if outer is not None and not note_loss(outer, started):
-            await self._enter_again(driver, outer, seconds, lease is None, scoped, until)
-            return None
-        # After a loss the wire name is a new one, so late clean-up of the old hold cannot touch the new one.
-        name = owner if isinstance(owner, str) else owner.name
-        attempt = Attempt(self, driver, owner, name, seconds, until)
+            await self._enter_again(driver, outer, claim, lease)
+            return True
+        # After a loss the owner has a new wire name, so late clean-up of the old hold cannot touch the new one.
+        attempt = Attempt(self, driver, owner, owner.wire_name, lease, claim.until(started))
+        attempt.renewed, attempt.hasty = claim.lease is None, claim.hasty
         try:
-            if await (attempt.once() if wait == 0 else attempt.wait()):
-                name = attempt.name
-                hold = Hold(self, owner, name, attempt.sent_at, attempt.token)
+            if await (attempt.once() if claim.once else attempt.wait()):
+                hold = Hold(self, owner, attempt.wire_name, attempt.sent_at, attempt.token)
                 if outer is not None:
                     hold.outlives(outer)
-                self._put_hold(hold, seconds, lease is None, scoped)
-                self._tell_acquired(name, 1, attempt.sent_at - started)
-                return None
+                if attempt.in_doubt:
+                    expect_copies(hold, lease)
+                self._put_hold(hold, claim, lease, attempt.granted_until)
+                waited = attempt.sent_at - started
+                if waited >= LONG_WAIT:
+                    count_wait(self, hold.key, hold.place, waited)
+                self._tell_acquired(hold.wire_name, 1, waited)
+                return True
+            if attempt.in_doubt:
+                self._abandon(driver, owner, self._undo_call(owner, attempt.wire_name), attempt.lease)
         except BaseException:
             HOLDS.restore(self, owner, outer)
-            name = attempt.name
-            self._abandon(driver, owner, self.leave_call(name), seconds)
+            undo = self._undo_call(owner, attempt.wire_name)
+            self._abandon(driver, owner, undo, attempt.lease, attempt.in_doubt)
             raise
-        return attempt
+        claim.failed = attempt
+        return False
 
-    def _put_hold(self, hold: Hold, lease: float, renewed: bool, scoped: int) -> None:
-        hold.lease_from(hold.since, lease, renewed)
-        hold.scoped += scoped
+    def _put_hold(self, hold: Hold, claim: Claim, lease: float, granted_until: float | None = None) -> None:
+        hold.lease_from(hold.since, lease, renewed=claim.lease is None)
+        if granted_until is not None:
+            hold.granted_until(granted_until)
+        hold.scoped += claim.scoped
+        if hold.context is not None and not claim.scoped:
+            hold.line = _caller()
         HOLDS.put(hold)
-        background.wake_by(hold.renew_at)
+        watch(hold)
 
-    async def _enter_again(
-        self, driver: Driver, hold: Hold, seconds: float, renewed: bool, scoped: int, until: float | None
-    ) -> None:
-        # A nested hold never shortens the lease, nor stops the renewal that the outer one counts on.
-        lease = max(seconds, hold.deadline - driver.now())
-        call = self.acquire_call(hold.owner, hold.count + 1, lease, False)
-        reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
-        if reply[1] != b"OK":
+    async def _enter_again(self, driver: Driver, hold: Hold, claim: Claim, lease: float) -> None:
+        now = driver.now()
+        # A nested hold never shortens the lease, nor stops the renewal that the outer one relies on.
+        lease = max(lease, hold.deadline - now)
+        until = claim.until(now)
+        call = self._acquire_call(hold.wire_name, hold.count + 1, lease, False)
+        try:
+            reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
+        except BaseException:
+            hold.owner.renew_name()
+            raise
+        if call.sends > 1:
+            hold.owner.renew_name()
+        if hold not in HOLDS:
+            # Under a name that threads or tasks share: a release waited for this call, but not as long as it took.
+            raise LockUnavailableError(
+                self.name,
+                reason="it was given back under the same owner's name while it was entered again",
+                advice="Try again; if the server does not count it as free, it frees itself when its lease ends.",
+            )
+        if reply[1] != OK:
             lose(hold, "it was gone when its owner took it again")
             raise hold.lost_error()
-        hold.lease_from(call.sent_at, lease, renewed or hold.renewed)
+        hold.lease_from(call.sent_at, lease, renewed=claim.lease is None or hold.renewed)
         hold.count += 1
-        hold.scoped += scoped
+        hold.scoped += claim.scoped
+        watch(hold)
         try:
-            self._tell_acquired(hold.owner, hold.count, 0.0)
-        except BaseException:  # a signal's; the caller takes the lock as not entered again
+            self._tell_acquired(hold.wire_name, hold.count, 0.0)
+        except BaseException:  # from a signal handler; for the caller the lock was not re-entered
             hold.count -= 1
-            hold.scoped -= scoped
+            hold.scoped -= claim.scoped
             raise
 
-    def _abandon(self, driver: Driver, owner: Owner | str, undo: ScriptCall, lease: float) -> None:
-        """Clean up after an attempt whose outcome is unknown: the server may have granted the lock, or still do so.
+    def _abandon(
+        self, driver: Driver, owner: Owner, undo: ScriptCall | None, lease: float, in_doubt: bool = True
+    ) -> None:
+        """Clean up after an attempt that was given up: the server may have granted the lock, or may still grant it.
 
-        It is undone in the background, and the owner never uses that wire name again, so it does not matter when. A
-        name chosen by the caller cannot be changed: what was granted to it then ends by its lease.
+        It is undone in the background, at any time, because the owner never uses that wire name again. A name chosen by
+        the caller cannot be changed: only its place in the queue is given up, if the kind has one, and a lock that was
+        granted to it ends with its lease.
         """
-        if isinstance(owner, str):
+        if undo is None:
             return
         owner.renew_name()
-        until = driver.now() + lease
-        defer(self.using, undo, until)
-        # Once more: the acquire may still lie in a closed connection's buffer, behind the first clean-up.
-        defer(self.using, undo, until, after=CLEAN_UP_AGAIN)
+        # Repeat this if the acquire, or a copy of it, may arrive after the first clean-up.
+        clean_up(self.using, undo, driver.now() + lease, again=in_doubt)
 
-    async def _give_back(self, driver: Driver, owner: Owner | str) -> None:
+    @in_turn
+    async def _give_back(self, driver: Driver, owner: Owner) -> None:
         hold = HOLDS.get(self, owner)
         if hold is None:
             await self._give_back_unknown(driver, owner)
@@ -127,7 +214,7 @@ class LockFlows(LockHooks):
             hold.count -= 1
             if hold.count == 0:
                 HOLDS.remove(hold)  # before the command, so that no renewal starts
-            call = self.release_call(hold.owner, hold.count, hold.lease)
+            call = self._release_call(hold.wire_name, hold.count, hold.lease)
             reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
         except BaseException as error:
             self._release_later(hold, owner)
@@ -139,32 +226,40 @@ class LockFlows(LockHooks):
         self._note_released(hold, call, reply[1] == 1, driver.now())
         if hold.count:
             hold.lease_from(call.sent_at, hold.lease, hold.renewed)
+            watch(hold)
 
     def _note_released(self, hold: Hold, call: ScriptCall, owned: bool, now: float) -> None:
-        """What the server's answer to a release means."""
-        # "Not yours" to a release that was sent twice: the first one did it.
-        if not owned and not (call.sends > 1 and now < hold.deadline):
-            lose(hold, "another owner or an operator freed it, or the server lost it")
+        """Handle the server's reply to a release."""
+        if hold.renewing or call.sends > 1:
+            hold.owner.renew_name()  # late commands must not affect its next hold
+        # "Not yours", to a last release that was sent twice: the first copy did it. After an inner one it is held.
+        was_obeyed = hold.count == 0 and call.sends > 1 and now < hold.deadline
+        if not owned and not was_obeyed:
+            lose(hold, FREED)
             raise hold.lost_error()
         if hold.count == 0:
+            if hold.late_lease:
+                free_behind(hold, now)
+            count_hold(hold, now)
             self._tell_released(hold, now)
 
-    async def _give_back_unknown(self, driver: Driver, owner: Owner | str) -> None:
-        """Release what this process does not know of: the hold of an owner named by the caller, or nobody's."""
-        if isinstance(owner, str):
-            lease = self.settings.watchdog_timeout
-            reply = await driver.run(self.release_call(owner, 0, lease), driver.now() + RELEASE_PATIENCE)
+    async def _give_back_unknown(self, driver: Driver, owner: Owner) -> None:
+        """Release a lock that this process has no hold of: it may be that of a named owner, else none is held."""
+        if owner.is_named:
+            lease = self._settings.watchdog_timeout
+            reply = await driver.run(self._release_call(owner.wire_name, 0, lease), driver.now() + RELEASE_PATIENCE)
             if reply[1] == 1:
                 return
-        raise self.not_owned(owner)
+        raise self._not_owned(owner)
 
-    def _release_later(self, hold: Hold, owner: Owner | str) -> None:
+    def _release_later(self, hold: Hold, owner: Owner) -> None:
+        owner.renew_name()
         if hold.count == 0:
             HOLDS.remove(hold)
-        # A name chosen by the caller cannot be changed: a late release would free its next hold, so the lease ends it.
-        if hold.count == 0 and isinstance(owner, Owner):
-            owner.renew_name()
-            defer(self.using, self.release_call(hold.owner, 0, hold.lease), hold.deadline)
+        # A name chosen by the caller cannot be changed, and a late release would free its next hold: the lease ends it.
+        if hold.count == 0 and not owner.is_named:
+            clean_up(self.using, self._release_call(hold.wire_name, 0, hold.lease), hold.deadline)
+            free_behind(hold, hold.deadline)
 
     def _release_failed(self, error: LockUnavailableError, left: float) -> LockUnavailableError:
         return LockUnavailableError(
@@ -174,85 +269,184 @@ class LockFlows(LockHooks):
         )
 
     def _drop_lost(self, hold: Hold) -> None:
-        """One enclosing block of a lost hold has been told."""
+        """End one level of a lost hold, after its error was raised there."""
         hold.count -= 1
         if hold.count <= 0:
             HOLDS.remove(hold)
             self._uncover_lost(hold)
 
     def _uncover_lost(self, hold: Hold) -> None:
-        """Behind a hold that ended may stand earlier ones of its owner, which were lost and must be told so."""
+        """A hold may have been taken after lost ones of the same owner, which must still be reported when released."""
         if hold.count == 0 and hold.lost_below:
             hold.count, hold.lost_below = hold.lost_below, 0
             hold.lost = "its lease ended"
             HOLDS.put(hold)
 
-    async def _extend(self, driver: Driver, owner: Owner | str, lease_time: Duration) -> None:
+    @in_turn
+    async def _prolong(self, driver: Driver, owner: Owner, lease_time: Duration) -> None:
         lease = lease_seconds(lease_time)
         if lease is None:
             raise ValueError("extend() needs a lease_time in seconds.")
         hold = HOLDS.get(self, owner)
         if hold is not None:
             await self._extend_hold(driver, hold, lease)
-        elif isinstance(owner, Owner) or not await self._extend_unknown(driver, owner, lease):
-            raise self.not_owned(owner)
+        elif not owner.is_named or not await self._extend_unknown(driver, owner.wire_name, lease):
+            raise self._not_owned(owner)
 
     async def _extend_hold(self, driver: Driver, hold: Hold, lease: float) -> None:
         if note_loss(hold, driver.now()):
             raise hold.lost_error()
-        call = self.extend_call(hold.owner, lease)
+        call = self._extend_call(hold.wire_name, lease, keep_longer=hold.owner.is_named)
         renewed = hold.pause_renewal()
+        started = driver.now()
         try:
-            reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
+            reply = await self._run_extension(driver, call, hold, lease)
         except BaseException:
+            self._doubt_extension(hold, started + lease - self._drift(lease))
             hold.renewed = renewed
+            watch(hold)
             raise
+        if call.sends > 1:
+            hold.owner.renew_name()
         if reply[1] == 0:
             lose(hold, "it was gone when its lease was to be extended")
             raise hold.lost_error()
         hold.lease_from(call.sent_at, lease, renewed=False)
-        background.wake_by(hold.deadline)
+        watch(hold)
 
-    async def _extend_unknown(self, driver: Driver, owner: str, lease: float) -> bool:
-        """Extend the hold of an owner named by the caller, which another process took."""
-        reply = await driver.run(self.extend_call(owner, lease), driver.now() + RELEASE_PATIENCE)
+    async def _run_extension(self, driver: Driver, call: ScriptCall, hold: Hold, lease: float) -> list[Any]:
+        """Send an extension and return its reply; no copy of it may shorten a lease chosen later."""
+        until = driver.now() + RELEASE_PATIENCE
+        reply = await driver.run(call, until)
+        if call.sends > 1 and not hold.owner.is_named:
+            await driver.run(self._settle_call(hold.wire_name, lease), until)
+        return reply
+
+    def _doubt_extension(self, hold: Hold, ends: float) -> None:
+        """Handle an extension that may have been executed, or may be late. Under a name chosen by the caller it only
+        prolongs the lease."""
+        if not hold.owner.is_named:
+            hold.owner.renew_name()
+            hold.deadline = min(hold.deadline, ends)
+            clean_up(self.using, self._settle_call(hold.wire_name, hold.lease), hold.deadline)
+
+    async def _extend_unknown(self, driver: Driver, wire_name: str, lease: float) -> bool:
+        """Extend the hold of a named owner that another process took."""
+        call = self._extend_call(wire_name, lease, keep_longer=True)
+        reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
         return bool(reply[1])
 
-    async def _force_release(self, driver: Driver, owner: str | None, reason: str) -> bool:
-        reply = await driver.run(self.force_release_call(owner), driver.now() + RELEASE_PATIENCE)
-        if reply[1] == 1:
-            logger.warning("Lock %r (%r) was freed by force: %r", self.name, self.key, reason or "no reason given")
-            signals.lock_force_released.send_robust(sender=type(self), lock=self, owner=owner, reason=reason)
-        return bool(reply[1])
+    @in_turn
+    async def _free_by_force(self, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
+        own = self._forced_holds(caller, owner, driver.now())
+        # Otherwise a caller or a renewal would find the lock gone meanwhile, and report a loss to its owner.
+        for hold in own:
+            hold.ending = True
+        renewed = [hold.pause_renewal() for hold in own]
+        freed = False
+        try:
+            call = self._force_release_call(owner, new_request())
+            reply = await self._run_forced(driver, call)
+            # If it is free now, the caller held it and the call was sent twice, then the first copy freed it.
+            freed = reply[1] == 1 or (call.sends > 1 and bool(own))
+        finally:
+            for hold, was_renewed in zip(own, renewed, strict=True):
+                self._note_forced(hold, freed, was_renewed)
+        if freed:
+            log(
+                logger, logging.WARNING, "Lock %r (%r) was freed by force: %r",
+                self.name, self.key, reason or "no reason given",
+            )  # fmt: skip
+            note_freed(self, owner, reason, caller.place)
+            NEWCOMERS.counted(True)
+            signals.lock_force_released.tell(self, owner=owner, reason=reason)
+        return freed
 
-    async def _ask_state(self, driver: Driver, owner: Owner | str) -> tuple[int, int]:
-        reply = await driver.run(self.state_call(self._wire_name(owner)), driver.now())
+    async def _run_forced(self, driver: Driver, call: ScriptCall) -> list[Any]:
+        """Send a forced release and return its reply; no copy of it may free the next holder."""
+        retire = self._retire_call(str(call.args[-1]))
+        until = driver.now() + RELEASE_PATIENCE
+        try:
+            reply = await driver.run(call, until)
+            if call.sends > 1:
+                await driver.run(retire, until)
+        except BaseException:
+            clean_up(self.using, retire, driver.now() + REMEMBERED)
+            raise
+        return reply
+
+    def _forced_holds(self, caller: Owner, owner: str | None, now: float) -> list[Hold]:
+        """The caller's own holds that the call frees: all, or those of a wire name. Holds that were lost before are
+        left out, because their loss must still be reported.
+        """
+        holds = [hold for scope in self._forces if (hold := HOLDS.get(self, caller, scope)) is not None]
+        if owner:
+            holds = [hold for hold in holds if hold.lock._field(hold.wire_name) == self._field(owner)]
+        return [hold for hold in holds if not note_loss(hold, now)]
+
+    def _note_forced(self, hold: Hold, freed: bool, renewed: bool) -> None:
+        if freed:
+            hold.count = 0
+            HOLDS.remove(hold)
+            hold.owner.renew_name()
+            free_behind(hold, hold.deadline)
+            self._uncover_lost(hold)
+        else:
+            hold.renewed, hold.ending = renewed, False
+            watch(hold)
+
+    async def _ask_state(self, driver: Driver, owner: Owner) -> tuple[int, int]:
+        reply = await driver.run(self._state_call(self._wire_name(owner)), driver.now())
         return reply[1], reply[2]
 
-    def not_owned(self, owner: Owner | str) -> LockNotOwnedError:
-        """The error for an owner who does not hold it."""
-        return LockNotOwnedError(self.name, owner=self._wire_name(owner))
+    async def _ask_holders(self, driver: Driver) -> list[str]:
+        reply = await driver.run(self._holders_call(), driver.now())
+        ending = self._field("")
+        return [field.decode(errors="backslashreplace").removesuffix(ending) for field in reply[1]]
 
-    def _wire_name(self, owner: Owner | str) -> str:
+    def _not_owned(self, owner: Owner) -> LockNotOwnedError:
+        """The error for an owner that does not hold the lock."""
+        return LockNotOwnedError(self.name, owner=self._wire_name(owner), left_by=HOLDS.left_by(self))
+
+    def _wire_name(self, owner: Owner) -> str:
         hold = HOLDS.get(self, owner)
         if hold is not None:
-            return hold.owner
-        return owner if isinstance(owner, str) else owner.name
+            return hold.wire_name
+        return owner.wire_name
 
-    def _tell_acquired(self, name: str, count: int, waited: float) -> None:
-        logger.debug("Acquired %r as %s (%d), after %.3f s.", self.name, name, count, waited)
+    def _tell_acquired(self, wire_name: str, count: int, waited: float) -> None:
+        log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", self.name, wire_name, count, waited)
         if signals.lock_acquired.receivers:
-            signals.lock_acquired.send_robust(sender=type(self), lock=self, owner=name, count=count, waited=waited)
+            outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
+            signals.lock_acquired.tell(self, owner=wire_name, count=count, waited=waited, outcome=outcome)
 
     def _tell_released(self, hold: Hold, now: float) -> None:
         held = now - hold.since
-        level = logging.DEBUG if held < self.settings.slow_hold else logging.WARNING
-        logger.log(level, "Released %r as %s, after %.3f s.", self.name, hold.owner, held)
+        log(logger, self._release_level(held), "Released %r as %s, after %.3f s.", self.name, hold.wire_name, held)
         if signals.lock_released.receivers:
-            signals.lock_released.send_robust(sender=type(self), lock=self, owner=hold.owner, held=held)
+            signals.lock_released.tell(self, owner=hold.wire_name, held=held)
+
+    def _release_level(self, held: float) -> int:
+        return logging.DEBUG if held < self._settings.slow_hold else logging.WARNING
+
+
+def _caller() -> str | None:
+    """The line of the project's code that acquires a lock now."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("django_rlock."):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def expect_copies(hold: Hold | GroupHold, lease: float) -> None:
+    """Record that a hold's acquire was sent more than once: a copy that arrives after its end would take the lock."""
+    hold.late_lease = lease
+    hold.owner.renew_name()
 
 
 def _tell_timed_out(failed: Attempt, waited: float) -> None:
     lock = failed.lock
-    logger.info("Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.name, waited)
-    signals.lock_timed_out.send_robust(sender=type(lock), lock=lock, owner=failed.name, waited=waited)
+    count_given_up(lock)
+    count_wait(lock, key_of(lock, failed.owner), failed.owner.place, waited)
+    log(logger, logging.INFO, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.wire_name, waited)
+    signals.lock_timed_out.tell(lock, owner=failed.wire_name, waited=waited)

@@ -1,128 +1,78 @@
-"""What this process holds and waits for: the truth on the client's side, which the watchdog and the reports read."""
+"""What this process holds and waits for: the client's own record, which the watchdog and the reports read."""
 
 from __future__ import annotations
 
-import logging
 import math
-import os
-import threading
 import weakref
-from contextvars import ContextVar
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from django_rlock.drivers.identity import Owner
-from django_rlock.drivers.sync import defer
-from django_rlock.exceptions import LockLostError
-from django_rlock.signals import lock_lost
+from django_rlock.locks.grouphold import GroupHold
+from django_rlock.locks.hold import Hold, Key, context, key_of
+from django_rlock.process import on_fork
 
 if TYPE_CHECKING:
     from django_rlock.drivers.base import Waiter
-    from django_rlock.locks.hooks import LockHooks
+    from django_rlock.locks.base import BaseLock
+    from django_rlock.locks.hooks import Renewable, Waitable
 
-logger = logging.getLogger("django_rlock.holds")
-
-context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
-"""What the process is doing now, for reports: route and user of a request, name and id of a task."""
-
-Key = tuple[str, str, str, int | str]
-
-
-class Hold:
-    """A lock held by one owner of this process. Times are monotonic seconds.
-
-    ``deadline`` is when the lease surely still runs, counted from before its command was sent; after it the lock counts
-    as lost whatever else happens. ``lost`` is the reason, once it is lost. ``lost_below`` counts enclosing holds of
-    the same owner that were lost before this one was taken; they still have to be told when they are released.
-    ``token`` is the fencing token, of kinds that have one. ``suspect`` is set while its renewal fails.
-    """
-
-    __slots__ = (
-        "context",
-        "count",
-        "deadline",
-        "key",
-        "lease",
-        "lock",
-        "lost",
-        "lost_below",
-        "max_until",
-        "owner",
-        "owner_ref",
-        "place",
-        "renewed",
-        "scoped",
-        "since",
-        "suspect",
-        "token",
-    )
-
-    def __init__(self, lock: LockHooks, owner: Owner | str, name: str, now: float, token: int | None = None) -> None:
-        self.key = key_of(lock, owner)
-        self.token = token
-        self.lock = lock
-        self.owner = name
-        self.owner_ref = None if isinstance(owner, str) else weakref.ref(owner)
-        self.place = "" if isinstance(owner, str) else owner.place
-        self.context = context.get()
-        self.since = now
-        self.max_until = math.inf if lock.max_hold_time is None else now + lock.max_hold_time
-        self.count = 1
-        self.scoped = 0
-        self.suspect = False
-        self.lost: str | None = None
-        self.lost_below = 0
-
-    def outlives(self, outer: Hold) -> None:
-        """Take over from a lost hold of the same owner, whose enclosing blocks have yet to be told."""
-        self.scoped = outer.scoped
-        self.lost_below = outer.lost_below + outer.count
-
-    def lease_from(self, sent_at: float, lease: float, renewed: bool) -> None:
-        """Note a lease that the server has confirmed."""
-        self.lease = lease
-        self.renewed = renewed
-        self.deadline = sent_at + lease - self.lock.drift(lease)
-
-    def is_lost(self, now: float) -> bool:
-        """Whether it was lost, or has outlived its lease."""
-        return self.lost is not None or now >= self.deadline
-
-    def lost_error(self) -> LockLostError:
-        return LockLostError(self.lock.name, reason=self.lost or self.lease_ended())
-
-    def lease_ended(self) -> str:
-        late = ", because it could not be renewed in time" if self.renewed else ""
-        return f"its lease of {self.lease:.1f} s ended{late}"
-
-    def pause_renewal(self) -> bool:
-        """Keep the watchdog away while the owner changes the lease; answers whether it was renewed until now."""
-        renewed, self.renewed = self.renewed, False
-        return renewed
-
-    @property
-    def renew_at(self) -> float:
-        """When the watchdog should renew it: after a third of its lease."""
-        return self.deadline - self.lease * 2 / 3
-
-    @property
-    def owner_ended(self) -> bool:
-        """Whether the thread or task that holds it is gone, so that nobody can release it."""
-        return self.owner_ref is not None and ((owner := self.owner_ref()) is None or not owner.is_alive())
+__all__ = ["HOLDS", "NEWCOMERS", "WAITS", "GroupHold", "Hold", "Key", "Wait", "context", "key_of"]
 
 
 class Wait:
-    """An owner of this process that waits for a lock. Times are monotonic seconds; ``beat_at`` is the next beat's."""
+    """A wait of an owner of this process for a lock. Times are monotonic seconds; ``beat_at`` is when its next beat is
+    due.
 
-    __slots__ = ("__weakref__", "beat_at", "context", "lock", "owner", "place", "since", "waiter")
+    ``expected`` is whether the background thread knows of it, ``outside`` whether the holder does not know the queue in
+    which it waits. Only the attempt keeps its waiter alive: if an interrupted attempt could not leave, the waiter is
+    collected, and the wait is over.
+    """
 
-    def __init__(self, lock: LockHooks, owner: Owner | str, name: str, now: float, waiter: Waiter) -> None:
+    __slots__ = (
+        "_left",
+        "_waiter",
+        "beat_at",
+        "context",
+        "expected",
+        "key",
+        "lock",
+        "outside",
+        "place",
+        "since",
+        "wire_name",
+    )
+
+    def __init__(self, lock: Waitable, owner: Owner, wire_name: str, now: float, waiter: Waiter) -> None:
+        self.key = key_of(lock, owner)
         self.lock = lock
-        self.owner = name
-        self.place = "" if isinstance(owner, str) else owner.place
+        self.wire_name = wire_name
+        self.place = owner.place
         self.context = context.get()
         self.since = now
-        self.waiter = waiter
-        self.beat_at = math.inf  # until it sleeps
+        self._waiter = weakref.ref(waiter)
+        self._left = False
+        self.beat_at = math.inf  # set before it sleeps
+        self.expected = self.outside = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the wait has ended."""
+        return self._left or self._waiter() is None
+
+    @property
+    def hash_field(self) -> str:
+        """The field that the owner would have in the lock's hash."""
+        return self.lock._field(self.wire_name)
+
+    def end(self) -> None:
+        self._left = True
+
+    def wake(self) -> None:
+        """Wake the owner, so that it tries again."""
+        if waiter := self._waiter():
+            waiter.wake()
 
 
 class Holds:
@@ -132,114 +82,162 @@ class Holds:
     """
 
     def __init__(self) -> None:
-        self._table: dict[Key, Hold] = {}
+        self._table: dict[Key, Hold | GroupHold] = {}
 
-    def get(self, lock: LockHooks, owner: Owner | str, scope: str | None = None) -> Hold | None:
+    def get(self, lock: Waitable, owner: Owner, scope: str | None = None) -> Hold | None:
         """The owner's hold of this lock, or of the same name in another scope."""
-        return self._table.get(key_of(lock, owner, scope))
+        key = key_of(lock, owner, scope)
+        found = self._table.get(key)
+        return found.members[key] if isinstance(found, GroupHold) else found
+
+    def at(self, key: Key) -> Hold | None:
+        """The hold with this key."""
+        found = self._table.get(key)
+        return found.members[key] if isinstance(found, GroupHold) else found
+
+    def record(self, lock: Waitable, owner: Owner) -> Hold | GroupHold | None:
+        """The record with the owner's hold of this lock; it may be that of a group."""
+        return self._table.get(key_of(lock, owner))
+
+    def depth(self, key: Key) -> tuple[int, int]:
+        """How often the lock with this key is held, and by how many blocks; does not split a group's record."""
+        found = self._table.get(key)
+        if found is None:
+            return 0, 0
+        if isinstance(found, GroupHold):
+            if found.is_whole:
+                return 1, found.scoped
+            found = found.members[key]
+        return found.count, found.scoped
+
+    def has_none(self, keys: Sequence[Key]) -> bool:
+        """Whether there is no hold with any of these keys."""
+        return self._table.keys().isdisjoint(keys)
+
+    def records(self, keys: Sequence[Key]) -> list[Hold | GroupHold | None]:
+        """The record for each of these keys; a group's record only if all its locks are among the keys."""
+        found = [self._table.get(key) for key in keys]
+        times = Counter(found)
+        return [
+            each if isinstance(each, GroupHold) and each.is_whole and times[each] == len(each.keys) else self.at(key)
+            for key, each in zip(keys, found, strict=True)
+        ]
 
     def put(self, hold: Hold) -> None:
         self._table[hold.key] = hold
 
+    def put_group(self, held: GroupHold) -> None:
+        self._table.update(dict.fromkeys(held.keys, held))
+
     def remove(self, hold: Hold) -> None:
-        if self._table.get(hold.key) is hold:
+        if self._table.get(hold.key) is hold or hold in self:
             self._table.pop(hold.key, None)
 
-    def restore(self, lock: LockHooks, owner: Owner | str, hold: Hold | None) -> None:
-        """Have it as it was before an attempt that came to nothing."""
+    def remove_group(self, held: GroupHold) -> None:
+        for key in held.keys:
+            self._table.pop(key, None)
+        held.keys = ()
+
+    def restore(self, lock: Waitable, owner: Owner, hold: Hold | None) -> None:
+        """Restore the entry as it was before an attempt that failed."""
         if hold is None:
             self._table.pop(key_of(lock, owner), None)
         else:
             self.put(hold)
 
     def __contains__(self, hold: Hold) -> bool:
-        return self._table.get(hold.key) is hold
+        found = self._table.get(hold.key)
+        if isinstance(found, GroupHold):
+            return not found.is_whole and found.members[hold.key] is hold
+        return found is hold
 
     def snapshot(self) -> list[Hold]:
-        return list(self._table.values())
+        return self._where(lambda _: True)
+
+    def locks(self) -> list[Renewable]:
+        """The locks that are held and not known to be lost, each once for each owner here. Does not split groups."""
+        return [lock for held in set(self._table.values()) for lock in self._locks_of(held)]
+
+    def _locks_of(self, held: Hold | GroupHold) -> Sequence[Renewable]:
+        if isinstance(held, Hold):
+            return () if held.lost else (held.lock,)
+        if held.is_whole:
+            return held.group.locks
+        return [hold.lock for hold in held.members.values() if hold in self and not hold.lost]
 
     def of(self, owner: Owner) -> list[Hold]:
-        """What one thread or task holds."""
-        return [hold for hold in self.snapshot() if hold.owner_ref is not None and hold.owner_ref() is owner]
+        """The holds of one thread or task."""
+        return self._where(lambda held: held.owner is owner)
+
+    def under(self, about: dict[str, str]) -> list[Hold]:
+        """The holds that were taken under a context."""
+        return self._where(lambda held: held.context is about)
+
+    def of_lock(self, lock: BaseLock, owner: Owner) -> list[Hold]:
+        """One owner's holds of a lock; for a MultiLock, of each of its locks."""
+        return [hold for part in lock.parts if (hold := self.get(part, owner)) is not None]
+
+    def left_by(self, lock: Waitable) -> str | None:
+        """The reports' name of a thread or task that has ended without releasing the lock."""
+        left = self._where(lambda held: held.owner.ended)
+        return next((hold.place for hold in left if hold.key[:3] == (lock.using, lock.name, lock._scope)), None)
+
+    def _where(self, wanted: Callable[[Hold | GroupHold], bool]) -> list[Hold]:
+        # Groups that are not wanted are not split. A list of the items would make a tuple for each: then the collector
+        # may run, and with it whoever changes the table. A copy is made in one go.
+        found = self._table.copy().items()
+        return [hold for key, held in found if wanted(held) and (hold := self.at(key)) is not None]
+
+    def __bool__(self) -> bool:
+        """Whether anything is held."""
+        return bool(self._table)
 
     def clear(self) -> None:
         self._table.clear()
 
 
 class Waits:
-    """Waits of this process, in the order in which they began.
-
-    It holds them weakly: one whose attempt was interrupted before it could leave is gone, and nobody beats for it.
-    """
+    """Waits of this process, in the order in which they began."""
 
     def __init__(self) -> None:
-        self._table: dict[int, weakref.ref[Wait]] = {}
+        self._table: dict[int, Wait] = {}
 
     def add(self, wait: Wait) -> None:
-        number = id(wait)
-        self._table[number] = weakref.ref(wait, lambda _: self._table.pop(number, None))
+        self._table[id(wait)] = wait
 
     def remove(self, wait: Wait) -> None:
+        wait.end()
         self._table.pop(id(wait), None)
 
     def snapshot(self) -> list[Wait]:
-        return [wait for wait in (place() for place in list(self._table.values())) if wait is not None]
+        """The waits that are not over; those that were interrupted before they could leave are dropped."""
+        return [wait for wait in list(self._table.values()) if not self._forgets(wait)]
+
+    def _forgets(self, wait: Wait) -> bool:
+        if wait.over:
+            self._table.pop(id(wait), None)
+        return wait.over
 
     def clear(self) -> None:
         self._table.clear()
 
 
-def key_of(lock: LockHooks, owner: Owner | str, scope: str | None = None) -> Key:
-    whose = owner if isinstance(owner, str) else owner.serial
-    return lock.using, lock.name, lock.scope if scope is None else scope, whose
+class Newcomers:
+    """Is notified of holds and waits that a background thread sees for the first time, or whose lease has changed."""
+
+    tell: Callable[[Hold | Wait], object] = staticmethod(lambda _: None)
+    counted: Callable[[bool], object] = staticmethod(lambda _: None)
+    """Called when ``tallies`` has something new, with whether that is an event, to be reported soon."""
 
 
 HOLDS = Holds()
 WAITS = Waits()
-_telling = threading.RLock()
-
-
-def note_loss(hold: Hold, now: float) -> bool:
-    """Whether the hold is lost; if its lease has just ended, everybody is told."""
-    first = hold.lost is None and now >= hold.deadline and lose(hold, hold.lease_ended())
-    if first and hold.renewed and hold.owner_ref is not None:
-        # Renewals may have reached the server though their replies did not reach us.
-        defer(hold.lock.using, hold.lock.leave_call(hold.owner), hold.deadline + hold.lease)
-    return hold.lost is not None
-
-
-def lose(hold: Hold, reason: str) -> bool:
-    """Mark a hold as lost and tell everybody: the log, the receivers of ``lock_lost``, its own callback.
-
-    Answers whether this was the first to notice; the background thread and the owner may do so at once.
-    """
-    with _telling:
-        if hold.lost is not None:
-            return False
-        # First of all: whoever sees the loss and takes the lock again then does so under a new wire name, which
-        # the clean-up of this hold cannot touch.
-        if hold.owner_ref is not None and (owner := hold.owner_ref()) is not None:
-            owner.renew_name()
-        hold.lost = reason
-    lock = hold.lock
-    for wait in WAITS.snapshot():
-        if wait.beat_at < math.inf and (wait.lock.using, wait.lock.key) == (lock.using, lock.key):
-            wait.beat_at = 0.0  # it may have fallen free, and its waiters may have been told of a longer lease
-    logger.warning("Lock %r (%r) was lost while held by %s: %s.", lock.name, lock.key, hold.owner, reason)
-    lock_lost.send_robust(sender=type(lock), lock=lock, owner=hold.owner, reason=reason)
-    if lock.on_lost is not None:
-        try:
-            lock.on_lost(lock)
-        except Exception:
-            logger.exception("The on_lost callback of lock %r failed.", lock.name)
-    return True
+NEWCOMERS = Newcomers()
 
 
 def _after_fork() -> None:
-    global _telling  # noqa: PLW0603 - another thread of the parent may hold it
-    _telling = threading.RLock()
     HOLDS.clear()
     WAITS.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+on_fork("holds", _after_fork)

@@ -1,71 +1,75 @@
-"""Redisson's count-down latch, wire for wire; deleting it lets its waiters go."""
+"""Redisson's count-down latch, wire for wire; deleting it releases its waiters."""
 
 from __future__ import annotations
 
 import math
 
 from django_rlock import keys, scripts
-from django_rlock.drivers.base import EVERYBODY, Driver, ScriptCall
+from django_rlock.drivers.base import EVERYBODY, Driver
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.identity import new_request
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.counters import REMEMBERED_MS, Counter, checked_number, new_request
+from django_rlock.locks.counters import REMEMBERED_MS, Counter, checked_number, retire_copies
 from django_rlock.locks.durations import UNSET, Duration
 from django_rlock.locks.faces import faces
-from django_rlock.locks.hooks import REPOLL
+from django_rlock.locks.hooks import REPOLL, Waitable
 from django_rlock.settings import DEFAULT_ALIAS
 
 UNHEARD_REPOLL = 1.0
-"""How often waiters ask in a cluster where Redisson's channel belongs to another slot than the count, in seconds."""
+"""How often waiters poll in a cluster when Redisson's channel is in another slot than the count, in seconds."""
 
 
-class CountDownLatch(Counter):
-    """Keeps waiters back until others have counted it down to 0; Redisson's ``getCountDownLatch``.
+class CountDownLatch(Counter, Waitable):
+    """Keeps waiters waiting until it has been counted down to 0; Redisson's ``getCountDownLatch``.
 
-    ``name`` is what is waited for, ``using`` the RLOCK alias, ``wait_time`` how long to wait, in seconds (0 asks once,
-    None waits for ever). A latch that was never set is open, and so is one that was deleted::
+    ``name`` says what is waited for, ``using`` is the RLOCK alias, ``wait_time`` how long to wait, in seconds (0 checks
+    once, None waits for ever). A latch that was never set is open, and so is a deleted one::
 
         done = CountDownLatch("import:42")
         done.try_set_count(3)        # then, in each of three tasks: done.count_down()
         done.wait(wait_time=60)      # in asyncio: await done.await_(wait_time=60)
 
-    Counting down is applied once even when the reply is lost and the command is sent again. A latch has no time to
-    live: a task that dies before it counts down leaves it closed until somebody deletes it.
-    LockUnavailableError when Redis cannot be asked, or keeps something else under the name.
+    A count-down is applied once, even if its reply is lost and the command is sent again. A latch never expires: if a
+    task dies before it counts down, the latch stays closed until it is deleted. Calls raise LockUnavailableError when
+    Redis is unreachable, or when the name's key holds another type of value.
 
     A name with a hash tag of its own (``{``) works in a cluster too, but Redisson's channel for it is in another slot,
-    so its waiters ask every second instead of being told.
+    so its waiters poll every second instead of being notified. Java clients cannot use such a name there.
 
     State in Redis: an integer at the latch's key, the channel ``redisson_countdownlatch__channel__{key}``, and for two
-    minutes the requests that were obeyed in ``rlock_requests:{key}``.
+    minutes the executed requests in ``rlock_requests:{key}``.
     """
 
     __slots__ = ()
 
-    kind = "latch"
-    takes = False
+    kind = noun = "latch"
+    _takes = False
 
     def __init__(self, name: str, *, wait_time: Duration | None = None, using: str = DEFAULT_ALIAS) -> None:
         super().__init__(name, wait_time=wait_time, using=using)
 
     async def _try_set_count(self, driver: Driver, count: int) -> bool:
-        """Close it until it is counted down so often; False when it is closed already. 0 leaves it open."""
+        """Close it until it is counted down ``count`` times. Returns False if it was closed. 0 leaves it open."""
         channel = keys.latch_channel(self.key)
         number = checked_number("count", count)
-        return bool(await self._change(driver, self._request_call(scripts.LATCH_SET, channel, number, REMEMBERED_MS)))
+        call = self._request_call(scripts.LATCH_SET, channel, number, REMEMBERED_MS)
+        return bool(await self._change_once(driver, call))
 
     async def _count_down(self, driver: Driver) -> None:
-        """Count down by one; at 0 it opens and lets all waiters go. An open latch stays as it is.
+        """Count down by one; at 0 the latch opens and releases all waiters. An open latch does not change.
 
-        LockUnavailableError when Redis cannot be asked: the background thread then goes on trying for a minute, so do
+        Raises LockUnavailableError when Redis is unreachable: the background thread then retries for a minute, so do
         not count down again.
         """
         call = self._request_call(scripts.LATCH_COUNT_DOWN, keys.latch_channel(self.key), REMEMBERED_MS)
         await self._surely(driver, call)
+        retire_copies(self, call)
 
     async def _wait(self, driver: Driver, wait_time: Duration | None = UNSET) -> bool:
-        """Wait until it is open; False when it is still closed after ``wait_time`` seconds.
+        """Wait until the latch is open; returns False if it is still closed after ``wait_time`` seconds.
 
-        0 asks once, None waits for ever; not given, it is the latch's own. The coroutine is ``await_()``: the prefix
-        ``a`` makes it a keyword.
+        0 checks once, None waits for ever; the default is the latch's own. The coroutine is ``await_()``, because with
+        the prefix ``a`` alone it would be a keyword.
         """
         wait = self._wait_seconds(True, wait_time)
         until = None if wait is None else driver.now() + wait
@@ -73,14 +77,14 @@ class CountDownLatch(Counter):
         return await (attempt.once() if wait == 0 else attempt.wait())
 
     async def _count(self, driver: Driver) -> int:
-        """How far it still has to be counted down; 0 when it is open."""
+        """The remaining count; 0 when the latch is open."""
         left: int = (await self._ask(driver, self._call(scripts.COUNTER_READ, (self.key,), "")))[0]
         return left
 
     async def _delete(self, driver: Driver) -> bool:
-        """Delete it and let its waiters go; answers whether it was closed."""
-        call = self._call(scripts.LATCH_DELETE, (self.key,), keys.latch_channel(self.key))
-        return bool(await self._change(driver, call))
+        """Delete the latch and release its waiters; returns whether it was closed."""
+        call = self._request_call(scripts.LATCH_DELETE, keys.latch_channel(self.key), REMEMBERED_MS)
+        return bool(await self._change_once(driver, call))
 
     try_set_count, atry_set_count = faces(_try_set_count)
     count_down, acount_down = faces(_count_down)
@@ -88,15 +92,15 @@ class CountDownLatch(Counter):
     count, acount = faces(_count)
     delete, adelete = faces(_delete)
 
-    # --- as Attempt asks it: to pass is to acquire -------------------------------------------------------------------
+    # --- hooks of Attempt: to pass is to acquire ---------------------------------------------------------------------
 
-    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         return self._call(scripts.LATCH_PASS, (self.key,), "")
 
-    def wake_up(self, owner: str) -> tuple[str, str | None]:
+    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
         return keys.latch_channel(self.key), EVERYBODY
 
-    def pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
+    def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
         return UNHEARD_REPOLL if "{" in self.key else REPOLL, math.inf
 
     def _request_call(self, script: scripts.Script, *args: str | int) -> ScriptCall:

@@ -10,27 +10,30 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from django_rlock import keys, scripts
-from django_rlock.drivers.base import ScriptCall, monotonic
+from django_rlock.drivers.base import Driver, monotonic
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.identity import NamedOwner
 from django_rlock.exceptions import LockLostError, LockTimeoutError, PermitNotHeldError
 from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, hidden_behind
 from django_rlock.locks.durations import milliseconds
+from django_rlock.locks.flows import RELEASE_PATIENCE
 from django_rlock.locks.holds import Hold
-from django_rlock.locks.hooks import LockHooks
-from django_rlock.locks.semaphore import NO_PERMIT_LEFT
+from django_rlock.locks.hooks import Waitable
+from django_rlock.locks.semaphore import timed_out
 
 if TYPE_CHECKING:
     from django_rlock.locks.expirable import PermitExpirableSemaphore
 
 MOST_AT_ONCE = 10_000
-"""Permits of one acquire; the server does nothing else while it writes them down."""
+"""How many permits one acquire may take; the server does nothing else while it writes them."""
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Permit:
-    """What one ``acquire`` of a ``PermitExpirableSemaphore`` took: one permit, or several at once.
+    """What one ``acquire`` of a ``PermitExpirableSemaphore`` took: one or more permits.
 
-    ``ids`` are their ids, 32 hexadecimal digits each, by which any process may give them back. ``deadline`` is when the
-    lease ends that it was taken with, in monotonic seconds. ``given_back`` is whether it was released by this object.
+    ``ids`` are the permits' ids, 32 hexadecimal digits each; any process may release them by id. ``deadline`` is when
+    the lease ends that they were taken with, in monotonic seconds. ``given_back`` is whether this object was released.
     """
 
     __slots__ = ("__weakref__", "_holds", "deadline", "given_back", "ids", "semaphore")
@@ -49,29 +52,29 @@ class Permit:
 
     @property
     def id(self) -> str:
-        """The id of a single permit. ValueError where it is several."""
+        """The id of a single permit. Raises ValueError if there are several."""
         return single_id(self)
 
     @property
     def lost(self) -> bool:
-        """Whether its lease has ended or its renewal failed, so that others may have it; asks nobody.
+        """Whether its lease has ended or its renewal failed, so that others may have it; sends no command.
 
-        It knows the lease that it was taken with, or renewed to by this process.
+        It considers the lease that it was taken with, or to which this process renewed it.
         """
         now = monotonic()
         return any(hold.is_lost(now) for hold in self._holds) if self._holds else now >= self.deadline
 
     def check(self) -> None:
-        """LockLostError when it is lost; asks nobody."""
+        """Raise LockLostError when it is lost; sends no command."""
         if self.lost:
             raise self.lost_error()
 
     def lost_error(self) -> LockLostError:
         reasons = (hold.lost or hold.lease_ended() for hold in self._holds if hold.is_lost(monotonic()))
-        return LockLostError(self.semaphore.name, reason=next(reasons, "the lease of its permit ended"))
+        return LockLostError(self.semaphore.name, next(reasons, "its lease ended"), PermitHold.noun)
 
     def release(self) -> None:
-        """Give it back. PermitNotHeldError when that was done before, or its lease has ended."""
+        """Release it. Raises PermitNotHeldError if it was released before, or its lease has ended."""
         self.semaphore.release(self)
 
     async def arelease(self) -> None:
@@ -79,12 +82,14 @@ class Permit:
 
 
 class PermitHold(Hold):
-    """A permit that is renewed for as long as somebody keeps its Permit: whoever lost that cannot give it back."""
+    """A permit that is renewed while its Permit object exists: without that object it cannot be released."""
 
     __slots__ = ("_permit",)
 
+    noun = "permit of semaphore"
+
     def __init__(self, semaphore: PermitExpirableSemaphore, each: str, now: float) -> None:
-        super().__init__(semaphore, each, each, now)
+        super().__init__(semaphore, NamedOwner(each), each, now)
         self.place = "a Permit"
 
     def belongs_to(self, permit: Permit) -> None:
@@ -96,7 +101,7 @@ class PermitHold(Hold):
 
 
 class PermitBlock:
-    """Takes permits for one ``with`` or ``async with``."""
+    """Takes permits for one ``with`` or ``async with`` block."""
 
     __slots__ = ("_options", "_permit", "_permits", "_semaphore")
 
@@ -109,7 +114,11 @@ class PermitBlock:
 
     def __enter__(self) -> Permit:
         started = monotonic()
-        return self._entered(self._semaphore.acquire(self._permits, **self._options), started)
+        permit = self._semaphore.acquire(self._permits, **self._options)
+        if permit is None:
+            raise self._timed_out(started)
+        self._permit = permit  # a plain assignment: a call could be interrupted, and leave it taken
+        return permit
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -119,7 +128,11 @@ class PermitBlock:
 
     async def __aenter__(self) -> Permit:
         started = monotonic()
-        return self._entered(await self._semaphore.aacquire(self._permits, **self._options), started)
+        permit = await self._semaphore.aacquire(self._permits, **self._options)
+        if permit is None:
+            raise self._timed_out(started)
+        self._permit = permit
+        return permit
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -127,11 +140,8 @@ class PermitBlock:
         with hidden_behind(error, self._semaphore.name):
             self._left(await self._semaphore.atry_release(self._permit))
 
-    def _entered(self, permit: Permit | None, started: float) -> Permit:
-        if permit is None:
-            raise LockTimeoutError(self._semaphore.name, waited=monotonic() - started, holder=NO_PERMIT_LEFT)
-        self._permit = permit
-        return permit
+    def _timed_out(self, started: float) -> LockTimeoutError:
+        return timed_out(self._semaphore, monotonic() - started)
 
     def _left(self, released: int) -> None:
         if not released:
@@ -140,7 +150,7 @@ class PermitBlock:
 
 
 def checked_ids(permits: Permit | str | Iterable[str]) -> tuple[str, ...]:
-    """The ids, each once."""
+    """The ids, without duplicates."""
     if isinstance(permits, Permit):
         return permits.ids
     ids = dict.fromkeys([permits] if isinstance(permits, str) else permits)
@@ -151,10 +161,10 @@ def checked_ids(permits: Permit | str | Iterable[str]) -> tuple[str, ...]:
 
 
 def single_id(permit: Permit | str) -> str:
-    """The id of what must be one permit."""
+    """The id of a single permit. Raises ValueError for none or several."""
     ids = checked_ids(permit)
     if len(ids) != 1:
-        raise ValueError(f"These are {len(ids)} permits, where one is asked for; take one of their ids.")
+        raise ValueError(f"Expected one permit, not {len(ids)}; give one of their ids.")
     return ids[0]
 
 
@@ -163,7 +173,7 @@ def packed(ids: tuple[str, ...]) -> bytes:
 
 
 class PermitRequest(Request):
-    """Permits with ids; the ids are the request's name."""
+    """A request for permits with ids; the ids identify the request."""
 
     __slots__ = ("ids", "lease")
 
@@ -174,18 +184,23 @@ class PermitRequest(Request):
         self.ids = tuple(os.urandom(16).hex() for _ in range(permits))
         self.lease = lease
 
-    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         lease_ms = 0 if self.lease is None else milliseconds(self.lease)
         all_keys = *permit_keys(self.key), keys.requests_key(self.key)
         return self._call(scripts.PERMIT_ACQUIRE, all_keys, packed(self.ids), lease_ms)
 
-    def leave_call(self, owner: str) -> ScriptCall:
+    async def retire_copies(self, driver: Driver, taken: bool) -> None:
+        await super().retire_copies(driver, taken)
+        if taken:  # before the permit can be released
+            await driver.run(self._retire_call(bytes.fromhex(self.ids[0])), driver.now() + RELEASE_PATIENCE)
+
+    def _leave_call(self, wire_name: str) -> ScriptCall:
         return leave_call(self, self.ids)
 
 
-def leave_call(hooks: LockHooks, ids: tuple[str, ...]) -> ScriptCall:
-    all_keys = *permit_keys(hooks.key), keys.requests_key(hooks.key)
-    return ScriptCall(hooks.name, scripts.PERMIT_LEAVE, all_keys, (packed(ids), REMEMBERED_MS))
+def leave_call(semaphore: Waitable, ids: tuple[str, ...]) -> ScriptCall:
+    all_keys = *permit_keys(semaphore.key), keys.requests_key(semaphore.key)
+    return semaphore._call(scripts.PERMIT_LEAVE, all_keys, packed(ids), REMEMBERED_MS)
 
 
 def permit_keys(key: str) -> tuple[str, str, str]:
@@ -193,7 +208,7 @@ def permit_keys(key: str) -> tuple[str, str, str]:
 
 
 def checked_amount(permits: int) -> int:
-    """The number itself, if so many can be taken at once."""
+    """Return the number, if that many permits can be taken at once."""
     if checked_number("permits", permits, 1) > MOST_AT_ONCE:
-        raise ValueError(f"permits must be {MOST_AT_ONCE} at once at most, not {permits}.")
+        raise ValueError(f"permits must be at most {MOST_AT_ONCE} in one call, not {permits}.")
     return permits

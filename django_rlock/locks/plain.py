@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_rlock import keys, scripts
-from django_rlock.drivers.base import ScriptCall
+from django_rlock.drivers.calls import ScriptCall
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 
@@ -11,8 +11,8 @@ from django_rlock.locks.durations import milliseconds
 class RLock(BaseLock):
     """A re-entrant lock that a Java service may share through Redisson's ``getLock``.
 
-    A release wakes one waiter of every waiting process; whoever asks first gets it. Under contention FairLock is
-    fairer and cheaper; take this kind where Java clients wait for the same lock::
+    A release wakes one waiter of each waiting process; the first one to try gets the lock. Under contention FairLock is
+    fairer and cheaper; use this kind if Java clients wait for the same lock::
 
         with RLock("stock:42", wait_time=3):
             ...
@@ -23,17 +23,16 @@ class RLock(BaseLock):
     __slots__ = ()
 
     kind = "rlock"
-    joins = True
+    _joins = True
 
-    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        return self._call(scripts.RLOCK_ACQUIRE, (self.key,), owner, count, milliseconds(lease))
+    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+        return self._call(scripts.RLOCK_ACQUIRE, (self.key,), wire_name, count, milliseconds(lease))
 
-    def release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
-        key = self.key
-        return self._call(scripts.RLOCK_RELEASE, (key, keys.redisson_channel(key)), owner, left, milliseconds(lease))
+    def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
+        return self._call(scripts.RLOCK_RELEASE, keys.release_keys(self.key), wire_name, left, milliseconds(lease))
 
-    def leave_call(self, owner: str) -> ScriptCall:
-        return self.release_call(owner, 0, 1)
+    def _leave_call(self, wire_name: str) -> ScriptCall:
+        return self._release_call(wire_name, 0, 1)
 
-    def wake_up(self, owner: str) -> tuple[str, str | None] | None:
+    def _wake_up(self, wire_name: str) -> tuple[str, str | None] | None:
         return keys.redisson_channel(self.key), None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from django_rlock import keys, scripts
-from django_rlock.drivers.base import EVERYBODY, Driver, ScriptCall
+from django_rlock.drivers.base import EVERYBODY, Driver
+from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockNotOwnedError, LockUpgradeError, RLockError
-from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.attempt import Claim
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.hooks import Waitable
 from django_rlock.settings import BEAT_SHARE
 
 Preference = Literal["writer"] | None
@@ -27,18 +30,18 @@ class ReadWriteLock:
         with prices.write_lock:
             ...
 
-    Options are those of all locks, for both sides, and ``prefer``: with "writer" waiting writers keep new readers out;
-    with None, as in Redisson, a stream of readers that overlap keeps writers out. Under "writer" a stream of writers
-    keeps readers out, and a reader must not wait for a thread or task that has yet to take the read lock: a writer may
-    stand between the two.
+    Options are those of all locks, for both sides, and ``prefer``. With "writer", waiting writers keep new readers out.
+    With None, as in Redisson, overlapping readers can keep writers out for ever. With "writer", a continuous stream of
+    writers keeps readers out; and a reader must not wait for a thread or task that has yet to take the read lock,
+    because a writer may be queued between the two.
 
-    Both sides are re-entrant, and each needs as many releases as it was taken. A writer may also take the read lock,
-    and keep it when it gives the write lock back; a reader who asks for the write lock would wait for itself, and gets
-    LockUpgradeError at once. Each reader's share ends with its own lease. A writer's ends with the longest lease of its
-    own write and read holds, since the server keeps one for all of them.
+    Both sides are re-entrant, and each needs as many releases as acquires. A writer may also take the read lock, and
+    keep it after it releases the write lock. A reader that acquires the write lock would wait for itself, so it gets
+    LockUpgradeError at once. Each reader's hold ends with its own lease. A writer's hold ends with the longest lease of
+    its own write and read holds, because the server keeps one lease for all of them.
 
     State in Redis: the hash mode → "read" or "write", reader → holds, writer:write → holds at the lock's key; for each
-    hold of a reader the key ``{key}:<owner>:rwlock_timeout:<n>``, which has its lease; the channel
+    hold of a reader the key ``{key}:<owner>:rwlock_timeout:<n>``, which carries its lease; the channel
     ``redisson_rwlock:{key}``; with ``prefer`` the sorted set ``rlock_writers:{key}`` (waiting writer → epoch ms until
     which it counts as alive, see WAITER_ALIVE_TIME). Redisson's ``getReadWriteLock``, whose readers know no preference.
     """
@@ -58,7 +61,7 @@ class _Side(BaseLock):
 
     __slots__ = ("prefer",)
 
-    other: ClassVar[str]
+    _other: ClassVar[str]
 
     def __init__(self, name: str, *, prefer: Preference = None, owner: str | None = None, **options: Any) -> None:
         if prefer not in (None, "writer"):
@@ -68,122 +71,119 @@ class _Side(BaseLock):
             raise ValueError(f"The owner of a read-write lock must not end in {keys.WRITER!r}, as {owner!r} does.")
         self.prefer = prefer
 
-    def leave_call(self, owner: str) -> ScriptCall:
-        return self.release_call(owner, 0, 1)
+    def _leave_call(self, wire_name: str) -> ScriptCall:
+        return self._release_call(wire_name, 0, 1)
 
-    def not_owned(self, owner: Owner | str) -> LockNotOwnedError:
-        held_side = None if self._held_beside(owner) is None else self.other
-        return LockNotOwnedError(self.name, self._wire_name(owner), self.scope, held_side)
+    def _not_owned(self, owner: Owner) -> LockNotOwnedError:
+        held_side = None if self._held_beside(owner) is None else self._other
+        return LockNotOwnedError(self.name, self._wire_name(owner), self._scope, held_side, HOLDS.left_by(self))
 
-    def _held_beside(self, owner: Owner | str) -> Hold | None:
-        """The owner's hold of the other side."""
-        return HOLDS.get(self, owner, self.other)
+    def _held_beside(self, owner: Owner) -> Hold | None:
+        """The owner's hold of the other side, if there is one."""
+        return HOLDS.get(self, owner, self._other)
 
 
 class ReadLock(_Side):
-    """The side of a ReadWriteLock that many may hold at once."""
+    """The side of a ReadWriteLock that many owners may hold at once."""
 
-    __slots__ = ("writer",)
+    __slots__ = ("_writer",)
 
-    kind = scope = "read"
-    other = "write"
+    kind = _scope = "read"
+    _forces = (_scope,)
+    _other = "write"
 
     def __init__(self, name: str, *, prefer: Preference = None, owner: str | None = None, **options: Any) -> None:
         super().__init__(name, prefer=prefer, owner=owner, **options)
-        self.writer = ""
+        self._writer = ""
 
-    async def _take(
-        self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None, scoped: int = 0
-    ) -> Attempt | None:
-        write = self._held_beside(owner)
+    async def _take(self, driver: Driver, claim: Claim) -> bool:
+        write = self._held_beside(claim.owner)
         lock = self
         if write is not None and not write.is_lost(driver.now()):
-            # Its owner may have got a new wire name since.
+            # The owner may have a new wire name since it took the write lock.
             lock = copy.copy(self)
-            lock.writer = write.owner
-        failed = await super(ReadLock, lock)._take(driver, owner, wait, lease, scoped)
-        if failed is not None:
-            failed.lock = self
-        return failed
+            lock._writer = write.wire_name
+        taken = await super(ReadLock, lock)._take(driver, claim)
+        if not taken:
+            claim.failed.lock = self
+        return taken
 
-    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         key, holds, writers, _ = keys.readwrite_keys(self.key)
         yields = int(self.prefer == "writer")
         return self._call(
-            scripts.READ_ACQUIRE, (key, holds, writers), owner, count, milliseconds(lease), yields, self.writer
+            scripts.READ_ACQUIRE, (key, holds, writers), wire_name, count, milliseconds(lease), yields, self._writer
         )
 
-    def release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
+    def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
         key, holds, _, channel = keys.readwrite_keys(self.key)
-        return self._call(scripts.READ_RELEASE, (key, holds, channel), owner, left, milliseconds(lease))
+        return self._call(scripts.READ_RELEASE, (key, holds, channel), wire_name, left, milliseconds(lease))
 
-    def wake_up(self, owner: str) -> tuple[str, str | None]:
-        # Where one may read all may; and a message that is meant for one writer must not be used up by a reader.
+    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
+        # If one may read, all may. A message meant for one writer must not be used up by a reader.
         return keys.readwrite_channel(self.key), EVERYBODY
 
-    def renew_call(self, owner: str, lease: float) -> ScriptCall:
-        return self._call(scripts.READ_RENEW, keys.readwrite_keys(self.key)[:2], owner, milliseconds(lease), 1)
+    def _lease_call(self, wire_name: str, lease: float, mode: int) -> ScriptCall:
+        all_keys = *keys.readwrite_keys(self.key)[:2], *self._order(wire_name, mode)
+        return self._call(scripts.READ_RENEW, all_keys, wire_name, milliseconds(lease), mode)
 
-    def extend_call(self, owner: str, lease: float) -> ScriptCall:
-        return self._call(scripts.READ_RENEW, keys.readwrite_keys(self.key)[:2], owner, milliseconds(lease), 0)
-
-    def state_call(self, owner: str) -> ScriptCall:
-        """As Redisson's, it counts as locked while somebody reads, under a write lock of his own too."""
-        return self._call(scripts.READ_STATE, keys.readwrite_keys(self.key)[:2], owner)
+    def _state_call(self, wire_name: str) -> ScriptCall:
+        """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
+        return self._call(scripts.READ_STATE, keys.readwrite_keys(self.key)[:2], wire_name)
 
 
 class WriteLock(_Side):
-    """The side of a ReadWriteLock that excludes all others."""
+    """The side of a ReadWriteLock that excludes all other owners."""
 
     __slots__ = ()
 
-    kind = scope = "write"
-    other = "read"
+    kind = _scope = "write"
+    _forces = (_scope,)
+    _other = "read"
 
-    async def _take(
-        self, driver: Driver, owner: Owner | str, wait: float | None, lease: float | None, scoped: int = 0
-    ) -> Attempt | None:
+    async def _take(self, driver: Driver, claim: Claim) -> bool:
         now = driver.now()
-        read, write = self._held_beside(owner), HOLDS.get(self, owner)
-        # The server asks by wire name, and this owner may read under an earlier one.
+        read, write = self._held_beside(claim.owner), HOLDS.get(self, claim.owner)
+        # The server checks this by wire name, but this owner may read under an earlier one.
         if read is not None and not read.is_lost(now) and (write is None or write.is_lost(now)):
-            raise LockUpgradeError(self.name, read.owner)
-        return await super()._take(driver, owner, wait, lease, scoped)
+            raise LockUpgradeError(self.name, read.wire_name)
+        return await super()._take(driver, claim)
 
-    def refusal(self, reply: list[Any]) -> RLockError:
+    def _withdraw_call(self, wire_name: str) -> ScriptCall:
+        return self._call(scripts.WRITE_WITHDRAW, keys.readwrite_keys(self.key)[2:], wire_name)
+
+    def _refusal(self, reply: list[Any]) -> RLockError:
         return LockUpgradeError(self.name, self.owner)
 
-    def acquire_call(self, owner: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        alive = milliseconds(self.settings.waiter_alive_time) if waiting and self.prefer == "writer" else 0
+    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+        alive = milliseconds(self._settings.waiter_alive_time) if waiting and self.prefer == "writer" else 0
         return self._call(
-            scripts.WRITE_ACQUIRE, keys.readwrite_keys(self.key), owner, count, milliseconds(lease), alive
+            scripts.WRITE_ACQUIRE, keys.readwrite_keys(self.key), wire_name, count, milliseconds(lease), alive
         )
 
-    def release_call(self, owner: str, left: int, lease: float) -> ScriptCall:
-        return self._call(scripts.WRITE_RELEASE, keys.readwrite_keys(self.key), owner, left, milliseconds(lease))
+    def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
+        return self._call(scripts.WRITE_RELEASE, keys.readwrite_keys(self.key), wire_name, left, milliseconds(lease))
 
-    def wake_up(self, owner: str) -> tuple[str, str | None]:
+    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
         return keys.readwrite_channel(self.key), None
 
-    def pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
-        # A reader that leaves may uncover an earlier end than the waiter was told of: the beat finds it.
-        beat = self.settings.waiter_alive_time * BEAT_SHARE
-        pause, _ = super().pauses(left_ms, tries)
+    def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
+        # When a reader leaves, the lock may become free earlier than the waiter knows: the beat notices that.
+        beat = self._settings.waiter_alive_time * BEAT_SHARE
+        pause, _ = super()._pauses(left_ms, tries)
         return pause, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
 
-    def beat_call(self, owner: str) -> ScriptCall:
+    def _beat_call(self, waiting: Sequence[tuple[Waitable, str]], alive: float) -> ScriptCall:
         key, _, writers, _ = keys.readwrite_keys(self.key)
-        alive, first = milliseconds(self.settings.waiter_alive_time), int(self.prefer == "writer")
-        return self._call(scripts.WRITE_BEAT, (key, writers), owner, alive, first)
+        owner, first = waiting[0][1], int(self.prefer == "writer")
+        return self._call(scripts.WRITE_BEAT, (key, writers), owner, milliseconds(alive), first)
 
-    def renew_call(self, owner: str, lease: float) -> ScriptCall:
-        return self._call(scripts.WRITE_RENEW, keys.readwrite_keys(self.key)[:2], owner, milliseconds(lease), 1)
+    def _lease_call(self, wire_name: str, lease: float, mode: int) -> ScriptCall:
+        all_keys = *keys.readwrite_keys(self.key)[:2], *self._order(wire_name, mode)
+        return self._call(scripts.WRITE_RENEW, all_keys, wire_name, milliseconds(lease), mode)
 
-    def extend_call(self, owner: str, lease: float) -> ScriptCall:
-        return self._call(scripts.WRITE_RENEW, keys.readwrite_keys(self.key)[:2], owner, milliseconds(lease), 0)
+    def _state_call(self, wire_name: str) -> ScriptCall:
+        return self._call(scripts.WRITE_STATE, (self.key,), wire_name)
 
-    def state_call(self, owner: str) -> ScriptCall:
-        return self._call(scripts.WRITE_STATE, (self.key,), owner)
-
-    def field(self, owner: str) -> str:
-        return owner if owner.endswith(keys.WRITER) else owner + keys.WRITER
+    def _field(self, wire_name: str) -> str:
+        return wire_name if wire_name.endswith(keys.WRITER) else wire_name + keys.WRITER

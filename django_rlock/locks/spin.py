@@ -1,4 +1,4 @@
-"""Redisson's spin lock: waiters ask again and again, with growing pauses, and need no listening connection."""
+"""Redisson's spin lock: waiters poll with growing pauses, and need no listening connection."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from django_rlock.locks.plain import RLock
 
 Backoff = Callable[[int], float]
-"""How long to sleep after so many tries, in seconds."""
+"""Returns how long to sleep after a number of tries, in seconds."""
 SHORTEST_PAUSE = 0.0001
-"""What a backoff of 0 comes to, in seconds."""
+"""The pause used for a backoff of 0, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ExponentialBackoff:
 
     def __call__(self, tries: int) -> float:
         grown = self.initial * self.multiplier ** min(tries - 1, 64)
-        jitter = random.uniform(0, 0.001 * (tries - 1))  # noqa: S311 - it keeps waiters from asking in step
+        jitter = random.uniform(0, 0.001 * (tries - 1))  # noqa: S311 - it keeps waiters from polling in step
         return min(self.maximum, grown + jitter)
 
 
@@ -51,17 +51,18 @@ class ConstantBackoff:
 class SpinLock(RLock):
     """An RLock whose waiters poll, for servers and proxies without pub/sub, and for waits of a few milliseconds.
 
-    ``backoff`` answers how long to sleep after so many tries, in seconds::
+    ``backoff`` returns how long to sleep after a number of tries, in seconds::
 
         with SpinLock("stock:42", backoff=ConstantBackoff(0.01)):
             ...
 
-    State in Redis as RLock's. Its release does wake the waiters of an RLock of the same name, unlike Redisson's.
+    State in Redis is that of RLock. Unlike Redisson's, its release wakes the waiters of an RLock of the same name.
     """
 
     __slots__ = ("backoff",)
 
     kind = "spin"
+    _hears_forced = False
 
     def __init__(self, name: str, *, backoff: Backoff = ExponentialBackoff(), **options: Any) -> None:
         super().__init__(name, **options)
@@ -69,8 +70,8 @@ class SpinLock(RLock):
             raise TypeError(f"backoff must be a function of the number of tries, not {backoff!r}.")
         self.backoff = backoff
 
-    def wake_up(self, owner: str) -> None:
+    def _wake_up(self, wire_name: str) -> None:
         return None
 
-    def pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
+    def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
         return max(self.backoff(tries), SHORTEST_PAUSE), math.inf

@@ -1,152 +1,376 @@
-"""Renews what this process holds, and beats for what it waits for. Runs in rounds of the background thread."""
+"""Renews what this process holds, listens to forced releases, and reports losses. Runs in rounds of the alias's
+background thread.
+
+Holds are in a heap, ordered by the time of their next check. A caller hands over the key of a hold when it is taken or
+its lease changes. Most are released before the next round, and cost it one lookup.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+import weakref
+from collections import deque
+from functools import partial
 from typing import Any
 
-from django_rlock.drivers import background, pubsub
-from django_rlock.drivers.base import ScriptCall, run_sync
-from django_rlock.drivers.sync import background_driver
-from django_rlock.locks.holds import HOLDS, WAITS, Hold, Wait, lose, note_loss
+from django_rlock import callbacks
+from django_rlock.callbacks import log
+from django_rlock.drivers.base import monotonic, run_sync
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.keeper import Keeper, add_job, keeper
+from django_rlock.drivers.listening.waiters import ListenerWaiter
+from django_rlock.drivers.room import background_driver, listeners
+from django_rlock.locks.beats import beat_soon
+from django_rlock.locks.holds import HOLDS, NEWCOMERS, GroupHold, Hold, Key
+from django_rlock.locks.tallies import count_hold, note_lost
+from django_rlock.settings import get_settings
+from django_rlock.signals import lock_lost
 
 logger = logging.getLogger("django_rlock.watchdog")
 
 REMEMBER_LOST = 60.0
-"""How long a lost hold that no block encloses is remembered, in seconds, so that its release can say it was lost."""
+"""How long a lost hold outside of a block is remembered, in seconds, so that its release can report the loss."""
+TOGETHER = 1 / 12
+"""Holds that are due within this share of the watchdog time are renewed in one round."""
+LISTEN_AFTER = 0.5
+"""Only holds that last longer than this listen to their forced release, in seconds: most end long before."""
+MOST_CHANNELS = 1000
+"""How many channels of an alias are subscribed at once. A cluster has one for each lock; holds of further locks notice
+their forced release at their next renewal.
+"""
+FREED = "another owner or an operator freed it, or the server lost it"
 _RETRY = 0.5
+_AT_ONCE = 20
+"""How many holds are renewed before other jobs and other threads can run."""
 
 
-def renew(now: float) -> float:
-    """Renew the holds whose time has come and tell the lost ones; answers when to come again."""
-    due: dict[str, list[Hold]] = defaultdict(list)
-    for hold in HOLDS.snapshot():
+class Ear:
+    """Listens to forced releases on one channel, for the holds that refer to it."""
+
+    __slots__ = ("__weakref__", "waiters")
+
+    def __init__(self, waiters: list[ListenerWaiter]) -> None:
+        self.waiters = waiters
+
+
+class Doubts:
+    """The holds of an alias that may have been freed by force, so that the server must be asked.
+
+    When a hold is as old as LISTEN_AFTER, its process listens to forced releases. A message is only a reason to ask the
+    server, until it replies. So a message that is late, forged or meant for another owner does no harm. A message that
+    was missed while not subscribed is made up for, because the server is asked after each subscription.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._young: deque[Hold] = deque()
+        self._ears: weakref.WeakValueDictionary[str, Ear] = weakref.WeakValueDictionary()
+        self._doubted: deque[Hold] = deque()
+        self._unanswered: list[Hold] = []
+        self._again_at = math.inf
+        self.inbox: deque[tuple[str, str]] = deque()
+        """The channel and the key of each lock freed by force; an empty key means all locks of the channel."""
+
+    def add(self, hold: Hold) -> None:
+        """Let a hold listen to its forced release once it is old enough."""
+        if hold.ear is None:
+            self._young.append(hold)
+
+    def round(self, now: float) -> float:
+        while self._young and self._young[0].since <= now - LISTEN_AFTER:
+            self._listen(self._young.popleft())
+        if heard := {self.inbox.popleft() for _ in range(len(self.inbox))}:
+            self._doubted.extend(self._meant(heard))
+        if self._again_at <= now:
+            self._doubted.extend(self._unanswered)
+            self._unanswered, self._again_at = [], math.inf
+        doubted = [self._doubted.popleft() for _ in range(min(len(self._doubted), _AT_ONCE))]
+        holds = [hold for hold in doubted if hold.lost is None and hold in HOLDS]
+        if holds:
+            run_sync(self._ask(holds))
+        if self._doubted:
+            return now
+        return min(self._young[0].since + LISTEN_AFTER if self._young else math.inf, self._again_at)
+
+    def _listen(self, hold: Hold) -> None:
+        if not hold.lock._hears_forced or hold.ear is not None or hold not in HOLDS:
+            return
+        channel = hold.lock._forced_channel()
+        ear = self._ears.get(channel)
+        if ear is not None:
+            hold.ear = ear
+            self._hear(channel, hold.lock.key)  # it may have been freed before this
+        elif len(self._ears) < MOST_CHANNELS:
+            hear = partial(self._hear, channel)
+            ear = Ear([each.call_at(channel, hear) for each in listeners(self._keeper.using)])
+            hold.ear = self._ears[channel] = ear
+
+    def _hear(self, channel: str, key: str) -> None:
+        self.inbox.append((channel, key))
+        self._keeper.ring()
+
+    def _meant(self, heard: set[tuple[str, str]]) -> list[Hold]:
+        """The holds that the messages concern."""
+        return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using and _is_meant(hold, heard)]
+
+    async def _ask(self, holds: list[Hold]) -> None:
+        driver = background_driver(self._keeper.using)
+        replies = await driver.run_all([hold.lock._state_call(hold.wire_name) for hold in holds])
+        for hold, reply in zip(holds, replies, strict=True):
+            if isinstance(reply, Exception):
+                self._unanswered.append(hold)
+                self._again_at = driver.now() + _RETRY
+                continue
+            # Its owner may have released it meanwhile, or freed it by force.
+            if reply[1] == 0 and hold in HOLDS and not hold.ending and not note_loss(hold, driver.now()):
+                lose(hold, FREED)
+                if not hold.owner.is_named:
+                    # A minority of a RedLock's nodes may still have it.
+                    clean_up(self._keeper.using, hold.lock._leave_call(hold.wire_name), hold.deadline)
+
+    def at_exit(self) -> None:
+        """Nothing is left behind."""
+
+
+def _is_meant(hold: Hold, heard: set[tuple[str, str]]) -> bool:
+    channel = hold.lock._forced_channel()
+    return (channel, hold.lock.key) in heard or (hold.ear is not None and (channel, "") in heard)
+
+
+class Renewals:
+    """The holds of an alias, by the time when they are due."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self.inbox: deque[Key | GroupHold] = deque()
+        self.losses: deque[Hold] = deque()
+        self._due: list[tuple[float, int, Hold]] = []
+        self._numbers = itertools.count()
+
+    def round(self, now: float) -> float:
+        self._take_in(now)
+        self._report_losses()
+        due = self._collect(now)
+        if due:
+            run_sync(self._renew(due))
+            self._report_losses()
+        return self._due[0][0] if self._due else math.inf
+
+    def _take_in(self, now: float) -> None:
+        if self.inbox:
+            NEWCOMERS.counted(False)
+        for _ in range(len(self.inbox)):
+            entry = self.inbox.popleft()
+            # Locks that were taken together and are still held are renewed as single holds, many in one script.
+            for key in entry.keys if isinstance(entry, GroupHold) else (entry,):
+                hold = HOLDS.at(key)
+                if hold is not None:
+                    self._plan(hold, _next_look(hold, now))
+                    self._keeper.jobs[Doubts].add(hold)
+                    NEWCOMERS.tell(hold)
+
+    def _plan(self, hold: Hold, at: float) -> None:
+        if at != hold.planned and at < math.inf:
+            hold.planned = at
+            heapq.heappush(self._due, (at, next(self._numbers), hold))
+
+    def _collect(self, now: float) -> list[Hold]:
+        """The holds to renew now."""
+        first_due = self._due[0][0] if self._due else math.inf
+        if first_due > now:
+            return []
+        horizon = now + TOGETHER * get_settings(self._keeper.using).watchdog_timeout
+        due: list[Hold] = []
+        while self._due and self._due[0][0] <= horizon and len(due) < _AT_ONCE:
+            at, _, hold = self._due[0]
+            if at > now and not hold.renewed:
+                break  # it can only expire, at its time
+            heapq.heappop(self._due)
+            if hold.planned != at:
+                continue  # planned for another time since
+            hold.planned = math.nan
+            if hold in HOLDS and self._is_due(hold, now, horizon):
+                due.append(hold)
+        return due
+
+    def _is_due(self, hold: Hold, now: float, horizon: float) -> bool:
+        """Whether to renew a hold now; if not, its next check is planned."""
         if hold.lost is not None:
-            _forget_some_day(hold, now)
-        elif note_loss(hold, now):
-            continue
-        elif hold.renewed and now >= hold.renew_at and _may_renew(hold, now):
-            due[hold.lock.using].append(hold)
-    for using, holds in due.items():
-        run_sync(_renew_all(using, holds))
-    return min((_next_look(hold, now) for hold in HOLDS.snapshot()), default=math.inf)
+            if _may_forget(hold, now):
+                HOLDS.remove(hold)
+                return False
+        elif not note_loss(hold, now) and hold.renewed and hold.renew_at <= horizon and _may_renew(hold, now):
+            return True
+        self._plan(hold, _next_look(hold, now))
+        return False
+
+    async def _renew(self, holds: list[Hold]) -> None:
+        driver = background_driver(self._keeper.using)
+        for hold in holds:
+            hold.renewing = True
+        # A caller that releases a hold after this knows that a renewal of it may arrive later.
+        holds = [hold for hold in holds if hold in HOLDS]
+        leases = [hold.lease for hold in holds]
+        calls = [hold.lock._renew_call(hold.wire_name, lease) for hold, lease in zip(holds, leases, strict=True)]
+        replies = await driver.run_all(calls)
+        for hold, lease, call, reply in zip(holds, leases, calls, replies, strict=True):
+            now = driver.now()
+            if isinstance(reply, Exception) or call.sends > 1:
+                hold.owner.renew_name()  # a copy may come later
+            hold.renewing = False
+            note_renewal(hold, lease, call, reply, now)
+            self._plan(hold, _next_look(hold, now))
+
+    def _report_losses(self) -> None:
+        while self.losses:
+            hold = self.losses.popleft()
+            if not hold.told:
+                hold.told = True
+                _report_loss(hold)
+
+    def at_exit(self) -> None:
+        """Free the renewed holds when the interpreter exits; a lease chosen by a caller runs on."""
+        mine = [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using]
+        leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
+        for hold in leaving:
+            HOLDS.remove(hold)
+        calls = [hold.lock._leave_call(hold.wire_name) for hold in leaving]
+        run_sync(background_driver(self._keeper.using).run_all(calls))
 
 
-async def _renew_all(using: str, holds: list[Hold]) -> None:
-    driver = background_driver(using)
-    leases = [hold.lease for hold in holds]
-    calls = [hold.lock.renew_call(hold.owner, lease) for hold, lease in zip(holds, leases, strict=True)]
-    for hold, lease, call, reply in zip(holds, leases, calls, await driver.run_all(calls), strict=True):
-        _note_renewal(hold, lease, call, reply, driver.now())
+def watch(hold: Hold) -> None:
+    """Let the watchdog renew a hold, or notice its end: it was just taken, or its lease has changed."""
+    its = keeper(hold.lock.using)
+    its.jobs[Renewals].inbox.append(hold.key)
+    its.wake_by(hold.renew_at if hold.renewed else hold.deadline)
+    if (taken_at := hold.deadline - hold.runs_for) > its.late_at:
+        its.check(taken_at)
 
 
-def _note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: float) -> None:
+def watch_group(held: GroupHold) -> None:
+    """The same for locks that were just taken together."""
+    its = keeper(held.group.using)
+    its.jobs[Renewals].inbox.append(held)
+    its.wake_by(held.renew_at if held.renewed else held.deadline)
+    if held.since > its.late_at:
+        its.check(held.since)
+
+
+def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: float) -> None:
+    """Handle the server's reply to a renewal."""
     if hold not in HOLDS or not hold.renewed or hold.lease != lease:
         return  # released, or given another lease, while the command was under way
     if note_loss(hold, now):
-        return  # it may have been seen as lost already, so a reply that came too late does not bring it back
+        return  # callers may have seen it as lost, so a late reply must not revive it
     hold.suspect = isinstance(reply, Exception)
     if hold.suspect:
-        logger.error("Lock %r could not be renewed; trying again until its lease ends: %s", hold.lock.name, reply)
+        log(
+            logger, logging.ERROR, "%s %r could not be renewed; it is retried until its lease ends: %s",
+            hold.noun.capitalize(), hold.lock.name, reply,
+        )  # fmt: skip
     elif reply[1] == 1:
         hold.lease_from(call.sent_at, lease, renewed=True)
     else:
-        lose(hold, "another owner or an operator freed it, or the server lost it")
+        lose(hold, FREED)
 
 
 def _may_renew(hold: Hold, now: float) -> bool:
     if hold.owner_ended:
-        logger.warning(
-            "Lock %r is still held by %s (%s), which has ended without releasing it; it is no longer renewed.",
-            hold.lock.name,
-            hold.place,
-            hold.owner,
-        )
+        log(
+            logger, logging.WARNING,
+            "%s %r is still held by %s (%s), which has ended without releasing it; it is no longer renewed.",
+            hold.noun.capitalize(), hold.lock.name, hold.place, hold.wire_name,
+        )  # fmt: skip
         hold.renewed = False
     elif now >= hold.max_until:
-        logger.warning("Lock %r was held for its max_hold_time; it is no longer renewed.", hold.lock.name)
+        log(logger, logging.WARNING, "Lock %r was held for its max_hold_time; it is no longer renewed.", hold.lock.name)
         hold.renewed = False
     return hold.renewed
 
 
-def _forget_some_day(hold: Hold, now: float) -> None:
-    if not hold.scoped and now > hold.deadline + max(REMEMBER_LOST, hold.lease):
-        HOLDS.remove(hold)
+def _may_forget(hold: Hold, now: float) -> bool:
+    if hold.owner_ended:  # its thread or task is gone, and cannot be notified
+        return True
+    return hold.scoped <= 0 and now > hold.deadline + max(REMEMBER_LOST, hold.lease)
 
 
 def _next_look(hold: Hold, now: float) -> float:
     if hold.lost is not None:
-        return now + REMEMBER_LOST
+        return now if hold.owner_ended else now + REMEMBER_LOST
     if not hold.renewed:
         return hold.deadline
     return hold.renew_at if hold.renew_at > now else min(now + _RETRY, hold.deadline)
 
 
-def beat(now: float) -> float:
-    """Beat for each lock that is due, once however many of this process wait for it; answers when to come again."""
-    groups: dict[tuple[str, str, str], list[Wait]] = defaultdict(list)
-    for wait in WAITS.snapshot():
-        if wait.beat_at < math.inf:
-            groups[wait.lock.using, wait.lock.key, wait.lock.kind].append(wait)
-    due = [waits for waits in groups.values() if now >= min(wait.beat_at for wait in waits)]
-    by_alias: dict[str, list[list[Wait]]] = defaultdict(list)
-    for waits in due:
-        by_alias[waits[0].lock.using].append(waits)
-    for using, lines in by_alias.items():
-        run_sync(_beat_all(using, lines))
-    return min((wait.beat_at for waits in groups.values() for wait in waits), default=math.inf)
+# --- losses ----------------------------------------------------------------------------------------------------------
 
 
-async def _beat_all(using: str, lines: list[list[Wait]]) -> None:
-    driver = background_driver(using)
-    calls = [waits[0].lock.beat_call(waits[0].owner) for waits in lines]
-    for waits, reply in zip(lines, await driver.run_all(calls), strict=True):
-        note_beat(waits, reply, driver.now())
+def note_loss(hold: Hold, now: float) -> bool:
+    """Whether the hold is lost; if its lease has just ended, that is reported."""
+    if hold.lost is None and now >= hold.deadline:
+        if hold.renewed:
+            # Renewals may have reached the server although their replies did not arrive.
+            _free_what_was_renewed(hold)
+        lose(hold, hold.lease_ended())
+    return hold.lost is not None
 
 
-def note_beat(waits: list[Wait], reply: Any, now: float) -> None:
-    """Wake those that must ask again, and set the time of the next beat."""
-    if isinstance(reply, Exception):
-        logger.info("No beat for lock %r: %s", waits[0].lock.name, reply)
-        _beat_again(waits, now + _RETRY)
-        return
-    _, known, left_ms, owners = reply
-    if not known:
-        _wake(waits)  # the server lost the queue, or took this process for dead: all take a ticket again
-    else:
-        holders = {owner.decode(errors="replace") for owner in owners}
-        _wake(wait for wait in waits if wait.owner in holders)  # granted, and the wake-up was lost
-    _beat_again(waits, now + waits[0].lock.pauses(left_ms, 1)[1])
+def _free_what_was_renewed(hold: Hold) -> None:
+    if not hold.owner.is_named:
+        clean_up(hold.lock.using, hold.lock._leave_call(hold.wire_name), hold.deadline + hold.lease)
 
 
-def _wake(waits: Iterable[Wait]) -> None:
-    for wait in waits:
-        wait.waiter.wake()
+def free_behind(hold: Hold, ended: float) -> None:
+    """Undo what late copies of its acquire may take after its end, until the lease of such a copy has passed."""
+    undo = hold.lock._undo_call(hold.owner, hold.wire_name) if hold.late_lease else None
+    if undo is not None:
+        clean_up(hold.lock.using, undo, ended + hold.late_lease, again=True)
 
 
-def _beat_again(waits: list[Wait], at: float) -> None:
-    for wait in waits:
-        wait.beat_at = at
+def lose(hold: Hold, reason: str) -> None:
+    """Mark a hold as lost. The background thread reports it to the log, to the receivers of ``lock_lost`` and to the
+    lock's callback; once, even if the owner and that thread notice it at the same time.
+    """
+    # This comes first: an owner that sees the loss and takes the lock again then does so under a new wire name, which
+    # the clean-up of this hold cannot touch.
+    hold.owner.renew_name()
+    hold.lost = hold.lost or reason
+    free_behind(hold, monotonic())
+    if hold.is_unconfirmed:
+        # A server that has become the primary may not know of the grant, and may still have its ticket in the queue.
+        clean_up(hold.lock.using, hold.lock._leave_call(hold.wire_name), hold.deadline)
+    its = keeper(hold.lock.using)
+    its.jobs[Renewals].losses.append(hold)
+    its.ring()
 
 
-def _prune(_now: float) -> float:
-    pubsub.prune()
-    return math.inf
+def _report_loss(hold: Hold) -> None:
+    lock = hold.lock
+    count_hold(hold, monotonic())
+    note_lost(hold)
+    NEWCOMERS.counted(True)
+    beat_soon(lock)  # it may have become free earlier than its waiters expect
+    log(
+        logger, logging.WARNING, "%s %r (%r) was lost while held by %s: %s.",
+        hold.noun.capitalize(), lock.name, lock.key, hold.wire_name, hold.lost,
+    )  # fmt: skip
+    callbacks.post(_call_back, hold)
 
 
-def release_at_exit() -> None:
-    """Free the renewed holds of an interpreter that ends; a lease that somebody chose runs on."""
-    for hold in HOLDS.snapshot():
-        if hold.renewed and hold.lost is None:
-            HOLDS.remove(hold)
-            driver = background_driver(hold.lock.using)
-            run_sync(driver.run(hold.lock.leave_call(hold.owner), until=driver.now()))
+def _call_back(hold: Hold) -> None:
+    """Notify the project, in the thread for callbacks."""
+    lock = hold.lock
+    lock_lost.tell(lock, owner=hold.wire_name, reason=hold.lost)
+    if lock.on_lost is not None:
+        try:
+            lock.on_lost(lock)
+        except Exception:
+            logger.exception("The on_lost callback of %s %r failed.", hold.noun, lock.name)
 
 
-background.add_job(renew)
-background.add_job(beat)
-background.add_job(_prune)
-background.add_exit_job(release_at_exit)
+add_job(Doubts, first=True)
+add_job(Renewals, first=True)

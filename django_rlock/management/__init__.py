@@ -1,1 +1,5 @@
-"""Commands for operators. They run without system checks: a project that is broken can still free its locks."""
+"""Management commands, and ``LockedCommand`` for a project's own."""
+
+from django_rlock.management.locked import LockedCommand
+
+__all__ = ["LockedCommand"]

@@ -1,21 +1,31 @@
-"""What the commands print: tables for people, JSON and CSV for programs; never a control character."""
+"""The output of the commands: tables for people, JSON and CSV for programs; never a control character."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
+from unicodedata import combining, east_asian_width
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection.infos import LockInfo
+from django_rlock.inspection.texts import printable
+from django_rlock.locks.base import checked_text
+from django_rlock.settings import LONGEST, get_aliases, unknown_alias
 
 ERROR, USAGE, NOTHING_MATCHED = 1, 2, 3
 """Exit statuses."""
+
+UNAVAILABLE, LOST, TAKEN = 69, 70, 75
+"""The exit statuses of commands that run something under a lock, in addition to a program's own; from sysexits.h."""
 
 
 class Field(NamedTuple):
@@ -29,53 +39,107 @@ LOCK_FIELDS = (
     Field("lock", lambda lock: lock.name),
     Field("alias", lambda lock: lock.using),
     Field("kind", lambda lock: lock.kind or "–"),
-    Field("host", lambda lock: lock.holder.host or "–"),
-    Field("pid", lambda lock: lock.holder.pid or "–"),
-    Field("place", lambda lock: lock.holder.place or "–"),
-    Field("doing", lambda lock: lock.holder.doing or "–"),
+    Field("host", lambda lock: _together(party.host for party in lock.named)),
+    Field("pid", lambda lock: _together(party.pid for party in lock.named)),
+    Field("place", lambda lock: _together(party.place for party in lock.named)),
+    Field("doing", lambda lock: _together(party.doing for party in lock.named)),
     Field("holds", lambda lock: lock.count),
     Field("held for", lambda lock: lock.holder.held_for_text),
     Field("time left", lambda lock: lock.time_left_text),
     Field("waiting", lambda lock: lock.waiting),
     Field("state", lambda lock: f"{lock.state.value} {lock.quorum_text}".rstrip()),
     Field("owner", lambda lock: lock.holder.owner),
+    Field("rate", lambda lock: lock.rate_text or "–"),
 )
+"""The holder of a hot lock is gone before it is read, so its recent ones are named."""
+
+DISPENSABLE = "place", "holds", "kind", "alias", "pid", "time left", "waiting", "state", "doing"
+"""The columns that a narrow terminal omits, in this order."""
 
 
-def printable(text: object) -> str:
-    """A text that moves no cursor and colours nothing: control characters are written as escapes."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text))
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as their longest text."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]], within: int | None = None) -> str:
+    """Columns as wide as their longest text, shortened to ``within`` characters in all if possible."""
     lines = [[heading.upper() for heading in headings], *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(text_width, column)) for column in zip(*lines, strict=True)]
+    if within is not None:
+        widths = _narrowed(widths, list(map(len, headings)), within)
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(_fitted(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
-def lock_table(locks: Iterable[LockInfo]) -> str:
-    """Without the owner, which is long; JSON and CSV have it."""
-    fields = LOCK_FIELDS[:-1]
-    return table([field.heading for field in fields], ([field.text(lock) for field in fields] for lock in locks))
+def text_width(text: str) -> int:
+    """How many terminal columns a printable text takes: Chinese characters take two, combining ones none."""
+    return sum(0 if combining(char) else 1 + (east_asian_width(char) in "WF") for char in text)
+
+
+def _narrowed(widths: list[int], headings: list[int], within: int) -> list[int]:
+    """Make the widest columns narrower, down to the width of their headings."""
+    widths = list(widths)
+    excess = sum(widths) + 2 * (len(widths) - 1) - within
+    while excess > 0:
+        slack = [width - heading for width, heading in zip(widths, headings, strict=True)]
+        if not any(room > 0 for room in slack):
+            break
+        widest = max((width, place) for place, width in enumerate(widths) if slack[place] > 0)[1]
+        widths[widest] -= 1
+        excess -= 1
+    return widths
+
+
+def _fitted(text: str, width: int) -> str:
+    if text_width(text) > width:
+        while text_width(text) >= width:
+            text = text[:-1]
+        text += "…"
+    return text + " " * (width - text_width(text))
+
+
+def lock_table(locks: Sequence[LockInfo], within: int | None = None) -> str:
+    """The table without the owner, which is long; JSON and CSV have it. The rate is there where a lock is hot. More
+    columns are omitted to fit ``within``."""
+    omitted = {"owner"} if any(lock.rate for lock in locks) else {"owner", "rate"}
+    fields = [field for field in LOCK_FIELDS if field.heading not in omitted]
+    for dispensable in DISPENSABLE:
+        if within is None or sum(len(field.heading) + 2 for field in fields) - 2 <= within:
+            break
+        fields = [field for field in fields if field.heading != dispensable]
+    rows = ([field.text(lock) for field in fields] for lock in locks)
+    return table([field.heading for field in fields], rows, within)
+
+
+def deadlock_lines(locks: Iterable[LockInfo]) -> Iterator[str]:
+    """Who holds what and waits for what, of each deadlock that some of the locks are in."""
+    for deadlock in dict.fromkeys(lock.deadlock for lock in locks if lock.deadlock):
+        yield "\nDeadlock:"
+        yield from (f"  {printable(step)}" for step in deadlock.steps)
+
+
+def terminal_width(out: Any) -> int | None:
+    """The width of the terminal that a stream prints to; None if it is not a terminal."""
+    return shutil.get_terminal_size().columns if out.isatty() else None
 
 
 def lock_csv(locks: Iterable[LockInfo]) -> str:
-    """One line for each lock, times in seconds; a text that a spreadsheet would run as a formula is quoted."""
+    """One line for each lock, with times in seconds; a text that a spreadsheet would run as a formula is quoted."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([field.heading.replace(" ", "_") for field in LOCK_FIELDS])
     for lock in locks:
         cells = [field.text(lock) for field in LOCK_FIELDS]
         cells[8:10] = [lock.held_for, lock.remaining_lease]
+        cells[-1] = lock.rate
         writer.writerow([_inert(cell) for cell in cells])
     return out.getvalue().rstrip("\n")
 
 
 def to_json(document: list[Mapping[str, Any]]) -> str:
     return json.dumps(document, indent=2)
+
+
+def _together(values: Iterable[object]) -> str:
+    """Different values in their order; ``–`` for those that are not known."""
+    return ", ".join(dict.fromkeys(str(value or "–") for value in values))
 
 
 def _inert(cell: object) -> object:
@@ -85,6 +149,60 @@ def _inert(cell: object) -> object:
     return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text
 
 
+def seconds(text: str) -> float:
+    """Parse an option that is a duration."""
+    return _seconds(text, "a number of seconds, 0 or more")
+
+
+def pause(text: str) -> float:
+    """Parse an option that is the pause between repetitions."""
+    value = _seconds(text, "a number of seconds from 0.1")
+    if value < 0.1:
+        raise ArgumentTypeError(f"must be a number of seconds from 0.1, not {text!r}")
+    return value
+
+
+def wait_seconds(text: str) -> float | None:
+    """Parse an option that is a wait time; None waits for ever."""
+    return None if text == "forever" else _seconds(text, "a number of seconds, 0 or more, or 'forever'")
+
+
+def _seconds(text: str, expected: str) -> float:
+    with suppress(ValueError):
+        value = float(text)
+        if 0 <= value <= LONGEST:
+            return value
+    raise ArgumentTypeError(f"must be {expected}, not {text!r}")
+
+
+def check_usage(using: str | None, names: Iterable[str] = ()) -> None:
+    """Raise CommandError for an alias that RLOCK does not have, and for invalid names of locks.
+
+    Raises ImproperlyConfigured when RLOCK itself is wrong.
+    """
+    if using is not None and using not in get_aliases():
+        raise CommandError(str(unknown_alias(using)), returncode=USAGE)
+    try:
+        for name in names:
+            checked_text("lock's name", name)
+    except ValueError as error:
+        raise CommandError(str(error), returncode=USAGE) from error
+
+
+def reason(error: LockUnavailableError | ImproperlyConfigured | ValueError) -> str:
+    return f"Redis did not answer: {error.reason}" if isinstance(error, LockUnavailableError) else str(error)
+
+
 def failed(error: LockUnavailableError | ImproperlyConfigured) -> CommandError:
-    text = f"Redis did not answer: {error.reason}" if isinstance(error, LockUnavailableError) else str(error)
-    return CommandError(text, returncode=ERROR)
+    return CommandError(reason(error), returncode=ERROR)
+
+
+def unread(errors: Mapping[str, LockUnavailableError | ImproperlyConfigured]) -> CommandError:
+    """The error for aliases whose locks could not be read."""
+    return CommandError("\n".join(_unread(alias, error) for alias, error in errors.items()), returncode=ERROR)
+
+
+def _unread(alias: str, error: LockUnavailableError | ImproperlyConfigured) -> str:
+    if isinstance(error, LockUnavailableError):
+        return f"The Redis of alias {alias!r} did not answer: {error.reason}"
+    return str(error)

@@ -22,7 +22,7 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 "permissions": [
                     ("view_lock", "Can view locks, their holders and who waits for them"),
-                    ("force_release_lock", "Can free a lock that somebody else holds"),
+                    ("force_release_lock", "Can free a lock that someone else holds"),
                 ],
             },
         ),

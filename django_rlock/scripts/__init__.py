@@ -3,6 +3,9 @@
 A script takes a nonce as ``ARGV[1]`` and returns it first, so a reply that belongs to another command is recognised.
 The line ``-- include: name`` in a script stands for the text of ``name.lua``.
 
+All are read at import: a process goes on with those of its own version when an update replaces the files, and to take
+a lock needs no file.
+
 The sources are for a server of its own. A cluster gets ``script.sharded``, which publishes to the shard of the
 channel's slot instead of to all nodes, as Redisson does there; it is derived from the same source.
 """
@@ -10,10 +13,16 @@ channel's slot instead of to all nodes, as Redisson does there; it is derived fr
 from __future__ import annotations
 
 import hashlib
+import pkgutil
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from typing import cast
+
+OK, LOST, QUEUED = b"OK", b"LOST", b"QUEUED"
+"""What scripts reply in words: taken; a hold that was to be entered again is gone; a free lock has to be handed on."""
+ENDLESS, ABSENT = -1, -2
+"""What scripts reply instead of a lease left in ms, as PTTL does: it has no end; there is nothing."""
 
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _SHARDED = {
@@ -25,15 +34,20 @@ _SHARDED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """One Lua script; ``sha`` is what EVALSHA calls it by."""
+    """One Lua script; ``sha`` is what EVALSHA calls it by.
+
+    ``shared`` is set where calls that are equal in so many first arguments may be joined into one: it then has all
+    their keys, and after those arguments all their others; its reply has one value for each call.
+    """
 
     name: str
     source: str
     sha: str
+    shared: int | None = None
 
     @classmethod
-    def load(cls, name: str) -> Script:
-        return cls._from_source(name, _read(name))
+    def load(cls, name: str, shared: int | None = None) -> Script:
+        return cls._from_source(name, _read(name), shared)
 
     @property
     def sharded(self) -> Script:
@@ -41,8 +55,8 @@ class Script:
         return _sharded(self)
 
     @classmethod
-    def _from_source(cls, name: str, source: str) -> Script:
-        return cls(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    def _from_source(cls, name: str, source: str, shared: int | None) -> Script:
+        return cls(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(), shared)
 
 
 @cache
@@ -50,17 +64,21 @@ def _sharded(script: Script) -> Script:
     source = script.source
     for one_server, cluster in _SHARDED.items():
         source = source.replace(one_server, cluster)
-    return script if source == script.source else Script._from_source(script.name, source)  # noqa: SLF001
+    return script if source == script.source else Script._from_source(script.name, source, script.shared)  # noqa: SLF001
 
 
+@cache
 def _read(name: str) -> str:
-    text = files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    text = cast("bytes", pkgutil.get_data(__name__, f"{name}.lua")).decode()
     return _INCLUDE.sub(lambda found: _read(found.group(1)), text)
 
 
 LOCK_STATE = Script.load("lock_state")
-LOCK_RENEW = Script.load("lock_renew")
+LOCK_HOLDERS = Script.load("lock_holders")
+LOCK_RENEW = Script.load("lock_renew", shared=1)
+LOCK_EXTEND = Script.load("lock_extend")
 LOCK_FORCE_RELEASE = Script.load("lock_force_release")
+LOCKS_EXIST = Script.load("locks_exist")
 RLOCK_ACQUIRE = Script.load("rlock_acquire")
 RLOCK_RELEASE = Script.load("rlock_release")
 FENCED_ACQUIRE = Script.load("fenced_acquire")
@@ -83,7 +101,9 @@ WRITE_ACQUIRE = Script.load("write_acquire")
 WRITE_RELEASE = Script.load("write_release")
 WRITE_RENEW = Script.load("write_renew")
 WRITE_BEAT = Script.load("write_beat")
+WRITE_WITHDRAW = Script.load("write_withdraw")
 WRITE_STATE = Script.load("write_state")
+REQUEST_RETIRE = Script.load("request_retire")
 COUNTER_READ = Script.load("counter_read")
 SEMAPHORE_ACQUIRE = Script.load("semaphore_acquire")
 SEMAPHORE_LEAVE = Script.load("semaphore_leave")
@@ -102,3 +122,8 @@ LATCH_SET = Script.load("latch_set")
 LATCH_COUNT_DOWN = Script.load("latch_count_down")
 LATCH_PASS = Script.load("latch_pass")
 LATCH_DELETE = Script.load("latch_delete")
+TASK_READ = Script.load("task_read")
+TASK_DONE = Script.load("task_done")
+TASK_EXPECT = Script.load("task_expect")
+TASK_QUEUE = Script.load("task_queue")
+TASK_PLACE = Script.load("task_place")

@@ -1,9 +1,9 @@
--- Tells how many permits a semaphore has left, or how far a latch still has to count.
+-- Returns how many free permits a semaphore has, or the remaining count of a latch.
 --
 -- KEYS[1]  the number
 -- ARGV[1]  nonce
 --
--- Returns {nonce, number}; 0 where there is none.
+-- Returns {nonce, number}; 0 if the key does not exist.
 
 -- include: counting
 

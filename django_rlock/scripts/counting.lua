@@ -1,10 +1,10 @@
--- Included by the scripts of semaphores and latches, not called by itself.
+-- Included by the scripts of semaphores and latches, not called on its own.
 
 local MOST = 2147483647
 
 -- include: clock
 
--- The number at a key, 0 where there is none.
+-- The number at a key, 0 if the key does not exist.
 local function number_at(key)
     local text = redis.call('get', key) or '0'
     if not string.find(text, '^-?%d+$') then
@@ -13,22 +13,40 @@ local function number_at(key)
     return tonumber(text)
 end
 
--- A request that was obeyed is remembered for a while, so that nothing happens twice when its command comes again
--- because the reply was lost.
+-- An executed request is remembered for a while, so that it is not executed again when its command is repeated because
+-- the reply was lost.
 local function was_obeyed(requests, request)
     return redis.call('zscore', requests, request)
 end
 
--- Forgetting comes first: it is a write that is allowed when memory is full, and after it all are.
-local function remember(requests, request, keep_ms)
+-- A request, followed by those of its process whose replies are confirmed; these will never come again.
+local function requests_in(text)
+    local answered = {}
+    for request in string.gmatch(text, '%S+') do
+        answered[#answered + 1] = request
+    end
+    return table.remove(answered, 1), answered
+end
+
+-- ZREM even if there is nothing to forget: it is a write that is allowed when memory is full, and after it all are.
+local function forget(requests, names)
+    redis.call('zrem', requests, '', unpack(names))
+end
+
+-- Forgets the confirmed requests, and some old ones: not all, because there may be many after a busy time.
+local function remember(requests, request, keep_ms, answered)
     local now = now_ms()
-    redis.call('zremrangebyscore', requests, '-inf', now)
+    local forgotten = redis.call('zrange', requests, '-inf', now, 'byscore', 'limit', 0, 100)
+    for _, name in ipairs(answered or {}) do
+        forgotten[#forgotten + 1] = name
+    end
+    forget(requests, forgotten)
     redis.call('zadd', requests, now + keep_ms, request)
     redis.call('pexpire', requests, keep_ms)
 end
 
--- Wakes the waiters of a semaphore. Never with less than 1: nobody can take that, and a Java subscriber fails on a
--- negative number.
+-- Wakes the waiters of a semaphore. Never publishes less than 1: no client could take that, and a Java subscriber fails
+-- on a negative number.
 local function tell(channel, permits)
     if permits > 0 then
         redis.pcall('publish', channel, permits)

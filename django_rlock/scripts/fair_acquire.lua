@@ -4,19 +4,19 @@
 -- KEYS[2]  queue: member -> ticket
 -- KEYS[3]  alive: client -> epoch ms
 -- ARGV[1]  nonce
--- ARGV[2]  owner, as it stands in the queue
--- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[2]  owner, in its form in the queue
+-- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
 -- ARGV[5]  claim time, ms
 -- ARGV[6]  alive time, ms; 0 = do not wait, and give up the ticket
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
+-- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL, 1 if the holder does not
+-- know the queue, else 0, the ticket that was drawn, or '' if none was}.
 
 -- include: fair_grant
--- include: owns
 
 local lock, queue, alive, member, count = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3]
-local owner = owner_of(member)
+local owner = string.match(member, '^/%d+/(.*)$', 37) or member
 
 local function take()
     redis.call('hset', lock, owner, 1)
@@ -25,21 +25,23 @@ local function take()
 end
 
 local function take_ticket()
-    local client = string.sub(member, 1, 36)
-    local time = redis.call('time')
-    local ticket = time[1] * 1000000 + time[2]
-    local last = redis.call('zrange', queue, -1, -1, 'withscores')[2]
-    if last and tonumber(last) >= ticket then
-        ticket = tonumber(last) + 1
+    local now, alive_ms = now_us(), ARGV[6]
+    local last = tonumber(redis.call('zrange', queue, -1, -1, 'withscores')[2] or 0)
+    -- 16 digits: tostring() would round the ticket to 14.
+    local ticket = string.format('%.0f', math.max(now, last + 1))
+    local drawn = redis.call('zadd', queue, 'nx', ticket, member) == 1
+    local now_ms = math.floor(now / 1000)
+    local is_new = mark_alive(alive, member, alive_ms, now_ms)
+    -- Tickets are times, so of the owners that queue within a second only the first one prolongs the keys' lives.
+    if is_new == 1 or math.floor(last / 1000000) ~= math.floor(now / 1000000) then
+        redis.call('pexpire', queue, alive_ms * 6)
+        tidy(alive, alive_ms, now_ms)
     end
-    -- 17 digits: tostring() would round the ticket to 14.
-    redis.call('zadd', queue, 'nx', string.format('%.0f', ticket), member)
-    redis.call('zadd', alive, math.floor(ticket / 1000) + ARGV[6], client)
-    redis.call('pexpire', queue, ARGV[6] * 6)
-    redis.call('pexpire', alive, ARGV[6] * 6)
+    return drawn and ticket or ''
 end
 
-if redis.call('exists', lock) == 0 then
+local left = redis.call('pttl', lock)
+if left == -2 then
     if count ~= '1' then
         return {ARGV[1], 'LOST'}
     end
@@ -54,21 +56,44 @@ if redis.call('exists', lock) == 0 then
     if not grant(lock, queue, alive, ARGV[5]) then
         return take()
     end
+    left = tonumber(ARGV[5])
 end
 
--- Also after a grant just made: with dead waiters before it, the head may have been this owner.
-if owns(lock, owner) then
+-- This includes a grant just made: with dead waiters before it, the first waiter may have been this owner.
+local found, fields = redis.call('hgetall', lock), {}
+for i = 1, #found, 2 do
+    fields[found[i]] = found[i + 1]
+end
+if member ~= owner and fields[member] then
+    redis.call('hdel', lock, member)
+    return take()
+end
+local holds = fields[owner]
+-- In a read-write lock's hash, which has a mode, the field is a reader's share.
+if holds and not fields['mode'] then
+    if member ~= owner then
+        redis.call('zrem', queue, member)
+    end
+    local lease = tonumber(ARGV[4])
+    -- A longer lease stays: this command may be late, and another process may have taken the lock under the same name.
+    -- But a lease that may be a claim, which no other process shares, becomes the requested lease.
+    if count ~= '1' or member ~= owner or left > tonumber(ARGV[5]) then
+        lease = math.max(left, lease)
+    end
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-    redis.call('pexpire', lock, ARGV[4])
-    redis.call('hset', lock, owner, count)
+    redis.call('pexpire', lock, lease)
+    if holds ~= count then
+        redis.call('hset', lock, owner, count)
+    end
     return {ARGV[1], 'OK'}
 end
 if count ~= '1' then
     return {ARGV[1], 'LOST'}
 end
+local ticket = ''
 if ARGV[6] == '0' then
     redis.call('zrem', queue, member)
 else
-    take_ticket()
+    ticket = take_ticket()
 end
-return {ARGV[1], redis.call('pttl', lock)}
+return {ARGV[1], left, is_ours(found[1]) and 0 or 1, ticket}

@@ -1,32 +1,42 @@
--- Keeps a process's waiters alive, hands on a lock that fell free, and finds a wake-up that was lost.
+-- Keeps a process's waiters alive in the queues of n locks, hands on locks that became free, and finds lost wake-ups.
 --
--- KEYS[1]  hash of owner -> holds
--- KEYS[2]  queue: member -> ticket
--- KEYS[3]  alive: client -> epoch ms
--- ARGV[1]  nonce
--- ARGV[2]  the process's longest waiting owner, as it stands in the queue
--- ARGV[3]  claim time, ms
--- ARGV[4]  alive time, ms
+-- KEYS[i]      hash of owner -> holds, for lock i
+-- KEYS[n+i]    its queue: member -> ticket
+-- KEYS[2*n+i]  its alive marks: client -> epoch ms
+-- ARGV[1]    nonce
+-- ARGV[2]    claim time, ms
+-- ARGV[3]    alive time, ms
+-- ARGV[3+i]  the process's longest waiting owner, in its form in queue i
 --
--- Returns {nonce, 1 if that waiter has its ticket or the lock, else 0, PTTL of the lock, {its owners}}.
+-- Returns {nonce, state, PTTL, ...}, two for each lock. The state is 1 if that waiter has its ticket, 2 if it was
+-- granted the lock, 0 if the server does not know it.
 
 -- include: fair_grant
 
-local lock, queue, alive, member = KEYS[1], KEYS[2], KEYS[3], ARGV[2]
+local n, now = #KEYS / 3, now_ms()
 
--- PEXPIRE first: it is allowed when memory is full, and after a write the ZADD is allowed too.
-redis.call('pexpire', queue, ARGV[4] * 6)
-redis.call('zadd', alive, now_ms() + ARGV[4], string.sub(member, 1, 36))
-redis.call('pexpire', alive, ARGV[4] * 6)
-local left = redis.call('pttl', lock)
-if left == -2 and grant(lock, queue, alive, ARGV[3]) then
-    left = tonumber(ARGV[3])
-end
-local owners = redis.call('hkeys', lock)
-local known = redis.call('zscore', queue, member) and 1 or 0
-for _, holder in ipairs(owners) do
-    if holder == owner_of(member) then
-        known = 1
+local function state_of(lock, queue, member)
+    if redis.call('zscore', queue, member) then
+        return 1
     end
+    return redis.call('hexists', lock, member) * 2
 end
-return {ARGV[1], known, left, owners}
+
+local function beat(lock, queue, alive, member)
+    -- PEXPIRE first: it is allowed when memory is full, and after a write the rest is allowed too.
+    redis.call('pexpire', queue, ARGV[3] * 6)
+    mark_alive(alive, member, ARGV[3], now)
+    tidy(alive, ARGV[3], now)
+    local left = redis.call('pttl', lock)
+    if left == -2 and grant(lock, queue, alive, ARGV[2]) then
+        left = tonumber(ARGV[2])
+    end
+    return state_of(lock, queue, member), left
+end
+
+local states = {}
+for i = 1, n do
+    local state, left = beat(KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[3 + i])
+    states[2 * i - 1], states[2 * i] = state, left
+end
+return {ARGV[1], unpack(states)}

@@ -1,50 +1,53 @@
--- Included by the fair lock's scripts, not called by itself.
+-- Included by the fair lock's scripts, not called on its own.
 
 -- include: clock
 
--- A waiter stands in the queue as an owner, whose first 36 characters are its client; or, where the caller chose the
--- owner's name, as client/owner.
-local function owner_of(member)
-    if string.sub(member, 37, 37) == '/' then
-        return string.sub(member, 38)
-    end
-    return member
+-- A waiter's member of the queue is the owner's name, whose first 36 characters are its client; or, if the caller chose
+-- the name, client/number/owner, with a number for each attempt. The lock is granted to the member in this form.
+
+-- Whether an owner is a client of ours, by the version of its id: Redisson's ids are random UUIDs, of version 4.
+local function is_ours(owner)
+    return string.sub(owner, 15, 15) == '8'
 end
 
--- Hands the free lock to the first waiter whose process is alive, for the claim time, and wakes it.
--- Until it confirms, its process counts as alive no longer than the claim: if the process died, one grant is lost
--- to it and no more. Returns the member of the queue that got it, or nil when nobody waits.
+-- Marks a process as alive for a while. Returns 1 if it was not marked.
+local function mark_alive(alive, member, alive_ms, now)
+    return redis.call('zadd', alive, now + alive_ms, string.sub(member, 1, 36))
+end
+
+-- Removes the marks that have expired: a process without a mark counts as dead too.
+local function tidy(alive, alive_ms, now)
+    redis.call('zremrangebyscore', alive, '-inf', now)
+    redis.call('pexpire', alive, alive_ms * 6)
+end
+
+-- Hands the free lock to the first waiter whose process is alive, for the claim time, and wakes it by a message with
+-- its ticket: see locks/attempt.py for what that proves. From now on its process counts as alive no longer than the
+-- claim, so that a dead process costs the lock a single claim. Returns the member of the queue that got the lock, or
+-- nil if there is no waiter.
 local function grant(lock, queue, alive, claim_ms)
-    local member = redis.call('zrange', queue, 0, 0)[1]
-    if not member then
+    local head = redis.call('zpopmin', queue)
+    if not head[1] then
         return nil
     end
     local now = now_ms()
     repeat
-        redis.call('zrem', queue, member)
+        local member, ticket = head[1], head[2]
         local client = string.sub(member, 1, 36)
         local alive_until = tonumber(redis.call('zscore', alive, client))
         if alive_until and alive_until > now then
             if alive_until > now + claim_ms then
                 redis.call('zadd', alive, now + claim_ms, client)
             end
-            redis.call('hset', lock, owner_of(member), 1)
+            redis.call('hset', lock, member, 1)
             redis.call('pexpire', lock, claim_ms)
-            -- pcall: a user without the right to publish hands the lock on all the same, and a beat finds it.
-            redis.pcall('publish', 'rlock_wake:' .. client, member .. ' ' .. lock)
+            -- pcall: a user without the right to publish still hands the lock on, and a beat finds the grant.
+            redis.pcall('publish', 'rlock_wake:' .. client, ticket .. ' ' .. member .. ' ' .. lock)
             return member
         end
-        -- The beat of a process that was only slow finds its ticket gone, and asks again for all its waiters.
+        -- If the process was only slow, its next beat finds the ticket gone, and wakes all its waiters to try again.
         redis.call('zrem', alive, client)
-        member = redis.call('zrange', queue, 0, 0)[1]
-    until not member
+        head = redis.call('zpopmin', queue)
+    until not head[1]
     return nil
-end
-
--- Takes the lock from its holder, and gives it to the first waiter or frees it for anybody.
-local function hand_on(lock, queue, alive, channel, claim_ms)
-    redis.call('del', lock)
-    if not grant(lock, queue, alive, claim_ms) then
-        redis.pcall('publish', channel, '0')
-    end
 end

@@ -1,13 +1,13 @@
--- Counts a latch down by one; at 0 it opens and lets its waiters go.
+-- Counts a latch down by one; at 0 it opens and releases its waiters.
 --
 -- KEYS[1]  count
--- KEYS[2]  requests that were obeyed
+-- KEYS[2]  executed requests
 -- ARGV[1]  nonce
 -- ARGV[2]  request
--- ARGV[3]  channel; not in KEYS, since that of a name with a hash tag is in another slot of a cluster
+-- ARGV[3]  channel; not in KEYS: for a name with a hash tag it is in another slot of a cluster
 -- ARGV[4]  how long the request is remembered, ms
 --
--- Returns {nonce, count that is left}.
+-- Returns {nonce, remaining count}.
 
 -- include: counting
 

@@ -1,16 +1,23 @@
--- Deletes a latch and lets its waiters go.
+-- Deletes a latch and releases its waiters.
 --
 -- KEYS[1]  count
+-- KEYS[2]  executed requests
 -- ARGV[1]  nonce
--- ARGV[2]  channel; not in KEYS, since that of a name with a hash tag is in another slot of a cluster
+-- ARGV[2]  request
+-- ARGV[3]  channel; not in KEYS: for a name with a hash tag it is in another slot of a cluster
+-- ARGV[4]  how long the request is remembered, ms
 --
 -- Returns {nonce, 1}, or {nonce, 0} when it does not exist.
 
 -- include: counting
 
-number_at(KEYS[1]) -- an error, where the key is no latch
+if was_obeyed(KEYS[2], ARGV[2]) then
+    return {ARGV[1], 1}
+end
+number_at(KEYS[1]) -- raises an error if the key is not a latch
 if redis.call('del', KEYS[1]) == 0 then
     return {ARGV[1], 0}
 end
-redis.pcall('publish', ARGV[2], '0')
+remember(KEYS[2], ARGV[2], ARGV[4])
+redis.pcall('publish', ARGV[3], '0')
 return {ARGV[1], 1}

@@ -1,4 +1,4 @@
--- Tells whether a latch is open.
+-- Returns whether a latch is open.
 --
 -- KEYS[1]  count
 -- ARGV[1]  nonce

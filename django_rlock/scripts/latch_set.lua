@@ -1,10 +1,10 @@
 -- Closes a latch that is open.
 --
 -- KEYS[1]  count
--- KEYS[2]  requests that were obeyed
+-- KEYS[2]  executed requests
 -- ARGV[1]  nonce
 -- ARGV[2]  request
--- ARGV[3]  channel; not in KEYS, since that of a name with a hash tag is in another slot of a cluster
+-- ARGV[3]  channel; not in KEYS: for a name with a hash tag it is in another slot of a cluster
 -- ARGV[4]  count; 0 leaves it open
 -- ARGV[5]  how long the request is remembered, ms
 --
@@ -15,7 +15,7 @@
 if was_obeyed(KEYS[2], ARGV[2]) then
     return {ARGV[1], 1}
 end
-number_at(KEYS[1]) -- an error, where the key is no latch
+number_at(KEYS[1]) -- raises an error if the key is not a latch
 if redis.call('exists', KEYS[1]) == 1 then
     return {ARGV[1], 0}
 end

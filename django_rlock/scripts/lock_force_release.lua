@@ -1,35 +1,44 @@
--- Frees a lock of any kind whoever holds it, and lets the next one in.
+-- Frees a lock of any kind whoever holds it, notifies its holders, and lets the next waiter take it.
 --
 -- KEYS[1]  hash of owner -> holds; of a read-write lock: mode, reader -> holds, writer:write -> holds
 -- KEYS[2]  queue: member -> ticket
 -- KEYS[3]  alive: client -> epoch ms
 -- KEYS[4]  Redisson's channel
--- KEYS[5]  what the keys of a read-write lock's read holds begin with
--- KEYS[6]  Redisson's channel of read-write locks
+-- KEYS[5]  queue of Redisson's fair lock
+-- KEYS[6]  deadlines of the waiters there: owner -> epoch ms
+-- KEYS[7]  prefix of the keys of a read-write lock's read holds
+-- KEYS[8]  Redisson's channel of read-write locks
+-- KEYS[9]  requests that must not be executed again
+-- KEYS[10]  channel that notifies its holders
 -- ARGV[1]  nonce
 -- ARGV[2]  field of the owner that must hold it, or '' for any
 -- ARGV[3]  claim time, ms
 -- ARGV[4]  'read' or 'write' for that side of a read-write lock alone, '' for any lock
+-- ARGV[5]  request
 --
--- Returns {nonce, 1}, or {nonce, 0} when nobody holds it, or not that owner.
+-- Returns {nonce, 1}, or {nonce, 0} if the lock, or that owner's hold, does not exist.
 
--- include: fair_grant
+-- include: hand_on
 -- include: read_holds
 
 local lock, owner, side = KEYS[1], ARGV[2], ARGV[4]
-local mode = redis.call('hget', lock, 'mode') -- an error, where the key is no lock
+local mode = redis.call('hget', lock, 'mode') -- raises an error if the key is not a lock
+
+if redis.call('zscore', KEYS[9], ARGV[5]) then
+    return {ARGV[1], 0}
+end
 
 local function is_meant(field)
     local role = string.sub(field, -6) == ':write' and 'write' or 'read'
     return field ~= 'mode' and (owner == '' or owner == field) and (side == '' or side == role)
 end
 
--- Answers what the waiters of a read-write lock are told, or nil when nobody held it.
+-- Returns the message for the waiters of a read-write lock, or nil if it was not held.
 local function free_sides()
     local message
     for _, field in ipairs(redis.call('hkeys', lock)) do
         if is_meant(field) then
-            drop(lock, KEYS[5], field)
+            drop(lock, KEYS[7], field)
             message = message or '0'
             if string.sub(field, -6) == ':write' then
                 redis.call('hset', lock, 'mode', 'read')
@@ -45,15 +54,17 @@ if mode ~= 'read' and mode ~= 'write' then
     if held == 0 or side ~= '' then
         return {ARGV[1], 0}
     end
-    hand_on(lock, KEYS[2], KEYS[3], KEYS[4], ARGV[3])
+    hand_on(lock, KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
+    redis.pcall('publish', KEYS[10], lock)
     return {ARGV[1], 1}
 end
 local message = free_sides()
 if not message then
     return {ARGV[1], 0}
 end
-if not settle(lock, KEYS[5]) then
-    hand_on(lock, KEYS[2], KEYS[3], KEYS[4], ARGV[3])
+if not settle(lock, KEYS[7]) then
+    hand_on(lock, KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
 end
-redis.pcall('publish', KEYS[6], message)
+redis.pcall('publish', KEYS[8], message)
+redis.pcall('publish', KEYS[10], lock)
 return {ARGV[1], 1}

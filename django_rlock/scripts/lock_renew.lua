@@ -1,20 +1,25 @@
--- Gives a held lock a new lease.
+-- Gives n held locks a new lease, unless they have a longer one.
 --
--- KEYS[1]  hash of owner -> holds
--- ARGV[1]  nonce
--- ARGV[2]  owner
--- ARGV[3]  lease, ms
--- ARGV[4]  1 leaves a longer lease as it is, 0 replaces any
+-- KEYS[i]    hash of owner -> holds, for lock i
+-- ARGV[1]    nonce
+-- ARGV[2]    lease, ms
+-- ARGV[2+i]  owner of lock i
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
+-- Returns {nonce, renewed, ...}, for each lock 1, or 0 when that owner does not hold it.
 
+-- include: lease
 -- include: owns
 
-if not owns(KEYS[1], ARGV[2]) then
-    return {ARGV[1], 0}
+local function renew(lock, owner)
+    if not owns(lock, owner) then
+        return 0
+    end
+    redis.call('pexpire', lock, no_shorter(lock, ARGV[2]))
+    return 1
 end
--- A renewal may arrive after its owner has chosen a longer lease.
-if ARGV[4] == '0' or redis.call('pttl', KEYS[1]) < tonumber(ARGV[3]) then
-    redis.call('pexpire', KEYS[1], ARGV[3])
+
+local n, renewed = #KEYS, {}
+for i = 1, n do
+    renewed[i] = renew(KEYS[i], ARGV[2 + i])
 end
-return {ARGV[1], 1}
+return {ARGV[1], unpack(renewed)}

@@ -1,4 +1,4 @@
--- Tells whether a lock is held, and how often by one owner.
+-- Returns whether a lock is held, and how often by one owner.
 --
 -- KEYS[1]  hash of owner -> holds
 -- ARGV[1]  nonce

@@ -1,40 +1,39 @@
 -- Takes several locks of one server at once, or none of them.
 --
--- Four keys for each of n locks. Its place i counts from 1.
+-- Two keys for each of n locks. Their positions i count from 1.
 --
 -- KEYS[i]      hash of owner -> holds
 -- KEYS[n+i]    queue: member -> ticket
--- KEYS[2*n+i]  alive: client -> epoch ms
--- KEYS[3*n+i]  Redisson's channel, unused here
 -- ARGV[1]  nonce
 -- ARGV[2]  owner, who holds none of them but what was granted to it
 -- ARGV[3]  lease, ms
--- ARGV[4]  claim time, ms
 --
--- Returns {nonce, 'OK'}, or {nonce, PTTL of the first lock that is taken, the place of that lock}.
+-- Returns {nonce, 'OK'}; {nonce, PTTL of the first taken lock, the position of that lock}; or {nonce, 'QUEUED'} if a
+-- lock before it is free but has waiters in its queue: acquiring that one alone then hands it on to the first of them.
 
--- include: fair_grant
+-- include: lease
 -- include: owns
 
-local n = #KEYS / 4
-local owner = ARGV[2]
+local n = #KEYS / 2
+local owner, lease = ARGV[2], ARGV[3]
 
--- The usual case costs one command: none is held, and nobody waits for any.
-if redis.call('exists', unpack(KEYS, 1, 2 * n)) > 0 then
+-- The usual case costs one command: none is held, and none has waiters.
+if redis.call('exists', unpack(KEYS)) > 0 then
     for i = 1, n do
         local lock = KEYS[i]
-        if redis.call('exists', lock) == 0 then
-            grant(lock, KEYS[n + i], KEYS[2 * n + i], ARGV[4])
-        end
-        if redis.call('exists', lock) == 1 and not owns(lock, owner) then
+        if owns(lock, owner) then
+            lease = no_shorter(lock, lease) -- granted, or this is a repeated command
+        elseif redis.call('exists', lock) == 1 then
             return {ARGV[1], redis.call('pttl', lock), i}
+        elseif redis.call('exists', KEYS[n + i]) == 1 then
+            return {ARGV[1], 'QUEUED'}
         end
     end
 end
 redis.call('hset', KEYS[1], owner, 1)
-redis.call('pexpire', KEYS[1], ARGV[3])
+redis.call('pexpire', KEYS[1], lease)
 for i = 2, n do
-    -- The lease goes with it.
+    -- The lease is removed with it.
     redis.call('copy', KEYS[1], KEYS[i], 'replace')
 end
 return {ARGV[1], 'OK'}

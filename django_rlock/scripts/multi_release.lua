@@ -1,39 +1,45 @@
 -- Frees several locks of one server, each for its next waiter.
 --
--- Four keys for each of n locks. Its place i counts from 1.
+-- Six keys for each of n locks. Their positions i count from 1.
 --
 -- KEYS[i]      hash of owner -> holds
 -- KEYS[n+i]    queue: member -> ticket
--- KEYS[2*n+i]  alive: client -> epoch ms
--- KEYS[3*n+i]  Redisson's channel
+-- KEYS[2*n+i]  queue of Redisson's fair lock
+-- KEYS[3*n+i]  alive: client -> epoch ms
+-- KEYS[4*n+i]  Redisson's channel
+-- KEYS[5*n+i]  deadlines of the waiters in Redisson's queue: owner -> epoch ms
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  claim time, ms
 --
--- Returns {nonce, {1 or, where the owner does not hold that lock, 0}}.
+-- Returns {nonce, {the positions of the locks that the owner does not hold}}.
 
+-- include: announce
 -- include: fair_grant
 -- include: owns
 
-local n = #KEYS / 4
-local freed, locks, queues = {}, {}, {}
+local n = #KEYS / 6
+local owner = ARGV[2]
+local held, locks, missing = {}, {}, {}
 for i = 1, n do
-    local owned = owns(KEYS[i], ARGV[2])
-    if owned then
+    if owns(KEYS[i], owner) then
+        held[#held + 1] = i
         locks[#locks + 1] = KEYS[i]
-        queues[#queues + 1] = KEYS[n + i]
+    else
+        missing[#missing + 1] = i
     end
-    freed[i] = owned and 1 or 0
 end
-if #locks == 0 then
-    return {ARGV[1], freed}
+if #held == 0 then
+    return {ARGV[1], missing}
 end
 redis.call('del', unpack(locks))
-local queued = redis.call('exists', unpack(queues)) > 0
-for i = 1, n do
-    if freed[i] == 1 and not (queued and grant(KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[3])) then
-        -- pcall: without the right to publish, waiters ask again by themselves.
-        redis.pcall('publish', KEYS[3 * n + i], '0')
+-- The usual case: all queues are empty. pcall: a user who may not read Redisson's keys gets an error, and checks each.
+local queued = redis.pcall('exists', unpack(KEYS, n + 1, 3 * n)) ~= 0
+for _, i in ipairs(held) do
+    if not queued then
+        redis.pcall('publish', KEYS[4 * n + i], '0') -- pcall: see announce
+    elseif not grant(KEYS[i], KEYS[n + i], KEYS[3 * n + i], ARGV[3]) then
+        announce(KEYS[4 * n + i], KEYS[2 * n + i], KEYS[5 * n + i])
     end
 end
-return {ARGV[1], freed}
+return {ARGV[1], missing}

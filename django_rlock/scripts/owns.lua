@@ -1,7 +1,8 @@
--- Included by other scripts, not called by itself.
+-- Included by other scripts, not called on its own.
 
--- Whether an owner holds a lock alone. In a read-write lock's hash, which has a mode, its field is a reader's share.
+-- How often an owner holds a lock alone, or false. In a read-write lock's hash, which has a mode, its field is a
+-- reader's share.
 local function owns(lock, owner)
     local found = redis.call('hmget', lock, owner, 'mode')
-    return found[1] and not found[2]
+    return not found[2] and found[1]
 end

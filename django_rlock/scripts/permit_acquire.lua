@@ -1,14 +1,14 @@
 -- Takes permits that have ids and a lease, all or none.
 --
--- KEYS[1]  number of permits left
--- KEYS[2]  permits that are taken: id -> epoch ms
+-- KEYS[1]  number of free permits
+-- KEYS[2]  taken permits: id -> epoch ms
 -- KEYS[3]  channel
--- KEYS[4]  requests that were undone
+-- KEYS[4]  requests that were undone, or must not be executed again
 -- ARGV[1]  nonce
 -- ARGV[2]  ids for the permits to take, 16 bytes each
 -- ARGV[3]  lease, ms; 0 = without end
 --
--- Returns {nonce, 'OK'}; or, when there are not as many, {nonce, ms until a lease ends, or -1 when none does}.
+-- Returns {nonce, 'OK'}; or, if not enough are free, {nonce, ms until a lease ends, or -1 if none does}.
 
 -- include: permit_reclaim
 
@@ -16,7 +16,7 @@ local ids, now = ids_in(ARGV[2]), now_ms()
 
 local function lease_out()
     for _, id in ipairs(ids) do
-        redis.call('zadd', KEYS[2], lease_end(now, ARGV[3]), id)
+        redis.call('zadd', KEYS[2], 'gt', lease_end(now, ARGV[3]), id)
     end
     local left = redis.call('pttl', KEYS[1])
     if left > 0 then
@@ -25,12 +25,12 @@ local function lease_out()
 end
 
 if was_obeyed(KEYS[4], ids[1]) then
-    return {ARGV[1], -1} -- its caller has given up
+    return {ARGV[1], -1} -- its caller has given up, or already knows of the grant
 end
-number_at(KEYS[1]) -- an error, where the key is no semaphore
+number_at(KEYS[1]) -- raises an error if the key is not a semaphore
 reclaim(KEYS[1], KEYS[2], KEYS[3], now)
 if redis.call('zscore', KEYS[2], ids[1]) then
-    lease_out() -- the same command came before; the caller counts the lease from this one
+    lease_out() -- a repeated command; the caller counts the lease from this one
     return {ARGV[1], 'OK'}
 end
 if number_at(KEYS[1]) >= #ids then

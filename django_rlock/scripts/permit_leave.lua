@@ -1,18 +1,18 @@
--- Undoes an acquire whose outcome is unknown: gives back what it took; if it comes only now, it takes nothing.
+-- Undoes an acquire with an unknown outcome: releases what it took; an acquire that arrives after this takes nothing.
 --
--- KEYS[1]  number of permits left
--- KEYS[2]  permits that are taken: id -> epoch ms
+-- KEYS[1]  number of free permits
+-- KEYS[2]  taken permits: id -> epoch ms
 -- KEYS[3]  channel
--- KEYS[4]  requests that were undone
+-- KEYS[4]  requests that were undone, or must not be executed again
 -- ARGV[1]  nonce
 -- ARGV[2]  ids that it was to take, 16 bytes each
 -- ARGV[3]  how long this is remembered, ms
 --
--- Returns {nonce, how many permits were given back}.
+-- Returns {nonce, how many permits were released}.
 
 -- include: permit_reclaim
 
-number_at(KEYS[1]) -- an error, where the key is no semaphore
+number_at(KEYS[1]) -- raises an error if the key is not a semaphore
 local ids, taken = ids_in(ARGV[2]), 0
 remember(KEYS[4], ids[1], ARGV[3])
 for _, id in ipairs(ids) do

@@ -1,16 +1,16 @@
--- Included by the scripts of the expirable semaphore, not called by itself.
+-- Included by the scripts of the expirable semaphore, not called on its own.
 
 -- include: counting
 
 -- Redisson's score of a permit whose lease has no end.
 local NEVER = 922337203685477
 
--- When a lease that begins now ends, epoch ms; 0 has no end.
+-- The end of a lease that begins now, epoch ms; 0 has no end.
 local function lease_end(now, lease_ms)
     return lease_ms == '0' and NEVER or now + lease_ms
 end
 
--- Gives back the permits whose leases have ended. A semaphore that is gone does not come back by that.
+-- Reclaims the permits whose leases have ended. This does not create a deleted semaphore again.
 local function reclaim(key, permits, channel, now)
     local ended = redis.call('zremrangebyscore', permits, '-inf', now)
     if ended > 0 and redis.call('exists', key) == 1 then

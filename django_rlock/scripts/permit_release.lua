@@ -1,7 +1,7 @@
--- Gives back permits by their ids, all or none, and wakes waiters.
+-- Releases permits by their ids, all or none, and wakes waiters.
 --
--- KEYS[1]  number of permits left
--- KEYS[2]  permits that are taken: id -> epoch ms
+-- KEYS[1]  number of free permits
+-- KEYS[2]  taken permits: id -> epoch ms
 -- KEYS[3]  channel
 -- ARGV[1]  nonce
 -- ARGV[2]  ids, 16 bytes each
@@ -11,7 +11,7 @@
 -- include: permit_reclaim
 
 local ids = ids_in(ARGV[2])
-number_at(KEYS[1]) -- an error, where the key is no semaphore
+number_at(KEYS[1]) -- raises an error if the key is not a semaphore
 reclaim(KEYS[1], KEYS[2], KEYS[3], now_ms())
 for _, id in ipairs(ids) do
     if not redis.call('zscore', KEYS[2], id) then
@@ -22,6 +22,6 @@ for _, id in ipairs(ids) do
     redis.call('zrem', KEYS[2], id)
 end
 local total = redis.call('incrby', KEYS[1], #ids)
--- Redisson tells the total for one permit, and how many came back for several.
+-- Redisson publishes the total for one permit, and the number of released ones for several.
 tell(KEYS[3], #ids == 1 and total or #ids)
 return {ARGV[1], #ids}

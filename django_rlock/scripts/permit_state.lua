@@ -1,7 +1,7 @@
--- Tells how many permits are left and taken, and how long one of them is leased.
+-- Returns how many permits are free and taken, and the remaining lease of one of them.
 --
--- KEYS[1]  number of permits left
--- KEYS[2]  permits that are taken: id -> epoch ms
+-- KEYS[1]  number of free permits
+-- KEYS[2]  taken permits: id -> epoch ms
 -- KEYS[3]  channel
 -- ARGV[1]  nonce
 -- ARGV[2]  id, 16 bytes, or '' for none
@@ -11,7 +11,7 @@
 -- include: permit_reclaim
 
 local now = now_ms()
-number_at(KEYS[1]) -- an error, where the key is no semaphore
+number_at(KEYS[1]) -- raises an error if the key is not a semaphore
 reclaim(KEYS[1], KEYS[2], KEYS[3], now)
 local ends = tonumber(redis.call('zscore', KEYS[2], ARGV[2]) or now - 2)
 return {ARGV[1], number_at(KEYS[1]), redis.call('zcard', KEYS[2]), ends == NEVER and -1 or ends - now}

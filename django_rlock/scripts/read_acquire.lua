@@ -1,17 +1,18 @@
--- Takes a read-write lock for reading, or tells how long to wait for it at most.
+-- Takes a read-write lock for reading, or returns how long to wait for it at most.
 --
 -- KEYS[1]  hash of mode, reader -> holds, writer:write -> holds
--- KEYS[2]  what the keys of the readers' holds begin with
+-- KEYS[2]  prefix of the keys of the readers' holds
 -- KEYS[3]  waiting writers that go first: owner -> epoch ms
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
--- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
--- ARGV[5]  1 lets waiting writers go first, 0 passes them
--- ARGV[6]  writer under whose lock it may read as well; '' is the owner
+-- ARGV[5]  1 lets waiting writers go first, 0 overtakes them
+-- ARGV[6]  writer under whose lock it may read, too; '' is the owner
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, ms}.
+-- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
 
+-- include: lease
 -- include: read_holds
 -- include: write_waiters
 
@@ -37,7 +38,9 @@ if left == -2 then
     redis.call('hset', lock, 'mode', 'read')
 end
 -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-redis.call('pexpire', lock, math.max(left, tonumber(ARGV[4])))
-redis.call('hset', lock, owner, count)
-redis.call('set', hold_key(holds, owner, count), 1, 'px', ARGV[4])
+redis.call('pexpire', lock, no_shorter(lock, ARGV[4]))
+-- Under a name chosen by the caller, another process may rely on more holds, and on a longer lease.
+redis.call('hset', lock, owner, math.max(holds_in(redis.call('hget', lock, owner)), tonumber(count)))
+local hold = hold_key(holds, owner, count)
+redis.call('set', hold, 1, 'px', no_shorter(hold, ARGV[4]))
 return {ARGV[1], 'OK'}

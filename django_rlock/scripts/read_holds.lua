@@ -1,22 +1,33 @@
--- Included by the read-write lock's scripts, not called by itself.
+-- Included by the read-write lock's scripts, not called on its own.
 --
--- For each hold of a reader one key lasts as long as its lease: {name}:<reader>:rwlock_timeout:<1..holds>. A reader whose
--- keys are all gone is dead, whatever the hash says, which lives as long as the longest of its holders.
+-- For each hold of a reader there is a key that lives as long as its lease: {name}:<reader>:rwlock_timeout:<1..holds>.
+-- A reader whose keys are all gone is dead, even if it is still in the hash, which lives as long as its longest holder.
+
+-- More holds of one reader are not checked: a forged larger count must not keep the server busy.
+local MOST_HOLDS = 10000
+
+-- How many holds a reader's count stands for; 0 if it is not a number.
+local function holds_in(count)
+    if not count or not string.find(count, '^%d+$') then
+        return 0
+    end
+    return math.min(tonumber(count), MOST_HOLDS)
+end
 
 local function hold_key(holds, reader, number)
     return holds .. ':' .. reader .. ':rwlock_timeout:' .. number
 end
 
--- How long one reader's holds run yet, in ms; below 0 when none does.
+-- The remaining lease of one reader's holds, in ms; below 0 if there is none.
 local function read_lease(holds, reader, count)
     local longest = -2
-    for number = 1, tonumber(count) or 0 do
+    for number = 1, holds_in(count) do
         longest = math.max(longest, redis.call('pttl', hold_key(holds, reader, number)))
     end
     return longest
 end
 
--- The longest of all readers' leases, below 0 when nobody reads; and the readers that are dead.
+-- The longest of all readers' leases, below 0 if there are no readers; and the readers that are dead.
 local function read_leases(lock, holds)
     local longest, dead = -2, {}
     local fields = redis.call('hgetall', lock)
@@ -33,17 +44,17 @@ local function read_leases(lock, holds)
     return longest, dead
 end
 
--- Takes a reader or a writer off the lock.
+-- Removes a reader or a writer from the lock.
 local function drop(lock, holds, field)
-    local count = tonumber(redis.call('hget', lock, field)) or 0
+    local count = redis.call('hget', lock, field)
     redis.call('hdel', lock, field)
-    for number = 1, count do
+    for number = 1, holds_in(count) do
         redis.call('del', hold_key(holds, field, number))
     end
 end
 
--- Drops dead readers, and lets the lock end with the longest lease of the others, or now when nobody is left.
--- Answers whether somebody is.
+-- Drops dead readers, and lets the lock end with the longest lease of the others, or now if none is left.
+-- Returns whether any is left.
 local function settle(lock, holds)
     local longest, dead = read_leases(lock, holds)
     for _, reader in ipairs(dead) do
@@ -57,7 +68,7 @@ local function settle(lock, holds)
         redis.call('pexpire', lock, math.max(longest, 1))
         return true
     end
-    -- The writer's own lease is known by the hash alone.
+    -- Only the hash has the writer's own lease.
     local left = redis.call('pttl', lock)
     if left >= 0 and longest > left then
         redis.call('pexpire', lock, longest)

@@ -1,24 +1,26 @@
--- Takes one node's part of a RedLock and draws a token there, or tells how long the other's lease runs.
+-- Takes one node's part of a RedLock and draws a token there, or returns the remaining lease of the other owner.
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  last token
--- KEYS[3]  tombstones: owner that gave up -> epoch ms
+-- KEYS[3]  tombstones: owner of an abandoned attempt -> epoch ms
 -- ARGV[1]  nonce
 -- ARGV[2]  owner, of a name that is new in every attempt
--- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
--- ARGV[5]  how long the token outlives this, ms; 0 = for ever
+-- ARGV[5]  how long to keep the token after this, ms; 0 = for ever
+-- ARGV[6]  token that the client has proposed to all nodes; 0 = none
 --
--- Returns {nonce, 'OK', token}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}, 0
--- when the attempt was given up before this arrived.
+-- Returns {nonce, 'OK', token, the node's clock in us}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce,
+-- PTTL}, which is 0 if the attempt was abandoned before this arrived.
 
+-- include: lease
 -- include: token
 
 if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-    redis.call('pexpire', KEYS[1], ARGV[4])
+    redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
-    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5])}
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us()}
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}
@@ -29,7 +31,7 @@ end
 if redis.call('zscore', KEYS[3], ARGV[2]) then
     return {ARGV[1], 0}
 end
-local token = next_token(KEYS[2], ARGV[5])
+local token = next_token(KEYS[2], ARGV[5], ARGV[6])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[4])
-return {ARGV[1], 'OK', token}
+return {ARGV[1], 'OK', token, now_us()}

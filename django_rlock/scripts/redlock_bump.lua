@@ -1,14 +1,14 @@
--- Raises one node's token to the one that the owner of a RedLock has drawn from a quorum.
+-- Raises one node's token to the highest one that a RedLock's owner was given by its quorum.
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  last token
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
--- ARGV[3]  the token drawn
--- ARGV[4]  how long the token outlives this, ms; 0 = for ever
+-- ARGV[3]  that token
+-- ARGV[4]  how long to keep the token after this, ms; 0 = for ever
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock: unconditionally raised, a token could be
--- passed by an owner that came before.
+-- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock: without that check, an earlier owner
+-- could get a higher token than a later one.
 
 -- include: token
 

@@ -1,34 +1,36 @@
--- Gives back one hold of a RedLock on one node; the last one frees it, and nothing sent before can take it again.
+-- Releases one hold of a RedLock on one node; the last one frees it, and earlier commands cannot take it again.
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  Redisson's channel
--- KEYS[3]  tombstones: owner that gave up -> epoch ms
+-- KEYS[3]  tombstones: owner of an abandoned attempt -> epoch ms
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  holds left after this release; 0 frees the lock
--- ARGV[4]  lease that the remaining holds get, ms
+-- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
 -- ARGV[5]  how long an attempt of this owner that arrives late is refused, ms
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
+
+-- include: lease
 
 local held = redis.call('hexists', KEYS[1], ARGV[2])
 if ARGV[3] ~= '0' then
     if held == 1 then
         -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-        redis.call('pexpire', KEYS[1], ARGV[4])
+        redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
         redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     end
     return {ARGV[1], held}
 end
 if held == 1 then
     redis.call('del', KEYS[1])
-    -- pcall: without the right to publish, waiters ask again by themselves.
+    -- pcall: without the right to publish, waiters retry by themselves.
     redis.pcall('publish', KEYS[2], '0')
 end
 local time = redis.call('time')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('zremrangebyscore', KEYS[3], '-inf', now_ms)
--- pcall: where memory is full, what arrives late ends by its lease.
-redis.pcall('zadd', KEYS[3], now_ms + ARGV[5], ARGV[2])
-redis.call('pexpire', KEYS[3], ARGV[5])
+-- pcall: if memory is full, a late attempt ends with its lease.
+redis.pcall('zadd', KEYS[3], 'gt', now_ms + ARGV[5], ARGV[2])
+redis.call('pexpire', KEYS[3], no_shorter(KEYS[3], ARGV[5]))
 return {ARGV[1], held}

@@ -1,13 +1,13 @@
--- Gives the holder of a RedLock a node that knew nothing of it, so that it can lose another one.
+-- Adds the holder of a RedLock on a node that does not know the lock, so that the holder can lose another node.
 --
 -- KEYS[1]  hash of owner -> holds
--- KEYS[2]  tombstones: owner that gave up -> epoch ms
+-- KEYS[2]  tombstones: owner of an abandoned attempt -> epoch ms
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  its holds
 -- ARGV[4]  lease, ms
 --
--- Returns {nonce, 1}, or {nonce, 0} when the lock is taken here, or was released since.
+-- Returns {nonce, 1}, or {nonce, 0} when the lock is taken here, or was released meanwhile.
 
 if redis.call('exists', KEYS[1]) == 1 or redis.call('zscore', KEYS[2], ARGV[2]) then
     return {ARGV[1], 0}

@@ -1,13 +1,14 @@
--- Takes Redisson's plain lock, or tells how long the other's lease runs.
+-- Takes Redisson's plain lock, or returns the remaining lease of the other owner.
 --
 -- KEYS[1]  hash of owner -> holds
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
--- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
 --
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
 
+-- include: lease
 -- include: owns
 
 if redis.call('exists', KEYS[1]) == 0 then
@@ -20,7 +21,7 @@ if redis.call('exists', KEYS[1]) == 0 then
 end
 if owns(KEYS[1], ARGV[2]) then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-    redis.call('pexpire', KEYS[1], ARGV[4])
+    redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     return {ARGV[1], 'OK'}
 end

@@ -1,14 +1,18 @@
--- Gives back one hold of Redisson's plain lock; the last one frees it and wakes its waiters.
+-- Releases one hold of Redisson's plain lock; the last one frees it and wakes its waiters.
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  Redisson's channel
+-- KEYS[3]  queue of Redisson's fair lock
+-- KEYS[4]  deadlines of the waiters there: owner -> epoch ms
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  holds left after this release; 0 frees the lock
--- ARGV[4]  lease that the remaining holds get, ms
+-- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
 
+-- include: announce
+-- include: lease
 -- include: owns
 
 if not owns(KEYS[1], ARGV[2]) then
@@ -16,11 +20,10 @@ if not owns(KEYS[1], ARGV[2]) then
 end
 if ARGV[3] == '0' then
     redis.call('del', KEYS[1])
-    -- pcall: without the right to publish, waiters wake when the lease they were told of ends.
-    redis.pcall('publish', KEYS[2], '0')
+    announce(KEYS[2], KEYS[3], KEYS[4])
 else
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-    redis.call('pexpire', KEYS[1], ARGV[4])
+    redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
 end
 return {ARGV[1], 1}

@@ -1,22 +1,27 @@
 -- Takes permits of a semaphore, all or none.
 --
--- KEYS[1]  number of permits left
--- KEYS[2]  requests that were obeyed
+-- KEYS[1]  number of free permits
+-- KEYS[2]  executed requests
 -- ARGV[1]  nonce
--- ARGV[2]  request
+-- ARGV[2]  request, and confirmed ones to forget, separated by spaces
 -- ARGV[3]  permits to take, 1 or more
 -- ARGV[4]  how long the request is remembered, ms
 --
--- Returns {nonce, 'OK'}, or {nonce, -1} when there are not as many.
+-- Returns {nonce, 'OK'}, or {nonce, -1} if not enough are free.
 
 -- include: counting
 
-if was_obeyed(KEYS[2], ARGV[2]) then
+local request, answered = requests_in(ARGV[2])
+
+if was_obeyed(KEYS[2], request) then
     return {ARGV[1], 'OK'}
 end
 if number_at(KEYS[1]) < tonumber(ARGV[3]) then
+    if #answered > 0 then
+        forget(KEYS[2], answered)
+    end
     return {ARGV[1], -1}
 end
 redis.call('decrby', KEYS[1], ARGV[3])
-remember(KEYS[2], ARGV[2], ARGV[4])
+remember(KEYS[2], request, ARGV[4], answered)
 return {ARGV[1], 'OK'}

@@ -1,11 +1,11 @@
--- Takes all permits that a semaphore has left, or clears what it is short of; its time to live stays.
+-- Takes all free permits of a semaphore, or resets a negative number to 0; its time to live does not change.
 --
--- KEYS[1]  number of permits left
--- KEYS[2]  what this request took, if it comes again
+-- KEYS[1]  number of free permits
+-- KEYS[2]  what this request took, in case it is repeated
 -- ARGV[1]  nonce
 -- ARGV[2]  how long that is remembered, ms
 --
--- Returns {nonce, permits taken}; below 0 where the semaphore was short of them.
+-- Returns {nonce, permits taken}; the negative number that was reset.
 
 -- include: counting
 
@@ -16,6 +16,6 @@ end
 local left = number_at(KEYS[1])
 if left ~= 0 then
     redis.call('decrby', KEYS[1], left)
-    redis.call('set', KEYS[2], left, 'px', ARGV[2])
 end
+redis.call('set', KEYS[2], left, 'px', ARGV[2])
 return {ARGV[1], left}

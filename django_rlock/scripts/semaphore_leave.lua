@@ -1,14 +1,15 @@
--- Undoes an acquire whose outcome is unknown: gives back what it took; if it comes only now, it takes nothing.
+-- Undoes an acquire with an unknown outcome: releases what it took; an acquire that arrives after this takes nothing.
 --
--- KEYS[1]  number of permits left
+-- KEYS[1]  number of free permits
 -- KEYS[2]  channel
--- KEYS[3]  requests that were obeyed
+-- KEYS[3]  executed requests
 -- ARGV[1]  nonce
 -- ARGV[2]  request of that acquire
--- ARGV[3]  permits that it was to take
+-- ARGV[3]  permits that it should have taken
 -- ARGV[4]  how long the request is remembered, ms
+-- ARGV[5]  1 if it certainly took them, even if the request was forgotten since, else 0
 --
--- Returns {nonce, 1} when permits were given back, else {nonce, 0}.
+-- Returns {nonce, 1} if permits were released, else {nonce, 0}.
 
 -- include: counting
 
@@ -17,10 +18,10 @@ if was_obeyed(KEYS[3], undone) then
     return {ARGV[1], 0}
 end
 local left = number_at(KEYS[1])
-local taken = was_obeyed(KEYS[3], ARGV[2])
+local taken = ARGV[5] == '1' or was_obeyed(KEYS[3], ARGV[2])
 remember(KEYS[3], ARGV[2], ARGV[4])
 remember(KEYS[3], undone, ARGV[4])
--- A semaphore that was deleted meanwhile does not come back.
+-- A semaphore that was deleted meanwhile is not created again.
 if not taken or redis.call('exists', KEYS[1]) == 0 then
     return {ARGV[1], 0}
 end

@@ -1,19 +1,21 @@
--- Gives permits to a semaphore and wakes its waiters.
+-- Adds free permits to a semaphore and wakes its waiters.
 --
--- KEYS[1]  number of permits left
+-- KEYS[1]  number of free permits
 -- KEYS[2]  channel
--- KEYS[3]  requests that were obeyed
+-- KEYS[3]  executed requests
 -- ARGV[1]  nonce
--- ARGV[2]  request
--- ARGV[3]  permits to give, 1 or more
+-- ARGV[2]  request, and confirmed ones to forget, separated by spaces
+-- ARGV[3]  permits to release, 1 or more
 -- ARGV[4]  how long the request is remembered, ms
--- ARGV[5]  1 leaves a semaphore alone that does not exist, 0 creates it
+-- ARGV[5]  1 does nothing if the semaphore does not exist, 0 creates it
 --
--- Returns {nonce, 1}; {nonce, 0} when it does not exist and is left alone; or {nonce, -1} when it would have too many.
+-- Returns {nonce, 1}; {nonce, 0} if it does not exist and was not created; or {nonce, -1} if it would have too many.
 
 -- include: counting
 
-if was_obeyed(KEYS[3], ARGV[2]) then
+local request, answered = requests_in(ARGV[2])
+
+if was_obeyed(KEYS[3], request) then
     return {ARGV[1], 1}
 end
 if ARGV[5] == '1' and redis.call('exists', KEYS[1]) == 0 then
@@ -23,7 +25,7 @@ local total = number_at(KEYS[1]) + ARGV[3]
 if total > MOST then
     return {ARGV[1], -1}
 end
-remember(KEYS[3], ARGV[2], ARGV[4])
+remember(KEYS[3], request, ARGV[4], answered)
 redis.call('incrby', KEYS[1], ARGV[3])
 tell(KEYS[2], total)
 return {ARGV[1], 1}

@@ -1,10 +1,10 @@
--- Gives a semaphore its permits, unless it exists.
+-- Sets the number of a semaphore's permits, unless it exists.
 --
--- KEYS[1]  number of permits left
+-- KEYS[1]  number of free permits
 -- KEYS[2]  channel
--- KEYS[3]  requests that were obeyed
+-- KEYS[3]  executed requests
 -- ARGV[1]  nonce
--- ARGV[2]  request
+-- ARGV[2]  request, and confirmed ones to forget, separated by spaces
 -- ARGV[3]  permits
 -- ARGV[4]  how long the request is remembered, ms
 -- ARGV[5]  how long the semaphore lives, ms; 0 = without end
@@ -13,10 +13,12 @@
 
 -- include: counting
 
-if was_obeyed(KEYS[3], ARGV[2]) then
+local request, answered = requests_in(ARGV[2])
+
+if was_obeyed(KEYS[3], request) then
     return {ARGV[1], 1}
 end
-number_at(KEYS[1]) -- an error, where the key is no semaphore
+number_at(KEYS[1]) -- raises an error if the key is not a semaphore
 if redis.call('exists', KEYS[1]) == 1 then
     return {ARGV[1], 0}
 end
@@ -24,6 +26,6 @@ redis.call('set', KEYS[1], ARGV[3])
 if ARGV[5] ~= '0' then
     redis.call('pexpire', KEYS[1], ARGV[5])
 end
-remember(KEYS[3], ARGV[2], ARGV[4])
+remember(KEYS[3], request, ARGV[4], answered)
 tell(KEYS[2], tonumber(ARGV[3]))
 return {ARGV[1], 1}

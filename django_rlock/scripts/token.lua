@@ -1,4 +1,6 @@
--- Included by the scripts of locks with a fencing token, not called by itself.
+-- Included by the scripts of locks with a fencing token, not called on its own.
+
+-- include: clock
 
 -- Keeps a token for ttl_ms after this; '0' = for ever.
 local function keep_token(key, token, ttl_ms)
@@ -9,10 +11,19 @@ local function keep_token(key, token, ttl_ms)
     end
 end
 
--- A counter alone would start again where the server lost its data; the clock goes on.
-local function next_token(key, ttl_ms)
-    local time = redis.call('time')
-    local token = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('get', key)) or 0) + 1)
+-- How far a proposed token may be ahead of the server's clock, us: a client that guesses wrong must not raise the
+-- counter years ahead of the clock, or beyond the range in which Lua's numbers are exact.
+local AHEAD = 100000
+
+-- A counter alone would start again if the server lost its data, but the clock goes on. A client's proposal is accepted
+-- if it is higher than both, but only slightly ahead of the clock.
+local function next_token(key, ttl_ms, proposal)
+    local now = now_us()
+    local token = math.max(now, (tonumber(redis.call('get', key)) or 0) + 1)
+    local proposed = math.floor(tonumber(proposal or '') or 0)
+    if token < proposed and proposed <= now + AHEAD then
+        token = proposed
+    end
     -- 17 digits: tostring() would round the token to 14.
     keep_token(key, string.format('%.0f', token), ttl_ms)
     return token

@@ -1,18 +1,19 @@
--- Takes a read-write lock for writing, or tells how long the others' leases run.
+-- Takes a read-write lock for writing, or returns the remaining lease of the others.
 --
 -- KEYS[1]  hash of mode, reader -> holds, writer:write -> holds
--- KEYS[2]  what the keys of the readers' holds begin with
+-- KEYS[2]  prefix of the keys of the readers' holds
 -- KEYS[3]  waiting writers that go first: owner -> epoch ms
 -- KEYS[4]  Redisson's channel
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
--- ARGV[3]  holds that the owner has after this: 1, or more for a re-entry
+-- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
--- ARGV[5]  for how long to keep new readers out while it waits, ms; 0 lets them in (again)
+-- ARGV[5]  how long to keep new readers out while it waits, ms; 0 lets them in (again)
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; {nonce, 'UPGRADE'} when
--- the owner reads, and so would wait for itself; or {nonce, PTTL}.
+-- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; {nonce, 'UPGRADE'} if the owner reads, and
+-- so would wait for itself; or {nonce, PTTL}.
 
+-- include: lease
 -- include: read_holds
 -- include: write_waiters
 
@@ -22,7 +23,7 @@ local mode = redis.call('hget', lock, 'mode')
 
 if mode == 'write' and redis.call('hexists', lock, field) == 1 then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-    redis.call('pexpire', lock, math.max(redis.call('pttl', lock), tonumber(ARGV[4])))
+    redis.call('pexpire', lock, no_shorter(lock, ARGV[4]))
     redis.call('hset', lock, field, count)
     return {ARGV[1], 'OK'}
 end

@@ -1,4 +1,4 @@
--- Keeps a process's waiting writers alive, and finds a lock that fell free before the end that they were told of.
+-- Keeps a process's waiting writers alive, and finds a lock that became free earlier than they know.
 --
 -- KEYS[1]  hash of mode, reader -> holds, writer:write -> holds
 -- KEYS[2]  waiting writers that go first: owner -> epoch ms
@@ -7,7 +7,7 @@
 -- ARGV[3]  alive time, ms
 -- ARGV[4]  1 when that writer goes first, else 0
 --
--- Returns {nonce, 0 if that writer should ask again, else 1, PTTL of the lock, {}}.
+-- Returns {nonce, 0 if that writer should try again, else 1, PTTL of the lock}.
 
 -- include: write_waiters
 
@@ -20,6 +20,6 @@ for _, writer in ipairs(redis.call('zrange', writers, 0, -1)) do
     end
 end
 local left = redis.call('pttl', KEYS[1])
--- Its mark is gone when the server lost it, or the process was paused for longer than its alive time.
+-- Its mark is gone if the server lost it, or if the process was paused for longer than its alive time.
 local known = left ~= -2 and (ARGV[4] == '0' or redis.call('zscore', writers, ARGV[2]))
-return {ARGV[1], known and 1 or 0, left, {}}
+return {ARGV[1], known and 1 or 0, left}

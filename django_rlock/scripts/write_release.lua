@@ -1,17 +1,18 @@
--- Gives back one write hold; the last one frees the lock, or leaves it to its owner's read holds, and wakes all.
+-- Releases one write hold; the last one frees the lock, or leaves it to its owner's read holds, and wakes all waiters.
 -- An owner that only waits gives up its place.
 --
 -- KEYS[1]  hash of mode, reader -> holds, writer:write -> holds
--- KEYS[2]  what the keys of the readers' holds begin with
+-- KEYS[2]  prefix of the keys of the readers' holds
 -- KEYS[3]  waiting writers that go first: owner -> epoch ms
 -- KEYS[4]  Redisson's channel
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
--- ARGV[3]  holds left after this release; 0 takes the owner off the lock
--- ARGV[4]  lease that the remaining holds get, ms
+-- ARGV[3]  holds left after this release; 0 removes the owner from the lock
+-- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for writing.
 
+-- include: lease
 -- include: read_holds
 -- include: write_waiters
 
@@ -24,11 +25,11 @@ if ARGV[3] == '0' then
     redis.call('hdel', lock, field)
     redis.call('hset', lock, 'mode', 'read')
     settle(lock, KEYS[2])
-    -- pcall: without the right to publish, waiters wake when the lease they were told of ends.
+    -- pcall: without the right to publish, waiters wake when the lease that they know of ends.
     redis.pcall('publish', KEYS[4], '1')
 else
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-    redis.call('pexpire', lock, math.max(redis.call('pttl', lock), tonumber(ARGV[4])))
+    redis.call('pexpire', lock, no_shorter(lock, ARGV[4]))
     redis.call('hset', lock, field, ARGV[3])
 end
 return {ARGV[1], 1}

@@ -1,1 +1,1 @@
-"""What the decorator and the middleware share: requests, transactions around views, and answers."""
+"""What the decorator and the middleware share: requests, transactions around views, and responses."""

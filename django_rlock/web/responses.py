@@ -1,8 +1,8 @@
-"""Answers to requests that could not have their lock, or lost it.
+"""Responses to requests that could not take their lock, or lost it.
 
-423 (or the status configured) when it is taken, 503 when Redis cannot be asked or the lock was lost. Each has
-``Retry-After`` and is not to be stored; it is JSON, or the template ``rlock/locked.html`` for clients that prefer HTML.
-Django REST framework's handler renders its own, with ``Retry-After`` alone.
+The status is 423 (or LOCKED_STATUS) if the lock is taken, and 503 if Redis is unreachable or the lock was lost. Each
+response has ``Retry-After`` and must not be stored. It is JSON, or the template ``rlock/locked.html`` for clients that
+prefer HTML. Django REST framework's exception handler renders its own.
 """
 
 from __future__ import annotations
@@ -10,33 +10,38 @@ from __future__ import annotations
 import logging
 import math
 import random
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
+from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
+from django.templatetags.static import static
+from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
 
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError, StaleTokenError
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
-from django_rlock.web.requests import django_request
+from django_rlock.web.requests import plain_request
 
 logger = logging.getLogger("django_rlock.web")
 
 LOCK_ERRORS = LockTimeoutError, LockUnavailableError, LockLostError, StaleTokenError
-"""The errors that have an answer. Others are mistakes in the program."""
+"""The errors that become a response. Other errors are mistakes in the program."""
 
 TEMPLATE = "rlock/locked.html"
 
 LONGEST_RETRY = 5.0
-"""The most that ``Retry-After`` asks for, in seconds: a lock is usually given back long before its lease ends."""
+"""The maximum of ``Retry-After``, in seconds: a lock is usually released long before its lease ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What an answer tells. ``retry_after`` is whole seconds; ``holder`` is None outside of DEBUG."""
+class MissingValueError(BadRequest):
+    """A request lacks a value that the lock's name needs; Django responds with 400."""
+
+
+class Problem(NamedTuple):
+    """The content of a response. ``retry_after`` is whole seconds; ``holder`` is None outside of DEBUG."""
 
     status: int
     code: str
@@ -46,7 +51,7 @@ class Problem:
 
     @property
     def content(self) -> dict[str, str]:
-        """The JSON."""
+        """The content as JSON."""
         content = {"detail": self.detail, "code": self.code}
         return content if self.holder is None else {**content, "holder": self.holder}
 
@@ -54,19 +59,31 @@ class Problem:
 def answer(request: Any, error: RLockError, *, using: str = DEFAULT_ALIAS, status: int | None = None) -> HttpResponse:
     """The response to one of LOCK_ERRORS; ``status`` replaces LOCKED_STATUS.
 
-    For a request of Django REST framework it raises instead, so that the project's exception handler sees it.
+    For a request of Django REST framework it raises instead, so that the project's exception handler can respond.
     """
     problem = _problem(error, using, status)
     if not isinstance(error, LockTimeoutError):
-        logger.error("%r was answered with %d: %s", _route(request), problem.status, error)
+        logger.error("%r got a response with status %d: %s", _route(request), problem.status, error)
     if not isinstance(request, HttpRequest):
-        from django_rlock.web.rest_framework import LockAPIException
+        from django_rlock.web.rest_framework import LockAPIException, forbid_storing
 
+        forbid_storing(request)
         raise LockAPIException(problem) from error
     response = _page(request, problem) or JsonResponse(problem.content, status=problem.status)
     response["Retry-After"] = str(problem.retry_after)
     response["Cache-Control"] = "no-store"
+    patch_vary_headers(response, ["Accept"])
     return response
+
+
+def refusal(request: Any, reason: str, names_user: bool) -> Exception:
+    """The error for a request without a value that the lock's name needs; see ``rest_framework.refusal``."""
+    if isinstance(request, HttpRequest):
+        return MissingValueError(reason)
+    from django_rlock.web import rest_framework
+
+    error: Exception = rest_framework.refusal(request, reason, names_user)
+    return error
 
 
 def _problem(error: RLockError, using: str, status: int | None) -> Problem:
@@ -74,7 +91,7 @@ def _problem(error: RLockError, using: str, status: int | None) -> Problem:
         return Problem(
             status=status or get_settings(using).locked_status,
             code="locked",
-            detail=_("Somebody else is working on this right now. Please try again in a moment."),
+            detail=_("Someone else is working on this right now. Please try again in a moment."),
             retry_after=_retry_after(error.retry_after),
             holder=error.holder if django_settings.DEBUG else None,
         )
@@ -87,7 +104,7 @@ def _problem(error: RLockError, using: str, status: int | None) -> Problem:
 
 def _retry_after(lease_left: float | None) -> int:
     longest = LONGEST_RETRY if lease_left is None else min(lease_left, LONGEST_RETRY)
-    # Jitter, so that those who were turned away together do not come back together.
+    # Jitter, so that clients that were refused together do not come back together.
     return max(1, math.ceil(longest * random.uniform(0.4, 1.0)))  # noqa: S311
 
 
@@ -95,12 +112,22 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
     if request.get_preferred_type(["application/json", "text/html"]) != "text/html":
         return None
     try:
-        html = render_to_string(TEMPLATE, {"problem": problem}, request)
+        again = request.get_full_path() if request.method == "GET" else None
+        html = render_to_string(TEMPLATE, {"problem": problem, "again": again, "assets": _assets()}, request)
     except TemplateDoesNotExist:  # a project without APP_DIRS
         return None
     return HttpResponse(html, status=problem.status)
 
 
+def _assets() -> dict[str, str]:
+    """The URLs of the page's style and script. Without those that were not collected: the page does without, where an
+    error would take its place."""
+    try:
+        return {"style": static("django_rlock/locked.css"), "script": static("django_rlock/locked.js")}
+    except (ValueError, ImproperlyConfigured):
+        return {}
+
+
 def _route(request: Any) -> str:
-    plain = django_request(request) or request
+    plain = plain_request(request)
     return f"{plain.method} {plain.path}"

@@ -1,73 +1,103 @@
-"""Streaming responses keep their lock until they are closed, wherever and by whomever that is.
+"""A streaming response keeps its lock until it is closed, and one that renders late until it is rendered, in whatever
+thread or task that happens.
 
-A lock belongs to the thread or task that took it, and the server may close the response in another one, or go on to
-the next request in this one. So the hold changes its owner: from the thread to the wire name under which it is held.
+A lock belongs to the thread or task that took it. But the server may close or render the response in another one, and
+may continue with the next request in this one. So the hold changes its owner, from the thread to the wire name under
+which it is held.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from copy import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from django.core.exceptions import SynchronousOnlyOperation
 from django.http.response import HttpResponseBase
 
+from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import current_owner
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock, MultiLock
-from django_rlock.locks.holds import HOLDS, Hold, key_of
+from django_rlock.locks.base import detach
+from django_rlock.locks.holds import HOLDS, Hold
 
 logger = logging.getLogger("django_rlock.web")
 
+GiveBack = Callable[[], object]
 
-def keep_while_streaming(lock: BaseLock, response: Any) -> BaseLock | None:
-    """Have a streaming response give the lock back when it is closed; answers what its caller still has to.
 
-    A lock that its owner holds more than once is not given to the response: whoever took it first still needs it.
+def keep_for_response(lock: BaseLock, response: Any) -> BaseLock | None:
+    """Let a response that is not complete yet release the lock; returns the lock that the caller still has to release.
+
+    A lock that its owner holds more than once stays with the owner, because an outer hold still needs it.
     """
-    if not isinstance(response, HttpResponseBase) or not response.streaming:
-        return lock
+    hand_over = _hand_over(response)
+    if hand_over is None or lock.lost:
+        return lock  # to give back a lost one raises
     owner, left = current_owner(), []
     for part in lock.parts:
         hold = HOLDS.get(part, owner)
         if hold is None or hold.count > 1:
             left.append(part)
         else:
-            _keep(response, hold)
+            hand_over(partial(_give_back, detach(hold), hold))
+            # Middleware may replace a response without closing or rendering it.
+            weakref.finalize(response, _give_back_later, hold).atexit = False
     return MultiLock(*left) if left else None
 
 
-def _keep(response: Any, hold: Hold) -> None:
-    # Django closes these in close(), before it tells that the request has ended.
-    response._resource_closers.append(partial(_give_back, hand_over(hold)))  # noqa: SLF001
-    # Middleware may replace a response without closing it.
-    weakref.finalize(response, _let_lease_end, hold).atexit = False
+def _hand_over(response: Any) -> Callable[[GiveBack], object] | None:
+    """A function that registers a callback for the response's completion; None if the response is complete."""
+    if not isinstance(response, HttpResponseBase):
+        return None
+    if response.streaming:
+        # Django closes these in close(), before it signals that the request has ended.
+        closers: list[GiveBack] = response._resource_closers  # type: ignore[attr-defined]  # noqa: SLF001
+        return closers.append
+    if getattr(response, "is_rendered", True) or not callable(getattr(response, "render", None)):
+        return None
+    if hasattr(response, "data"):
+        return None  # Django REST framework's: its data were read inside the view
+    rendering = vars(response).get("render")
+    if not isinstance(rendering, _Rendering):
+        rendering = response.render = _Rendering(response)  # type: ignore[attr-defined]
+    return rendering.then.append
 
 
-def _give_back(handle: BaseLock) -> None:
+class _Rendering:
+    """Replaces a response's own ``render()`` once; releases locks after it, even if it fails."""
+
+    def __init__(self, response: HttpResponseBase) -> None:
+        self._response = weakref.ref(response)
+        self.then: list[GiveBack] = []
+
+    def __call__(self) -> Any:
+        response: Any = self._response()
+        del response.render
+        try:
+            return response.render()
+        finally:
+            for give_back in self.then:
+                give_back()
+
+
+def _give_back(handle: BaseLock, hold: Hold) -> None:
     try:
         handle.release()
+    except SynchronousOnlyOperation:
+        _give_back_later(hold)
     except RLockError as failure:
-        # The content is sent; nobody is left to raise it to.
-        logger.error("A streaming response was closed: %s", failure)  # noqa: TRY400
+        # There is no caller to raise it to.
+        logger.error("A response was completed: %s", failure)  # noqa: TRY400
 
 
-def hand_over(hold: Hold) -> BaseLock:
-    """Take a hold from its thread or task; answers a lock that anybody can release."""
-    handle: Any = copy(hold.lock)
-    handle.owner = hold.owner
-    HOLDS.remove(hold)
-    hold.scoped = 0  # no block encloses it any more
-    hold.key = key_of(handle, hold.owner)
-    hold.owner_ref = None
-    HOLDS.put(hold)
-    # What this thread locks next must not be taken for a re-entry of that hold.
-    current_owner().renew_name()
-    return handle  # type: ignore[no-any-return]
-
-
-def _let_lease_end(hold: Hold) -> None:
-    # May run wherever Python collects garbage, so it must neither wait nor lock anything.
-    hold.renewed = False
+def _give_back_later(hold: Hold) -> None:
+    # This may run wherever Python collects garbage, so it must not wait.
+    if hold in HOLDS:
+        hold.renewed = False
+        HOLDS.remove(hold)
+        lock: Any = hold.lock
+        clean_up(lock.using, lock._leave_call(hold.wire_name), hold.deadline)  # noqa: SLF001

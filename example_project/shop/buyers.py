@@ -1,4 +1,4 @@
-"""The buyers: as many threads as there are buyers, who all send their request at the same moment, over real HTTP."""
+"""The buyers: one thread for each, which all send their request at the same moment, over real HTTP."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from queue import SimpleQueue
 from urllib.parse import urlsplit
 
 OUTCOMES = {201: "sold", 409: "sold_out", 423: "refused"}
-"""What the status of an answer means to a buyer; any other, or none at all, is an error."""
+"""The meaning of a response's status for a buyer; any other status, or no response, is an error."""
 
 PATIENCE = 120.0
-"""Seconds that a buyer waits for the answer."""
+"""How long a buyer waits for the response, in seconds."""
 
 
 def send_buyers(url: str, paths: Mapping[int, str]) -> Iterator[tuple[int, str]]:
-    """Send each buyer to a path of the site at ``url``; yields buyers and their outcomes as they are decided."""
+    """Send each buyer to a path of the site at ``url``; yields buyers with their outcomes as they are decided."""
     answers: SimpleQueue[tuple[int, str]] = SimpleQueue()
     start = threading.Barrier(len(paths))
 
@@ -35,7 +35,7 @@ def _outcome(url: str, path: str, start: threading.Barrier) -> str:
     connection = HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
     with contextlib.closing(connection):
         with contextlib.suppress(OSError):
-            connection.connect()  # before the start; without success the request below tries again
+            connection.connect()  # before the start; if this fails, the request below tries again
         start.wait()
         try:
             connection.request("POST", path)

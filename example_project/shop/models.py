@@ -1,4 +1,4 @@
-"""Sales and their orders, and the reports that somebody asked for."""
+"""Sales and their orders, and the reports that were requested."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ class Lane(models.TextChoices):
     """A way to sell; the values are part of the buyers' URLs."""
 
     NONE = "none", "No lock"
-    NAIVE = "naive", "SET NX with an expiry"
+    NAIVE = "naive", "SET NX, short expiry"
+    PAUSED = "paused", "SET NX, long expiry"
+    DATABASE = "database", "The database alone"
     LOCKED = "locked", "@distributed_lock"
+
+
+SAFE_LANES = frozenset({Lane.DATABASE, Lane.LOCKED})
+"""Those that never oversell."""
 
 
 class Sale(models.Model):
@@ -28,6 +34,7 @@ class Sale(models.Model):
     lane = models.CharField(max_length=10, choices=Lane.choices)
     buyers = models.PositiveIntegerField()
     stock = models.PositiveIntegerField()
+    left = models.PositiveIntegerField("left, where the database counts", editable=False)
     opened_at = models.DateTimeField(auto_now_add=True)
     seconds = models.FloatField("duration in seconds", null=True, editable=False)
 
@@ -44,7 +51,7 @@ class Sale(models.Model):
 
 
 class Order(models.Model):
-    """A moon cake that somebody paid for, and that the shop has to deliver."""
+    """A moon cake that was paid for, and that the shop has to deliver."""
 
     sale = models.ForeignKey(Sale, models.CASCADE, to_field="sku", db_column="sku", related_name="orders")
     buyer = models.PositiveIntegerField()
@@ -58,7 +65,7 @@ class Order(models.Model):
 
 
 class Report(models.Model):
-    """One press of the report button, and what became of it."""
+    """One press of the report button, and its outcome."""
 
     class State(models.TextChoices):
         QUEUED = "queued"

@@ -1,4 +1,4 @@
-"""A sale from its opening to its result, and how it stands meanwhile."""
+"""A sale from its opening to its result, and its state meanwhile."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from example_project.shop.buyers import send_buyers
 from example_project.shop.models import Lane, Sale
 
 KEEP = 24 * 60 * 60
-"""Seconds after which Redis forgets a sale."""
+"""After how many seconds Redis forgets a sale."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a sale has come to, so far or in the end. ``sold`` are the orders in the database."""
+    """The result of a sale, so far or final. ``sold`` is the number of orders in the database."""
 
     lane: str
     buyers: int
@@ -33,18 +33,19 @@ class Result:
 
     @property
     def right(self) -> bool:
-        """Everything was sold once, and everybody else was told so."""
+        """Whether everything was sold once, and all other buyers were informed."""
         sold = min(self.stock, self.buyers)
         return (self.sold, self.sold_out, self.errors) == (sold, self.buyers - sold, 0)
 
 
 def open_sales(buyers: int, stock: int, lanes: Iterable[str] = Lane.values) -> list[Sale]:
-    """One sale for each lane, all with the same buyers and the same stock."""
-    return [Sale.objects.create(lane=lane, buyers=buyers, stock=stock) for lane in lanes]
+    """One sale for each lane, all with the same buyers and the same stock; the one that takes longest is the last."""
+    in_order = sorted(lanes, key=lambda lane: lane == Lane.PAUSED)
+    return [Sale.objects.create(lane=lane, buyers=buyers, stock=stock, left=stock) for lane in in_order]
 
 
 def hold_sale(sale: Sale, url: str) -> Result:
-    """Put the stock on the shelf of the site at ``url``, send it all buyers at once, and note who got what."""
+    """Put the stock on the shelf of the site at ``url``, send all buyers to it at once, and record the outcomes."""
     redis = get_redis_connection()
     redis.set(f"shop:stock:{sale.sku}", sale.stock, ex=KEEP)
     paths = {buyer: reverse(f"buy-{sale.lane}", args=[sale.sku, buyer]) for buyer in sale.numbers}
@@ -58,7 +59,7 @@ def hold_sale(sale: Sale, url: str) -> Result:
 
 
 def tiles_of(sale: Sale) -> list[str]:
-    """What each buyer got: sold, oversold, sold_out, refused, error, or pending."""
+    """The outcome of each buyer: sold, oversold, sold_out, refused, error, or pending."""
     answers = get_redis_connection().hgetall(_answers_key(sale))
     tiles = {buyer: answers.get(b"%d" % buyer, b"pending").decode() for buyer in sale.numbers}
     for count, buyer in enumerate(sale.orders.values_list("buyer", flat=True), start=1):

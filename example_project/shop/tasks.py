@@ -1,7 +1,8 @@
-"""What the worker does: one sale at a time, and one report per account at a time."""
+"""The worker's tasks: one sale and one accident at a time, and one report per account at a time."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -11,11 +12,12 @@ from django.dispatch import receiver
 
 from django_rlock.celery import LockedTask
 from django_rlock.signals import task_skipped
+from example_project.shop.accident import kill_a_holder
 from example_project.shop.models import Order, Report
 from example_project.shop.sales import hold_sale, open_sales
 
-REPORT_TIME = 5.0
-"""Seconds that the report takes: long enough to press the button again, and to look at the lock in the admin."""
+REPORT_TIME = float(os.environ.get("SHOP_REPORT_TIME", "5"))
+"""How long the report takes, in seconds: enough to press the button again, and to look at the lock in the admin."""
 
 
 @shared_task(base=LockedTask, lock_key="flash-sale")
@@ -23,6 +25,11 @@ def hold_flash_sale(buyers: int, stock: int) -> None:
     """One lane after the other, so that they do not slow each other down."""
     for sale in open_sales(buyers, stock):
         hold_sale(sale, settings.SHOP_URL)
+
+
+@shared_task(base=LockedTask, lock_key="accident")
+def kill_the_holder() -> None:
+    kill_a_holder()
 
 
 @shared_task(base=LockedTask, lock_key="report:<account_id>", bind=True)

@@ -8,6 +8,7 @@ urlpatterns = [
     path("", views.index, name="index"),
     path("status.json", views.status, name="status"),
     path("sales/", views.start_sale, name="start-sale"),
+    path("accidents/", views.kill_the_holder, name="kill-the-holder"),
     path("reports/", views.ask_for_report, name="ask-for-report"),
 ]
 

@@ -1,4 +1,4 @@
-"""The page: three lanes, the report card, and the state of both for the script that refreshes them."""
+"""The page: the lanes, the accident, the reports, and the state of all for the script that refreshes them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.contrib import messages
+from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from example_project.shop import lanes, tasks
+from example_project.shop.accident import LOCK, state_of_accident
 from example_project.shop.forms import SaleForm
+from example_project.shop.management.commands.cashier import hold_the_till
 from example_project.shop.models import Lane, Report, Sale
 from example_project.shop.sales import Result, result_of, tiles_of
 
 ACCOUNT = 42
-"""Whose report the page asks for; a real site would take the user's."""
+"""The account whose report the page requests; a real site would use the user's."""
 
 SHOWN_REPORTS = 8
+
+HELPERS = {Lane.NAIVE: [lanes.naive_lock]}
+"""What a lane's view uses, to be shown with it."""
 
 
 @require_GET
@@ -31,7 +39,7 @@ def index(request: HttpRequest) -> HttpResponse:
     initial = {"buyers": sale.buyers, "stock": sale.stock} if sale else None
     state = _state()
     for lane in state["lanes"]:
-        lane["code"] = _source(lanes.VIEWS[lane["lane"]])
+        lane["code"] = _source(*HELPERS.get(lane["lane"], ()), lanes.VIEWS[lane["lane"]])
         lane["explanation"] = f"shop/why_{lane['lane']}.html"
     context = state | {
         "form": SaleForm(initial=initial),
@@ -39,7 +47,12 @@ def index(request: HttpRequest) -> HttpResponse:
         "sell_code": _source(lanes.sell),
         "report_code": _source(tasks.build_report.run),
         "report_seconds": round(tasks.REPORT_TIME),
-        "expiry_ms": lanes.EXPIRY_MS,
+        "till_code": _source(hold_the_till),
+        "till_url": _admin_url(LOCK),
+        "lease": settings.LEASE,
+        "short_expiry_ms": round(lanes.SHORT_EXPIRY * 1000),
+        "long_expiry": round(lanes.LONG_EXPIRY),
+        "rows_are_locked": lanes.buy_by_database is lanes.buy_by_row_lock,
         "quick_ms": round(lanes.QUICK_PAYMENT * 1000),
         "slow_ms": round(lanes.SLOW_PAYMENT * 1000),
     }
@@ -49,7 +62,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_GET
 @never_cache
 def status(_request: HttpRequest) -> HttpResponse:
-    """What the page shows, for its script."""
+    """The content of the page, for its script."""
     return JsonResponse(_state())
 
 
@@ -64,6 +77,12 @@ def start_sale(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
+def kill_the_holder(_request: HttpRequest) -> HttpResponse:
+    tasks.kill_the_holder.delay()
+    return redirect("index")
+
+
+@require_POST
 def ask_for_report(_request: HttpRequest) -> HttpResponse:
     report = Report.objects.create(account_id=ACCOUNT)
     tasks.build_report.apply_async((ACCOUNT,), task_id=str(report.task_id))
@@ -73,6 +92,7 @@ def ask_for_report(_request: HttpRequest) -> HttpResponse:
 def _state() -> dict[str, Any]:
     return {
         "lanes": [_lane_state(Lane(lane)) for lane in Lane.values],
+        "accident": state_of_accident(),
         "reports": [_report_state(report) for report in Report.objects.all()[:SHOWN_REPORTS]],
     }
 
@@ -89,11 +109,17 @@ def _lane_state(lane: Lane) -> dict[str, Any]:
         "totals": {name: getattr(result, name, 0) for name in ["sold", "sold_out", "refused", "errors", "oversold"]},
         "tone": tone,
         "verdict": verdict,
+        "lock_url": _admin_url(f"stock:{sale.sku}") if sale and lane == Lane.LOCKED else None,
     }
 
 
+def _admin_url(lock: str) -> str:
+    """The admin's page of a lock."""
+    return reverse("admin:django_rlock_lock_change", args=[quote(f"default/{lock}")])
+
+
 def _verdict(result: Result | None) -> tuple[str, str]:
-    """The tone (idle, busy, right or wrong) and the words for how a lane's sale went."""
+    """The tone (idle, busy, right or wrong) and the text for the outcome of a lane's sale."""
     if result is None:
         return "idle", "No sale yet"
     if result.seconds is None:
@@ -107,9 +133,11 @@ def _verdict(result: Result | None) -> tuple[str, str]:
     return "right", f"{result.sold} sold, none oversold, {took}"
 
 
-def _source(function: Callable[..., Any]) -> str:
-    """The code of a function as it stands, without annotations: it is to fit a third of the page."""
-    return re.sub(r": \w+(?=[,)])| -> \w+(?=:)", "", inspect.getsource(function))
+def _source(*functions: Callable[..., Any]) -> str:
+    """The code of functions, without annotations, to fit a third of the page."""
+    code = "\n\n".join(inspect.getsource(function) for function in functions)
+    code = re.sub(r": \w+ = ", "=", code)
+    return re.sub(r": \w+(?=[,)])| -> [\w\[\]]+(?=:)", "", code)
 
 
 def _report_state(report: Report) -> dict[str, Any]:

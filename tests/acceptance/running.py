@@ -17,7 +17,7 @@ MANAGE = [sys.executable, "example_project/manage.py"]
 
 
 class Running:
-    """A command whose processes, children and grandchildren too, can be told by the TMPDIR in their environment."""
+    """A command whose processes, with children and grandchildren, are recognised by the TMPDIR in their environment."""
 
     def __init__(self, command: list[str]) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="demo-"))  # short: the path of a unix socket must be
@@ -85,3 +85,11 @@ def row(output: str, lane: str) -> list[int]:
     """A lane of the printed table: sold, sold out, refused, errors and oversold."""
     line = next(line for line in output.splitlines() if line.startswith(lane))
     return [int(number) for number in line.removeprefix(lane).split()[:5]]
+
+
+def has_ended(pid: int) -> bool:
+    """Also as a zombie, which some other process has yet to ask for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

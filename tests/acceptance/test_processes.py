@@ -12,6 +12,7 @@ import pytest
 
 from example_project import processes
 from example_project.processes import Process, ProcessError
+from tests.acceptance.running import has_ended
 from tests.eventually import eventually
 
 Start = Callable[[str], Process]
@@ -54,7 +55,7 @@ def test_what_it_prints_does_not_count_as_its_end(start: Start) -> None:
 
 
 def test_may_end_in_its_own_way(start: Start, tmp_path: Path) -> None:
-    # Not SIGQUIT: who starts the suite with "&" has its children ignore that.
+    # Not SIGQUIT: a shell that starts the suite with "&" makes its children ignore that.
     process = start('trap "touch bye; exit" USR2; touch "$SHOP_READY_FILE"; while :; do sleep 0.05; done')
     process.wait_until_ready()
     process.stop(signal.SIGUSR2)
@@ -67,11 +68,3 @@ def test_ends_children_of_one_that_does_not_care(start: Start, monkeypatch: pyte
     child = int(eventually(lambda: process.ready.exists() and process.ready.read_text()))
     process.stop()
     eventually(lambda: has_ended(child))
-
-
-def has_ended(pid: int) -> bool:
-    """Also as a zombie, which some other process has yet to ask for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True

@@ -4,6 +4,8 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from tests.inspection.conftest import past  # noqa: F401 - a fixture
+
 LogIn = Callable[..., Client]
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from html import unescape
 
+import redis
 from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
@@ -13,6 +14,8 @@ from tests.inspection.reporting import held
 LIST = reverse("admin:django_rlock_lock_changelist")
 JSON = reverse("admin:django_rlock_lock_json")
 FORCE = reverse("admin:django_rlock_lock_force_release")
+HISTORY = reverse("admin:django_rlock_lock_history")
+HISTORY_JSON = reverse("admin:django_rlock_lock_history_json")
 
 
 def detail(name: str, using: str = "default") -> str:
@@ -32,10 +35,20 @@ def text(client: Client, url: str) -> str:
 
 def rows(page: str) -> list[str]:
     """The names on a list, from top to bottom."""
-    return [unescape(name) for name in re.findall(r'field-lock"><a [^>]*>([^<]*)</a>', page)]
+    return [unescape(name) for name in re.findall(r'field-lock"><a [^>]*><bdi>([^<]*)</bdi></a>', page)]
 
 
 def said(client: Client) -> list[str]:
     """The messages of the last action."""
     page = text(client, LIST)
     return [unescape(message) for message in re.findall(r'<li class="(?:success|warning|error)">([^<]*)</li>', page)]
+
+
+def commands_of(client: redis.Redis) -> int:
+    """How many the server has run, but for those of connecting and of asking this."""
+    stats = client.info("commandstats")
+    return sum(
+        about["calls"]
+        for name, about in stats.items()
+        if not name.removeprefix("cmdstat_").startswith(("info", "hello", "client", "select", "auth"))
+    )

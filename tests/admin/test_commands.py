@@ -8,8 +8,10 @@ import os
 import pty
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,10 +20,12 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_rlock.inspection import force_release, iter_locks
+from django_rlock.management.output import text_width
 from tests.admin.pages import detail, text
 from tests.conftest import OwnServer
+from tests.eventually import PATIENCE, eventually
 from tests.inspection.crowd import plant_locks
-from tests.inspection.processes import Process, until
+from tests.inspection.processes import Process
 from tests.inspection.reporting import held
 from tests.inspection.test_inspection import JAVA, fall_silent
 
@@ -49,7 +53,7 @@ def fails(*args: str) -> tuple[int, str, str]:
 def shell(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The command as a program of its own."""
     command = [sys.executable, "-m", "django", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL, env=env)
 
 
 # --- rlock_list ------------------------------------------------------------------------------------------------------
@@ -109,7 +113,23 @@ def test_a_server_that_is_down_is_an_error(own_server: OwnServer, command: list[
     own_server().kill()
     status, message, _ = fails(*command)
     assert status == ERROR
-    assert "Redis did not answer" in message
+    assert message.startswith("The Redis of alias 'default' did not answer: ")
+
+
+@pytest.fixture
+def half_down(own_server: OwnServer) -> redis.Redis:
+    """Three aliases, of which the second one's server is down; the client is the third one's."""
+    own_server()
+    own_server("reports").kill()
+    return own_server("stock").client()
+
+
+def test_locks_of_other_aliases_are_listed_where_one_is_down(half_down: redis.Redis) -> None:
+    plant_locks(half_down, 2, 1)
+    status, message, printed = fails("rlock_list", "--format", "json")
+    assert (status, [lock["using"] for lock in json.loads(printed)]) == (ERROR, ["stock", "stock"])
+    assert message.startswith("The Redis of alias 'reports' did not answer: ")
+    assert len(run_json("rlock_list", "--using", "stock")) == 2
 
 
 def test_a_terminal_gets_no_control_characters(redis_client: redis.Redis) -> None:
@@ -127,6 +147,109 @@ def test_data_goes_to_stdout_and_notes_to_stderr(redis_client: redis.Redis) -> N
     listed = shell("rlock_list")
     assert (listed.returncode, listed.stderr) == (0, "")
     assert shell("rlock_list", "--format", "xml").returncode == USAGE
+
+
+def test_list_shows_what_has_been_held_for_long(redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 1, 1)
+    redis_client.hset("rlock:java:1", JAVA, 1)  # for how long, nothing tells
+    assert [lock["name"] for lock in run_json("rlock_list", "--scan", "--older-than", "0")] == ["stock:0"]
+    assert fails("rlock_list", "--scan", "--older-than", "3600")[0] == NOTHING_MATCHED
+    assert (
+        "--older-than: must be a number of seconds, 0 or more, not 'old'"
+        in fails("rlock_list", "--older-than", "old")[1]
+    )
+
+
+def on_a_terminal(columns: int, *args: str) -> str:
+    """What the command prints on a terminal of this width."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "django", *args]
+    env = os.environ | {"COLUMNS": str(columns)}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        printed = b""
+        with suppress(OSError):  # at the end
+            while chunk := os.read(ours, 65536):
+                printed += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    return printed.decode()
+
+
+@pytest.mark.parametrize("columns", [200, 100, 80, 40])
+def test_a_table_fits_the_terminal(redis_client: redis.Redis, columns: int) -> None:
+    plant_locks(redis_client, 2, 2, longer=PATIENCE)
+    redis_client.hset(f"rlock:{'库存' * 60}", JAVA, 1)
+    head, *lines = on_a_terminal(columns, "rlock_list", "--scan").splitlines()
+    assert len(lines) == 3
+    assert all(text_width(line) <= columns for line in (head, *lines))
+    assert {"LOCK", "HOST"} <= set(head.split())
+    assert "…" in "".join(lines)
+
+
+def test_what_is_no_terminal_gets_whole_names(redis_client: redis.Redis) -> None:
+    redis_client.hset(f"rlock:{'x' * 300}", JAVA, 1)
+    assert "x" * 300 in run("rlock_list", "--scan")
+
+
+def test_list_is_watched_until_it_is_interrupted(redis_client: redis.Redis) -> None:
+    command = [sys.executable, "-m", "django", "rlock_list", "--watch", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any("No lock matches." in line for line in lines)
+        plant_locks(redis_client, 1, 1, longer=PATIENCE)
+        assert any(line.startswith("stock:0 ") for line in lines)
+        redis_client.flushall()
+        assert any("No lock matches." in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        _, notes = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, notes) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--watch", "0"], "--watch: must be a number of seconds from 0.1, not '0'"),
+        (["--watch", "--format", "json"], "--watch shows a table"),
+        (["--watch", "--using", "nowhere"], "RLOCK has no alias 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(args: list[str], expected: str) -> None:
+    assert expected in fails("rlock_list", *args)[1]
+
+
+# --- rlock_info ------------------------------------------------------------------------------------------------------
+
+
+def test_info_tells_all_about_one_lock(redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 3, 1)
+    shown = run("rlock_info", "stock:1")
+    [owner] = map(str, redis_client.hkeys("rlock:stock:1"))
+    for expected in ("stock:1", "default", "fair", "rlock:stock:1", "web-0", "1000", "POST /buy/1/", "held", owner):
+        assert expected in shown
+    [info] = run_json("rlock_info", "stock:1")
+    assert info["holders"][0]["owner"] == owner
+
+
+def test_info_names_who_waits() -> None:
+    with Process("web-1") as holder, Process("web-2") as waiter:
+        holder.acquire("stock:1")
+        waiter.wait("stock:1")
+        head, row = eventually(lambda: "web-2" in (shown := run("rlock_info", "stock:1")) and shown.splitlines()[-2:])
+        assert (head.split()[0], row.split()[0]) == ("WAITER", "web-2")
+
+
+def test_info_of_a_free_lock_has_a_status_of_its_own() -> None:
+    assert fails("rlock_info", "stock:1")[:2] == (NOTHING_MATCHED, "Lock 'stock:1' is free.")
+    assert json.loads(fails("rlock_info", "stock:1", "--format", "json")[2]) == []
+
+
+def test_info_of_a_wrong_name_or_alias_is_wrong_usage(own_server: OwnServer) -> None:
+    assert fails("rlock_info", "")[0] == USAGE
+    assert fails("rlock_info", "x", "--using", "nowhere")[0] == USAGE
+    own_server().kill()
+    assert fails("rlock_info", "x")[0] == ERROR
 
 
 # --- rlock_release ---------------------------------------------------------------------------------------------------
@@ -151,14 +274,31 @@ def test_release_dead_frees_only_what_a_killed_process_held(redis_client: redis.
         alive.acquire("stock:1")
         dead.acquire("stock:2")
         dead.acquire("stock:3")
-        until(lambda: {"stock:1", "stock:2", "stock:3"} == {lock.name for lock in iter_locks()})
+        eventually(lambda: {"stock:1", "stock:2", "stock:3"} == {lock.name for lock in iter_locks()})
         dead.kill()
-        assert fails("rlock_release", "--dead", "--no-input")[0] == NOTHING_MATCHED  # it may be paused only
+        assert run("rlock_release", "--dead", "--no-input") == ""  # it may be paused only
+        assert fails("rlock_release", "--dead", "--no-input", "--fail-empty")[0] == NOTHING_MATCHED
         fall_silent(redis_client, dead)
         outcomes = run_json("rlock_release", "--dead", "--no-input")
         assert {outcome["name"]: outcome["result"] for outcome in outcomes} == {"stock:2": "freed", "stock:3": "freed"}
         assert sorted(redis_client.keys("rlock:*")) == ["rlock:java:1", "rlock:stock:1"]
-        assert fails("rlock_release", "stock:1", "java:1", "--dead", "--no-input")[0] == NOTHING_MATCHED
+        assert run("rlock_release", "stock:1", "java:1", "--dead", "--no-input") == ""
+
+
+def test_release_dead_looks_at_all_aliases(half_down: redis.Redis) -> None:
+    plant_locks(half_down, 2, 1, silent=60)
+    status, message, printed = fails("rlock_release", "--dead", "--no-input", "--format", "json")
+    assert [outcome["result"] for outcome in json.loads(printed)] == ["freed", "freed"]
+    assert status == ERROR
+    assert message.startswith("The Redis of alias 'reports' did not answer: ")
+    assert run("rlock_release", "--dead", "--no-input", "--using", "stock") == ""
+
+
+def test_release_by_name_means_the_default_alias(half_down: redis.Redis) -> None:
+    plant_locks(half_down, 1, 1)
+    assert fails("rlock_release", "stock:0", "--no-input")[0] == NOTHING_MATCHED
+    [outcome] = run_json("rlock_release", "stock:0", "--no-input", "--using", "stock")
+    assert outcome["result"] == "freed"
 
 
 def test_release_narrows(redis_client: redis.Redis) -> None:
@@ -178,10 +318,10 @@ def test_release_compares_the_owner_that_it_found(redis_client: redis.Redis, mon
     plant_locks(redis_client, 1, 1)
     real = force_release
 
-    def hand_over_first(*args: str) -> bool:
+    def hand_over_first(name: str, owner: str, using: str, reason: str, by: str) -> bool:
         redis_client.delete("rlock:stock:0")
         redis_client.hset("rlock:stock:0", JAVA, 1)
-        return real(*args)
+        return real(name, owner, using, reason, by)
 
     monkeypatch.setattr(rlock_release, "force_release", hand_over_first)
     [outcome] = run_json("rlock_release", "stock:0", "--no-input")
@@ -191,12 +331,13 @@ def test_release_compares_the_owner_that_it_found(redis_client: redis.Redis, mon
 
 def test_release_without_a_choice_is_refused(redis_client: redis.Redis) -> None:
     plant_locks(redis_client, 1, 1)
-    assert fails("rlock_release", "--no-input")[:2] == (USAGE, "Say which: NAME, --pattern, --owner, --host or --dead.")
+    message = "Name the locks: NAME, --pattern, --owner, --host or --dead."
+    assert fails("rlock_release", "--no-input")[:2] == (USAGE, message)
     assert redis_client.exists("rlock:stock:0")
 
 
 def test_release_refuses_rather_than_hangs_without_a_terminal(redis_client: redis.Redis) -> None:
-    plant_locks(redis_client, 1, 1)
+    plant_locks(redis_client, 1, 1, longer=PATIENCE)
     refused = shell("rlock_release", "stock:0")
     assert refused.returncode == USAGE
     assert "--no-input" in refused.stderr
@@ -207,12 +348,12 @@ def test_release_refuses_rather_than_hangs_without_a_terminal(redis_client: redi
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y\n", 0, 0), ("n\n", ERROR, 1), ("\n", ERROR, 1)])
 def test_release_asks_on_a_terminal(redis_client: redis.Redis, answer: str, status: int, left: int) -> None:
-    plant_locks(redis_client, 1, 1)
+    plant_locks(redis_client, 1, 1, longer=PATIENCE)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "django", "rlock_release", "stock:0"]
     with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         os.write(ours, answer.encode())
-        out, notes = process.communicate(timeout=30)
+        out, notes = process.communicate(timeout=PATIENCE)
     os.close(ours)
     os.close(theirs)
     assert process.returncode == status
@@ -224,7 +365,7 @@ def test_release_asks_on_a_terminal(redis_client: redis.Redis, answer: str, stat
 
 
 def test_a_broken_project_can_still_free_its_locks(redis_client: redis.Redis) -> None:
-    plant_locks(redis_client, 1, 1)
+    plant_locks(redis_client, 1, 1, longer=PATIENCE)
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.admin.broken_settings"}
     assert shell("check", env=environ).returncode == 1
     assert shell("rlock_release", "stock:0", "--no-input", env=environ).returncode == 0

@@ -12,8 +12,10 @@ from pytest_django import Settings
 
 from tests.admin.pages import FORCE, JSON, LIST, detail, rows, target, text
 from tests.conftest import OwnServer
+from tests.eventually import eventually
 from tests.inspection.crowd import plant_locks
-from tests.inspection.processes import Process, until
+from tests.inspection.processes import Process
+from tests.inspection.test_deadlocks import Philosophers
 
 JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"
 
@@ -69,10 +71,10 @@ def test_the_list_shows_who_does_what(operator: Client, redis_client: redis.Redi
         web.acquire("stock:1", {"route": "POST /buy/1/", "user": "7"})
         worker.acquire("report", {"task": "shop.tasks.report", "task_id": "5f0c9e1e-8a37"}, lease_time=500)
         worker.wait("stock:1")
-        until(lambda: redis_client.zcard("rlock_queue:{rlock:stock:1}"))
-        until(lambda: len(redis_client.keys("rlock_process:*")) == 2)
+        eventually(lambda: redis_client.zcard("rlock_queue:{rlock:stock:1}"))
+        eventually(lambda: len(redis_client.keys("rlock_process:*")) == 2)
         page = text(operator, LIST)
-        stock_detail = until(lambda: "POST /buy/1/" in (page := text(operator, detail("stock:1"))) and page)
+        stock_detail = eventually(lambda: "POST /buy/1/" in (page := text(operator, detail("stock:1"))) and page)
         document = operator.get(JSON).json()
     assert sorted(rows(page)) == ["report", "stock:1"]
     for expected in ("web-1", f"pid {web.pid}", "MainThread", "POST /buy/1/", "shop.tasks.report", "fair", "held"):
@@ -149,7 +151,9 @@ def plant_text(client: redis.Redis, text: str) -> None:
         "context": {"route": text, "user": text},
     }
     client.hset(key, JAVA, 1)
+    hot = {"key": key, "rate": 5, "holders": [{"by": 1, "at": 1, "place": text, "context": {"route": text}}]}
     client.hset("rlock_process:x", mapping={"host": text, "pid": text, "role": text, "hold x": json.dumps(entry)})
+    client.hset("rlock_process:x", "hot x", json.dumps(hot))
     client.zadd("rlock_processes", {"x": client.time()[0]})
 
 
@@ -221,3 +225,15 @@ def test_chinese(operator: Client, redis_client: redis.Redis, settings: Settings
     settings.LANGUAGE_CODE = "zh-hans"
     plant_locks(redis_client, 1, 1)
     assert "持有者" in text(operator, LIST)
+
+
+def test_a_deadlock_is_shown_with_who_holds_what_and_waits_for_what(operator: Client) -> None:
+    philosophers = Philosophers("a", "b", doing=[{"route": "POST /buy/1/"}, {"task": "shop.tasks.count"}])
+    eventually(lambda: "rlock-state-deadlock" in text(operator, LIST))
+    table = "<tr>.*POST /buy/1/.*/default_2Fa/.*/default_2Fb/.*</tr>.*<tr>.*shop.tasks.count.*_2Fb/.*_2Fa/"
+    turned = "<tr>.*shop.tasks.count.*/default_2Fb/.*/default_2Fa/.*</tr>.*<tr>.*POST /buy/1/.*_2Fa/.*_2Fb/"
+    for page in (text(operator, LIST), text(operator, detail("a"))):
+        assert re.search(f"(?s){table}|{turned}", page)
+    assert len(operator.get(JSON).json()["locks"][0]["deadlock"]) == 2
+    philosophers.part("b")
+    assert "rlock-state-deadlock" not in text(operator, LIST)

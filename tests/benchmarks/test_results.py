@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.results import Row, Table, median_row, to_json, to_markdown
+from benchmarks.results import Earlier, Grid, Result, Row, Table, grid_lines, median_row, to_json, to_markdown
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_markdown():
         Row("plain", 2.0),
     ]
     assert to_markdown([Table("Title", rows, "A note.")]).splitlines() == [
-        "## Title",
+        "### Title",
         "",
         "| what | figure | middle half | target | reached |",
         "|---|---|---|---|---|",
@@ -58,3 +58,48 @@ def test_json():
     assert table["title"] == "Title"
     assert table["rows"][0]["figure"] == 0.9
     assert table["rows"][0]["reached"] is False
+
+
+def earlier(*results):
+    return Earlier(json.loads(to_json(results)))
+
+
+def test_figures_of_an_earlier_run_stand_beside_those_of_the_same_table():
+    before = earlier(
+        Table("Other", [Row("pair", 7.0)]),
+        Table("Title", [Row("pair", 0.9, "s"), Row("taken", 50.0, "s, and not all"), Row("gone", 1.0)]),
+    )
+    now = Table("Title", [Row("pair", 0.5, "s"), Row("taken", 3.0, "s"), Row("new", 2.0)])
+    assert to_markdown([now], before).splitlines()[2:] == [
+        "| what | before | figure | middle half | target | reached |",
+        "|---|---|---|---|---|---|",
+        "| pair | 0.9 | 0.5 s |  |  |  |",
+        "| taken | 50 s, and not all | 3 s |  |  |  |",
+        "| new |  | 2 |  |  |  |",
+    ]
+
+
+GRID = Grid("Growth", ("holds", "µs"), [(10, 1.5), (1000, 2.0)])
+
+
+def test_markdown_of_a_grid():
+    assert to_markdown([GRID]).splitlines() == [
+        "### Growth",
+        "",
+        "| holds | µs |",
+        "|---|---|",
+        "| 10 | 1.5 |",
+        "| 1,000 | 2 |",
+    ]
+
+
+def test_a_grid_shows_the_sizes_of_both_runs():
+    before = earlier(Grid("Growth", ("holds", "µs"), [(10, 4.0), (300, 50.0)]))
+    assert to_markdown([GRID], before).splitlines()[4:] == ["| 10 | 1.5 (4) |", "| 300 | – (50) |", "| 1,000 | 2 |"]
+
+
+def test_the_lines_of_a_grid_are_found_in_this_run_and_in_an_earlier_one():
+    results: list[Result] = [Table("Growth", []), Grid("Other", ("holds",), [(7,)]), GRID]
+    assert grid_lines(results, "Growth") == [(10, 1.5), (1000, 2.0)]
+    assert earlier(GRID).lines("Growth") == [[10, 1.5], [1000, 2.0]]
+    assert Earlier().lines("Growth") == []

@@ -3,14 +3,20 @@
 The environment says where its servers are; ``use()`` says it to a process that has started them itself.
 """
 
+import faulthandler
 import os
 
 from celery import Celery
-from celery.signals import task_retry, worker_ready
+from celery.signals import task_retry, worker_init, worker_process_init, worker_ready
 
+from django_rlock.signals import task_deduplicated, task_deferred
 from tests.celery_app.records import record
 
-LOCKS, FRAGILE, RECORDS = "RLOCK_TEST_LOCKS", "RLOCK_TEST_FRAGILE", "RLOCK_TEST_RECORDS"
+VISIBILITY = "RLOCK_TEST_VISIBILITY"
+"""The broker's visibility timeout, in seconds, and what has a worker look at it as often as that takes."""
+
+RABBIT, RABBIT_QUEUES = "RLOCK_TEST_RABBIT", "RLOCK_TEST_RABBIT_QUEUES"
+"""The address of a RabbitMQ to take for messages, and what queues are made there: classic or quorum."""
 
 app = Celery("tests.celery_app", include=["tests.celery_app.tasks"], set_as_current=False)
 app.conf.update(
@@ -26,8 +32,28 @@ def use(base_url: str) -> None:
     app.conf.update(broker_url=f"{base_url}/1", result_backend=f"{base_url}/2")
 
 
+def use_rabbit(other: Celery, url: str, queues: str) -> None:
+    """Have an app take such queues of a RabbitMQ for the messages."""
+    other.conf.update(
+        broker_url=url,
+        task_default_queue_type=queues,
+        task_create_missing_queue_type=queues,
+        task_default_exchange_type="topic",  # by which Celery delays the messages of quorum queues
+    )
+
+
 if "RLOCK_TEST_CELERY" in os.environ:
     use(os.environ["RLOCK_TEST_CELERY"])
+
+if RABBIT in os.environ:
+    use_rabbit(app, os.environ[RABBIT], os.environ[RABBIT_QUEUES])
+
+if VISIBILITY in os.environ:
+    app.conf.broker_transport_options = {
+        "visibility_timeout": float(os.environ[VISIBILITY]),
+        "unacked_restore_interval": 0.2,
+        "unacked_restore_throttle": 1,
+    }
 
 
 @worker_ready.connect
@@ -38,3 +64,22 @@ def _tell_ready(sender, **_):
 @task_retry.connect
 def _tell_retry(request, reason, **_):
     record("retried:" + request.id, type(reason.exc).__name__)
+
+
+def _tell_deferred(task_id, reason, **_):
+    record("deferred:" + task_id, reason)
+
+
+def _tell_deduplicated(task_id, reason, **_):
+    record("deduplicated:" + task_id, reason)
+
+
+@worker_init.connect
+def _listen_in_workers(**_):
+    task_deferred.connect(_tell_deferred)
+    task_deduplicated.connect(_tell_deduplicated)
+
+
+@worker_process_init.connect
+def _tell_where_it_stands(**_):
+    faulthandler.enable(2)  # to whoever sends SIGABRT

@@ -12,8 +12,8 @@ from typing import Any
 
 import redis
 
-WAIT = 30
-"""Seconds after which whoever waits gives up."""
+WAIT = 60
+"""After how many seconds a waiting test gives up."""
 
 
 def _connect() -> redis.Redis:
@@ -24,13 +24,14 @@ client = cache(_connect)
 os.register_at_fork(after_in_child=client.cache_clear)
 
 
-def record(name: str, item) -> None:
-    client().rpush(name, json.dumps(item))
+def record(name: str, item) -> int:
+    """Add an item to a list; returns how many it has then."""
+    return client().rpush(name, json.dumps(item))
 
 
 def wait_for(name: str):
     """The next item of a list."""
-    # A time limit may strike while it waits, and a connection that was interrupted has somebody else's reply.
+    # A time limit may strike while it waits, and an interrupted connection has another command's reply.
     with _connect() as own:
         found = own.blpop([name], timeout=WAIT)
     assert found is not None, f"Nobody told {name!r} within {WAIT} s."
@@ -38,7 +39,7 @@ def wait_for(name: str):
 
 
 def until(is_true) -> None:
-    """Wait for what happens in a worker and tells nobody."""
+    """Wait for something that happens in a worker without a notification."""
     give_up_at = time.monotonic() + WAIT
     while not is_true():
         assert time.monotonic() < give_up_at
@@ -54,16 +55,22 @@ def count(name: str) -> int:
     return client().llen(name)
 
 
+def last(name: str):
+    """The last item of a list, which stays there; None where there is none."""
+    found = client().lindex(name, -1)
+    return None if found is None else json.loads(found)
+
+
 @contextmanager
 def inside(log: str, task_id: str):
-    """Record start and end, and how many are inside at the start."""
+    """Record start and end, and how many tasks hold the lock at the start."""
     me = f"{os.getpid()}:{task_id}"
     together = client().pipeline()
     together.sadd(f"{log}:inside", me)
     together.scard(f"{log}:inside")
-    _, insiders = together.execute()
-    record(f"{log}:starts", {"id": task_id, "pid": os.getpid(), "insiders": insiders})
     try:
+        _, insiders = together.execute()
+        record(f"{log}:starts", {"id": task_id, "pid": os.getpid(), "insiders": insiders})
         yield
     finally:
         client().srem(f"{log}:inside", me)

@@ -1,16 +1,23 @@
 """Tasks under locks. ``log`` names a test's records; what is called gated waits until the test says go."""
 
+import os
+import signal
 import time
-from functools import partial
+from functools import cache, partial
 
 from celery.exceptions import Ignore, Reject
 
 from django_rlock.celery import LockedTask
-from tests.celery_app import app
-from tests.celery_app.records import inside, wait_for
+from tests.celery_app import app, records
+from tests.celery_app.records import inside, record, until, wait_for
+from tests.faults.storm import Renewal, Storm
+from tests.faults.storm_kinds import subject
 
 WORK = 0.01
-"""Seconds that a task is inside its lock, so that another has time to get in as well."""
+"""How long a task holds its lock, in seconds, so that another one has time to take it as well."""
+
+LATER = 3
+"""When a task comes again by itself, in seconds: later than a test does something first on a machine that stalls."""
 
 locked = partial(app.task, base=LockedTask, bind=True, lock_key="work:<log>")
 soon = {"lock_retry_delay": 0.05, "lock_retry_max_delay": 0.2}
@@ -28,6 +35,11 @@ def work(task, log: str, gated: bool = False) -> str:
 @locked(**soon)
 def skips(self, log, gated=False):
     return work(self, log, gated)
+
+
+@locked(on_skipped="stop_chain")
+def stops_its_chain(self, log):
+    return work(self, log)
 
 
 @locked(on_locked="wait")
@@ -60,6 +72,85 @@ def survives(self, log):
     return work(self, log, gated=True)
 
 
+@locked(acks_late=True, reject_on_worker_lost=True, **soon)
+def lasts(self, log, gated=False):
+    return work(self, log, gated)
+
+
+@locked(acks_late=True, reject_on_worker_lost=True, **soon)
+def fails_at_first(self, log):
+    """Fail where it is the first run of the test."""
+    with inside(log, self.request.id):
+        if record(f"{log}:runs", 1) == 1:
+            wait_for(f"{log}:go")
+            raise ValueError(log)
+    return f"done {log}"
+
+
+queued = partial(locked, lock_scope="queue", **soon)
+
+
+@queued()
+def queues(self, log, gated=False):
+    return work(self, log, gated)
+
+
+@queued(on_queued="raise")
+def queues_or_raises(self, log, gated=False):
+    return work(self, log, gated)
+
+
+@queued(acks_late=True, reject_on_worker_lost=True)
+def queues_late(self, log, gated=False):
+    return work(self, log, gated)
+
+
+@queued(acks_late=True)
+def queues_and_is_lost(self, log):
+    return work(self, log, gated=True)
+
+
+@queued(acks_late=True)
+def queues_and_leaves(self, log, how):
+    """End without a result; when it is requeued, run again."""
+    with inside(log, self.request.id):
+        if how == "requeue" and self.request.delivery_info["redelivered"]:
+            return f"done {log}"
+        raise {"ignore": Ignore(), "error": ValueError("no")}.get(how) or Reject("not now", requeue=how == "requeue")
+
+
+@queued(on_queued="again")
+def queues_again(self, log, gated=False):
+    return work(self, log, gated)
+
+
+@queued(on_queued="again", acks_late=True, reject_on_worker_lost=True)
+def catches_up(self, log):
+    """Record up to which change it has come."""
+    with inside(log, self.request.id):
+        change = records.client().get(f"{log}:changes")
+        time.sleep(WORK)
+        record(f"{log}:seen", int(change or 0))
+
+
+@queued(max_retries=1)
+def queues_and_retries(self, log):
+    with inside(log, self.request.id):
+        if self.request.retries == 0:
+            raise self.retry(countdown=LATER)
+    return f"done {log}"
+
+
+@queued(lock_queue_time=1)
+def queues_briefly(self, log):
+    return work(self, log)
+
+
+@locked(lock_scope="until_start")
+def queues_until_it_starts(self, log):
+    return work(self, log, gated=True)
+
+
 @locked(lock_using="fragile", **soon)
 def needs_fragile(self, log):
     return work(self, log)
@@ -70,12 +161,43 @@ def needs_fragile_now(self, log):
     return work(self, log)
 
 
+@locked(lock_using="fragile", on_locked="retry", **soon)
+def retries_fragile(self, log):
+    return work(self, log)
+
+
 @locked(max_retries=1, on_locked="retry", **soon)
 def fails_once(self, log):
     with inside(log, self.request.id):
         if self.request.retries == 0:
             raise self.retry(countdown=0)
         return [self.request.retries, self.request.get("rlock_retries", 0)]
+
+
+@locked(max_retries=1, **soon)
+def retries_itself(self, log):
+    """Fail the first time, in a way that says when to go on."""
+    with inside(log, self.request.id):
+        if self.request.retries == 0:
+            raise self.retry(countdown=LATER)
+    return f"done {log}"
+
+
+@locked(max_retries=1, autoretry_for=(ZeroDivisionError,), retry_backoff=LATER, retry_jitter=False, **soon)
+def is_retried(self, log):
+    with inside(log, self.request.id):
+        _ = 1 / self.request.retries
+    return f"done {log}"
+
+
+@locked()
+def dies(self, log, how):
+    """End the process, or wait until it is ended, which takes SIGKILL."""
+    with inside(log, self.request.id):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if how == "exit":
+            os._exit(1)
+        wait_for(f"{log}:go")
 
 
 @locked()
@@ -91,9 +213,51 @@ def names_its_lock(self, log, gated=True):
     return self.lock.name
 
 
+@locked(lock_key="work:<log>:<depth>")
+def dies_deep(self, log, depth):
+    if depth:
+        self(log, depth - 1)
+    else:
+        work(self, log, gated=True)
+
+
 @locked(lock_key="work:<log>:<depth>", on_locked="retry", **soon)
 def nests(self, log, depth):
     return [depth, *self(log, depth - 1)] if depth else [0]
+
+
+@app.task
+def runs_into_its_limit(log):
+    """Use locks until what a soft time limit raises strikes inside."""
+    record(f"{log}:pids", os.getpid())
+    lock = subject("fair", f"storm:{log}")
+
+    def use_locks():
+        with lock.block():
+            lock.extend(True, 20)
+        if lock.acquire(wait_time=0.002):
+            lock.give_back(True)
+
+    while True:
+        _storm().over(use_locks)
+
+
+@app.task
+def sweeps(log):
+    """Release what interrupted tasks of this process have left."""
+    subject("fair", f"storm:{log}").sweep()
+
+
+@cache
+def _storm():
+    return Storm(lambda: signal.raise_signal(signal.SIGUSR1))  # Celery's signal, to Celery's handler
+
+
+@locked(lock_using="short", on_locked="wait")
+def renews(self, log):
+    """Keep the lock until it has been renewed."""
+    until(Renewal(lambda: self.lock.remaining_lease() or 0.0).seen)
+    return os.getpid()
 
 
 @app.task

@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from tests.celery_app.records import wait_for
 
@@ -15,15 +17,23 @@ WARM = 10.0
 
 
 class Worker:
-    """A worker process in a session, and so a process group, of its own."""
+    """A worker process in a session, and so a process group, of its own. ``options`` win over what this class sets."""
 
-    def __init__(self, queue: str, *options: str, log: Path) -> None:
+    app, settings = "tests.celery_app", "tests.celery_app.settings"
+    running: ClassVar[set["Worker"]] = set()
+
+    def __init__(self, queue: str, *options: str, log: Path, environ: Mapping[str, str]) -> None:
         self.queue = queue
         self.hostname = f"{queue}@tests"
         self.log = log
         quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
-        command = (sys.executable, "-m", "celery", "-A", "tests.celery_app", "worker", "-Q", queue, "-n", self.hostname)
-        environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.celery_app.settings", "CELERY_SKIP_CHECKS": "1"}
+        command = (sys.executable, "-m", "celery", "-A", self.app, "worker", "-Q", queue, "-n", self.hostname)
+        environ = {
+            **os.environ,
+            **environ,
+            "DJANGO_SETTINGS_MODULE": self.settings,
+            "CELERY_SKIP_CHECKS": "1",
+        }
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, *options, *quiet, "--loglevel", "INFO"],
@@ -34,6 +44,7 @@ class Worker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self.running.add(self)
 
     def __enter__(self):
         try:
@@ -57,3 +68,8 @@ class Worker:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.running.discard(self)
+
+    def last_lines(self, number: int) -> str:
+        """The end of its log."""
+        return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-number:])

@@ -1,4 +1,4 @@
-"""docs/redisson.md names methods; each must exist, in both faces where it asks Redis."""
+"""docs/redisson.md names methods, which must exist, in both faces where they ask Redis."""
 
 import re
 from pathlib import Path

@@ -9,10 +9,10 @@ from pytest_django import Settings
 
 from example_project.embedded import EmbeddedServer
 from tests.conftest import _use as use_server
-from tests.faces import face, kind, pytest_pyfunc_call
+from tests.faces import face, kind, nothing_left, pytest_pyfunc_call
 from tests.proxy import Proxy, load_scripts
 
-__all__ = ["face", "kind", "pytest_pyfunc_call"]
+__all__ = ["face", "kind", "nothing_left", "pytest_pyfunc_call"]
 
 
 @pytest.fixture

@@ -1,39 +1,92 @@
 """Exceptions that signals raise anywhere in acquire and release: Celery's soft time limit, Ctrl-C."""
 
-import json
-import subprocess
+import gc
+import itertools
 import sys
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
-from django_redis import get_redis_connection
 
-from django_rlock.locks.holds import HOLDS
-from tests.eventually import eventually
-from tests.processes import ROOT
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    MultiLock,
+    PermitExpirableSemaphore,
+    ReadWriteLock,
+    RLock,
+    Semaphore,
+    distributed_lock,
+)
+from django_rlock.connections import server
+from django_rlock.drivers.base import EVERYBODY, run_sync
+from django_rlock.drivers.calls import pack_command
+from django_rlock.drivers.identity import client_id, current_owner
+from django_rlock.drivers.room import sync_driver
+from django_rlock.links.link import Link
+from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.reports import report_key
+from tests.background import look_at, settle, until_clean
+from tests.eventually import UNTIL_SERVED, eventually
+from tests.faults.storm import KINDS, is_swallowed
+from tests.faults.storm_process import BrokenOffError, Outcome, StoppedError, Watched, run_storm
+from tests.faults.storms import places_of, summary
+
+# A socket whose interrupted opener never had it is closed by Python.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 KEY = "rlock:stock:42"
 
 
-@pytest.mark.parametrize("scenario", ["tries", "nesting", "waits"])
-def test_storm_of_signals(kind, scenario, server, redis_client):
-    """Never a false grant; nothing stays locked, queued or recorded; the pool and the listener stay usable."""
-    redis_client.hset("rlock:taken", "somebody", 1)
-    redis_client.pexpire("rlock:taken", 600_000)
-    command = [sys.executable, "-m", "tests.faults.storm", server.url, kind.kind, scenario]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            seen = json.loads(process.stdout.readline())
-            assert seen.pop("raised") > 10  # few on a fast and idle machine
-            assert seen.pop("served", 100) > 10
-            assert set(seen.values()) == {0}, seen
-            assert redis_client.hgetall("rlock:taken") == {"somebody": "1"}
-            # Whatever the clean-up has to do it does within seconds; a lease would take 30.
-            eventually(lambda: not redis_client.exists(KEY, f"rlock_queue:{{{KEY}}}"))
-            assert redis_client.hgetall("rlock:taken") == {"somebody": "1"}
-        finally:
-            process.kill()
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_storm_of_interruptions_stops_nobody(kind):
+    """Nobody waits for what an interrupted thread has left taken, and nothing stays locked, queued or recorded.
+
+    ``make storm`` runs longer ones.
+    """
+    outcome = run_storm(kind, interruptions=100)
+    assert outcome.passed, f"{outcome.how}\n{outcome.text}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["fair", "redlock"])
+def test_a_storm_without_hiredis(kind):
+    outcome = run_storm(kind, interruptions=100, company="pair", hiredis=False)
+    assert outcome.passed, f"{outcome.how}\n{outcome.text}"
+
+
+STOPS = """
+import faulthandler, signal, threading
+faulthandler.enable()
+faulthandler.register(signal.SIGUSR1)
+mutex = threading.Lock()
+def take_it_twice():
+    mutex.acquire()
+    print("goes on", flush=True)
+    mutex.acquire()
+threading.Thread(target=take_it_twice).start()
+"""
+
+
+def test_a_process_that_stops_is_shown_where_it_stands():
+    with Watched([sys.executable, "-c", STOPS]) as process:
+        assert process.line() == "goes on\n"
+        process.patience = 0.1
+        with pytest.raises(StoppedError) as stopped:
+            process.line()
+    outcome = Outcome("stopped", str(stopped.value), 0)
+    assert any(":take_it_twice < " in place for place in places_of(outcome))
+    assert "\n1 stopped:\n   1  " in summary([outcome])
+
+
+def test_a_process_that_crashes_is_shown_where_it_ran():
+    program = "import faulthandler, os\nfaulthandler.enable()\ndef crash(): os.kill(os.getpid(), 11)\ncrash()"
+    with Watched([sys.executable, "-c", program]) as process, pytest.raises(BrokenOffError) as broken:
+        process.line()
+    (place,) = places_of(Outcome("broke off", str(broken.value), 0))
+    assert ":crash < " in place
 
 
 class Interruption(BaseException):
@@ -66,17 +119,255 @@ async def test_interruption_after_entering_again_keeps_the_count(face, kind, red
     assert not redis_client.exists(KEY)
 
 
+def test_wait_that_was_interrupted_while_it_left_is_over(kind, redis_client, monkeypatch):
+    """Neither the report that names it nor the beats for it keep it, or its place in the line."""
+    lock = kind("stock:42")
+
+    def wait_for_it() -> None:
+        with pytest.raises(Interruption):
+            lock.acquire(wait_time=30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("django_rlock.locks.holds.Waits.remove", _interrupted)
+        with lock:
+            thread = threading.Thread(target=wait_for_it)
+            thread.start()
+            report = report_key(client_id())
+            eventually(lambda: any(field.startswith("wait ") for field in redis_client.hkeys(report)))
+        thread.join(UNTIL_SERVED)
+    gc.collect()  # the exception and its frames
+    assert WAITS.snapshot() == []
+    until_clean()
+
+
+def at_call(number, strike):
+    """Have something done at the calls that follow, at one of them, as a signal's handler would do it."""
+    made = itertools.count(1)
+
+    def count(frame, event, _argument):
+        if event in {"call", "c_return"} and not is_swallowed(frame) and next(made) == number:
+            strike()
+
+    sys.setprofile(count)
+
+
+def is_interrupted(action, number, strike=_interrupted):
+    """Whether an action was interrupted, by what is done at one of its calls; not when it makes fewer of them."""
+    try:
+        at_call(number, strike)
+        action()
+    except Interruption:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def interruptions(action):
+    """Interrupt an action at one of its calls, each time at a later one, until it ends before.
+
+    An interruption may be dropped by Python, where it ends a generator. Whatever Python complains of is an error, such
+    as a coroutine that was made and not awaited.
+    """
+    struck = []
+
+    def strike() -> None:
+        struck.append(True)
+        _interrupted()
+
+    for number in itertools.count(1):
+        is_interrupted(action, number, strike)
+        if not struck:
+            return
+        struck.clear()
+        yield number
+
+
+MAKERS = {
+    "rlock": lambda: RLock("stock:42"),
+    "fair": lambda: FairLock("stock:42"),
+    "fenced": lambda: FencedLock("stock:42"),
+    "read": lambda: ReadWriteLock("stock:42").read_lock,
+    "write": lambda: ReadWriteLock("stock:42").write_lock,
+    "multi": lambda: MultiLock(*[FairLock(f"account:{number}") for number in range(3)]),
+    "multi, by several scripts": lambda: MultiLock(FairLock("account:1"), RLock("account:2"), FencedLock("account:3")),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("interrupted", ["acquire", "release"])
+def test_what_an_interruption_leaves_locked_is_known_as_held(make, interrupted):
+    """So that it can be swept, is renewed, and ends with its thread."""
+    lock = make()
+
+    def act() -> None:
+        getattr(lock, interrupted)()
+
+    if interrupted == "release":
+        lock.acquire()
+    for number in interruptions(act):
+        settle()
+        for part in lock.parts:
+            hold = HOLDS.get(part, current_owner())
+            assert part.locked() == (hold is not None), number
+            if hold is not None:
+                assert hold.count == 1, number
+                part.release()
+        if interrupted == "release":
+            lock.acquire()
+    if interrupted == "acquire":
+        lock.release()
+
+
+def block_of(lock):
+    with lock:
+        pass
+
+
+def nested_blocks_of(lock):
+    with lock, lock:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "run"), [*((kind, block_of) for kind in MAKERS), ("rlock", nested_blocks_of), ("read", nested_blocks_of)]
+)
+def test_interrupted_block_is_left(kind, run):
+    """Wherever it was interrupted, before it began and after it ended as well: nothing stays locked in its thread."""
+    lock = MAKERS[kind]()
+    for number in interruptions(partial(run, lock)):
+        assert HOLDS.snapshot() == [], number
+        settle()
+        assert not any(part.locked() for part in lock.parts), number
+
+
+@pytest.mark.parametrize("names", [["stock:42"], ["account:1", "account:2"]])
+def test_interrupted_call_of_a_locked_function_is_left(names):
+    """By no sweep of a middleware or a task: a management command has none."""
+    call = distributed_lock(*names)(lambda: None)
+    for number in interruptions(call):
+        assert HOLDS.snapshot() == [], number
+        settle()
+        assert not any(RLock(name).locked() for name in names), number
+
+
+def look() -> None:
+    """As reports do, and the end of a request."""
+    HOLDS.snapshot()
+
+
+def renew() -> None:
+    """As the watchdog does, when a third of the lease has passed."""
+    for hold in HOLDS.snapshot():
+        hold.deadline -= hold.lease * 2 / 3
+        look_at(hold)
+    settle()
+
+
+@pytest.mark.parametrize("ask", [look, renew])
+@pytest.mark.parametrize("interrupted", ["acquire", "release"])
+def test_members_may_be_asked_for_while_they_are_taken_or_freed(redis_client, ask, interrupted):
+    """By another thread, at any point: what was one record becomes one for each of them there."""
+    lock = MAKERS["multi"]()
+    for number in itertools.count(1):
+        asked: list[int] = []
+
+        def strike(number: int = number, asked: list[int] = asked) -> None:
+            asked.append(number)
+            ask()
+
+        if interrupted == "release":
+            lock.acquire()
+        is_interrupted(getattr(lock, interrupted), number, strike)
+        if interrupted == "acquire":
+            lock.check()
+            lock.release()
+        assert HOLDS.snapshot() == [], number
+        assert not redis_client.keys("rlock:*"), number
+        if not asked:
+            return
+
+
+@pytest.mark.parametrize("permits", [1, 2])
+def test_interrupted_acquire_of_a_semaphore_takes_nothing(redis_client, permits):
+    printers = Semaphore("printers")
+    printers.try_set_permits(2)
+    for number in interruptions(lambda: printers.acquire(permits)):
+        settle()
+        assert redis_client.get("rlock:printers") == "2", number
+    assert redis_client.get("rlock:printers") == str(2 - permits)
+
+
 @pytest.fixture
-def stale(monkeypatch):
-    """Plants a reply into the pool, as somebody does who is interrupted between send and read."""
+def licences():
+    licences = PermitExpirableSemaphore("licences")
+    licences.try_set_permits(2)
+    return licences
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_interrupted_acquire_of_permits_takes_nothing(licences, renewed):
+    taken = []
+    for number in interruptions(lambda: taken.append(licences.acquire(2, renewed=renewed))):
+        settle()
+        assert taken or licences.available_permits() == 2, number
+        assert taken or HOLDS.snapshot() == [], number
+        while taken:
+            licences.release(taken.pop())
+    licences.release(taken.pop())
+
+
+def test_permit_whose_release_is_interrupted_is_renewed_or_given_back(licences):
+    def give_back() -> None:
+        permit.release()
+
+    permit = licences.acquire(renewed=True)
+    for number in interruptions(give_back):
+        settle()
+        assert licences.acquired_permits() == len(HOLDS.snapshot()), number
+        if not HOLDS.snapshot():
+            permit = licences.acquire(renewed=True)
+    assert licences.acquired_permits() == 0
+
+
+def test_waiter_that_is_interrupted_while_it_leaves_takes_nobody_along(redis_client):
+    """Another one comes at any call before that."""
+    driver = sync_driver("default")
+    came: list[Any] = []
+
+    def leave(comes, ends):
+        """Whether there were as many calls."""
+        channel = f"left at {comes} and {ends}"
+        leaver = run_sync(driver.listen(channel, EVERYBODY))
+
+        def come() -> None:
+            came.append(driver.overhear(channel, EVERYBODY))
+            at_call(ends, _interrupted)
+
+        interrupted = is_interrupted(leaver.close, comes, come)
+        redis_client.publish(channel, "1")
+        return interrupted
+
+    for comes in itertools.count(1):
+        for ends in itertools.count(1):
+            interrupted = leave(comes, ends)
+            while came:
+                assert run_sync(came.pop().wait(UNTIL_SERVED)), (comes, ends)
+            if not interrupted:
+                break
+        if ends == 1:
+            return
+
+
+@pytest.fixture
+def stale(redis_client):
+    """Plants a reply into an idle link, as a caller would who is interrupted between send and read."""
 
     def plant(*command: str) -> None:
-        pool = get_redis_connection("default").connection_pool
-        connection = pool.get_connection()
-        connection.send_command(*command)
-        pool.release(connection)
-        # redis-py 8 skips its look for left data where maintenance notifications are on, as they are by default.
-        monkeypatch.setattr(type(connection), "can_read", lambda *_, **__: False)
+        links = server("default")
+        link = links.take(5)
+        link.sock.sendall(pack_command(*command))
+        links.give_back(link)
 
     return plant
 
@@ -108,33 +399,24 @@ def test_stale_answer_to_a_release_is_not_believed(kind, redis_client, stale):
     assert not redis_client.exists(KEY)
 
 
-async def test_interrupted_connection_is_closed(face, kind, monkeypatch):
-    """The cache shares the pool; it must not find the reply to a lock's command in it."""
-    lock, client = kind("stock:42"), get_redis_connection("default")
-    async with face.inside(lock):
-        client.set("price", "7")
-    module = "sync" if face.name == "sync" else "aio"
-    connections = []
+def test_interrupted_link_is_closed(kind, redis_client, monkeypatch):
+    """Its reply may still be on the way, and belongs to no caller."""
+    lock = kind("stock:42")
+    interrupted: list[Link] = []
 
-    from redis.asyncio.connection import AbstractConnection as AsyncConnection
-    from redis.connection import AbstractConnection
-
-    read = AbstractConnection.read_response
-
-    def interrupted(connection, *args, **kwargs):
-        if threading.current_thread() is not threading.main_thread():
-            return read(connection, *args, **kwargs)  # the listener of an earlier test may still read
-        connections.append(connection)
+    def ask(link: Link, packed: bytes, limit: float) -> None:
+        link.sock.sendall(packed)
+        interrupted.append(link)
         raise Interruption
 
-    async def interrupted_later(connection, *_, **__):
-        interrupted(connection)
-
-    owner, reading = (AbstractConnection, interrupted) if module == "sync" else (AsyncConnection, interrupted_later)
+    with lock:
+        pass
     with monkeypatch.context() as patch:
-        patch.setattr(owner, "read_response", reading)
+        patch.setattr(Link, "ask", ask)
         with pytest.raises(Interruption):
-            await face.acquire(lock, blocking=False)
-    assert connections
-    assert not any(getattr(each, "is_connected", False) or getattr(each, "_sock", None) for each in connections[:1])
-    assert client.get("price") == b"7"
+            lock.acquire(blocking=False)
+    (link,) = interrupted
+    assert link.sock.fileno() == -1
+    assert link not in server("default").idle
+    with lock:
+        assert lock.owned()

@@ -1,15 +1,25 @@
-"""A lock that is lost while it is held: its holder is told, in every way, once, and nothing of the next hold breaks."""
+"""A lock that is lost while held: its holder is notified in every way, once, and the next hold is not affected."""
 
 import sys
 import threading
+import time
+from typing import Any
 
 import pytest
 
 from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, scripts
-from django_rlock.drivers import background
+from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.identity import current_owner
+from django_rlock.drivers.keeper import keeper
+from django_rlock.drivers.room import background_driver
+from django_rlock.links import server as links
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.watchdog import Renewals, lose
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_released, lock_timed_out
-from tests.background import renew_now, until_renewed, until_round_ends
+from tests.background import is_clean, look_at, no_threads, renew_now, settle, until_heard, until_renewed
+from tests.eventually import PATIENCE
+from tests.faces import elsewhere
+from tests.proxy import load_scripts
 
 KEY = "rlock:stock:42"
 
@@ -22,14 +32,10 @@ def told():
     def receiver(**given):
         calls.append(given)
 
+    settle()  # what earlier tests lost is reported by now
     lock_lost.connect(receiver)
     yield calls
     lock_lost.disconnect(receiver)
-
-
-@pytest.fixture
-def fast_watchdog(settings):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.6}}
 
 
 async def test_lost_hold_is_told_in_every_way(face, kind, redis_client, told, caplog):
@@ -60,6 +66,7 @@ async def test_lease_that_somebody_chose_ends_and_is_told(face, kind, told):
         async with face.inside(lock):
             await face.until(lambda: told)
             assert lock.lost
+    settle()
     assert len(told) == 1
 
 
@@ -71,6 +78,7 @@ async def test_owner_that_notices_first_tells_as_well(face, kind, told):
     with pytest.raises(LockLostError):
         await face.release(lock)
     await face.until(lambda: told)
+    settle()
     assert len(told) == 1
 
 
@@ -79,17 +87,19 @@ async def test_release_finds_the_lock_gone(face, kind, redis_client, told):
     with pytest.raises(LockLostError):
         async with face.inside(lock):
             redis_client.delete(KEY)
+    settle()
     assert len(told) == 1
 
 
 async def test_release_finds_the_lock_gone_on_a_server_that_lost_its_scripts(face, kind, redis_client, told):
-    """NOSCRIPT means that the release was not obeyed, so "not yours" is no echo of it."""
+    """NOSCRIPT means that the release was not executed, so "not yours" is no echo of it."""
     lock = kind("stock:42")
     await face.acquire(lock)
     redis_client.flushall()
     redis_client.script_flush()
     with pytest.raises(LockLostError):
         await face.release(lock)
+    settle()
     assert len(told) == 1
 
 
@@ -102,6 +112,7 @@ async def test_entering_again_finds_the_lock_gone(face, kind, redis_client, told
             with pytest.raises(LockLostError):
                 await face.acquire(lock)
     assert redis_client.hgetall(KEY) == {"somebody": "1"}
+    settle()
     assert len(told) == 1
 
 
@@ -113,14 +124,15 @@ async def test_error_of_the_block_is_not_hidden(face, kind, redis_client, caplog
     assert "While leaving the block of lock 'stock:42' after an error" in caplog.text
 
 
-async def test_taken_again_after_a_loss(face, kind, redis_client, fast_watchdog, told):
-    """Each lost block is told, and the clean-up of the lost hold does not free the new one."""
+async def test_taken_again_after_a_loss(face, kind, redis_client, told):
+    """Each lost block reports the loss, and the clean-up of the lost hold does not free the new one."""
     lock = kind("stock:42")
     with pytest.raises(LockLostError):
         async with face.inside(lock):
             with pytest.raises(LockLostError):
                 async with face.inside(lock):
                     redis_client.delete(KEY)
+                    renew_now()
                     await face.until(lambda: told)
                     assert await face.acquire(lock)
                     assert not lock.lost
@@ -129,6 +141,7 @@ async def test_taken_again_after_a_loss(face, kind, redis_client, fast_watchdog,
                     assert lock.lost
             assert lock.lost
     assert not redis_client.exists(KEY)
+    settle()
     assert len(told) == 1
 
 
@@ -146,18 +159,19 @@ async def test_lost_twice_in_nested_blocks(face, kind, redis_client, told):
     assert HOLDS.snapshot() == []
 
 
-async def test_late_clean_up_does_not_free_the_next_hold(face, kind, proxy, redis_client, settings, told):
+async def test_late_clean_up_does_not_free_the_next_hold(face, kind, proxy, redis_client, told):
     """Renewals go unanswered until the hold counts as lost; its owner takes the lock again; then the rest arrives."""
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
     lock = kind("stock:42")
     stuck = proxy.hold(scripts.LOCK_RENEW)
     await face.acquire(lock)
+    renew_now()
     await face.until(stuck.served.is_set)
-    await face.until(lambda: lock.lost)
+    HOLDS.snapshot()[0].deadline -= 1000
+    assert lock.lost
     redis_client.delete(KEY)
     assert await face.acquire(lock, lease_time=20)
     stuck.let_go.set()
-    await face.until(lambda: not background._loop.deferred)
+    await face.until(is_clean)
     await face.sleep(0.1)
     assert await face.call(lock, "owned")
     assert redis_client.pttl(KEY) > 15_000
@@ -168,17 +182,14 @@ async def test_late_clean_up_does_not_free_the_next_hold(face, kind, proxy, redi
 
 async def test_owner_and_watchdog_notice_at_once(face, kind, redis_client, monkeypatch):
     """After a pause of the process both wake together: the owner takes the lock again while the other cleans up."""
-    from django_rlock.locks import watchdog
-
     lock = kind("stock:42")
     await face.acquire(lock)
     hold = HOLDS.snapshot()[0]
-    monkeypatch.setattr(background, "_jobs", [])
     hold.deadline -= 1000
     assert await face.acquire(lock, lease_time=20)  # the owner is faster
-    monkeypatch.setattr(HOLDS, "snapshot", lambda: [hold])  # the watchdog had read the table before
-    watchdog.renew(hold.deadline + 1000)
-    await face.until(lambda: not background._loop.deferred)
+    lose(hold, hold.lease_ended())  # the watchdog had looked at it before
+    settle()
+    await face.until(is_clean)
     assert await face.call(lock, "owned")
     await face.release(lock)
     with pytest.raises(LockLostError):
@@ -197,7 +208,7 @@ async def test_renewal_under_way_does_not_shorten_a_longer_lease(face, kind, pro
     else:
         await face.acquire(lock, lease_time=60)
     renewal.let_go.set()
-    assert until_round_ends()
+    await face.sleep(0.2)
     assert redis_client.pttl(KEY) > 50_000
     hold = HOLDS.snapshot()[0]
     assert hold.deadline - hold.since > 50
@@ -219,11 +230,12 @@ async def test_receiver_that_raises_breaks_nothing(face, kind, redis_client, sig
         lock = kind("stock:42")
         assert await face.acquire(lock)
         assert not await face.result(face.start(_try, face, lock))
-        assert await face.call(lock, "force_release")
+        assert await elsewhere(face, lock, "force_release")
         with pytest.raises(LockLostError):
             await face.release(lock)
         async with face.inside(lock):
             pass
+        settle()
     finally:
         signal.disconnect(broken)
     assert called
@@ -253,19 +265,37 @@ async def test_on_lost_that_exits_does_not_end_the_renewal_of_others(face, kind,
     await face.acquire(lock)
     redis_client.delete(KEY)
     renew_now()
-    await face.until(lambda: "A background job failed" in caplog.text)
-    until_renewed(next(hold for hold in HOLDS.snapshot() if hold.lock is kept))
+    await face.until(lambda: "A callback failed" in caplog.text)
+    (hold,) = [hold for hold in HOLDS.snapshot() if hold.lock is kept]
+    until_renewed(hold)
     assert redis_client.exists("rlock:stock:43")
     await face.release(kept)
     with pytest.raises(LockLostError):
         await face.release(lock)
 
 
-async def test_max_hold_time_ends_the_renewal(face, kind, fast_watchdog, told, caplog):
-    lock = kind("stock:42", max_hold_time=0.3)
+async def test_a_forced_release_is_asked_about_until_there_is_an_answer(face, kind, proxy, redis_client):
+    lock = kind("stock:42", lease_time=3 * PATIENCE)  # so no renewal tells of it
     await face.acquire(lock)
+    until_heard()
+    cut = [proxy.cut_before(scripts.LOCK_STATE) for _ in range(4)]
+    assert await elsewhere(face, lock, "force_release")
+    await face.until(lambda: lock.lost)
+    assert all(each.served.is_set() for each in cut)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_max_hold_time_ends_the_renewal(face, kind, told, caplog):
+    lock = kind("stock:42", max_hold_time=0.1)
+    await face.acquire(lock)
+    (hold,) = HOLDS.snapshot()
+    await face.until(lambda: time.monotonic() > hold.since + 0.1)
+    renew_now(hold)
+    await face.until(lambda: "max_hold_time" in caplog.text)
+    hold.deadline -= 1000
+    look_at(hold)
     await face.until(lambda: told)
-    assert "max_hold_time" in caplog.text
     with pytest.raises(LockLostError):
         await face.release(lock)
 
@@ -273,30 +303,110 @@ async def test_max_hold_time_ends_the_renewal(face, kind, fast_watchdog, told, c
 async def test_renewed_while_held_and_not_after(face, kind, redis_client):
     lock = kind("stock:42")
     async with face.inside(lock):
-        for _ in range(2):
-            redis_client.pexpire(KEY, 20_000)
-            until_renewed(HOLDS.snapshot()[0])
-            assert redis_client.pttl(KEY) > 20_000
+        redis_client.pexpire(KEY, 5_000)
+        renew_now()
+        await face.until(lambda: redis_client.pttl(KEY) > 15_000)
         lock.check()
     assert not redis_client.exists(KEY)
 
 
-async def test_extend_ends_the_renewal(face, kind, redis_client, fast_watchdog, told):
+def test_holds_of_one_server_are_renewed_by_one_script(kind, server, redis_client):
+    load_scripts(server)  # a script that it does not know yet is sent for each hold
+
+    def scripts_run() -> int:
+        return redis_client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+
+    locks = [kind(f"stock:{number}", lease_time=60) for number in range(20)]
+    for lock in locks:
+        lock.acquire()
+    settle()
+    before = scripts_run()
+    calls = [lock._renew_call(current_owner().wire_name, 90) for lock in locks]
+    replies = run_sync(background_driver("default").run_all(calls))
+    assert scripts_run() - before < 10  # one; and what is cleaned up again behind earlier tests
+    assert [reply[1] for reply in replies] == [1] * 20
+    for lock in locks:
+        assert lock.remaining_lease() > 60
+        lock.release()
+
+
+@pytest.fixture
+def only_ours(monkeypatch):
+    """Connections are used by the test alone, and taken to be alive however long the machine stalls."""
+    monkeypatch.setattr(links, "FRESH", PATIENCE)
+    with no_threads():
+        yield
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_a_renewal_outlasts_a_connection_that_has_ended(kind, redis_client):
+    """One that was used a moment ago, and so is taken to be alive."""
+    driver = background_driver("default")
+    with kind("stock:42") as lock:
+
+        def renew() -> Any:
+            call = lock._renew_call(current_owner().wire_name, 90)
+            return call, run_sync(driver.run_all([call]))[0]
+
+        renew()
+        redis_client.client_kill_filter(_type="normal", skipme=True)
+        call, reply = renew()
+        assert (reply[1], call.sends) == (1, 2)
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_a_hold_whose_renewal_was_sent_twice_gives_its_wire_name_up(kind, redis_client):
+    """The first one may still come, to the owner's next hold."""
+    with kind("stock:42"):
+        (hold,) = HOLDS.snapshot()
+        renewals = keeper("default").jobs[Renewals]
+        run_sync(renewals._renew([hold]))
+        assert hold.owner.wire_name == hold.wire_name
+        redis_client.client_kill_filter(_type="normal", skipme=True)
+        run_sync(renewals._renew([hold]))
+        assert hold.owner.wire_name != hold.wire_name
+
+
+async def test_a_hold_that_cannot_be_renewed_costs_no_others(face, kind, redis_client):
+    """They are renewed by one script."""
+    locks = {name: kind(name) for name in ("sound", "freed", "replaced", "sound too")}
+    for lock in locks.values():
+        await face.acquire(lock)
+    redis_client.delete("rlock:freed")
+    redis_client.set("rlock:replaced", "no lock")
+    renew_now()
+    first = {hold.lock.name: hold.deadline for hold in HOLDS.snapshot()}
+    await face.until(lambda: locks["freed"].lost and locks["replaced"].suspect)
+    assert not locks["replaced"].lost
+    for name in ("sound", "sound too"):
+        (hold,) = [hold for hold in HOLDS.snapshot() if hold.lock.name == name]
+        assert hold.deadline > first[name]
+        assert not locks[name].suspect
+        await face.release(locks[name])
+    HOLDS.clear()
+
+
+async def test_extend_ends_the_renewal(face, kind, redis_client, told):
     lock = kind("stock:42")
     await face.acquire(lock)
-    await face.call(lock, "extend", 0.8)
-    assert 0.7 < await face.call(lock, "remaining_lease") <= 0.8
+    await face.call(lock, "extend", 20)
+    assert 0 < await face.call(lock, "remaining_lease") <= 20
+    (hold,) = HOLDS.snapshot()
+    renew_now(hold)
+    settle()
+    assert redis_client.pttl(KEY) <= 20_000
+    hold.deadline -= 1000
+    look_at(hold)
     await face.until(lambda: told)
-    await face.until(lambda: not redis_client.exists(KEY))
     with pytest.raises(LockLostError):
         await face.release(lock)
 
 
-async def test_failed_extend_leaves_the_renewal_on(face, kind, proxy, redis_client, fast_watchdog):
+async def test_failed_extend_leaves_the_renewal_on(face, kind, proxy, redis_client):
     lock = kind("stock:42")
     await face.acquire(lock)
     for _ in range(2):
-        proxy.swallow_reply(scripts.LOCK_RENEW)
+        proxy.swallow_reply(scripts.LOCK_EXTEND)
     with pytest.raises(LockUnavailableError):
         await face.call(lock, "extend", 50)
     assert HOLDS.snapshot()[0].renewed or lock.lost

@@ -1,4 +1,4 @@
-"""A command that was obeyed though its reply never came: asked again, and nothing happens twice."""
+"""A command that was executed although its reply never came: it is retried, and nothing happens twice."""
 
 import threading
 import time
@@ -8,9 +8,12 @@ import pytest
 import redis
 from django_redis import get_redis_connection
 
-from django_rlock import LockLostError, LockUnavailableError, scripts
-from django_rlock.drivers import background
+from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiLock, RLock, reports, scripts
+from django_rlock.connections import server
+from django_rlock.drivers import retrying
 from django_rlock.locks.holds import HOLDS
+from tests.background import renew_now, until_renewed
+from tests.eventually import UNTIL_SERVED
 
 ACQUIRE = {"fair": scripts.FAIR_ACQUIRE, "rlock": scripts.RLOCK_ACQUIRE}
 RELEASE = {"fair": scripts.FAIR_RELEASE, "rlock": scripts.RLOCK_RELEASE}
@@ -52,6 +55,28 @@ async def test_inner_release_keeps_the_outer_hold(face, kind, proxy, redis_clien
     assert not redis_client.exists(KEY)
 
 
+async def test_inner_release_that_was_sent_twice_tells_that_the_lock_is_lost(face, kind, proxy, redis_client):
+    """The first one may have been executed, but it left the lock held: "not yours" is no excuse."""
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    await face.acquire(lock)
+    proxy.lose_reply(RELEASE[kind.kind])
+    again = proxy.hold(RELEASE[kind.kind])
+
+    async def forget() -> None:
+        await face.until(again.served.is_set)
+        redis_client.delete(KEY)
+        again.let_go.set()
+
+    forgetting = face.start(forget)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+    await face.result(forgetting)
+    assert lock.lost
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
 async def test_release_whose_reply_was_lost_is_a_success(face, kind, proxy, redis_client):
     lock = kind("stock:42")
     lost = proxy.lose_reply(RELEASE[kind.kind])
@@ -72,23 +97,48 @@ async def test_command_that_never_arrived_is_sent_again(face, kind, proxy, redis
     assert not redis_client.exists(KEY)
 
 
+async def test_member_of_several_is_tried_for_as_long_as_the_whole(face, proxy):
+    """Though it is tried once, without a wait for who holds it."""
+    cuts = [proxy.cut_before(scripts.FENCED_ACQUIRE) for _ in range(5)]
+    async with face.inside(MultiLock(FencedLock("stock:42"), FencedLock("stock:43"), wait_time=20)):
+        assert all(cut.served.is_set() for cut in cuts)
+
+
+async def test_connections_that_all_broke_are_one_failure(face, kind, redis_client, monkeypatch):
+    """Which is made up for at once."""
+    paused: list[int] = []
+
+    def pause(tries: int, *_: float) -> float:
+        paused.append(tries)
+        return 0.01
+
+    monkeypatch.setattr(retrying, "backoff", pause)
+    links = server("default")
+    for link in [links.take(5) for _ in range(5)]:
+        links.give_back(link)
+    redis_client.client_kill_filter(_type="normal", skipme=True)
+    assert await face.acquire(kind("stock:42"), wait_time=10)
+    assert paused == []
+    await face.release(kind("stock:42"))
+
+
 async def test_renewal_whose_reply_was_lost_is_made_up_for(face, kind, proxy, redis_client):
     lock = kind("stock:42")
     lost = proxy.lose_reply(scripts.LOCK_RENEW)
     assert await face.acquire(lock)
     redis_client.pexpire(KEY, 5000)
     hold = HOLDS.snapshot()[0]
-    hold.deadline -= hold.lease * 2 / 3  # due now
-    background._loop.nudge()
+    first = hold.deadline
+    renew_now(hold)
+    await face.until(lost.served.is_set)
     await face.until(lambda: redis_client.pttl(KEY) > 20_000)
-    await face.until(lambda: hold.renew_at > hold.since)
-    assert lost.served.is_set()
+    await face.until(lambda: hold.deadline > first)
     assert not lock.lost
     await face.release(lock)
 
 
 async def test_silent_connection_is_given_up_within_the_wait(face, kind, proxy, redis_client):
-    """The acquire was obeyed but never answered: it fails, and what was granted is given back behind it."""
+    """The acquire was executed but got no reply: it fails, and the grant is released afterwards."""
     swallowed = proxy.swallow_reply(ACQUIRE[kind.kind])
     lock = kind("stock:42")
     with pytest.raises(LockUnavailableError):
@@ -121,7 +171,8 @@ async def test_waiter_whose_grant_got_lost_is_granted_once(face, proxy, kind, re
     took = threading.Event()
 
     async def wait():
-        async with face.inside(kind("stock:42", wait_time=10)):
+        # With a lease of its own choice a fair lock asks as well, after the message of its grant.
+        async with face.inside(kind("stock:42", wait_time=10, lease_time=30)):
             took.set()
             assert redis_client.hvals(KEY) == ["1"]
 
@@ -147,29 +198,27 @@ async def test_deadline_counts_from_before_the_command(face, kind, proxy):
     reply = proxy.hold_reply(ACQUIRE[kind.kind])
     obeyed_at = _let_go_later(reply)
     await face.acquire(lock)
-    assert HOLDS.snapshot()[0].deadline <= obeyed_at.result(10) + 20
+    assert HOLDS.snapshot()[0].deadline <= obeyed_at.result(UNTIL_SERVED) + 20
     await face.release(lock)
 
 
-async def test_deadline_of_a_renewal_counts_from_before_the_command(face, kind, proxy, settings):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}
+async def test_deadline_of_a_renewal_counts_from_before_the_command(face, kind, proxy):
     lock = kind("stock:42")
     await face.acquire(lock)
     hold = HOLDS.snapshot()[0]
-    first = hold.deadline
     reply = proxy.hold_reply(scripts.LOCK_RENEW)
     obeyed_at = _let_go_later(reply)
-    await face.until(lambda: hold.deadline > first)
-    assert hold.deadline <= obeyed_at.result(10) + 3
+    until_renewed(hold)
+    assert hold.deadline <= obeyed_at.result(UNTIL_SERVED) + hold.lease
     await face.release(lock)
 
 
 def _let_go_later(reply):
-    """Let a reply go a fifth of a second after the server gave it; answers when that was."""
+    """Let a reply go a fifth of a second after the server gave it; returns when that was."""
     obeyed_at: Future[float] = Future()
 
     def wait() -> None:
-        reply.served.wait(10)
+        reply.served.wait(UNTIL_SERVED)
         obeyed_at.set_result(time.monotonic())
         time.sleep(0.2)
         reply.let_go.set()
@@ -179,7 +228,7 @@ def _let_go_later(reply):
 
 
 def test_release_that_was_not_sent_at_first_does_not_hide_a_loss(kind, redis_client, monkeypatch):
-    """Only what the server may have obeyed makes "not yours" the echo of an earlier release."""
+    """Only what the server may have executed makes "not yours" the echo of an earlier release."""
     lock = kind("stock:42")
     lock.acquire()
     redis_client.delete(KEY)
@@ -195,3 +244,33 @@ def test_release_that_was_not_sent_at_first_does_not_hide_a_loss(kind, redis_cli
     monkeypatch.setattr(pool, "get_connection", get_connection)
     with pytest.raises(LockLostError):
         lock.release()
+
+
+@pytest.fixture
+def publisher(proxy):
+    """The report of another process, whose first write was executed and not confirmed."""
+    publisher = reports.Publisher("default")
+    publisher.client = "another"
+    publisher.key = reports.report_key(publisher.client)
+    lost = [proxy.lose_reply(b"PEXPIRE") for _ in range(2)]
+    with RLock("stock:42"):
+        (hold,) = HOLDS.snapshot()
+        publisher.add(hold)
+        publisher.publish(hold.since + reports.MIN_AGE)
+    assert all(each.served.is_set() for each in lost)
+    return publisher
+
+
+def test_an_unconfirmed_report_is_removed_when_nothing_is_held(publisher, redis_client):
+    assert redis_client.exists(publisher.key)
+    publisher.publish(publisher.write_from)
+    assert not redis_client.exists(publisher.key)
+
+
+def test_an_unconfirmed_report_is_taken_back_at_exit(publisher, proxy, redis_client):
+    """Over a connection that turns out to be broken."""
+    cut = proxy.cut_before(b"UNLINK")
+    publisher.take_back()
+    assert cut.served.is_set()
+    assert not redis_client.exists(publisher.key)
+    assert redis_client.zscore(reports.PROCESSES, "another") is None

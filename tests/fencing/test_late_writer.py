@@ -13,7 +13,7 @@ from django.db.models import F
 
 from django_rlock import FencedLock, LockLostError, StaleTokenError, fenced
 from example_project.embedded import EmbeddedServer
-from tests.eventually import eventually
+from tests.eventually import UNTIL_SERVED, eventually
 from tests.fencing.models import Shop, Stock
 from tests.processes import ClientProcess, RemoteError
 
@@ -67,10 +67,10 @@ def test_the_late_write_is_refused(write: Write, stock: Stock, start: Callable[.
         with FencedLock("stock:42", wait_time=10) as lock:
             write(Stock.objects.get(pk=stock.pk), lock.token)
 
-    with pytest.raises(LockLostError), FencedLock("stock:42", lease_time=0.1) as lock:
+    with pytest.raises(LockLostError), FencedLock("stock:42", lease_time=2) as lock:
         token = lock.token
         read = Stock.objects.get(pk=stock.pk)
-        start(second_holder).result(20)  # it waits until the lease has ended
+        start(second_holder).result(UNTIL_SERVED)  # it waits until the lease has ended
         with pytest.raises(StaleTokenError, match="'stock:42'"):
             write(read, token)
     assert Stock.objects.values_list("count", flat=True).get() == 4
@@ -82,7 +82,7 @@ connections.databases["default"].update(%r)
 from django_rlock import FencedLock, fenced
 from tests.fencing.models import Stock
 def read():
-    lock = FencedLock("stock:42", lease_time=0.5)
+    lock = FencedLock("stock:42", lease_time=2)
     lock.acquire()
     state.update(stock=Stock.objects.get(), token=lock.token)
 def write(by_save):
@@ -127,11 +127,11 @@ def test_a_write_that_waits_for_the_newer_one(
     with transaction.atomic(using=tables):
         write(stock, NEW)
         late = start(late_writer)
-        assert has_read.wait(20)
-        if connections[tables].vendor == "postgresql":  # SQLite tells nobody
+        assert has_read.wait(UNTIL_SERVED)
+        if connections[tables].vendor == "postgresql":  # SQLite does not say
             eventually(lambda: someone_waits(tables))
     with pytest.raises(StaleTokenError):
-        late.result(20)
+        late.result(UNTIL_SERVED)
     assert Stock.objects.values_list("count", "fence").get() == (4, NEW)
 
 
@@ -153,5 +153,5 @@ def test_many_writers_at_once(stock: Stock, start: Callable[..., Future[Any]]) -
         return True
 
     written = [start(write, token) for token in tokens[::2] + tokens[1::2][::-1]]
-    assert True in [each.result(20) for each in written]
+    assert True in [each.result(UNTIL_SERVED) for each in written]
     assert Stock.objects.values_list("count", "fence").get() == (23, tokens[-1])

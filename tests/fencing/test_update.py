@@ -138,7 +138,7 @@ def test_a_proxy_is_its_table() -> None:
 @pytest.mark.parametrize("values", [{"days": 3}, {"count": 3}, {}])
 def test_a_token_in_the_table_of_a_parent_is_refused(values: dict[str, int]) -> None:
     stock = FreshStock.objects.create(count=5)
-    with pytest.raises(FieldError, match="fence is no column"):
+    with pytest.raises(FieldError, match="fence is not a column"):
         fenced(FreshStock.objects.filter(pk=stock.pk), MINE).update(**values)
     assert stored(stock) == (5, None)
 

@@ -1,4 +1,4 @@
-"""What docs/fencing.md says of each way of writing: a late one is refused, or passes where nobody claims first."""
+"""What docs/fencing.md says of each way of writing: a late one is refused, or passes where no one claims first."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ in_postgres = pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.fixture
 def trigger(tables: str) -> Iterator[None]:
     """The page's trigger."""
-    (recipe,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+    (recipe,) = re.findall(r"```plpgsql\n(.*?)```", PAGE, re.DOTALL)
     execute(recipe.replace("shop_stock", "fencing_stock").replace("%", "%%"))
     yield
     execute("DROP FUNCTION refuse_late_writer CASCADE")

@@ -1,7 +1,7 @@
-"""A third driver, which suspends before every call and lets the test choose who goes next.
+"""A third driver, which suspends before every call and lets the test choose who goes next; and the actors that use it.
 
-The flows are the real ones (take, wait, give back, beat) and so is the server; only time, threads and the delivery of
-messages are the test's. ``explore`` runs every order of the actors' steps, as far as they lead to different states.
+The flows are the real ones (take, wait, give back, beat, renew) and so is the server; only time, threads and the
+delivery of messages are the test's. See ``worlds`` and ``exploring``.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import pytest
-import redis
-
-from django_rlock.drivers import background, identity
-from django_rlock.drivers.base import EVERYBODY, ScriptCall
+from django_rlock.drivers import identity
+from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
-from django_rlock.locks import BaseLock, flows, holds, watchdog
-from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.drivers.keeper import keeper
+from django_rlock.locks import BaseLock, beats, watchdog
+from django_rlock.locks.attempt import Claim
+from django_rlock.locks.holds import HOLDS, WAITS, Wait
+
+if TYPE_CHECKING:
+    from tests.flows.worlds import World
 
 LEASE = 1000.0
 NAME = "stock:42"
 KEY = f"rlock:{NAME}"
 
-_STATE = """
-local lock = redis.call('hgetall', KEYS[1])
-return {lock, redis.call('zrange', KEYS[2], 0, -1), redis.call('zrange', KEYS[3], 0, -1)}
-"""
+Action = tuple[str, int]
 
 
 @types.coroutine
-def _suspend(why: str) -> Generator[str, Any, Any]:
+def suspend(why: str) -> Generator[str, Any, Any]:
     return (yield why)
 
 
@@ -45,8 +45,18 @@ class Process:
         self.identity.client_id = f"{number:036d}"
         self.identity.numbers = itertools.count(1000 * number)
         self.channels: set[str] = set()
+        """Where it has listened before."""
         self.deferred: list[tuple[ScriptCall, float]] = []
         self.dead = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Be this process."""
+        before, identity._process = identity._process, self.identity
+        try:
+            yield
+        finally:
+            identity._process = before
 
 
 class Waiter:
@@ -56,11 +66,12 @@ class Waiter:
         self.driver = driver
         self.channel = channel
         self.token = token
+        self.ticket = ""
         self.woken = False
         driver.world.waiters.append(self)
 
     async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - the protocol's
-        if await _suspend("wait") == "timeout":
+        if await suspend("wait") == "timeout":
             self.driver.clock += timeout or 0
             return False
         self.woken = False
@@ -69,9 +80,9 @@ class Waiter:
     def wake(self) -> None:
         self.woken = True
 
-    def close(self) -> None:
+    def close(self, asked: bool = True) -> None:
         self.driver.world.waiters.remove(self)
-        if self.woken and self.token is None:
+        if (self.woken or not asked) and self.token is None:
             self.driver.world.pass_on(self.driver.process, self.channel)
 
 
@@ -104,11 +115,15 @@ class SteppingDriver:
         call.sends += 1
         call.sent_at = self.clock
         self.world.under_way = call
-        await _suspend("send")
+        while await suspend("send") == "again":
+            call.sends += 1
         self.reply = self.world.execute(call)
         if self.split:
-            await _suspend("reply")
+            await suspend("reply")
         return self.reply
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        return [await self.run(call) for call in calls]
 
     def take(self, call: ScriptCall, until: float | None, undo: Any) -> Coroutine[Any, Any, list[Any]]:
         return self.run(call, until)
@@ -119,7 +134,7 @@ class SteppingDriver:
     async def listen(self, channel: str, token: str | None) -> Waiter:
         waiter = Waiter(self, channel, token)
         try:
-            await _suspend("subscribe")
+            await suspend("subscribe")
         except BaseException:
             waiter.close()
             raise
@@ -142,6 +157,7 @@ class Actor:
         self.driver = SteppingDriver(world, process, split)
         self.at = "start"
         self.call: ScriptCall | None = None
+        self.copied = False
         self.result: Any = None
 
     def start(self, body: Coroutine[Any, Any, Any]) -> None:
@@ -149,58 +165,133 @@ class Actor:
 
     def step(self, value: str | None = None, error: type[BaseException] | None = None) -> None:
         identity._process = self.process.identity
-        self.world.running = self.process
+        self.world.driver = self.driver
         try:
             self.at = self.body.throw(error()) if error else self.body.send(value)
-            if self.at == "send":
+            if self.at == "send" and value != "again":
                 self.call = self.world.under_way
         except StopIteration as end:
             self.at, self.result = "done", end.value
         except asyncio.CancelledError:
             self.at, self.result = "done", "cancelled"
+        finally:
+            self.world.collect_clean_up(self.process)
 
     def position(self) -> tuple[Any, ...]:
         """Where it stands, and the local state that its further steps depend on."""
         call = self.call and (self.call.script.name, self.call.args)
-        reply = self.driver.reply[1:] if self.at == "reply" else None
-        waiter = self.waiter and self.waiter.woken
-        return self.at, self.result, call, repr(reply), waiter, self.driver.clock, self.local_state()
+        # A waiter remembers its ticket, and its attempt remembers the last reply.
+        reply = self.world.named(self.driver.reply[1 if self.at == "reply" else 3 :])
+        waiter = self.waiter and (self.waiter.woken, self.world.named(self.waiter.ticket))
+        local = self.world.named(self.local_state())
+        return self.at, self.result, call, self.copied, reply, waiter, self.driver.clock, local
 
     def local_state(self) -> Any:
         return None
+
+    def at_lines(self) -> list[Any]:
+        """Where each of its coroutines is, and what they have in their simple variables."""
+        return [
+            (frame.f_code.co_qualname, frame.f_lasti, [each for each in frame.f_locals.items() if _is_simple(each[1])])
+            for frame in self.frames()
+        ]
+
+    def local(self, name: str) -> Any:
+        """A variable of one of its coroutines, if there is one of this name."""
+        return next((frame.f_locals[name] for frame in self.frames() if name in frame.f_locals), None)
+
+    def frames(self) -> Iterator[types.FrameType]:
+        """Those of its coroutines, the outermost first."""
+        body: Any = self.body
+        while frame := getattr(body, "cr_frame", None):
+            yield frame
+            body = body.cr_await
 
     @property
     def waiter(self) -> Waiter | None:
         return next((each for each in self.world.waiters if each.driver is self.driver), None)
 
 
+def _is_simple(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
 class Visitor(Actor):
-    """Takes the lock, is inside for a step, and gives it back."""
+    """Takes the lock, holds it for a step, and releases it."""
 
     def __init__(
         self, world: World, process: Process, lock: BaseLock, wait: float | None = None, split: bool = False
     ) -> None:
         super().__init__(world, process, split)
-        before, identity._process = identity._process, process.identity
-        self.owner = Owner(f"visitor of {process.number}", lambda: True)
-        identity._process = before
+        with process.running():
+            self.owner = Owner(f"visitor of {process.number}")
         self.lock = lock
         self.start(self._visit(wait))
 
+    def listen_before(self) -> None:
+        """As where its process has waited for these locks before."""
+        with self.process.running():
+            heard = [part._wake_up(self.owner.wire_name) for part in self.lock.parts]
+        self.process.channels |= {channel for channel, _ in filter(None, heard)}
+
     def local_state(self) -> Any:
-        waits = any(wait.owner == self.owner.name for wait in WAITS.snapshot())
-        return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.name
+        waits = any(wait.wire_name == self.owner.wire_name for wait in WAITS.snapshot())
+        return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.wire_name
 
     async def _visit(self, wait: float | None) -> str:
-        if await self.lock._take(self.driver, self.owner, wait, LEASE) is not None:
+        if not await self.lock._take(self.driver, Claim(self.owner, wait, LEASE)):
             return "timeout"
         self.world.enter(self)
         try:
-            await _suspend("inside")
+            await self._stay()
         finally:
             self.world.inside.remove(self)
             await self.lock._give_back(self.driver, self.owner)
         return "served"
+
+    async def _stay(self) -> None:
+        await suspend("inside")
+
+
+class Returner(Visitor):
+    """Chooses leases, the later the longer, enters again, and comes back with a new hold."""
+
+    visits = 0
+
+    def local_state(self) -> Any:
+        hold = HOLDS.get(self.lock, self.owner)
+        return super().local_state(), self.visits, hold and (hold.count, hold.lease, hold.late_lease)
+
+    async def _visit(self, wait: float | None) -> str:
+        await super()._visit(wait)
+        self.visits += 1
+        return await super()._visit(wait)
+
+    async def _stay(self) -> None:
+        await self.lock._prolong(self.driver, self.owner, LEASE / 2 + self.visits)
+        await self.lock._take(self.driver, Claim(self.owner, None, 2 * LEASE))
+        await self.lock._prolong(self.driver, self.owner, 3 * LEASE)
+        await self.lock._give_back(self.driver, self.owner)
+
+
+class Renewer(Actor):
+    """The background thread of a process, which renews once what a visitor holds by then."""
+
+    def __init__(self, world: World, process: Process, visitor: Visitor) -> None:
+        super().__init__(world, process)
+        self.visitor = visitor
+        self.start(self._renew())
+
+    def local_state(self) -> Any:
+        return self.at_lines()
+
+    async def _renew(self) -> str:
+        now = self.visitor.driver.clock
+        due = [each for each in HOLDS.of(self.visitor.owner) if each.renewed and not each.is_lost(now)]
+        if not due:
+            return "nothing to renew"
+        await keeper("default").jobs[watchdog.Renewals]._renew(due)
+        return "renewed"
 
 
 class Beater(Actor):
@@ -216,245 +307,13 @@ class Beater(Actor):
 
     async def _beat(self, times: int) -> str:
         for self.left in reversed(range(times)):
-            await _suspend("idle")
-            mine = [wait for wait in WAITS.snapshot() if wait.owner.startswith(self.process.identity.client_id)]
-            if mine:
-                reply = await self.driver.run(mine[0].lock.beat_call(mine[0].owner))
-                watchdog.note_beat(mine, reply, self.driver.now())
+            await suspend("idle")
+            waits = [wait for wait in WAITS.snapshot() if wait.wire_name.startswith(self.process.identity.client_id)]
+            for name in {wait.lock.name: None for wait in waits}:
+                await self._beat_for([wait for wait in waits if wait.lock.name == name])
         return "done"
 
-
-Action = tuple[str, int]
-
-
-class World:
-    """The server, the messages on their way, the actors, and the faults that the test allows."""
-
-    def __init__(self, client: redis.Redis, listener: redis.client.PubSub) -> None:
-        self.client = client
-        self.listener = listener
-        self.actors: list[Actor] = []
-        self.waiters: list[Waiter] = []
-        self.inside: list[Actor] = []
-        self.messages: list[tuple[Process, str, str]] = []
-        self.late: list[ScriptCall] = []
-        self.processes: list[Process] = []
-        self.running: Process | None = None
-        self.under_way: ScriptCall | None = None
-        self.nonces = itertools.count()
-        self.tickets: list[str] = []
-        self.served: list[str] = []
-        self.order_matters = False
-        self.may: dict[str, int] = {}
-        client.flushdb()
-        HOLDS.clear()
-        WAITS.clear()
-
-    def process(self) -> Process:
-        self.processes.append(Process(len(self.processes) + 1))
-        return self.processes[-1]
-
-    # --- the server --------------------------------------------------------------------------------------------------
-
-    def execute(self, call: ScriptCall) -> list[Any]:
-        """Run a call on the server, and put the messages that it published on their way."""
-        nonce = str(next(self.nonces))
-        arguments = [*call.keys, nonce, *map(str, call.args)]
-        try:
-            reply: Any = self.client.evalsha(call.script.sha, len(call.keys), *arguments)
-        except redis.exceptions.NoScriptError:
-            reply = self.client.eval(call.script.source, len(call.keys), *arguments)
-        assert reply[0] == nonce.encode()
-        self._collect_messages()
-        self._note_ticket(call, reply)
-        return reply
-
-    def _collect_messages(self) -> None:
-        self.listener.ping("done")  # its answer comes behind all that was published before
-        while (message := self.listener.get_message(timeout=5)) is None or message["type"] != "pong":
-            if message is not None and message["type"] == "pmessage":
-                channel, text = message["channel"].decode(), message["data"].decode()
-                self.messages += [(each, channel, text) for each in self.processes if channel in each.channels]
-
-    def _note_ticket(self, call: ScriptCall, reply: list[Any]) -> None:
-        waits = call.script.name == "fair_acquire" and reply[1] != b"OK" and call.args[-1] != 0
-        if waits and call.args[0] not in self.tickets:
-            self.tickets.append(str(call.args[0]))
-
-    def enter(self, actor: Visitor) -> None:
-        assert not self.inside, "two inside at once"
-        self.inside.append(actor)
-        hold = HOLDS.get(actor.lock, actor.owner)
-        assert hold is not None
-        self.served.append(hold.owner)
-
-    def wake(self, process: Process, channel: str, text: str) -> None:
-        line = [each for each in self.waiters if each.driver.process is process and each.channel == channel]
-        exact = [each for each in line if each.token == text]
-        in_turn = exact or [each for each in line if each.token is None]
-        for waiter in [*in_turn[:1], *(each for each in line if each.token == EVERYBODY)]:
-            waiter.wake()
-
-    def pass_on(self, process: Process, channel: str) -> None:
-        for waiter in self.waiters:
-            if (waiter.driver.process, waiter.channel, waiter.token) == (process, channel, None):
-                waiter.wake()
-                return
-
-    # --- what can happen next ----------------------------------------------------------------------------------------
-
-    def actions(self) -> list[Action]:
-        found: list[Action] = []
-        for number, actor in enumerate(self.actors):
-            if actor.at == "done" or actor.process.dead:
-                continue
-            if actor.at != "wait" or (actor.waiter and actor.waiter.woken):
-                found.append(("step", number))
-            if actor.at == "wait" and self.may.get("timeout"):
-                found.append(("timeout", number))
-            if isinstance(actor, Visitor) and self.may.get("cancel") and actor.at not in {"start", "inside"}:
-                found.append(("cancel", number))
-                if actor.at == "send":
-                    found.append(("cancel, late", number))
-            if isinstance(actor, Visitor) and self.may.get("kill"):
-                found.append(("kill", number))
-        found += [("deliver", 0)] if self.messages else []
-        found += [("lose", 0)] if self.messages and self.may.get("lose") else []
-        found += [("arrive", 0)] if self.late else []
-        for each in self.processes:
-            # What is to come a second later comes when all that was under way has arrived.
-            if each.deferred and not each.dead and not (self.late and each.deferred[0][1]):
-                found.append(("defer", each.number))
-        return found
-
-    def do(self, action: Action) -> None:
-        kind, number = action
-        if kind in self.may:
-            self.may[kind] -= 1
-        match kind:
-            case "step":
-                self.actors[number].step()
-            case "timeout":
-                self.actors[number].step("timeout")
-            case "cancel" | "cancel, late":
-                self._cancel(self.actors[number], late=kind != "cancel")
-            case "kill":
-                self._kill(self.actors[number])
-            case "deliver":
-                process, channel, text = self.messages.pop(0)
-                self.wake(process, channel, text)
-            case "lose":
-                self.messages.pop(0)
-            case "arrive":
-                self.execute(self.late.pop(0))
-            case "defer":
-                self.execute(self.processes[number - 1].deferred.pop(0)[0])
-
-    def _cancel(self, actor: Actor, late: bool) -> None:
-        if late:
-            self.may["cancel"] -= 1
-            assert actor.call is not None
-            self.late.append(actor.call)
-        actor.step(error=asyncio.CancelledError)
-
-    def _kill(self, actor: Actor) -> None:
-        """Nothing of it runs any more; its lease and its alive time end before the others look again."""
-        actor.process.dead = True
-        self.inside = [each for each in self.inside if each.process is not actor.process]
-        client = actor.process.identity.client_id
-        self.client.zrem(f"rlock_alive:{{{KEY}}}", client)
-        holders: Any = self.client.hkeys(KEY)
-        if any(owner.decode().startswith(client) for owner in holders):
-            self.client.delete(KEY)
-
-    def state(self) -> tuple[Any, ...]:
-        """What the future depends on."""
-        server = self.client.eval(_STATE, 3, KEY, f"rlock_queue:{{{KEY}}}", f"rlock_alive:{{{KEY}}}")
-        return (
-            tuple(each.position() for each in self.actors),
-            repr(server),
-            tuple((process.number, *rest) for process, *rest in self.messages),
-            tuple((each.dead, tuple(call.args for call, _ in each.deferred)) for each in self.processes),
-            tuple(call.args for call in self.late),
-            tuple(self.may.items()),
-            tuple(self.served) if self.order_matters else (),
-        )
-
-    def repair(self) -> None:
-        """A beat of each process that is alive, as it comes every few seconds."""
-        for process in self.processes:
-            if not process.dead:
-                beater = Beater(self, process, 1)
-                while beater.at != "done":
-                    beater.step()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # What is still suspended must not clean up on the server of the next run.
-        self.execute = lambda call: [b"", 0]  # type: ignore[method-assign]
-        self.inside = [actor for actor in self.actors for _ in range(2)]
-        for actor in self.actors:
-            while True:
-                try:
-                    actor.body.throw(GeneratorExit())
-                except BaseException:  # noqa: BLE001 - it has ended
-                    break
-
-
-def explore(build: Callable[[], World], check: Callable[[World], None], limit: int = 4000) -> int:
-    """Run every order of steps until nothing can happen any more, then ``check``; answers how many states there are."""
-    seen: set[Any] = set()
-    todo: list[tuple[Action, ...]] = [()]
-    while todo:
-        path = todo.pop()
-        with build() as world:
-            try:
-                for action in path:
-                    world.do(action)
-                while (state := world.state()) not in seen:
-                    seen.add(state)
-                    assert len(seen) <= limit, "more states than this test has time for"
-                    actions = world.actions()
-                    if not actions:
-                        check(world)
-                        break
-                    todo += [(*path, other) for other in actions[1:]]
-                    path = (*path, actions[0])
-                    world.do(actions[0])
-            except BaseException as error:
-                error.add_note("After: " + ", ".join(f"{kind} {number}" for kind, number in path))
-                raise
-    return len(seen)
-
-
-@pytest.fixture
-def make_world(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
-    """Makes worlds on the suite's server, one after the other; what the flows defer goes to the last of them."""
-    worlds: list[World] = []
-    client = redis.Redis.from_url(_url(redis_client), protocol=2)
-    listener = client.pubsub()
-    listener.psubscribe("*")
-
-    def make(kind: type[World] = World) -> World:
-        worlds[:] = [kind(client, listener)]
-        return worlds[0]
-
-    def defer(_using: str, call: ScriptCall, until: float, after: float = 0.0) -> None:
-        worlds[0].running.deferred.append((call, after))  # type: ignore[union-attr]
-
-    monkeypatch.setattr(flows, "defer", defer)
-    monkeypatch.setattr(holds, "defer", defer)
-    monkeypatch.setattr(background, "wake_by", lambda due: None)
-    monkeypatch.setattr(background, "_jobs", [])
-    monkeypatch.setattr(identity, "_process", identity._process)
-    yield make
-    HOLDS.clear()
-    WAITS.clear()
-    listener.close()
-    client.close()
-
-
-def _url(client: redis.Redis) -> str:
-    return f"unix://{client.connection_pool.connection_kwargs['path']}?db=0"
+    async def _beat_for(self, waits: list[Wait]) -> None:
+        lock = waits[0].lock
+        reply = await self.driver.run(lock._beat_call([(lock, waits[0].wire_name)], lock._settings.waiter_alive_time))
+        beats.wake_who_must_ask(waits, reply[1])

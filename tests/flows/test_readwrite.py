@@ -1,4 +1,5 @@
-"""Every order of readers' and writers' steps: nobody inside with a writer, and no wake-up lost, without any beat."""
+"""Every order of readers' and writers' steps: no one holds the lock beside a writer, and no wake-up is lost, without
+any beat."""
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ import pytest
 from django_rlock import ReadLock, WriteLock
 from django_rlock.keys import readwrite_channel, writers_key
 from django_rlock.locks import BaseLock
+from django_rlock.locks.attempt import Claim
 from django_rlock.locks.holds import HOLDS
-from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Visitor, World, _suspend, explore
+from tests.flows.exploring import explore
+from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Visitor, suspend
+from tests.flows.worlds import World
 
 
 class Sharing(World):
-    """A world in which readers may be inside together."""
+    """A world in which several readers may hold the lock."""
 
-    def enter(self, actor: Actor) -> None:
-        locks = [each.lock for each in (actor, *self.inside) if isinstance(each, Visitor)]
+    def enter(self, actor: Visitor) -> None:
+        locks = [each.lock for each in (actor, *self.inside)]
         assert all(isinstance(lock, ReadLock) for lock in locks) or not self.inside, "not alone"
         self.inside.append(actor)
 
@@ -29,7 +33,7 @@ class Staying(Visitor):
     """Takes the lock for good."""
 
     async def _visit(self, wait: float | None) -> str:
-        assert await self.lock._take(self.driver, self.owner, wait, LEASE) is None
+        assert await self.lock._take(self.driver, Claim(self.owner, wait, LEASE))
         return "served"
 
 
@@ -42,14 +46,14 @@ class SteppingDown(Visitor):
 
     async def _visit(self, wait: float | None) -> str:
         write, read = self.lock, ReadLock(NAME)
-        assert await write._take(self.driver, self.owner, wait, LEASE) is None
+        assert await write._take(self.driver, Claim(self.owner, wait, LEASE))
         self.world.enter(self)
-        assert await read._take(self.driver, self.owner, wait, LEASE) is None
+        assert await read._take(self.driver, Claim(self.owner, wait, LEASE))
         self.lock = read  # others may read from when the server has the command
         await write._give_back(self.driver, self.owner)
         if self.for_good:
             return "served"
-        await _suspend("inside")
+        await suspend("inside")
         self.world.inside.remove(self)
         await read._give_back(self.driver, self.owner)
         return "served"
@@ -104,7 +108,7 @@ def test_all_get_in(make_world, crowd, processes):
 @pytest.mark.parametrize("crowd", [(R, W), (W, W), (YIELDING, FIRST)], ids=["read", "write", "first"])
 @pytest.mark.parametrize("listening", [False, True], ids=["first wait", "later waits"])
 def test_calls_and_replies(make_world, crowd, listening):
-    """Each call in two steps: the server obeys, the reply arrives."""
+    """Each call in two steps: the server executes it, the reply arrives."""
 
     def build() -> World:
         world = visitors(make_world(Sharing), *crowd, split=True)
@@ -140,7 +144,7 @@ def test_readers_get_in_when_a_writer_reads_on_for_good(make_world, crowd):
 
 
 def test_readers_get_in_when_the_writer_that_goes_first_gives_up(make_world):
-    """Another reader is inside for good, so nobody else's leaving wakes them."""
+    """Another reader keeps the lock for good, so no one else's release wakes them."""
 
     def build() -> World:
         world = visitors(make_world(Sharing), FIRST, YIELDING, wait=5.0)
@@ -159,7 +163,7 @@ def test_readers_get_in_when_the_writer_that_goes_first_gives_up(make_world):
 
 @each_crowd
 def test_time_is_up_anywhere(make_world, crowd):
-    """Whoever leaves passes on what it was told, and lets those in who waited for it."""
+    """A client that leaves passes on its wake-up, and lets those in who waited for it."""
 
     def build() -> World:
         world = visitors(make_world(Sharing), *crowd, processes=2, wait=5.0)
@@ -189,3 +193,32 @@ def test_cancelled_anywhere(make_world, crowd, split):
         nothing_left(world)
 
     assert explore(build, check) > 50
+
+
+@pytest.mark.parametrize("crowd", [(W, W, W), (FIRST, YIELDING, FIRST)], ids=["write", "first"])
+def test_cancelled_beside_another_of_its_process(make_world, crowd):
+    """A waiter that was woken and is cancelled before it retries passes the wake-up on."""
+
+    def build() -> World:
+        world = visitors(make_world(Sharing), *crowd, processes=2)
+        world.may = {"cancel": 1}
+        return world
+
+    def check(world: World) -> None:
+        assert {actor.result for actor in world.actors} <= {"served", "cancelled"}
+        assert [actor.at for actor in world.actors] == ["done"] * 3
+        nothing_left(world)
+
+    assert explore(build, check, limit=20_000) > 100
+
+
+@pytest.mark.parametrize("crowd", [(R, W), (W, W), (YIELDING, FIRST)], ids=["read", "write", "first"])
+def test_one_command_is_sent_twice(make_world, crowd):
+    """Any command of one of two; the first copy is executed, and its reply lost, or it comes at any later time."""
+
+    def build() -> World:
+        world = visitors(make_world(Sharing), *crowd)
+        world.may = {"copy": 1}
+        return world
+
+    assert explore(build, all_served) > 50

@@ -13,15 +13,25 @@ import uuid
 import redis
 
 
-def plant_locks(client: redis.Redis, locks: int = 500, processes: int = 10, prefix: str = "rlock:") -> None:
-    """Locks held by processes that report them, as those write them."""
+def plant_locks(
+    client: redis.Redis,
+    locks: int = 500,
+    processes: int = 10,
+    prefix: str = "rlock:",
+    silent: float = 0.0,
+    longer: float = 0.0,
+) -> None:
+    """Locks held by processes that report them, as those write them; last so many seconds ago (``silent``).
+
+    Their leases, and their being alive, last so many seconds ``longer`` than usual.
+    """
     seconds, micros = client.time()
-    now = seconds + micros / 1e6
+    now = seconds + micros / 1e6 - silent
     clients = [str(uuid.UUID(bytes=os.urandom(16), version=4)) for _ in range(processes)]
     pipe = client.pipeline(transaction=False)
     for number, process in enumerate(clients):
         pipe.hset(f"rlock_process:{process}", mapping={"host": f"web-{number}", "pid": 1000 + number, "role": "web"})
-        pipe.zadd("rlock_processes", {process: now})
+        pipe.zadd("rlock_processes", {process: now + longer})
     for number in range(locks):
         process = clients[number % processes]
         owner, key = f"{process}:{number}", f"{prefix}stock:{number}"
@@ -29,7 +39,7 @@ def plant_locks(client: redis.Redis, locks: int = 500, processes: int = 10, pref
         entry |= {"context": {"route": f"POST /buy/{number}/", "user": "7"}, "lease": 30.0, "renewed": True}
         pipe.hset(f"rlock_process:{process}", f"hold {owner} {key}", json.dumps(entry))
         pipe.hset(key, owner, 1)
-        pipe.pexpire(key, 30_000)
+        pipe.pexpire(key, 30_000 + round(1000 * longer))
     pipe.execute()
 
 

@@ -1,14 +1,12 @@
-"""Real processes that hold locks and wait for them, until they are told otherwise or killed."""
+"""Real processes that hold locks and wait for them, until they get another command or are killed."""
 
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
-PATIENCE = 20.0
+from tests.eventually import PATIENCE
 
 _PROGRAM = """
 import json, socket, sys, threading
@@ -37,8 +35,12 @@ def release(name, doing, options):
 print("ready", flush=True)
 for line in sys.stdin:
     do, *args = json.loads(line)
-    {"acquire": acquire, "wait": wait, "release": release}[do](*args)
-    print("done", flush=True)
+    if do == "block":
+        print("done", flush=True)
+        acquire(*args)
+    else:
+        {"acquire": acquire, "wait": wait, "release": release}[do](*args)
+        print("done", flush=True)
 """
 
 
@@ -69,8 +71,12 @@ class Process:
         self._tell("acquire", name, doing, options)
 
     def wait(self, name: str, doing: dict[str, str] | None = None, **options: Any) -> None:
-        """Have a thread of the process wait for a lock; returns at once."""
+        """Let a thread of the process wait for a lock; returns at once."""
         self._tell("wait", name, doing, options)
+
+    def block(self, name: str, doing: dict[str, str] | None = None, **options: Any) -> None:
+        """Have the main thread wait for a lock; returns at once, and the process heeds nothing until it has it."""
+        self._tell("block", name, doing, options)
 
     def release(self, name: str) -> None:
         self._tell("release", name, None, {})
@@ -93,13 +99,3 @@ class Process:
         self._popen.stdin.write(json.dumps(words) + "\n")
         self._popen.stdin.flush()
         assert self._popen.stdout.readline() == "done\n"
-
-
-def until(happened: Callable[[], Any]) -> Any:
-    """What ``happened`` answers, once that is true; for what another process or thread does in its own time."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE / 0.02)):
-        if answer := happened():
-            return answer
-        pause.wait(0.02)
-    raise AssertionError(f"It did not happen within {PATIENCE:g} s.")

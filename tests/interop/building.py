@@ -54,7 +54,7 @@ def _run_maven() -> None:
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode != 0:
         told = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
-        # Where all must run, as on the CI machine, a registry that does not answer is a failure as well.
+        # Where all tests must run, as on the CI machine, an unreachable registry is a failure as well.
         if _UNREACHABLE.search(told) and not os.environ.get("CI"):
             raise UnavailableError(f"Maven cannot fetch Redisson: {told}")
         raise RuntimeError(f"Maven could not build {PROJECT}:\n{told}")

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from pytest_django import Settings
 
-from tests.faces import BlockingFace, TaskFace, pytest_pyfunc_call
+from tests.faces import BlockingFace, TaskFace, nothing_left, pytest_pyfunc_call
 from tests.interop.building import UnavailableError, build
 from tests.interop.redisson import JavaThread, Redisson
 from tests.interop.sites import SCENES, Scene, Site
 from tests.topologies.servers import TOPOLOGIES
 
-__all__ = ["pytest_pyfunc_call"]
+__all__ = ["nothing_left", "pytest_pyfunc_call"]
 
 _numbers = count(1)
 

@@ -14,7 +14,7 @@ from tests.interop.redisson import Target
 class Pair(NamedTuple):
     """``channel`` is where Redisson tells a release, given the name in its braces.
 
-    ``listens``: our waiters listen there as well, while those of a fair lock learn from their process's next beat.
+    ``listens``: our waiters listen there as well, all the time; for those of a fair lock see ``test_locks``.
     ``tells``: a release of Redisson's does tell, which its spin lock's does not.
     ``kept`` is what a release leaves behind, without the name in its braces.
     """

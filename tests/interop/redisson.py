@@ -19,8 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-PATIENCE = 20.0
-"""How long an answer may take, in seconds."""
+from tests.eventually import PATIENCE, UNTIL_SERVED
 
 _OPTIONS = [
     "-Xmx256m",
@@ -144,7 +143,7 @@ class Redisson:
 
 
 class JavaThread:
-    """An owner on the other side: a thread that makes the calls it is told, one after the other."""
+    """An owner on the other side: a thread that makes the calls that it is given, one after the other."""
 
     def __init__(self, process: Redisson, name: str, address: Address) -> None:
         self._process = process
@@ -152,13 +151,13 @@ class JavaThread:
         self._address = address
 
     def begin(self, target: Target, method: str, *arguments: Any) -> Future[Any]:
-        """Have a method called; JavaError, as the future's outcome, when it throws."""
+        """Call a method; JavaError, as the future's outcome, when it throws."""
         return self._process.begin(self._name, self._address, [*target, [method, *arguments]])
 
     def do(self, target: Target, method: str, *arguments: Any) -> Any:
-        """The same, waiting for the answer."""
-        return self.begin(target, method, *arguments).result(PATIENCE)
+        """The same, waiting for the result."""
+        return self.begin(target, method, *arguments).result(UNTIL_SERVED)
 
     def sleeps(self) -> bool:
         """Whether it sleeps until a message or a time comes, for what it was told to wait for."""
-        return self._process.begin(self._name, self._address, []).result(PATIENCE) == "TIMED_WAITING"
+        return self._process.begin(self._name, self._address, []).result(UNTIL_SERVED) == "TIMED_WAITING"

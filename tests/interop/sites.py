@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from django_rlock.locks.holds import WAITS
+from tests.eventually import PATIENCE
 from tests.interop.redisson import Address
 from tests.topologies.servers import Topology
 
@@ -33,6 +34,8 @@ PLACES = [SCENES[0], SCENES[2]]
 """For tests that take long."""
 
 _OPTIONS = {"CACHE": "interop", "KEY_PREFIX": "", "FENCE_TTL": None}
+_PATIENT = {"WAITER_ALIVE_TIME": 600.0, "CLAIM_TIME": 500.0}
+"""A process's beats come later than a test has patience."""
 _HASTY = {"WATCHDOG_TIMEOUT": HASTY_WATCHDOG, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}
 
 
@@ -45,7 +48,7 @@ class Site:
         # Not as the user with the documented rights: they are for names with a prefix.
         options = {name: value for name, value in topology.options.items() if name not in {"USERNAME", "PASSWORD"}}
         self.caches = {"interop": {**topology.cache, "OPTIONS": options}}
-        self.locks = {"default": _OPTIONS, "hasty": {**_OPTIONS, **_HASTY}}
+        self.locks = {"default": _OPTIONS, "hasty": {**_OPTIONS, **_HASTY}, "patient": {**_OPTIONS, **_PATIENT}}
         self.address = Address(tuple(f"redis://127.0.0.1:{server.port}" for server in topology.servers), self.cluster)
         self.hasty = self.address._replace(watchdog=int(HASTY_WATCHDOG * 1000))
         self._nodes = {server.port: server.client() for server in topology.servers}
@@ -97,6 +100,6 @@ def waiting_here() -> int:
 
 
 def _next(pubsub: Any) -> dict[str, Any]:
-    message = pubsub.get_message(timeout=20)
+    message = pubsub.get_message(timeout=PATIENCE)
     assert message is not None, "nothing came"
     return message

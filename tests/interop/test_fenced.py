@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django_rlock import FencedLock
+from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import helper
 from tests.interop.redisson import fenced_lock, lock
 
@@ -58,7 +59,7 @@ async def test_java_waits_for_its_token(face, name, site, java):
     await face.until(lambda: site.tries() >= 2)
     token = ours.token
     await face.release(ours)
-    assert waiting.result(20) == token + 1
+    assert waiting.result(UNTIL_SERVED) == token + 1
     alice.do(fenced_lock(name), "unlock")
 
 

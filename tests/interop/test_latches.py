@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_rlock import CountDownLatch
+from tests.eventually import UNTIL_SERVED
 from tests.interop.redisson import JavaError, latch
 from tests.interop.sites import PLACES, waiting_here
 
@@ -56,7 +57,7 @@ async def test_last_count_down_lets_all_waiters_go(face, ours, name, site, java,
     for each in here:
         assert await face.result(each) is True
     for each in there:
-        assert each.result(20) is True
+        assert each.result(UNTIL_SERVED) is True
 
 
 async def test_latch_that_python_deletes_lets_all_waiters_go(face, ours, name, site, java):
@@ -66,7 +67,7 @@ async def test_latch_that_python_deletes_lets_all_waiters_go(face, ours, name, s
     for each in here:
         assert await face.result(each) is True
     for each in there:
-        assert each.result(20) is True
+        assert each.result(UNTIL_SERVED) is True
 
 
 async def test_latch_that_java_deletes_lets_pythons_waiters_go(face, ours, name, site, java):
@@ -81,12 +82,12 @@ async def test_latch_that_java_deletes_lets_pythons_waiters_go(face, ours, name,
     alice.do(latch(name), "trySetCount", 1)
     await face.call(ours, "count_down")
     for each in there:
-        assert each.result(20) is True
+        assert each.result(UNTIL_SERVED) is True
 
 
 @pytest.mark.parametrize("scene", PLACES[1:], indirect=True, ids="-".join)
 async def test_hash_tag_in_a_cluster_is_beyond_redisson_alone(face, site, java):
-    """Its channel is in another slot than the count; ours asks again instead of being told."""
+    """Its channel is in another slot than the count; our side polls instead of being notified."""
     name = "{shop}:import"
     with pytest.raises(JavaError, match="CROSSSLOT"):
         java("alice").do(latch(name), "trySetCount", 1)

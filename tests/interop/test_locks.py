@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_rlock import FairLock, LockLostError, LockNotOwnedError, RLock
+from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, MultiLock, RLock, SpinLock
+from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import ALIKE, PAIRS, Pair, helper
 from tests.interop.redisson import JavaError, fair_lock
 
@@ -52,20 +53,49 @@ async def test_release_by_python_wakes_java(face, pair, name, site, java):
         waiting = alice.begin(theirs, "lock", LONG, "SECONDS")
         await face.until(lambda: site.tries() >= 2 and alice.sleeps())
         await face.release(ours)
-        waiting.result(20)
+        waiting.result(UNTIL_SERVED)
         alice.do(theirs, "unlock")
     assert len(payloads) == 1 + pair.tells, "one for each release"
     await face.until(lambda: site.names() == left_by(pair, name))
 
 
-async def test_fair_waiter_learns_of_javas_release_from_its_beat(face, name, site, java):
-    pair, alice = PAIRS["fair"], java("alice")
+async def test_fair_waiters_hear_javas_release(face, name, site, java):
+    """No beat helps: the first one comes much later. Two waiters, of whom the one that came first is first."""
+    pair, alice, served = PAIRS["fair"], java("alice"), []
+
+    async def visit_in_turn(number: int) -> None:
+        lock = pair.ours(name, using="patient")
+        await face.acquire(lock)
+        served.append(number)
+        await face.release(lock)
+
     alice.do(pair.theirs(name), "lock", LONG, "SECONDS")
-    site.start_counting()
-    waiting = face.start(visit, face, pair.ours(name, using="hasty"))
-    await face.until(lambda: site.tries() >= 2)
+    waiting = []
+    for number in range(2):
+        waiting.append(face.start(visit_in_turn, number))
+        await face.until(lambda: site.client.zcard(helper("rlock_queue", name)) == len(waiting))
     alice.do(pair.theirs(name), "unlock")
-    await face.result(waiting)
+    for each in waiting:
+        await face.result(each)
+    assert served == [0, 1]
+
+
+def two_at_once(name):
+    """Taken and freed by one script for both."""
+    return MultiLock(FairLock(name), RLock(f"{name}:other"))
+
+
+@pytest.mark.parametrize("ours", [FairLock, RLock, SpinLock, FencedLock, two_at_once])
+@pytest.mark.parametrize("method", ["release", "force_release"])
+async def test_release_by_python_wakes_redissons_fair_waiter(face, ours, method, name, site, java):
+    lock, theirs, alice = ours(name), fair_lock(name), java("alice")
+    assert await face.acquire(lock, lease_time=LONG)
+    site.start_counting()
+    waiting = alice.begin(theirs, "lock", LONG, "SECONDS")
+    await face.until(lambda: site.tries() >= 2 and alice.sleeps())
+    await face.call(lock, method)
+    waiting.result(UNTIL_SERVED)
+    alice.do(theirs, "unlock")
 
 
 async def test_re_entry_of_java_is_seen_by_python(face, pair, name, site, java):
@@ -158,7 +188,7 @@ async def test_forcing_wakes_the_other_sides_waiter(face, pair, name, site, java
     waiting = bob.begin(theirs, "lock", LONG, "SECONDS")
     await face.until(lambda: site.tries() >= 2 and bob.sleeps())
     await face.call(ours, "force_release")
-    waiting.result(20)
+    waiting.result(UNTIL_SERVED)
     bob.do(theirs, "unlock")
 
 
@@ -178,7 +208,7 @@ async def test_neither_side_releases_what_the_other_holds(face, pair, name, site
 
 @pytest.mark.parametrize("ours", [FairLock, RLock])
 async def test_redissons_fair_lock_excludes_ours(face, ours, name, site, java):
-    """It queues otherwise than ours, and tells its own waiters only."""
+    """Its queue differs from ours, and its release notifies its own waiters only."""
     lock, theirs, alice = ours(name), fair_lock(name), java("alice")
     alice.do(theirs, "lock", LONG, "SECONDS")
     assert await face.acquire(lock, blocking=False) is False

@@ -1,10 +1,11 @@
-"""Permits with ids and leases, which each side takes and the other one gives back, renews and counts."""
+"""Permits with ids and leases, which one side takes and the other one releases, renews and counts."""
 
 from __future__ import annotations
 
 import pytest
 
 from django_rlock import PermitExpirableSemaphore, PermitNotHeldError
+from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import helper
 from tests.interop.redisson import JavaError, expirable_semaphore
 
@@ -91,7 +92,7 @@ async def test_release_by_python_wakes_java(face, ours, name, site, java):
         waiting = alice.begin(theirs, "acquire")
         await face.until(lambda: site.tries() >= 2)
         await face.call(ours, "release", permit)
-        assert len(waiting.result(20)) == 32
+        assert len(waiting.result(UNTIL_SERVED)) == 32
     assert payloads == ["1"]
 
 

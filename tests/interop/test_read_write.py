@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_rlock import LockLostError, LockUpgradeError, ReadWriteLock
+from tests.eventually import UNTIL_SERVED
+from tests.faces import elsewhere
 from tests.interop.redisson import JavaError, read_lock, write_lock
 from tests.interop.sites import waiting_here
 
@@ -48,7 +50,7 @@ async def test_all_readers_in_java_wake_when_python_has_written(face, ours, name
     await face.until(lambda: site.tries() >= 4 and all(reader.sleeps() for reader in readers))
     await face.release(ours.write_lock)
     for each in waiting:
-        each.result(20)
+        each.result(UNTIL_SERVED)
     for reader in readers:
         reader.do(read_lock(name), "unlock")
     await face.until(lambda: site.names() == [])
@@ -66,7 +68,7 @@ async def test_all_readers_in_python_wake_when_java_has_written(face, ours, name
 
 
 async def test_readers_in_java_wake_when_a_writer_in_python_steps_down(face, ours, name, site, java):
-    """Which Redisson's own writer tells nobody."""
+    """Of which Redisson's own writer notifies no one."""
     alice = java("alice")
     for side in ours.write_lock, ours.read_lock:
         assert await face.acquire(side, lease_time=LONG)
@@ -74,7 +76,7 @@ async def test_readers_in_java_wake_when_a_writer_in_python_steps_down(face, our
     waiting = alice.begin(read_lock(name), "lock", LONG, "SECONDS")
     await face.until(lambda: site.tries() >= 2 and alice.sleeps())
     await face.release(ours.write_lock)
-    waiting.result(20)
+    waiting.result(UNTIL_SERVED)
     assert await face.acquire(ours.read_lock, lease_time=LONG), "it reads still"
     for _ in range(2):
         await face.release(ours.read_lock)
@@ -128,7 +130,7 @@ async def test_dead_reader_in_java_keeps_nobody_waiting(face, ours, name, site, 
     waiting = bob.begin(write_lock(name), "lock", LONG, "SECONDS")
     await face.until(lambda: site.tries() >= 2 and bob.sleeps())
     await face.release(ours.read_lock)
-    waiting.result(20)
+    waiting.result(UNTIL_SERVED)
     bob.do(write_lock(name), "unlock")
 
 
@@ -141,7 +143,7 @@ async def test_dead_reader_in_python_keeps_nobody_waiting(face, ours, name, site
     waiting = bob.begin(write_lock(name), "lock", LONG, "SECONDS")
     await face.until(lambda: site.tries() >= 2 and bob.sleeps())
     alice.do(read_lock(name), "unlock")
-    waiting.result(20)
+    waiting.result(UNTIL_SERVED)
     bob.do(write_lock(name), "unlock")
     with pytest.raises(LockLostError):
         await face.release(ours.read_lock)
@@ -174,9 +176,9 @@ async def test_python_forces_the_readers(face, ours, name, site, java):
     alice = java("alice")
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     assert await face.acquire(ours.read_lock)
-    assert await face.call(ours.read_lock, "force_release") is True
+    assert await elsewhere(face, ours.read_lock, "force_release") is True
     with pytest.raises(LockLostError):
         await face.release(ours.read_lock)
     with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
         alice.do(read_lock(name), "unlock")
-    assert site.names() == []
+    await face.until(lambda: site.names() == [])  # Redisson deletes its latch after it has replied

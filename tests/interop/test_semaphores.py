@@ -1,10 +1,11 @@
-"""Permits that both sides take and give back."""
+"""Permits that both sides take and release."""
 
 from __future__ import annotations
 
 import pytest
 
 from django_rlock import Semaphore
+from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import helper
 from tests.interop.redisson import semaphore
 from tests.interop.sites import waiting_here
@@ -68,7 +69,7 @@ async def test_release_by_python_wakes_java(face, ours, name, site, java):
         await face.call(ours, "release")
         assert await face.call(ours, "available_permits") == 1
         await face.call(ours, "release")
-        waiting.result(20)
+        waiting.result(UNTIL_SERVED)
     assert payloads == ["1", "2"]
 
 
@@ -87,12 +88,12 @@ async def test_one_release_wakes_all_that_it_is_enough_for(face, ours, name, sit
     for each in here:
         await face.result(each)
     for each in there:
-        each.result(20)
+        each.result(UNTIL_SERVED)
     assert await face.call(ours, "available_permits") == 0
 
 
 async def test_waiters_outlast_a_semaphore_that_is_short_of_permits(face, ours, name, site, java):
-    """Redisson tells the number that is left also where that is below 0, which its own waiters do not take."""
+    """Redisson publishes the number of free permits even if it is below 0, which its own waiters do not accept."""
     theirs, alice = semaphore(name), java("alice")
     assert alice.do(theirs, "trySetPermits", 0) is True
     site.start_counting()
@@ -107,4 +108,4 @@ async def test_waiters_outlast_a_semaphore_that_is_short_of_permits(face, ours, 
     await face.until(lambda: site.tries() >= 2)
     await face.call(ours, "add_permits", -3)
     await face.call(ours, "add_permits", 4)
-    there.result(20)
+    there.result(UNTIL_SERVED)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from django_rlock import LockLostError, PermitExpirableSemaphore, RLock
+from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import PAIRS
 from tests.interop.redisson import expirable_semaphore, lock
 from tests.interop.sites import HASTY_WATCHDOG, PLACES
@@ -32,7 +33,7 @@ def test_watchdog_of_each_side_keeps_the_other_out(site, java):
             bob = java(f"bob-{kind}")
             waits.append(bob.begin(pair.theirs(f"ours:{kind}"), "tryLock", LASTING_MS, "MILLISECONDS"))
             waits.append(threads.submit(pair.ours(f"theirs:{kind}").acquire, wait_time=LASTING))
-        assert [wait.result(30) or None for wait in waits] == [None] * len(waits), "nobody got in"
+        assert [wait.result(UNTIL_SERVED) or None for wait in waits] == [None] * len(waits), "nobody got in"
     permits.release(permit)
     for kind, pair in PAIRS.items():
         pair.ours(f"ours:{kind}", using="hasty").release()
@@ -45,7 +46,7 @@ def test_victim_of_javas_force_learns_from_its_watchdog(name, site, java):
     ours = RLock(name, using="hasty", on_lost=lambda _: told.set())
     assert ours.acquire()
     assert java("alice").do(lock(name), "forceUnlock") is True
-    assert told.wait(20)
+    assert told.wait(UNTIL_SERVED)
     assert ours.lost
     with pytest.raises(LockLostError):
         ours.release()

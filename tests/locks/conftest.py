@@ -4,10 +4,10 @@ import pytest
 
 from django_rlock import FairLock, FencedLock, RLock, SpinLock
 from django_rlock.locks import BaseLock
-from tests.faces import face, pytest_pyfunc_call
+from tests.faces import face, nothing_left, nothing_reported, pytest_pyfunc_call
 from tests.faults.conftest import proxy
 
-__all__ = ["face", "proxy", "pytest_pyfunc_call"]
+__all__ = ["face", "nothing_left", "nothing_reported", "proxy", "pytest_pyfunc_call"]
 
 
 @pytest.fixture(params=[FairLock, RLock, SpinLock, FencedLock], ids=lambda each: each.kind)

@@ -36,6 +36,18 @@ async def test_token_rises_after_the_server_lost_its_data(face, redis_client):
     assert await take_once(face, lock) > before
 
 
+async def test_token_rises_where_the_server_came_back_with_older_data(face, redis_client):
+    """A failover, or a crash: the release is forgotten, and so is every later holder."""
+    lock = FencedLock("stock:42")
+    async with face.inside(lock):
+        for key in (KEY, token_key(KEY)):
+            redis_client.copy(key, f"older {key}")
+    between = await face.result(face.start(take_once, face, lock))
+    for key in (KEY, token_key(KEY)):
+        redis_client.rename(f"older {key}", key)
+    assert await take_once(face, lock) > between
+
+
 async def test_token_goes_on_from_a_java_client(face, redis_client):
     """Which counts by one, from where this side has left off."""
     lock = FencedLock("stock:42")
@@ -58,5 +70,5 @@ async def test_without_a_hold_there_is_no_token(face):
 
 async def test_hold_of_another_kind_has_no_token(face):
     async with face.inside(RLock("stock:42")):
-        with pytest.raises(RuntimeError, match="has no tokens"):
+        with pytest.raises(RuntimeError, match="without tokens"):
             FencedLock("stock:42").token  # noqa: B018

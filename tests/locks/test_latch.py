@@ -25,7 +25,7 @@ async def wait(face, latch, *args, **kwargs):
 
 
 async def waiting(face, number=1):
-    """So many waits have begun, and listen."""
+    """This many waits have begun, and listen."""
     await face.until(lambda: len(WAITS.snapshot()) == number)
 
 
@@ -74,13 +74,13 @@ async def test_waiter_whose_message_was_lost_asks_again(face, done, redis_client
     await face.call(done, "try_set_count", 1)
     waiter = face.start(wait, face, done)
     await waiting(face)
-    redis_client.delete(KEY)  # and tells nobody
+    redis_client.delete(KEY)  # and publishes nothing
     assert await face.result(waiter) is True
 
 
 def test_wait_asks_again_sooner_where_it_may_not_be_told():
-    assert CountDownLatch("import:42").pauses(-1, 1)[0] == hooks.REPOLL
-    assert CountDownLatch("{import}:42").pauses(-1, 1)[0] == latch.UNHEARD_REPOLL
+    assert CountDownLatch("import:42")._pauses(-1, 1)[0] == hooks.REPOLL
+    assert CountDownLatch("{import}:42")._pauses(-1, 1)[0] == latch.UNHEARD_REPOLL
 
 
 async def test_name_with_a_hash_tag(face, redis_client):
@@ -139,7 +139,7 @@ async def test_lost_reply_counts_once(face, proxy, done, redis_client):
 async def test_count_down_that_fails_is_done_in_the_background_and_once(face, proxy, done, redis_client):
     await face.call(done, "try_set_count", 3)
     stuck = proxy.hold(scripts.LATCH_COUNT_DOWN)
-    with pytest.raises(LockUnavailableError, match="The background thread goes on trying for 60 s; do not do it again"):
+    with pytest.raises(LockUnavailableError, match="The background thread retries for 60 s; do not repeat the call"):
         await face.call(done, "count_down")
     await face.until(lambda: redis_client.get(KEY) == "2")
     calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -167,5 +167,5 @@ def test_faces_describe_themselves():
     for face, name in ((CountDownLatch.wait, "wait"), (CountDownLatch.await_, "await_")):
         assert (face.__name__, face.__qualname__) == (name, f"CountDownLatch.{name}")
         assert list(inspect.signature(face).parameters) == ["self", "wait_time"]
-        assert "until it is open" in (face.__doc__ or "")
+        assert "until the latch is open" in (face.__doc__ or "")
     assert CountDownLatch.acount_down.__name__ == "acount_down"

@@ -1,6 +1,7 @@
-"""The semaphore: permits of all processes, taken once and given back once, whatever happens to the commands."""
+"""The semaphore: permits shared by processes, taken once and released once, whatever happens to the commands."""
 
 import asyncio
+import threading
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
@@ -13,9 +14,11 @@ from django_rlock import (
     Semaphore,
     scripts,
 )
+from django_rlock.drivers import calls
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import counters, hooks
 from django_rlock.locks.holds import WAITS
+from tests.background import forget_clean_up
 from tests.eventually import eventually
 
 KEY = "rlock:printers"
@@ -24,12 +27,14 @@ MOST = 2**31 - 1
 
 
 @pytest.fixture
-def printers():
+def printers(redis_client):
+    forget_clean_up()  # of tests elsewhere, whose requests would be remembered
+    redis_client.flushall()
     return Semaphore("printers")
 
 
 async def waiting(face, number=1):
-    """So many waits have begun, and listen."""
+    """This many waits have begun, and listen."""
     await face.until(lambda: len(WAITS.snapshot()) == number)
 
 
@@ -107,7 +112,7 @@ async def test_waiter_whose_message_was_lost_asks_again(face, printers, redis_cl
     monkeypatch.setattr(hooks, "REPOLL", 0.05)
     waiter = face.start(face.call, printers, "acquire")
     await waiting(face)
-    redis_client.set(KEY, 1)  # and tells nobody
+    redis_client.set(KEY, 1)  # and publishes nothing
     assert await face.result(waiter) is True
 
 
@@ -182,7 +187,7 @@ async def test_try_that_is_to_wait(face, printers):
 
 async def test_key_of_a_lock_is_left_alone(face, printers, redis_client, monkeypatch):
     """And what was refused is not tried again in the background."""
-    monkeypatch.setattr("django_rlock.locks.counters.defer", pytest.fail)
+    monkeypatch.setattr("django_rlock.locks.counters.clean_up", pytest.fail)
     redis_client.hset(KEY, "somebody", 1)
     for method in ("acquire", "release", "available_permits", "drain_permits", "delete"):
         with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
@@ -246,7 +251,7 @@ async def test_lost_reply(face, proxy, printers, redis_client, method, script, b
 
 async def test_acquire_is_sent_again_only_while_the_server_knows_it(face, proxy, printers, redis_client, monkeypatch):
     """Else it would take permits once more, after an outage that is shorter than the wait."""
-    monkeypatch.setattr(counters.Request, "patience", 0.1)
+    monkeypatch.setattr(counters.Request, "_patience", 0.1)
     redis_client.set(KEY, 5)
     lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
     stuck = proxy.hold(scripts.SEMAPHORE_ACQUIRE)
@@ -259,7 +264,105 @@ async def test_acquire_is_sent_again_only_while_the_server_knows_it(face, proxy,
 
 def test_request_is_known_until_nobody_sends_it_again():
     """An acquire, until its wait ends with an error, and then what undoes it."""
-    assert counters.Request.patience + counters.SENT_AGAIN < counters.REMEMBERED
+    assert counters.Request._patience + counters.SENT_AGAIN < calls.REMEMBERED
+
+
+REQUESTS = "rlock_requests:{rlock:printers}"
+
+
+async def test_answered_requests_are_forgotten_with_the_next(face, printers, redis_client):
+    await face.call(printers, "try_set_permits", 1)
+    for _ in range(50):
+        assert await face.call(printers, "acquire") is True
+        assert await face.call(printers, "acquire", wait_time=0) is False
+        await face.call(printers, "release")
+    await face.call(printers, "add_permits", 1)
+    assert redis_client.zcard(REQUESTS) == 1
+
+
+async def test_request_that_waited_is_forgotten_as_well(face, printers, redis_client):
+    waiter = face.start(face.call, printers, "acquire")
+    await waiting(face)
+    redis_client.set(KEY, 1)
+    redis_client.publish(CHANNEL, "1")
+    assert await face.result(waiter) is True
+    [taken] = redis_client.zrange(REQUESTS, 0, -1)
+    await face.call(printers, "release")
+    assert redis_client.zscore(REQUESTS, taken) is None
+    assert redis_client.zcard(REQUESTS) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "script"),
+    [
+        ("acquire", scripts.SEMAPHORE_ACQUIRE),
+        ("release", scripts.SEMAPHORE_RELEASE),
+        ("add_permits", scripts.SEMAPHORE_ADD),
+    ],
+)
+async def test_request_that_was_sent_again_is_remembered(face, proxy, printers, redis_client, method, script):
+    """Its first command, which seemed lost, may still come."""
+    redis_client.set(KEY, 5)
+    lost = proxy.lose_reply(script)
+    await face.call(printers, method, 1)
+    assert lost.served.is_set()
+    [sent_again] = redis_client.zrange(REQUESTS, 0, -1)
+    for _ in range(3):
+        await face.call(printers, "release")
+    assert redis_client.zscore(REQUESTS, sent_again) is not None
+    assert redis_client.zcard(REQUESTS) == 2
+
+
+async def test_request_whose_earlier_try_was_sent_again_is_remembered(face, proxy, printers, redis_client):
+    """That try found no permits; its twin, if it came later, would."""
+    lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
+    waiter = face.start(face.call, printers, "acquire")
+    await waiting(face)
+    assert lost.served.is_set()
+    redis_client.set(KEY, 1)
+    redis_client.publish(CHANNEL, "1")
+    assert await face.result(waiter) is True
+    [taken] = redis_client.zrange(REQUESTS, 0, -1)
+    await face.call(printers, "release")
+    assert redis_client.zscore(REQUESTS, taken) is not None
+
+
+async def test_interrupted_acquire_is_undone_though_others_are_forgotten(face, proxy, printers, redis_client):
+    redis_client.set(KEY, 5)
+    swallowed = proxy.swallow_reply(scripts.SEMAPHORE_ACQUIRE)
+    with pytest.raises(LockUnavailableError):
+        await face.call(printers, "acquire", 2, blocking=False)
+    assert swallowed.served.is_set()
+    await face.call(printers, "release")
+    await face.call(printers, "release")
+    await face.until(lambda: redis_client.get(KEY) == "7")
+
+
+def test_few_requests_of_a_crowd_are_remembered(printers, redis_client):
+    printers.try_set_permits(4)
+
+    def work():
+        for _ in range(50):
+            with printers:
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert printers.available_permits() == 4
+    assert redis_client.zcard(REQUESTS) < 100  # of 801
+
+
+def test_a_process_notes_the_requests_of_few_semaphores(redis_client, monkeypatch):
+    monkeypatch.setattr(counters, "_answered", {})
+    monkeypatch.setattr(counters, "MOST_COUNTERS", 3)
+    for number in range(10):
+        for _ in range(20):
+            Semaphore(f"printers:{number}").add_permits(1)
+        assert len(counters._answered) <= 3
+        assert max(map(len, counters._answered.values())) <= counters.MOST_ANSWERED
 
 
 async def test_waiter_whose_grant_got_lost_is_granted_once(face, proxy, printers, redis_client):
@@ -298,7 +401,7 @@ async def test_acquire_that_arrives_after_its_undoing_takes_nothing(face, proxy,
 
 async def test_release_that_fails_is_done_in_the_background_and_once(face, proxy, printers, redis_client):
     stuck = proxy.hold(scripts.SEMAPHORE_RELEASE)
-    with pytest.raises(LockUnavailableError, match="The background thread goes on trying for 60 s; do not do it again"):
+    with pytest.raises(LockUnavailableError, match="The background thread retries for 60 s; do not repeat the call"):
         await face.call(printers, "release")
     await face.until(lambda: redis_client.get(KEY) == "1")
     calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]

@@ -30,7 +30,7 @@ ON_ONE_SERVER = [kind for kind in KINDS if kind != "redlock"]
 
 
 def table(heading: str) -> dict[tuple[str, str], str]:
-    """(held, asked for) → outcome."""
+    """(held, requested) → outcome."""
     section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
     lines = re.findall(r"^\|.*\|$", section, re.MULTILINE)
     head, _, *rows = (line.strip("| ").split("|") for line in lines)
@@ -134,14 +134,14 @@ def test_no_owner_is_called_as_the_field_of_the_mode(kind):
 
 
 async def test_waiters_of_each_kind_are_beaten_for(face, settings, redis_client):
-    """One process, one name, two kinds: the beat of the one that waits longest tells nothing of the others."""
+    """One process, one name, two kinds: the beat of the longest waiter says nothing about the others."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
     redis_client.hset(KEY, "somebody", 1)
     waiters = []
     for number, kind in enumerate(["write", "fair"]):
         waiters.append(face.start(visit, face, rlock(NAME, kind=kind)))
         await face.until(lambda number=number: len(WAITS.snapshot()) == number + 1)
-    alive_until = await face.until(lambda: redis_client.zscore(alive_key(KEY), client_id()))
+    alive_until = redis_client.zscore(alive_key(KEY), client_id())
     await face.until(lambda: redis_client.zscore(alive_key(KEY), client_id()) > alive_until + 900)
     redis_client.delete(KEY)
     for each in waiters:

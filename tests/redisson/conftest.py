@@ -12,10 +12,10 @@ import pytest
 from django_rlock import FairLock, MultiLock, RLock, SpinLock
 from django_rlock.locks import BaseLock
 from example_project.embedded import EmbeddedServer
-from tests.faces import face, pytest_pyfunc_call
+from tests.faces import face, nothing_left, nothing_reported, pytest_pyfunc_call
 from tests.processes import ClientProcess
 
-__all__ = ["face", "pytest_pyfunc_call"]
+__all__ = ["face", "nothing_left", "nothing_reported", "pytest_pyfunc_call"]
 
 
 def several(name: str, **options: Any) -> MultiLock:
@@ -31,7 +31,7 @@ def kind(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
 
 @pytest.fixture
 def clients(server: EmbeddedServer) -> Iterator[Callable[..., list[ClientProcess]]]:
-    """``clients(3, WATCHDOG_TIMEOUT=1)``: so many processes, each what Redisson calls a client."""
+    """``clients(3, WATCHDOG_TIMEOUT=1)``: this many processes, each of them a client in Redisson's terms."""
     with ExitStack() as processes:
 
         def start(number: int, **options: Any) -> list[ClientProcess]:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 from redis import Redis
 
+from tests.eventually import PATIENCE
 from tests.processes import ClientProcess
 
 PROCESSES = 4
+_in_process = "RLOCK_TEST_IN_PROCESS" in os.environ
+LOOPS = 10 if _in_process else 50
+"""How often each owner of a crowd acquires. The server in the process takes twenty times as long for a turn."""
+asks_the_server = pytest.mark.skipif(
+    _in_process,
+    reason="the server of django_rlock.testing counts no commands, and lists channels that nobody hears any more",
+)
 
 _WORK = """exec('''
 from django_redis import get_redis_connection
@@ -28,11 +38,11 @@ def look(loops, block):
         with block():
             assert redis.get("counter") == redis.get("turns")
 ''', globals())"""
-"""A counter that is read and then written, so that it is right only where one is inside at a time."""
+"""A counter that is read and then written, so that it is right only if there is one holder at a time."""
 
 
 async def all_together(face: Any, owners: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What the work answered each of so many owners, who began at once."""
+    """What the work returned to each of a number of owners, who began at once."""
     started = [face.start(work, *args) for _ in range(owners)]
     return [await face.result(each) for each in started]
 
@@ -44,7 +54,7 @@ def in_processes(clients: Callable[..., list[ClientProcess]], calls: Iterable[st
         client.do(_WORK)
         running += [client.begin(call, f"thread {number}") for number, call in enumerate(calls)]
     for each in running:
-        each.result(50)
+        each.result(PATIENCE)
 
 
 def scripts_run(redis_client: Redis) -> int:

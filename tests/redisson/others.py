@@ -10,18 +10,9 @@ from typing import Any
 from django_rlock.locks import BaseLock
 
 
-async def elsewhere(face: Any, lock: BaseLock, method: str, *args: Any, **kwargs: Any) -> Any:
-    """What a method of the lock answers another owner."""
-
-    async def call() -> Any:
-        return await face.call(lock, method, *args, **kwargs)
-
-    return await face.result(face.start(call))
-
-
 @asynccontextmanager
 async def held_elsewhere(face: Any, lock: BaseLock) -> AsyncIterator[None]:
-    """Another owner holds the lock inside of the block."""
+    """Another owner holds the lock during the block."""
     held, leave = threading.Event(), threading.Event()
 
     async def hold() -> None:

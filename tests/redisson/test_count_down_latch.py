@@ -36,7 +36,7 @@ async def test_await_timeout_fail(face, latch):
 
 
 async def test_single_count_down_await_single_instance(face, latch):
-    """Whoever gets through finds that all have counted down."""
+    """Each waiter that gets through finds that all have counted down."""
     owners = 12
     assert await face.call(latch, "try_set_count", owners)
     counted: list[None] = []

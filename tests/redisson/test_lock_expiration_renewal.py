@@ -6,8 +6,9 @@ import pytest
 
 from django_rlock import LockLostError, ReadWriteLock, RLock
 from django_rlock.locks.holds import HOLDS
-from tests.background import until_renewed
 from tests.redisson.others import held_elsewhere
+
+SHORT = {"WATCHDOG_TIMEOUT": 3.0}
 
 sides = pytest.mark.parametrize(
     "make",
@@ -16,19 +17,21 @@ sides = pytest.mark.parametrize(
 )
 
 
-def renew() -> None:
-    """Have the watchdog renew what is held."""
+async def renewed(face) -> None:
+    """Until the watchdog has renewed what is held."""
     (hold,) = [hold for hold in HOLDS.snapshot() if hold.lost is None]
-    until_renewed(hold)
+    before = hold.deadline
+    await face.until(lambda: hold.deadline > before)
 
 
 @sides
-async def test_lock_after_timeout(face, own_server, make):
+async def test_lock_after_timeout(face, own_server, settings, make):
     """Ported from testLockAfterTimeout, testReadLockAfterTimeout and testWriteLockAfterTimeout.
 
     The server comes back without its data: the release tells of it, and what is taken anew is renewed as ever.
     """
     server = own_server()
+    settings.RLOCK = {"default": SHORT}
     await face.acquire(make("lock"))
     server.restart()
     # Now there is a connection. The release would find the old one closed, send its command twice, and could not
@@ -37,24 +40,25 @@ async def test_lock_after_timeout(face, own_server, make):
     with pytest.raises(LockLostError):
         await face.release(make("lock"))
     await face.acquire(make("lock"))
-    renew()
+    await renewed(face)
     await face.release(make("lock"))
 
 
-async def test_lock_reentrant_renew(face):
+async def test_lock_reentrant_renew(face, settings):
     """The end of an inner hold ends no renewal, neither its own lock's nor another owner's."""
+    settings.RLOCK = {"default": SHORT}
     lock = RLock("lock")
     for _ in range(2):
         async with face.inside(lock), face.inside(lock):
             pass
     async with held_elsewhere(face, lock):
         for _ in range(2):
-            renew()
+            await renewed(face)
         assert await face.call(lock, "locked")
     async with face.inside(lock):
         async with face.inside(lock):
             pass
-        renew()
+        await renewed(face)
 
 
 @sides

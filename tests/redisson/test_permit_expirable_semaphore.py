@@ -10,7 +10,7 @@ import pytest
 
 from django_rlock import PermitExpirableSemaphore, PermitNotHeldError
 from django_rlock.locks.holds import WAITS
-from tests.redisson.crowds import PROCESSES, all_together, in_processes
+from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
 
 UNKNOWN = "0" * 32
 LEASE = 0.5
@@ -73,7 +73,7 @@ async def test_available_permits(face, redis_client, semaphore):
 
 async def test_expiration(face, redis_client, semaphore):
     """What has a time to live goes with all that belongs to it; what was asked is forgotten in two minutes."""
-    await face.call(semaphore, "try_set_permits", 1, ttl=0.8)
+    await face.call(semaphore, "try_set_permits", 1, ttl=3)
     assert await face.call(semaphore, "acquire", lease_time=0.2)
     assert redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout") == 2
     await face.until(lambda: not redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout"))
@@ -81,18 +81,18 @@ async def test_expiration(face, redis_client, semaphore):
 
 
 async def test_expire(face, semaphore):
-    """Nobody gives it back; the next one has it when the lease ends, and a late release comes to nothing."""
+    """It is never released; the next one gets it when the lease ends, and a late release has no effect."""
     await face.call(semaphore, "try_set_permits", 1)
     began = time.monotonic()
     late = await face.call(semaphore, "acquire", lease_time=LEASE)
     assert await face.call(semaphore, "acquire")
-    assert 0.45 < time.monotonic() - began < 10
+    assert 0.45 < time.monotonic() - began < 20
     assert await face.call(semaphore, "try_release", late) == 0
     assert await numbers(face, semaphore) == [0, 1, 1]
 
 
 async def test_set_permits(face, semaphore):
-    """Any number in all; where more are taken, what is left is below zero."""
+    """Any number in all; if more are taken, the free ones are below zero."""
     for total in (10, 15, 15, 5):
         await face.call(semaphore, "set_permits", total)
         assert await numbers(face, semaphore) == [total, 0, total]
@@ -111,7 +111,7 @@ async def test_add_permits(face, semaphore):
 
 
 async def test_blocking_acquire_many(face, semaphore):
-    """Who asks for more than are left waits until the others are given back, by their ids."""
+    """A request for more than are free waits until others are released, by their ids."""
     await face.call(semaphore, "try_set_permits", 10)
     permit = await face.call(semaphore, "acquire", 6)
     assert [len(each) for each in permit.ids] == [32] * 6
@@ -124,7 +124,7 @@ async def test_blocking_acquire_many(face, semaphore):
 
 
 async def test_try_acquire(face, semaphore):
-    """Nothing when there is none; and within the wait what is given back meanwhile."""
+    """Nothing when there is none; and within the wait, permits that are released meanwhile."""
     await face.call(semaphore, "try_set_permits", 1)
     permit = await face.call(semaphore, "acquire", blocking=False)
     assert await face.call(semaphore, "acquire", blocking=False) is None
@@ -166,14 +166,14 @@ async def test_concurrency_single_instance(face, semaphore):
 
 def test_concurrency_loop_multi_instance(clients, redis_client, semaphore):
     semaphore.try_set_permits(1)
-    in_processes(clients, ["count(50, PermitExpirableSemaphore('semaphore').permit)"] * 4)
-    assert redis_client.get("counter") == str(PROCESSES * 4 * 50)
+    in_processes(clients, [f"count({LOOPS}, PermitExpirableSemaphore('semaphore').permit)"] * 4)
+    assert redis_client.get("counter") == str(PROCESSES * 4 * LOOPS)
     assert semaphore.available_permits() == 1
 
 
 @pytest.mark.parametrize("permits", [1, 6])
 async def test_acquire(face, semaphore, permits):
-    """Ported from testAcquire and testAcquireAsyncMany: what is there is had at once."""
+    """Ported from testAcquire and testAcquireAsyncMany: free permits are granted at once."""
     await face.call(semaphore, "try_set_permits", 10)
     permit = await face.call(semaphore, "acquire", permits, lease_time=5)
     assert len(set(permit.ids)) == permits
@@ -182,7 +182,7 @@ async def test_acquire(face, semaphore, permits):
 
 
 async def test_release_many(face, semaphore):
-    """Ported from testReleaseAsyncMany: given back in parts, it counts what came back."""
+    """Ported from testReleaseAsyncMany: released in parts, it counts the released ones."""
     await face.call(semaphore, "try_set_permits", 10)
     permit = await face.call(semaphore, "acquire", 10)
     for part, left in ((permit.ids[:4], 4), (permit.ids[4:6], 6)):
@@ -202,7 +202,7 @@ async def test_release_many_expired_does_not_throw(face, redis_client, semaphore
 
 
 async def test_try_release_many_expired(face, redis_client, semaphore):
-    """What ended cannot be given back, and has come back with the next release of what lives."""
+    """An ended permit cannot be released, and comes back with the next release of a live one."""
     await face.call(semaphore, "try_set_permits", 10)
     old = await face.call(semaphore, "acquire", 3, lease_time=0.1)
     live = await face.call(semaphore, "acquire", 3, lease_time=20)
@@ -218,7 +218,7 @@ async def test_release_many_not_exist_or_expired(face, redis_client, semaphore, 
     """One such among them leaves all as they are."""
     await face.call(semaphore, "try_set_permits", 10)
     live = await face.call(semaphore, "acquire", 3, lease_time=20)
-    gone = await face.call(semaphore, "acquire", lease_time=0.1)
+    gone = await face.call(semaphore, "acquire", lease_time=0.1 if which == "ended" else 20)
     if which == "ended":
         await ended(face, redis_client, live=3)
     else:

@@ -1,4 +1,4 @@
-"""PublishSubscribeTest, CountDownLatchPubSubTest and AsyncSemaphoreTest: how waiters of one process are told."""
+"""PublishSubscribeTest, CountDownLatchPubSubTest and AsyncSemaphoreTest: how waiters of one process are notified."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from functools import partial
 from typing import Any
 
 from django_rlock import CountDownLatch, RLock
-from django_rlock.drivers import pubsub
 from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.sync import sync_driver
+from django_rlock.drivers.listening import listener as listening
+from django_rlock.drivers.room import listener, sync_driver
 from django_rlock.locks.holds import WAITS
-from tests.eventually import eventually
+from tests.eventually import UNTIL_SERVED, eventually
 from tests.redisson.others import held_elsewhere
 
 CHANNEL = "redisson_lock__channel:{rlock:lock}"
 
 
 def test_subscribe_for_race_condition(redis_client, monkeypatch):
-    """Whoever leaves before the subscription is confirmed spoils it for nobody who comes after."""
+    """A waiter that leaves before the subscription is confirmed does not affect later waiters."""
     driver: Any = sync_driver("default")
     with monkeypatch.context() as hasty:
-        hasty.setattr(pubsub, "CONFIRM_WITHIN", 0)
+        hasty.setattr(listening, "CONFIRM_WITHIN", 0)
         for number in range(50):
             run_sync(driver.listen(f"{CHANNEL}:{number}", None)).close()
     for number in range(50):
         second = run_sync(driver.listen(f"{CHANNEL}:{number}", None))
         eventually(partial(redis_client.publish, f"{CHANNEL}:{number}", "0"))
-        assert run_sync(second.wait(5)) is True
+        assert run_sync(second.wait(UNTIL_SERVED)) is True
         second.close()
 
 
@@ -35,7 +35,7 @@ async def test_cancelled_waiters_do_not_retain_queue_nodes(face):
     async with held_elsewhere(face, RLock("lock")):
         for _ in range(20):
             assert not await face.acquire(RLock("lock"), wait_time=0.001)
-        lines = {name for name, _ in pubsub.listener("default")._lines}
+        lines = {name for name, channel in listener("default").channels.items() if channel.waiters()}
         assert CHANNEL not in lines
         assert WAITS.snapshot() == []
 

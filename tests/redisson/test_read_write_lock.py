@@ -8,9 +8,11 @@ from itertools import count
 import pytest
 
 from django_rlock import LockUpgradeError, ReadLock, WriteLock
+from django_rlock.drivers.identity import NamedOwner
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.redisson.crowds import PROCESSES, all_together, in_processes
-from tests.redisson.others import elsewhere, held_elsewhere, visit
+from tests.faces import elsewhere
+from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
+from tests.redisson.others import held_elsewhere, visit
 from tests.redisson.test_lock import (
     test_is_held_by_current_thread,
     test_is_held_by_current_thread_other_thread,
@@ -41,7 +43,7 @@ def kind(request):
 
 def lease_end(lock: ReadLock) -> float:
     """When the lease of a named owner's hold ends, as far as is known by now."""
-    hold = HOLDS.get(lock, lock.owner or "")
+    hold = HOLDS.get(lock, NamedOwner(lock.owner or ""))
     assert hold is not None
     return hold.deadline
 
@@ -55,7 +57,7 @@ async def test_read_lock_expiration(face):
     """A writer enters when the last reader leaves: the lease that another one had has ended without effect."""
     long, short = ReadLock("lock", owner="long"), ReadLock("lock", owner="short")
     await face.acquire(long, lease_time=LONG)
-    await face.acquire(short, lease_time=0.6)
+    await face.acquire(short, lease_time=3)
     ends = lease_end(short)
     writer = face.start(visit, face, WriteLock("lock"))
     await face.until(WAITS.snapshot)
@@ -68,7 +70,7 @@ async def test_read_lock_expiration(face):
 
 async def test_read_lock_expiration_renewal(face, settings):
     """Readers for longer than the watchdog's timeout; every release finds its hold."""
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1.5}}
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 5.0}}
     owners = count()
 
     async def read_twice() -> None:
@@ -93,7 +95,7 @@ async def test_name(face, redis_client):
 
 
 async def test_write_lock_expiration(face):
-    """The shorter lease of a second hold does not let another writer in."""
+    """The shorter lease of a second hold does not let another writer take the lock."""
     lock = WriteLock("lock")
     await face.acquire(lock, lease_time=LONG)
     await face.acquire(lock, lease_time=0.1)
@@ -103,11 +105,11 @@ async def test_write_lock_expiration(face):
 
 
 async def test_read_lock_lease_timeout_diff_threads_wrr(face):
-    """Two readers get in when the lease of a writer ends who never gives back."""
+    """Two readers get the lock when the lease of a writer ends that never releases."""
     began = time.monotonic()
     assert await elsewhere(face, WriteLock("lock"), "acquire", lease_time=0.3)
     await all_together(face, 2, visit, face, ReadLock("lock"))
-    assert 0.25 < time.monotonic() - began < 10  # long before the next poll
+    assert 0.25 < time.monotonic() - began < 20  # long before the next poll
     await all_lost(face)
 
 
@@ -118,13 +120,13 @@ async def test_read_lock_lease_timeout_diff_threads_rrw(face):
     await face.sleep(0.15)
     await visit(face, ReadLock("lock", lease_time=LONG))
     await visit(face, WriteLock("lock"))
-    assert 0.25 < time.monotonic() - began < 10
+    assert 0.25 < time.monotonic() - began < 20
     await all_lost(face)
 
 
 async def test_read_lock_lease_timeout(face, redis_client):
     """The reader itself may write when its lease has ended, which the end of an inner hold counts anew."""
-    read, write = ReadLock("lock", lease_time=0.3), WriteLock("lock", wait_time=0)
+    read, write = ReadLock("lock", lease_time=2), WriteLock("lock", wait_time=0)
     for _ in range(2):
         await face.acquire(read)
     await face.release(read)
@@ -137,7 +139,7 @@ async def test_read_lock_lease_timeout(face, redis_client):
 
 
 async def test_wr(face):
-    """To read inside of a write lock, and to stop, leaves it as it was."""
+    """Reading under a write lock, and stopping, leaves it unchanged."""
     read, write = ReadLock("lock"), WriteLock("lock")
     async with face.inside(write):
         async with face.inside(read):
@@ -147,7 +149,7 @@ async def test_wr(face):
 
 
 async def test_write_read_reentrancy(face):
-    """Another reads and writes when both are given back; who reads cannot write, and is told so."""
+    """Another owner reads and writes when both are released; a reader cannot write, and gets an error."""
     read, write = ReadLock("lock"), WriteLock("lock")
     await face.acquire(write)
     assert await face.acquire(read, blocking=False)
@@ -198,7 +200,7 @@ async def test_expire_read(face):
 
 
 async def test_reentrancy(face):
-    """Another name is another lock, and a writer gets in when it is given back as often as it was taken."""
+    """Another name is another lock, and a writer gets it when it is released as often as it was taken."""
     lock = ReadLock("lock")
     for _ in range(2):
         assert await face.acquire(lock, blocking=False)
@@ -229,7 +231,7 @@ async def test_concurrency_single_instance(face):
     assert counter == [8, 8]
 
 
-@pytest.mark.parametrize(("pairs", "loops"), [(2, 100), (12, 1)], ids=["loop", "once"])
+@pytest.mark.parametrize(("pairs", "loops"), [(2, 2 * LOOPS), (12, 1)], ids=["loop", "once"])
 def test_concurrency_multi_instance(clients, redis_client, pairs, loops):
     """Ported from testConcurrencyLoop_MultiInstance and testConcurrency_MultiInstance: every other one reads."""
     pair = [f"count({loops}, lambda: WriteLock('lock'))", f"look({loops}, lambda: ReadLock('lock'))"]
@@ -239,11 +241,11 @@ def test_concurrency_multi_instance(clients, redis_client, pairs, loops):
 
 async def test_multi_instance_zombie_read_lock_performance(face, clients):
     """A writer gets in soon after twenty readers who died with three holds each."""
-    (dead,) = clients(1, WATCHDOG_TIMEOUT=0.8)
+    (dead,) = clients(1, WATCHDOG_TIMEOUT=4.0)
     reader = "__import__('django_rlock').ReadLock('lock', owner=f'dead {number}')"
     dead.do(f"[{reader}.acquire() for number in range(20) for _ in range(3)]")
     assert not await face.acquire(WriteLock("lock"), blocking=False)
     dead.kill()
     began = time.monotonic()
     await visit(face, WriteLock("lock"))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20

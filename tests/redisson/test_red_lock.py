@@ -14,7 +14,7 @@ from django_rlock import rlock
 from django_rlock.locks import BaseLock
 from example_project.embedded import EmbeddedServer
 
-OPTIONS = {"NODE_TIMEOUT": 0.5, "QUARANTINE": 0}
+OPTIONS = {"NODE_TIMEOUT": 1.0, "QUARANTINE": 0}
 """Patient, since all the servers share a busy machine."""
 LEASE = 20
 """Seconds; none is to end here, however slow the machine."""
@@ -100,7 +100,7 @@ async def test_connection_failed(face, nodes):
 
 
 async def test_multi_threads(face, nodes):
-    """Another waits until it is given back."""
+    """Another owner waits until it is released."""
     inside = [0]
 
     async def second() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from django_rlock import Semaphore
 from django_rlock.locks.holds import WAITS
-from tests.redisson.crowds import PROCESSES, all_together, in_processes, scripts_run
+from tests.redisson.crowds import LOOPS, PROCESSES, all_together, asks_the_server, in_processes, scripts_run
 
 MOST = 2**31 - 1
 
@@ -32,6 +32,7 @@ async def released_in_vain(face, redis_client, semaphore, permits: int = 1) -> N
     assert len(WAITS.snapshot()) == 1
 
 
+@asks_the_server
 async def test_acquire_after_add_permits(face, redis_client, semaphore):
     """One permit is too little for who waits for two; another that is added is enough."""
     await face.call(semaphore, "try_set_permits", 0)
@@ -60,7 +61,7 @@ async def test_try_set_permits(face, redis_client, semaphore):
     for each, ttl in ((long, 20), (short, 0.2)):
         assert await face.call(each, "try_set_permits", 5, ttl=ttl)
     await face.until(lambda: not redis_client.exists("rlock:short"))
-    assert 0.15 < time.monotonic() - began < 10
+    assert 0.15 < time.monotonic() - began < 20
     assert [await left(face, each) for each in (long, short)] == [5, 0]
 
 
@@ -75,7 +76,7 @@ async def test_add_permits(face, semaphore):
 
 
 async def test_reduce_permits(face, semaphore):
-    """Below zero; what is given back counts up from there."""
+    """Below zero; released permits count up from there."""
     await face.call(semaphore, "try_set_permits", 0)
     await face.call(semaphore, "add_permits", -5)
     assert await left(face, semaphore) == -5
@@ -86,8 +87,9 @@ async def test_reduce_permits(face, semaphore):
     assert await left(face, semaphore) == 0
 
 
+@asks_the_server
 async def test_blocking_n_acquire(face, redis_client, semaphore):
-    """With two left, who asks for four waits for two releases."""
+    """With two free, a request for four waits for two releases."""
     await face.call(semaphore, "try_set_permits", 5)
     assert await face.call(semaphore, "acquire", 3)
     waiter = face.start(face.call, semaphore, "acquire", 4)
@@ -98,8 +100,9 @@ async def test_blocking_n_acquire(face, redis_client, semaphore):
     assert await left(face, semaphore) == 0
 
 
+@asks_the_server
 async def test_try_n_acquire(face, redis_client, semaphore):
-    """The same with an end to the wait, before which nobody gave back."""
+    """The same with a limited wait, in which none is released."""
     await face.call(semaphore, "try_set_permits", 5)
     assert await face.call(semaphore, "acquire", 3, blocking=False)
     assert not await face.call(semaphore, "acquire", 4, blocking=False)
@@ -163,7 +166,7 @@ async def test_concurrency_loop_max(face, semaphore):
     assert await left(face, semaphore) == MOST
 
 
-@pytest.mark.parametrize(("threads", "loops"), [(4, 50), (8, 1)], ids=["loop", "once"])
+@pytest.mark.parametrize(("threads", "loops"), [(4, LOOPS), (8, 1)], ids=["loop", "once"])
 def test_concurrency_multi_instance(clients, redis_client, semaphore, threads, loops):
     """Ported from testConcurrencyLoop_MultiInstance and testConcurrency_MultiInstance_1_permits."""
     semaphore.try_set_permits(1)

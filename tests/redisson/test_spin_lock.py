@@ -7,7 +7,7 @@ import asyncio
 from django_rlock import SpinLock
 from django_rlock.locks.holds import WAITS
 from tests.faces import TaskFace
-from tests.redisson.others import held_elsewhere
+from tests.redisson.others import held_elsewhere, visit
 
 
 def run(body) -> None:
@@ -19,12 +19,10 @@ def test_try_lock_async():
 
     async def body(face) -> None:
         async with held_elsewhere(face, SpinLock("lock")):
-            waiting = SpinLock("lock").aacquire()
-            taking = asyncio.ensure_future(waiting)
+            visiting = face.start(visit, face, SpinLock("lock"))
             await face.until(WAITS.snapshot)
-            assert not taking.done()
-        assert await asyncio.wait_for(taking, 5) is True
-        await SpinLock("lock").arelease()
+            assert not visiting.done()
+        await face.result(visiting)
 
     run(body)
 
@@ -32,10 +30,9 @@ def test_try_lock_async():
 def test_timed_try_lock_async():
     async def body(face) -> None:
         async with held_elsewhere(face, SpinLock("lock")):
-            taking = asyncio.ensure_future(SpinLock("lock").aacquire(wait_time=20))
+            visiting = face.start(visit, face, SpinLock("lock", wait_time=20))
             await face.until(WAITS.snapshot)
-        assert await taking is True
-        await SpinLock("lock").arelease()
+        await face.result(visiting)
 
     run(body)
 

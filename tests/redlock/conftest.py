@@ -10,10 +10,10 @@ from django_rlock.drivers.identity import current_owner
 from django_rlock.locks.holds import HOLDS, Hold
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
-from tests.faces import face, pytest_pyfunc_call  # noqa: F401
+from tests.faces import face, nothing_left, pytest_pyfunc_call  # noqa: F401
 
-NODE_TIMEOUT = 0.2
-"""In seconds: a machine that stalls for less costs no vote."""
+NODE_TIMEOUT = 1.0
+"""Seconds: a machine that stalls for less costs no vote."""
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +38,14 @@ def nodes(_five_servers: list[EmbeddedServer], settings: Settings) -> list[Embed
 
 @pytest.fixture
 def hasty(nodes: list[EmbeddedServer], settings: Settings) -> None:
-    """Short waits for nodes, in tests in which too few of them reply anyway."""
+    """Short waits for nodes, in tests in which a quorum does not reply anyway."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 0.15}}
+
+
+@pytest.fixture
+def patient(nodes: list[EmbeddedServer], settings: Settings) -> None:
+    """Long waits for nodes, in tests in which each of them counts: a stalled machine makes none late."""
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 4.0, "WATCHDOG_TIMEOUT": 100}}
 
 
 def holders(nodes: list[EmbeddedServer], name: str = "x") -> list[dict[str, str]]:
@@ -60,4 +66,4 @@ def hold_of(lock: RedLock) -> Hold:
 
 def owner_of(lock: RedLock) -> str:
     """The wire name under which the running thread or task has it."""
-    return hold_of(lock).owner
+    return hold_of(lock).wire_name

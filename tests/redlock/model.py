@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from django_rlock import scripts
+from django_rlock.drivers.quorum.proposals import AHEAD
+from django_rlock.locks.hooks import EXTEND, RENEW
 from django_rlock.scripts import Script
 
 Reply = list[Any]
@@ -57,7 +59,7 @@ class Node:
         return self.run_id, math.floor(self.clock()) - self.started
 
     def run(self, script: Script, args: tuple[Any, ...]) -> Reply:
-        """What the script answers, after the nonce."""
+        """The script's reply, without the nonce."""
         if self._ms() > self.expires:
             self._delete()
         reply = self._scripts[script](*args)
@@ -73,27 +75,38 @@ class Node:
     def _pttl(self) -> int:
         return -2 if not self.holds else -1 if self.expires == math.inf else max(int(self.expires - self._ms()), 0)
 
-    def _next_token(self) -> int:
-        self.counter = max(math.floor(self.clock() * 1e6), self.counter + 1)
+    def _is_refused(self, owner: str) -> bool:
+        # The script refuses it as long as the key lasts, which later releases may prolong.
+        return self.tombstones.get(owner, 0) > self._ms()
+
+    def _now_us(self) -> int:
+        return math.floor(self.clock() * 1e6)
+
+    def _next_token(self, proposal: int = 0) -> int:
+        now = self._now_us()
+        self.counter = max(now, self.counter + 1)
+        if self.counter < proposal <= now + AHEAD:
+            self.counter = proposal
         return self.counter
 
     def _hold(self, owner: str, count: int, lease_ms: int) -> None:
+        held_for = self._pttl() if owner in self.holds else 0
         self.holds[owner] = count
-        self.expires = self._ms() + lease_ms
+        self.expires = self._ms() + max(held_for, lease_ms)
 
-    def acquire(self, owner: str, count: int, lease_ms: int, _fence_ttl: int) -> Any:
+    def acquire(self, owner: str, count: int, lease_ms: int, _fence_ttl: int, proposal: int) -> Any:
         if owner in self.holds:
             self._hold(owner, count, lease_ms)
-            return [b"OK", self.counter or self._next_token()]
+            return [b"OK", self.counter or self._next_token(), self._now_us()]
         if count != 1:
             return b"LOST"
         if self.holds:
             return self._pttl()
-        if owner in self.tombstones:
+        if self._is_refused(owner):
             return 0
-        token = self._next_token()
+        token = self._next_token(proposal)
         self._hold(owner, 1, lease_ms)
-        return [b"OK", token]
+        return [b"OK", token, self._now_us()]
 
     def bump(self, owner: str, token: int, _fence_ttl: int) -> int:
         if owner not in self.holds:
@@ -110,18 +123,19 @@ class Node:
         if held:
             self._delete()
         self.tombstones = {each: until for each, until in self.tombstones.items() if until > self._ms()}
-        self.tombstones[owner] = self._ms() + refused_ms
+        self.tombstones[owner] = max(self.tombstones.get(owner, 0), self._ms() + refused_ms)
         return held
 
-    def renew(self, owner: str, lease_ms: int, keep_longer: int) -> int:
+    def renew(self, owner: str, lease_ms: int, mode: int) -> int:
+        """In the order in which such calls were sent."""
         if owner not in self.holds:
             return 0 if self.holds else -1
-        if not keep_longer or self._pttl() < lease_ms:
+        if mode == EXTEND or (mode == RENEW and self._pttl() < lease_ms):
             self.expires = self._ms() + lease_ms
         return self.holds[owner]
 
     def seed(self, owner: str, count: int, lease_ms: int) -> int:
-        if self.holds or owner in self.tombstones:
+        if self.holds or self._is_refused(owner):
             return 0
         self._hold(owner, count, lease_ms)
         return 1

@@ -23,7 +23,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 async def course(seed: int, urls: list[str], call: Any) -> list[Any]:
-    """What each step answered; ``call(lock, method, ...)`` is the face's."""
+    """The result of each step; ``call(lock, method, ...)`` is the face's."""
     from django_rlock import RLockError
     from django_rlock.locks.redlock import RedLock
 
@@ -48,7 +48,7 @@ async def course(seed: int, urls: list[str], call: Any) -> list[Any]:
 
 
 def by_hand(step: str, clients: list[redis.Redis]) -> str:
-    """Free the lock on some nodes, or give it to somebody else there."""
+    """Free the lock on some nodes, or give it to another owner there."""
     for client in clients:
         client.delete("rlock:same")
         if step == "take":

@@ -18,20 +18,29 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_rlock.drivers import background
-from django_rlock.drivers.census import Census
+from django_rlock import scripts
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.cleaning import AGAIN_AFTER
 from django_rlock.drivers.identity import Owner
-from django_rlock.drivers.quorum import Answer, NodeDownError, QuorumCall, QuorumDriver
-from django_rlock.drivers.quorum_calls import Acquire, AcquireAgain, Bump, Release, Renew
+from django_rlock.drivers.quorum.calls import Acquire, AcquireAgain, Bump, Release, Renew
+from django_rlock.drivers.quorum.proposals import AHEAD, Proposals
+from django_rlock.drivers.quorum.restarts import Restarts
+from django_rlock.drivers.quorum.topology import Quorum
+from django_rlock.drivers.quorum.votes import Answer, Ballot, Count, NodeDownError, QuorumCall, Voting
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import flows, holds, watchdog
-from django_rlock.locks.holds import HOLDS, WAITS, Hold, note_loss
+from django_rlock.locks import flows, watchdog
+from django_rlock.locks.attempt import Claim
+from django_rlock.locks.holds import HOLDS, WAITS, Hold
 from django_rlock.locks.redlock import RedLock
+from django_rlock.locks.watchdog import note_loss
+from django_rlock.scripts import ABSENT
+from tests.background import no_threads
 from tests.redlock.model import Node
 
 NAME = "x"
@@ -46,7 +55,11 @@ class BrokenError(AssertionError):
 
 @dataclass(frozen=True)
 class Setting:
-    """What happens in a scenario. Times are seconds, shares are probabilities."""
+    """What happens in a scenario. Times are seconds, shares are probabilities.
+
+    ``wild`` is the share of proposed tokens that are nonsense, ``old`` how many clients propose none and always ask a
+    second time, ``singles`` how often a second someone takes a node alone, by a fenced lock of the same name.
+    """
 
     nodes: int = 5
     clients: int = 3
@@ -55,6 +68,7 @@ class Setting:
     timeout: float = 0.05
     clock_drift: float = 0.01
     rate_error: float = 0.005
+    skew: float = 1.0
     delay: float = 0.002
     slow: float = 0.02
     slow_delay: float = 0.3
@@ -74,15 +88,19 @@ class Setting:
     fencing: bool = True
     renewed: float = 0.5
     longest_hold: float = 0.8
+    longest_rest: float = 0.2
     wait: float | None = 1.0
     kills: float = 0.0
     again: float = 0.0
     restless: bool = False
     evicts: bool = False
+    wild: float = 0.0
+    old: int = 0
+    singles: float = 0.0
 
 
 class World:
-    """One scenario. ``now`` is true time, which nobody in it can read."""
+    """One scenario. ``now`` is true time, which no one in it can read."""
 
     def __init__(self, seed: int, setting: Setting) -> None:
         self.seed = seed
@@ -101,6 +119,8 @@ class World:
         self.finished: list[tuple[float, float, int]] = []
         self.tokens: dict[str, int] = {}
         self.bumped: dict[str, set[int]] = {}
+        self.proposed: list[int] = []
+        self.agreed = 0
 
     @property
     def running_client(self) -> Client:
@@ -143,6 +163,7 @@ class World:
             (setting.pauses, self._pause),
             (setting.steps, self._step),
             (setting.blackouts, self._black_out),
+            (setting.singles, self._take_one),
         ):
             time = self.random.expovariate(rate) if rate else math.inf
             while time < setting.lasts:
@@ -172,6 +193,11 @@ class World:
         if self.setting.evicts and self.chance(0.3):
             node.model.forget()
 
+    def _take_one(self) -> None:
+        node = self.random.choice(self.nodes)
+        if not node.down:
+            node.take_alone(f"single {next(self.order)}")
+
     # --- properties --------------------------------------------------------------------------------------------------
 
     def note_inside(self, client: Client, hold: Hold) -> None:
@@ -197,7 +223,7 @@ class SimNode:
         self.world = world
         self.number = number
         self.rate = 1 + world.random.uniform(-1, 1) * setting.rate_error
-        self.offset = world.random.uniform(1e6, 1e6 + 1)
+        self.offset = world.random.uniform(1e6, 1e6 + setting.skew)
         self.paused_until = 0.0
         self.down = False
         self.cut_until: dict[Client, float] = {}
@@ -207,6 +233,12 @@ class SimNode:
 
     def clock(self) -> float:
         return self.offset + self.rate * self.world.now
+
+    def take_alone(self, owner: str) -> None:
+        """What FencedLock's script does."""
+        if self.model.run(scripts.LOCK_STATE, (owner,))[1] == ABSENT:
+            self.granted[owner] = self.model._next_token()
+            self.model._hold(owner, 1, 20)
 
     def go_down(self, outage: float) -> None:
         if not self.down:
@@ -257,7 +289,7 @@ class SimNode:
 
 @types.coroutine
 def suspend(until: float, inbox: SimTalk | None = None) -> Iterator[Any]:
-    """Sleep until a time of the client's clock, or an answer."""
+    """Sleep until a time of the client's clock, or until an answer comes."""
     yield until, inbox
 
 
@@ -273,7 +305,7 @@ class SimTalk:
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
         world, setting = self.client.world, self.client.world.setting
-        script, args = call.script, call.args
+        script, args = call.script, call.args if call.fresh is None else (*call.args, call.fresh)
         if call not in self.client.calls:
             self.client.calls.add(call)
             self.client.last_sent[type(call)] = self.driver.now()
@@ -294,6 +326,11 @@ class SimTalk:
         self.answers.append(answer)
         if self.sleeper is not None:
             self.sleeper()
+
+    async def listen(self, count: Count, until: float) -> None:
+        while (answer := await self.receive(until)) is not None:
+            if count(answer):
+                return
 
     async def receive(self, until: float) -> Answer | None:
         while not self.answers:
@@ -316,13 +353,21 @@ class SimTalk:
         self.closed = True
 
 
-class SimDriver(QuorumDriver):
+class SimDriver(Quorum):
+    """The package's quorum, over means that are the simulator's."""
+
     def __init__(self, client: Client) -> None:
+        super().__init__(self)
+        self.client: Client = client
         setting = client.world.setting
-        self.client = client
-        self.node_names = [str(number) for number in range(setting.nodes)]
+        self.names = [str(number) for number in range(setting.nodes)]
         self.timeout = setting.timeout
-        self.census = Census(tuple(self.node_names), setting.lease * QUARANTINE_SHARE, setting.clock_drift)
+        self.restarts = Restarts(tuple(self.names), setting.lease * QUARANTINE_SHARE, setting.clock_drift)
+        self.proposals: Proposals = SimProposals(client)
+
+    @property
+    def lost_links(self) -> bool:
+        return False
 
     def now(self) -> float:
         return self.client.clock()
@@ -347,6 +392,61 @@ class SimDriver(QuorumDriver):
             await self.sleep(0.5)
 
 
+class SimProposals(Proposals):
+    """The real ones, and those of clients whose clock is wrong, or that have lost their mind."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self.client = client
+
+    def next(self, now: float) -> int:
+        world = self.client.world
+        if self.client.is_old:
+            return 0
+        proposal = super().next(now)
+        if world.setting.wild and world.chance(world.setting.wild):
+            proposal = self._nonsense(proposal)
+        world.proposed.append(proposal)
+        return proposal
+
+    def _nonsense(self, proposal: int) -> int:
+        pick = self.client.world.random
+        guesses = [
+            proposal + pick.randrange(AHEAD),
+            proposal + pick.randrange(10 * AHEAD),
+            proposal - pick.randrange(10 * AHEAD),
+            pick.choice(self.client.world.proposed or [0]),
+            pick.choice([-1, 1, 2**53 - 1, 2**53, 2**63 - 1, 10**30]),
+        ]
+        return pick.choice(guesses)
+
+
+class OldAcquire(Acquire):
+    """As it was before tokens were proposed."""
+
+    __slots__ = ()
+
+    async def _fence(self, grants: Ballot, voting: Voting) -> int | None:
+        if self.bump is None:
+            return 0
+        until = self.sent_at + 2 * voting.timeout
+        token = await self._count_on(self.bump, grants, voting, until)
+        if token is None:
+            await voting.hear_out(grants, self.sent_at + voting.timeout)
+            token = await self._count_on(self.bump, grants, voting, until)
+        return token
+
+
+class OldLock(RedLock):
+    __slots__ = ()
+
+    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
+        call = super()._acquire_call(wire_name, count, lease, waiting)
+        if isinstance(call, Acquire):
+            call.__class__ = OldAcquire
+        return call
+
+
 class Client:
     """A process with one thread that takes the lock again and again, and a background thread."""
 
@@ -358,8 +458,9 @@ class Client:
         self.offset = world.random.uniform(0, 1000)
         self.paused_until = 0.0
         self.dead = False
-        self.owner = Owner(f"client {number}", lambda: True)
-        self.lock = RedLock(NAME, using="sim", fencing=setting.fencing)
+        self.owner = Owner(f"client {number}")
+        self.is_old = number < setting.old
+        self.lock = (OldLock if self.is_old else RedLock)(NAME, using="sim", fencing=setting.fencing)
         self.driver: Any = SimDriver(self)
         self.hold: Hold | None = None
         self.inside = False
@@ -373,7 +474,7 @@ class Client:
         return self.offset + self.rate * self.world.now
 
     def wall(self) -> float:
-        """A clock that somebody sets back and forth; nothing should ask it."""
+        """A clock that is set back and forth; nothing should read it."""
         return self.offset + self.rate * self.world.now + 3 * math.sin(self.number + 5 * self.world.now)
 
     def true_time(self, local: float) -> float:
@@ -385,12 +486,12 @@ class Client:
         return self.inside and self.hold is not None and not self.hold.is_lost(self.clock())
 
     def meet(self, node: int, run_id: str, uptime: int) -> None:
-        """A new connection tells which process of a node it leads to; the node tells it no more."""
+        """A new connection says which process of a node it leads to; the node does not say it again."""
         self.links[node] = run_id
-        self.driver.census.meet(node, run_id, uptime, self.clock())
+        self.driver.restarts.meet(node, run_id, uptime, self.clock())
 
     def hear_late(self, answer: Answer) -> None:
-        """A reply that nobody waits for any more."""
+        """A reply that no one waits for any more."""
 
     # --- scheduling --------------------------------------------------------------------------------------------------
 
@@ -435,16 +536,16 @@ class Client:
     async def work(self) -> None:
         setting, pick = self.world.setting, self.world.random
         while self.world.now < setting.lasts:
-            await suspend(self.clock() + pick.uniform(0, 0.2))
+            await suspend(self.clock() + pick.uniform(0, setting.longest_rest))
             await self.visit(pick.uniform(0, setting.longest_hold), renewed=self.world.chance(setting.renewed))
 
     async def visit(self, stay: float, renewed: bool = True) -> bool:
-        """Take the lock, stay, give it back; answers whether it got in."""
+        """Take the lock, stay, give it back; returns whether it got in."""
         lock, driver = self.lock, self.driver
         began, asked = self.world.now, self.clock()
         lease = None if renewed else self.world.setting.lease
         try:
-            if await lock._take(driver, self.owner, self.world.setting.wait, lease) is not None:
+            if not await lock._take(driver, Claim(self.owner, self.world.setting.wait, lease)):
                 return False
         except RLockError:
             return False
@@ -459,14 +560,14 @@ class Client:
         finally:
             self.inside = False
         if self.hold.is_lost(self.clock()) and not renewed:
-            self.left_to_lease.add(self.hold.owner)
+            self.left_to_lease.add(self.hold.wire_name)
         with suppress(RLockError):
             await lock._give_back(driver, self.owner)
         return True
 
     async def visit_again(self, stay: float) -> None:
         with suppress(RLockError):
-            await self.lock._take(self.driver, self.owner, 1.0, self.world.setting.lease)
+            await self.lock._take(self.driver, Claim(self.owner, 1.0, self.world.setting.lease))
             await suspend(self.clock() + stay)
             await self.lock._give_back(self.driver, self.owner)
 
@@ -485,7 +586,8 @@ class Client:
         if hold.token is not None:
             self.check_voters(hold, hold.token)
             world.note_token(self, began, hold.token)
-            world.tokens[hold.owner] = hold.token
+            world.tokens[hold.wire_name] = hold.token
+            world.agreed += hold.wire_name not in world.bumped
         if world.chance(world.setting.kills):
             self.dead = True
 
@@ -494,11 +596,17 @@ class Client:
         while hold in HOLDS and not note_loss(hold, now := self.clock()):
             if now >= hold.renew_at:
                 before = hold.deadline
-                await watchdog._renew_all("sim", [hold])
+                await self.renew_now(hold)
                 self.check_renewal(hold, before)
             again = max(watchdog._next_look(hold, self.clock()), self.clock() + 0.001)
             # Other holds may call it in between.
             await suspend(min(again, self.clock() + 0.01) if self.world.setting.restless else again)
+
+    async def renew_now(self, hold: Hold) -> None:
+        call = hold.lock._renew_call(hold.wire_name, hold.lease)
+        lease = hold.lease
+        (reply,) = await self.driver.run_all([call])
+        watchdog.note_renewal(hold, lease, call, reply, self.clock())
 
     def check_hold(self, hold: Hold) -> None:
         """P2: it is valid no longer than its lease less the drift, from before the first byte was sent."""
@@ -510,13 +618,13 @@ class Client:
         """P3, P4: a quorum of different nodes granted this very attempt, in time."""
         call = next(reversed(self.grants))
         grants = [node for node, time in self.grants[call].items() if time <= call.sent_at + self.driver.timeout]
-        if call.args[0] != hold.owner or len(grants) < self.driver.size // 2 + 1:
-            raise BrokenError(f"acquired as {hold.owner} with the grants of {grants} for {call.args[0]!r}")
+        if call.args[0] != hold.wire_name or len(grants) < len(self.driver.names) // 2 + 1:
+            raise BrokenError(f"acquired as {hold.wire_name} with the grants of {grants} for {call.args[0]!r}")
 
     def check_voters(self, hold: Hold, token: int) -> None:
         """P9: no node that counts on from a token has drawn a higher one for it."""
-        voters = self.world.bumped.get(hold.owner, ())
-        drawn = {number: self.world.nodes[number].granted[hold.owner] for number in voters}
+        voters = self.world.bumped.get(hold.wire_name, ())
+        drawn = {number: self.world.nodes[number].granted[hold.wire_name] for number in voters}
         if max(drawn.values(), default=0) > token:
             raise BrokenError(f"the token {token} was voted for by nodes that had drawn {drawn}")
 
@@ -529,11 +637,11 @@ class Client:
             if self.clock() >= before:
                 raise BrokenError("a renewal brought a lost lock back")
 
-    def defer(self, call: QuorumCall, until: float, after: float) -> None:
-        self.start(self._deferred(call, until, after))
+    def clean_up(self, call: QuorumCall, until: float, again: bool) -> None:
+        self.start(self._clean_up(call, until, again))
 
-    async def _deferred(self, call: QuorumCall, until: float, after: float) -> None:
-        await suspend(self.clock() + after)
+    async def _clean_up(self, call: QuorumCall, until: float, again: bool) -> None:
+        gap = AGAIN_AFTER
         while True:
             try:
                 await self.driver.run(call, self.clock())
@@ -542,7 +650,10 @@ class Client:
                     return
                 await suspend(self.clock() + 0.5)
             else:
-                return
+                if not again or self.clock() >= until:
+                    return
+                await suspend(self.clock() + gap)
+                gap *= 2
 
 
 @contextmanager
@@ -561,26 +672,21 @@ def simulated(settings: Any, setting: Setting, seed: int) -> Iterator[World]:
         settings.RLOCK = options
     world = World(seed, setting)
 
-    def background_driver(_using: str) -> SimDriver:
-        return world.running_client.driver
-
-    def defer(_using: str, call: Any, until: float, after: float = 0.0) -> None:
-        world.running_client.defer(call, until, after)
+    def clean_up(_using: str, call: Any, until: float, again: bool = False) -> None:
+        world.running_client.clean_up(call, until, again)
 
     state = random.getstate()
     random.seed(seed)
     patches: list[Any] = [
-        mock.patch.object(flows, "defer", defer),
-        mock.patch.object(holds, "defer", defer),
-        mock.patch.object(background, "wake_by"),
-        mock.patch.object(background, "_jobs", []),  # the real thread's, which would see the holds
-        mock.patch.object(watchdog, "background_driver", background_driver),
+        mock.patch.object(flows, "clean_up", clean_up),
+        mock.patch.object(watchdog, "clean_up", clean_up),
     ]
     logging.disable(logging.CRITICAL)
     try:
         for patch in patches:
             patch.start()
-        yield world
+        with no_threads():
+            yield world
     finally:
         world.end()
         HOLDS.clear()
@@ -604,7 +710,7 @@ def play(settings: Any, setting: Setting, seed: int, check: Callable[[World], No
 
 
 def sweep(settings: Any, setting: Setting, seeds: Iterable[int], check: Callable[[World], None] | None = None) -> int:
-    """Play a scenario for each seed; answers how often the lock was acquired. RLOCK_SEED names one seed to replay."""
+    """Play a scenario for each seed; returns how often the lock was acquired. RLOCK_SEED names one seed to replay."""
     chosen = os.environ.get("RLOCK_SEED")
     acquired = 0
     for seed in seeds if chosen is None else [int(chosen)]:
@@ -631,10 +737,16 @@ def first_broken(
 def check_order(world: World) -> None:
     """P9: where two have had the same node, their tokens are in the order in which they had it."""
     for node in world.nodes:
-        owners = [name for name in node.granted if name in world.tokens and node.number in world.bumped[name]]
-        tokens = [world.tokens[name] for name in owners]
-        if tokens != sorted(tokens):
+        owners = [name for name in node.granted if counts_on(node, name)]
+        tokens = [world.tokens.get(name) or node.granted[name] for name in owners]
+        if any(token >= later for token, later in pairwise(tokens)):
             raise BrokenError(f"node {node.number} belonged to {list(zip(owners, tokens, strict=True))}")
+
+
+def counts_on(node: SimNode, name: str) -> bool:
+    """Whether a node has counted on from an owner's token while it belonged to that owner; a fenced lock's always."""
+    world, drawn = node.world, node.granted[name]
+    return name.startswith("single") or drawn == world.tokens.get(name) or node.number in world.bumped.get(name, ())
 
 
 def check_undone(world: World) -> None:

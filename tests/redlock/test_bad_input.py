@@ -8,7 +8,7 @@ from django_rlock.checks import check_settings
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.settings import get_settings
-from tests.redlock.conftest import holders
+from tests.redlock.conftest import NODE_TIMEOUT, holders
 
 URLS = ["redis://one", "redis://two", "redis://three"]
 
@@ -55,7 +55,7 @@ def test_passwords_are_not_told(settings):
     ],
 )
 def test_warnings(nodes, ids, settings):
-    settings.RLOCK = {"quorum": {"NODES": nodes}}
+    settings.RLOCK = {"default": {}, "quorum": {"NODES": nodes}}
     assert [message.id for message in check_settings()] == ids
 
 
@@ -86,7 +86,7 @@ async def test_redlock_on_one_server(face, redis_client):
     assert redis_client.keys() == []
 
 
-@pytest.mark.parametrize(("lease", "text"), [(3.9, "at least 4 s, 20 times"), (61.0, "at most 60 s")])
+@pytest.mark.parametrize(("lease", "text"), [(19.9, "at least 20 s, 20 times"), (61.0, "at most 60 s")])
 async def test_leases(lease, text, face, nodes, settings):
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 60}}
     lock = RedLock("x", using="quorum")
@@ -98,12 +98,12 @@ async def test_leases(lease, text, face, nodes, settings):
 async def test_extend_checks_the_lease_too(face, nodes, settings):
     lock = RedLock("x", using="quorum")
     async with face.inside(lock):
-        with pytest.raises(ValueError, match="at least 4 s"):
-            await face.call(lock, "extend", 3.9)
+        with pytest.raises(ValueError, match="at least 20 s"):
+            await face.call(lock, "extend", 19.9)
         assert not lock.lost
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 60}}
     with pytest.raises(ValueError, match="at most 60 s"):
-        lock.extend_call("owner", 61.0)
+        lock._extend_call("owner", 61.0)
 
 
 async def test_a_chosen_owner_acquires_nothing(face, nodes):
@@ -113,10 +113,10 @@ async def test_a_chosen_owner_acquires_nothing(face, nodes):
 
 
 async def test_one_server_under_two_names(face, nodes, settings):
-    """An address may lead to the same server as another; its run id tells."""
+    """An address may lead to the same server as another; its run id shows that."""
     path = nodes[0].url
     twins = [path, path.replace("?db=0", "?db=1"), nodes[1].url]
-    settings.RLOCK = {"quorum": {"NODES": twins, "QUARANTINE": 0}}
+    settings.RLOCK = {"quorum": {"NODES": twins, "QUARANTINE": 0, "NODE_TIMEOUT": NODE_TIMEOUT}}
     nodes[1].pause()  # so that both names are needed
     try:
         with pytest.raises(ImproperlyConfigured, match="one and the same server"):

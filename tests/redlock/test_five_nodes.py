@@ -2,26 +2,30 @@
 
 import asyncio
 import pickle
+import select
 import threading
 import time
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
-from django_rlock.connections import node_pool
-from django_rlock.drivers import background, quorum
-from django_rlock.drivers.aio import async_driver
-from django_rlock.drivers.quorum_site import site
-from django_rlock.drivers.quorum_sync import SyncQuorumDriver
-from django_rlock.drivers.sync import sync_driver
+from django_rlock.drivers.calls import pack_command
+from django_rlock.drivers.listening import subscriber
+from django_rlock.drivers.quorum import calls, topology
+from django_rlock.drivers.quorum.nodes import node_set
+from django_rlock.drivers.quorum.tasks import Talk as TaskTalk
+from django_rlock.drivers.quorum.threads import Talk
+from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.redlock import RedLock
-from django_rlock.settings import server_aliases
-from tests.background import renew_now, until_renewed
-from tests.faces import BlockingFace
+from tests.background import is_clean, renew_now, until_clean, until_heard, until_renewed
+from tests.eventually import PATIENCE
+from tests.faces import BlockingFace, TaskFace, elsewhere
 from tests.processes import ClientProcess
+from tests.proxy import load_scripts
 from tests.redlock.conftest import hold_of, holders, owner_of
 
 NAME = "rlock:x"
@@ -34,7 +38,7 @@ def lock(nodes):
 
 @contextmanager
 def paused(servers):
-    """While these servers answer nobody."""
+    """While these servers do not reply."""
     for server in servers:
         server.pause()
     try:
@@ -69,7 +73,14 @@ async def all_have_it(face, nodes):
 
 
 async def none_has_it(face, nodes):
-    await face.until(lambda: not any(holders(nodes)))
+    """A majority settles a release; slower nodes execute it later."""
+    await others_have(face, nodes, 0)
+
+
+async def others_have(face, nodes, number):
+    """Another owner has it on the first few nodes, and the rest are free."""
+    wanted = [["somebody"]] * number + [[]] * (len(nodes) - number)
+    await face.until(lambda: [list(each) for each in holders(nodes)] == wanted)
 
 
 # --- as on one server -------------------------------------------------------------------------------------------------
@@ -98,7 +109,7 @@ async def test_state_on_each_node_is_redissons(face, nodes, lock):
         for server in nodes:
             with server.client() as client:
                 counters.append(int(client.get("redisson_lock_token:{rlock:x}")))
-                assert 29_000 < client.pttl(NAME) <= 30_000
+                assert 20_000 < client.pttl(NAME) <= 30_000
         assert sum(counter >= lock.token for counter in counters) >= 3
 
 
@@ -138,12 +149,12 @@ async def test_reenters(face, nodes, lock):
 async def test_without_fencing(face, nodes):
     lock = RedLock("x", using="quorum", fencing=False)
     async with face.inside(lock):
-        with pytest.raises(RuntimeError, match="no tokens"):
+        with pytest.raises(RuntimeError, match="without tokens"):
             lock.token  # noqa: B018
 
 
 async def test_many_at_once(face, nodes, lock):
-    """Eight owners, five times each: never two inside."""
+    """Eight owners, five times each: never two holders."""
     inside = []
 
     async def work() -> None:
@@ -199,22 +210,23 @@ async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, hasty, l
 
     with paused(nodes[:3]):
         waiting = face.start(acquire)
-        await face.until(lambda: driver_of(face)._cut_off_since)
+        await face.until(lambda: driver_of(face).topology._cut_off_since)
     assert await face.result(waiting)
 
 
-async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty, lock):
-    """By as long as one server would be given to answer."""
+async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty, lock, monkeypatch):
+    """As long as one server would have to reply; here that is longer than any stall of the machine."""
+    monkeypatch.setattr(calls.Question, "grace", PATIENCE)
     async with face.inside(lock):
         with paused(nodes[:3]):
             asking = face.start(face.call, lock, "locked")
-            await face.until(lambda: driver_of(face)._cut_off_since)
+            await face.until(lambda: driver_of(face).topology._cut_off_since)
         assert await face.result(asking) is True
 
 
 async def test_a_wait_without_end_outlasts_the_quarantine(face, nodes, lock, settings, monkeypatch):
-    monkeypatch.setattr(quorum, "PATIENCE", 0.1)
-    times = {"QUARANTINE": 3.0, "WATCHDOG_TIMEOUT": 3.0, "NODE_TIMEOUT": 0.15}
+    monkeypatch.setattr(topology, "PATIENCE", 0.1)
+    times = {"QUARANTINE": 6.0, "WATCHDOG_TIMEOUT": 6.0, "NODE_TIMEOUT": 0.3}
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], **times}}
     for server in nodes[:3]:
         server.restart()
@@ -223,20 +235,45 @@ async def test_a_wait_without_end_outlasts_the_quarantine(face, nodes, lock, set
 
 
 async def test_a_late_grant_is_given_back(face, nodes, hasty, lock):
-    """Three nodes get the command while they are paused, and obey when nobody waits for it any more."""
+    """Three nodes get the command while they are paused, and obey when no one waits for it any more."""
     with paused(nodes[:3]), pytest.raises(QuorumNotReachedError):
         await face.acquire(lock, wait_time=0)
     await none_has_it(face, nodes)
-    await face.until(lambda: not background._loop.deferred)
+    await face.until(lambda: is_clean() and not node_set("quorum").untold)
     assert not any(holders(nodes))
 
 
+async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, hasty, monkeypatch):
+    """All threads stood still until NODE_TIMEOUT had passed: the nodes were in time."""
+    talk = Talk if face.name == "sync" else TaskTalk
+    listen = talk.listen
+    stalled: list[int] = []
+
+    async def stall_and_listen(self, count, until) -> None:
+        if not stalled:
+            links = self._links.values() if face.name == "sync" else self._links
+            stalled.extend(link.link.fileno() for link in links)
+            for fileno in stalled:
+                assert select.select([fileno], [], [], PATIENCE)[0]
+            time.sleep(max(until - time.monotonic(), 0.0) + 0.01)  # noqa: ASYNC251 - nothing else runs either
+        await listen(self, count, until)
+
+    for server in nodes:
+        load_scripts(server)  # one reply for each
+    lock = RedLock("x", using="quorum", fencing=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(talk, "listen", stall_and_listen)
+        assert await face.acquire(lock, wait_time=0)
+    assert len(stalled) == 5
+    await face.release(lock)
+
+
 async def test_split_votes_end(face, nodes, settings, lock):
-    """Two and two of four: nobody has a quorum, and the attempt ends at once and gives back what it has."""
+    """Two and two of four: there is no quorum, and the attempt ends at once and releases what it has."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODES": settings.RLOCK["quorum"]["NODES"][:4]}}
     take_away(nodes[:2])
     assert not await face.acquire(lock, wait_time=0)
-    assert [list(each) for each in holders(nodes)] == [["somebody"], ["somebody"], [], [], []]
+    await others_have(face, nodes, 2)
     free(nodes)
     assert await face.acquire(lock, wait_time=0)
     await face.release(lock)
@@ -246,7 +283,7 @@ async def test_a_minority_that_others_have_is_not_needed(face, nodes, lock):
     take_away(nodes[:2])
     async with face.inside(lock):
         assert await face.call(lock, "owned")
-    assert [list(each) for each in holders(nodes)] == [["somebody"], ["somebody"], [], [], []]
+    await others_have(face, nodes, 2)
 
 
 async def test_a_restarted_node_has_no_vote(face, nodes, settings, lock):
@@ -260,7 +297,7 @@ async def test_a_node_that_restarts_is_met_anew(face, nodes, lock):
     """Its old connections, which say who it was, ended with it."""
     async with face.inside(lock):
         await all_have_it(face, nodes)
-    seen = site("quorum").census._seen
+    seen = node_set("quorum").restarts._seen
     before = seen[0].run_id
     nodes[0].kill()
     nodes[0].start()
@@ -269,16 +306,16 @@ async def test_a_node_that_restarts_is_met_anew(face, nodes, lock):
             await face.sleep(0.01)
 
 
-async def test_stale_replies_are_not_counted(face, nodes, lock):
+def test_stale_replies_are_not_counted(nodes, lock):
     """Pooled connections on which another command was interrupted still hold its reply: here, a grant."""
-    async with face.inside(lock):
+    with lock:
         pass
-    for alias in server_aliases("quorum"):
-        connection = node_pool(alias).get_connection()
-        connection.send_command("EVAL", "return {'1', 'OK', 1}", 0)
-        node_pool(alias).release(connection)
+    driver: Any = sync_driver("quorum")
+    for links in driver.topology.means._kept:
+        for link in links:
+            link.link.sock.sendall(pack_command("EVAL", "return {'1', 'OK', 1}", 0))
     take_away(nodes)
-    assert not await face.acquire(lock, wait_time=0)
+    assert not lock.acquire(wait_time=0)
 
 
 async def test_scripts_that_the_servers_forgot(face, nodes, lock):
@@ -291,7 +328,7 @@ async def test_scripts_that_the_servers_forgot(face, nodes, lock):
 
 def test_a_cancelled_task_leaves_nothing(nodes, lock):
     async def cancelled() -> None:
-        task = asyncio.ensure_future(lock.aacquire())
+        task = TaskFace().start(TaskFace().acquire, lock)
         await asyncio.sleep(0.02)  # into its first round, which lasts for NODE_TIMEOUT
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -305,22 +342,22 @@ def test_a_cancelled_task_leaves_nothing(nodes, lock):
 def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
     """Whatever it interrupts, no connection is lost to the pool."""
 
-    def interrupted(self, node):
-        if node == 3 and threading.current_thread() is threading.main_thread():
+    def interrupted(self, link):
+        if len(self._links) == 2 and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
-        return take(self, node)
+        return add(self, link)
 
-    take = SyncQuorumDriver.take_link
+    add = Talk._add
     with monkeypatch.context() as patch:
-        patch.setattr(SyncQuorumDriver, "take_link", interrupted)
+        patch.setattr(Talk, "_add", interrupted)
         for _ in range(20):
             with pytest.raises(KeyboardInterrupt):
                 lock.acquire()
     with lock:
         assert lock.owned()
-    BlockingFace().run(BlockingFace().until(lambda: not background._loop.deferred))
-    for alias in server_aliases("quorum"):
-        assert len(node_pool(alias)._in_use_connections) < 10  # some may still owe a reply
+    until_clean()
+    for node in range(5):
+        assert node_set("quorum").server(node, "calls").size < 10  # some may still owe a reply
 
 
 # --- renewed, suspect, lost -------------------------------------------------------------------------------------------
@@ -329,7 +366,8 @@ def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
 async def test_renewed_by_a_quorum(face, nodes, lock):
     with paused(nodes[:2]):
         async with face.inside(lock):
-            until_renewed(hold_of(lock))
+            hold = hold_of(lock)
+            until_renewed(hold)
             assert not lock.lost
 
 
@@ -339,13 +377,12 @@ async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(face, node
         renew_now()
         await face.until(lambda: lock.suspect)
         assert not lock.lost
-        hold_of(lock).deadline = time.monotonic()
+        hold_of(lock).deadline -= 1000
         assert lock.lost
         with pytest.raises(LockLostError):
             lock.check()
     with pytest.raises(LockLostError):
         await face.release(lock)
-    await none_has_it(face, nodes)
 
 
 async def test_no_longer_suspect_when_a_renewal_succeeds(face, nodes, lock):
@@ -380,13 +417,35 @@ async def test_lost_when_most_nodes_lost_it(face, nodes, lock):
 
 async def test_force_release(face, nodes, lock):
     await face.acquire(lock)
-    assert await face.call(RedLock("x", using="quorum"), "force_release")
+    assert await elsewhere(face, lock, "force_release")
     assert not await face.call(lock, "locked")
     renew_now()
     await face.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
         await face.release(lock)
     assert not await face.call(lock, "force_release")
+
+
+async def test_the_holder_hears_of_its_forced_release(face, nodes, monkeypatch):
+    # Neither a renewal nor a subscription that was checked tells it.
+    monkeypatch.setattr(subscriber, "PING_AFTER", PATIENCE)
+    lock = RedLock("x", using="quorum", lease_time=3 * PATIENCE)
+    await face.acquire(lock)
+    until_heard()
+    assert await elsewhere(face, RedLock("x", using="quorum"), "force_release")
+    await face.until(lambda: lock.lost)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_force_release_by_the_holder(face, nodes, lock):
+    await face.acquire(lock)
+    assert await face.call(RedLock("x", using="quorum"), "force_release")
+    await none_has_it(face, nodes)
+    assert await face.acquire(lock)
+    await face.release(lock)
+    with pytest.raises(LockNotOwnedError):
+        await face.release(lock)
 
 
 async def test_a_release_that_most_nodes_do_not_confirm(face, nodes, lock):

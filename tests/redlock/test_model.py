@@ -1,4 +1,4 @@
-"""The simulator's node and the real scripts answer the same, on random sequences of calls."""
+"""The simulator's node and the real scripts return the same, on random sequences of calls."""
 
 import random
 import time
@@ -6,6 +6,7 @@ import time
 import pytest
 
 from django_rlock import keys, scripts
+from django_rlock.drivers.quorum.proposals import AHEAD
 from django_rlock.locks import redlock
 from tests.redlock.model import Node
 
@@ -15,7 +16,7 @@ KEYS = {
     scripts.REDLOCK_ACQUIRE: (STATE, TOKEN, TOMBSTONES),
     scripts.REDLOCK_BUMP: (STATE, TOKEN),
     scripts.REDLOCK_RELEASE: (STATE, CHANNEL, TOMBSTONES),
-    scripts.REDLOCK_RENEW: (STATE,),
+    scripts.REDLOCK_RENEW: (STATE, keys.settled_key(KEY, "client", "owner")),
     scripts.REDLOCK_SEED: (STATE, TOMBSTONES),
     scripts.LOCK_STATE: (STATE,),
 }
@@ -28,16 +29,20 @@ def random_call(pick: random.Random):
     owner, lease = pick.choice("abc"), pick.choice(LEASES)
     return pick.choice(
         [
-            (scripts.REDLOCK_ACQUIRE, (owner, pick.choice([1, 1, 1, 2]), lease, pick.choice([0, 10**8]))),
+            (scripts.REDLOCK_ACQUIRE, (owner, pick.choice([1, 1, 1, 2]), lease, pick.choice([0, 10**8]), 0)),
             (scripts.REDLOCK_BUMP, (owner, FAR + pick.randrange(100), pick.choice([0, 10**8]))),
             (scripts.REDLOCK_RELEASE, (owner, pick.choice([0, 0, 1]), lease, 10**6)),
-            (scripts.REDLOCK_RENEW, (owner, lease, pick.choice([0, 1]))),
+            (scripts.REDLOCK_RENEW, (owner, lease, pick.choice([0, 1, 2]))),
             (scripts.REDLOCK_SEED, (owner, pick.choice([1, 2]), lease)),
             (scripts.LOCK_STATE, (owner,)),
             ("expire", ()),
             ("forget tombstones", ()),
         ]
     )
+
+
+TOLERANCE = 20_000
+"""How far the model's clock and the server's may differ, in ms, if the machine stalls between their readings."""
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -54,10 +59,11 @@ def test_model_and_scripts_agree(seed, server):
             client.delete(TOMBSTONES)
             node.tombstones.clear()
         else:
-            real = client.eval(what.source, len(KEYS[what]), *KEYS[what], b"nonce", *args)[1:]
+            real = client.eval(what.source, len(KEYS[what]), *KEYS[what], step, *args)[1:]
             assert comparable(what, real) == comparable(what, node.run(what, args)), (step, what.name, args)
         assert client.hgetall(STATE) == {owner.encode(): b"%d" % holds for owner, holds in node.holds.items()}
-        assert abs(client.pttl(STATE) - node._pttl()) < 1000
+        before, left, after = node._pttl(), client.pttl(STATE), node._pttl()
+        assert after - TOLERANCE <= left <= before + TOLERANCE
         if node.counter >= FAR:
             assert int(client.get(TOKEN)) == node.counter
     client.close()
@@ -66,15 +72,106 @@ def test_model_and_scripts_agree(seed, server):
 def comparable(script, reply):
     """Without what a clock makes differ by a little."""
     if script is scripts.REDLOCK_ACQUIRE and reply[0] == b"OK":
-        return b"OK", reply[1] if reply[1] >= FAR else abs(reply[1] / 1e6 - time.time()) < 5
+        return b"OK", reply[1] if reply[1] >= FAR else is_now(reply[1]), is_now(reply[2])
     return [round(each, -5) if isinstance(each, int) and each > 1000 else each for each in reply]
+
+
+def is_now(clock_us):
+    return abs(clock_us / 1e6 - time.time()) < 5
 
 
 def test_tokens_go_on_from_the_clock_where_the_counter_was_lost(server):
     client = server.client(decode_responses=False)
-    reply = client.eval(scripts.REDLOCK_ACQUIRE.source, 3, *KEYS[scripts.REDLOCK_ACQUIRE], "nonce", "a", 1, 1000, 0)
-    assert abs(reply[2] / 1e6 - time.time()) < 5
+    reply = client.eval(scripts.REDLOCK_ACQUIRE.source, 3, *KEYS[scripts.REDLOCK_ACQUIRE], "nonce", "a", 1, 1000, 0, 0)
+    assert is_now(reply[2])
     client.close()
+
+
+# --- proposals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(server):
+    with server.client(decode_responses=False) as client:
+        yield client
+
+
+def draw(client, proposal):
+    """The token that a new owner is granted, who proposes one, and the node's clock."""
+    client.delete(STATE)
+    keys = KEYS[scripts.REDLOCK_ACQUIRE]
+    _, ok, token, clock = client.eval(scripts.REDLOCK_ACQUIRE.source, 3, *keys, "nonce", "a", 1, 1000, 0, proposal)
+    assert ok == b"OK"
+    assert int(client.get(TOKEN)) == token
+    return token, clock
+
+
+def draw_alone(client):
+    """The token of FencedLock's script."""
+    client.delete(STATE)
+    return client.eval(scripts.FENCED_ACQUIRE.source, 2, STATE, TOKEN, "nonce", "a", 1, 1000, 0)[2]
+
+
+def clock_of(client):
+    seconds, micros = client.time()
+    return seconds * 10**6 + micros
+
+
+def test_a_proposal_is_taken(client):
+    # Lower than the clock by the time it arrives, where that takes longer.
+    assert any(draw(client, proposal)[0] == proposal for proposal in proposals(client, AHEAD - 5000, 100))
+    _, clock = draw(client, 0)
+    assert is_now(clock)
+
+
+def proposals(client, ahead, times):
+    for _ in range(times):
+        client.delete(TOKEN)
+        yield clock_of(client) + ahead
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    ["", "x", "nan", "-nan", "inf", "-inf", "1e400", "-1", "-1e300", "0x20000000000000", 2**53, 2**63, 10**30, "None"],
+)
+def test_a_proposal_that_is_nonsense_changes_nothing(garbage, client):
+    token, clock = draw(client, garbage)
+    assert token == clock
+
+
+@pytest.mark.parametrize("years", [-50, -1, 1, 50])
+def test_the_proposal_of_a_wrong_clock_changes_nothing(years, client):
+    token, clock = draw(client, clock_of(client) + years * 365 * 86_400 * 10**6)
+    assert token == clock
+
+
+def test_a_fraction_is_cut_off(client):
+    for proposal in proposals(client, AHEAD - 5000, 100):
+        token, _ = draw(client, f"{proposal}.75")
+        if token == proposal:
+            return
+    raise AssertionError("it was never taken")
+
+
+def test_a_counter_that_is_ahead_goes_on(client):
+    client.set(TOKEN, FAR)
+    assert draw(client, clock_of(client) + AHEAD // 2)[0] == FAR + 1
+    assert draw(client, FAR + 100)[0] == FAR + 2  # far ahead of the clock
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tokens_of_one_node_rise_whoever_draws_them(seed, client):
+    """Owners that propose and those that do not, as before an upgrade, fenced locks, and tokens raised by others."""
+    pick = random.Random(seed)
+    last = 0
+    for _ in range(100):
+        proposal = pick.choice([None, 0, clock_of(client) + pick.randrange(-AHEAD, 2 * AHEAD)])
+        token = draw_alone(client) if proposal is None else draw(client, proposal)[0]
+        assert token > last
+        last = token
+        if pick.random() < 0.2:
+            last += pick.randrange(AHEAD)
+            assert client.eval(scripts.REDLOCK_BUMP.source, 2, STATE, TOKEN, "nonce", "a", last, 0)[1] == 1
 
 
 def test_every_script_of_the_kind_is_modelled():

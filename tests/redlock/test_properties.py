@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from django_rlock import scripts
-from django_rlock.drivers import quorum_calls
 from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.quorum import Answer, Ballot, Nodes, QuorumCall, QuorumDriver
-from django_rlock.drivers.quorum_calls import Acquire, Bump
+from django_rlock.drivers.quorum import calls as quorum_calls
+from django_rlock.drivers.quorum.calls import Acquire, Bump, Release
+from django_rlock.drivers.quorum.proposals import AHEAD
+from django_rlock.drivers.quorum.topology import Quorum
+from django_rlock.drivers.quorum.votes import Answer, Ballot, QuorumCall, Voting
 from django_rlock.locks import redlock, watchdog
 from django_rlock.locks.redlock import RedLock
-from tests import THOROUGH
+from tests.forms import THOROUGH
 from tests.redlock import simulator
 from tests.redlock.model import Node
 from tests.redlock.simulator import (
@@ -62,18 +64,18 @@ def minority_is_enough(patch):
 
 
 def no_drift(patch):
-    patch.setattr(RedLock, "drift", lambda self, lease: 0.0)
+    patch.setattr(RedLock, "_drift", lambda self, lease: 0.0)
 
 
 def counts_from_the_reply(patch):
-    run_once = QuorumDriver._run_once
+    run_once = Quorum._run_once
 
     async def changed(self, call):
         reply = await run_once(self, call)
-        call.sent_at = self.now()
+        call.sent_at = self.means.now()
         return reply
 
-    patch.setattr(QuorumDriver, "_run_once", changed)
+    patch.setattr(Quorum, "_run_once", changed)
 
 
 def votes_count_twice(patch):
@@ -89,12 +91,12 @@ def votes_count_twice(patch):
 
 
 def late_grants_count(patch):
-    ask = Nodes.ask
+    ask = Voting.ask
 
     async def changed(self, call, voters=None, until=None):
         return await ask(self, call, voters, None if until is None else until + 10 * self.timeout)
 
-    patch.setattr(Nodes, "ask", changed)
+    patch.setattr(Voting, "ask", changed)
 
 
 def grants_of_other_attempts_count(patch):
@@ -109,24 +111,22 @@ def grants_of_other_attempts_count(patch):
         init(self, driver)
         driver.client.talk = self
 
-    async def next_vote(self, until):
-        answer = await self._talk.receive(until)
-        if answer is None:
-            return None
+    def count(self, answer):
         ballot = next(reversed(self._ballots.values()))
-        if type(answer.call) is type(ballot.call):
-            ballot.add(answer.node, answer.reply)
+        if type(answer.call) is not type(ballot.call):
+            return None
+        ballot.add(answer.node, answer.reply)
         return ballot
 
     received, init = SimTalk.arrive, SimTalk.__init__
     patch.setattr(Client, "talk", None, raising=False)
     patch.setattr(SimTalk, "arrive", arrive)
     patch.setattr(SimTalk, "__init__", enter)
-    patch.setattr(Nodes, "_next_vote", next_vote)
+    patch.setattr(Voting, "_count", count)
 
 
 def tokens_are_used_again(patch):
-    patch.setattr(RedLock, "fresh_names", False)
+    patch.setattr(RedLock, "_fresh_names", False)
     no_tombstones(patch)  # which would refuse the name as well
 
 
@@ -135,23 +135,23 @@ def gives_back_where_granted_only(patch):
         if call.undo is not None:
             self.send(call.undo, asked.yes)
 
-    patch.setattr(Nodes, "undo_everywhere", changed)
+    patch.setattr(Voting, "undo_everywhere", changed)
 
 
 def gives_nothing_back(patch):
     async def changed(self, call, asked):
         pass
 
-    patch.setattr(Nodes, "undo_everywhere", changed)
+    patch.setattr(Voting, "undo_everywhere", changed)
 
 
 def lost_locks_come_back(patch):
-    note = watchdog._note_renewal
+    note = watchdog.note_renewal
 
     def changed(hold, lease, call, reply, now):
         note(hold, lease, call, reply, -math.inf)
 
-    patch.setattr(watchdog, "_note_renewal", changed)
+    patch.setattr(watchdog, "note_renewal", changed)
 
 
 def no_second_round(patch):
@@ -163,14 +163,14 @@ def no_second_round(patch):
 
 def late_granters_vote_on_a_lower_token(patch):
     """All nodes are asked to count on from the token of those that granted first."""
-    ask = Nodes.ask
+    ask = Voting.ask
 
     async def changed(self, call, voters=None, until=None):
         if isinstance(call, Bump):
-            voters = range(self._driver.size)
+            voters = range(self._size)
         return await ask(self, call, voters, until)
 
-    patch.setattr(Nodes, "ask", changed)
+    patch.setattr(Voting, "ask", changed)
 
 
 def only_the_first_granters_are_asked(patch):
@@ -188,8 +188,102 @@ def bumps_whoever_owns(patch):
     patch.setattr(Node, "bump", changed)
 
 
+def grants_what_is_proposed(patch):
+    """A node says that it has taken the proposal, though its counter is higher."""
+
+    def changed(self, owner, count, lease_ms, fence_ttl, proposal):
+        reply = acquire(self, owner, count, lease_ms, fence_ttl, proposal)
+        return [b"OK", proposal, reply[2]] if isinstance(reply, list) and 0 < proposal < reply[1] else reply
+
+    acquire = Node.acquire
+    patch.setattr(Node, "acquire", changed)
+
+
+def proposals_lower_the_counter(patch):
+    def changed(self, proposal=0):
+        token = next_token(self, proposal)
+        self.counter = min(token, proposal) if proposal > 0 else token
+        return self.counter
+
+    next_token = Node._next_token
+    patch.setattr(Node, "_next_token", changed)
+
+
+def grants_without_counting(patch):
+    """A node says that it has taken the proposal, and forgets it."""
+
+    def changed(self, proposal=0):
+        before = self.counter
+        token = next_token(self, proposal)
+        if token == proposal:
+            self.counter = before
+        return token
+
+    next_token = Node._next_token
+    patch.setattr(Node, "_next_token", changed)
+
+
+def copies_count_again(patch):
+    """The copy of an acquire that comes while its owner has the node sets the counter once more."""
+
+    def changed(self, owner, count, lease_ms, fence_ttl, proposal):
+        if owner in self.holds and proposal > 0:
+            self.counter = proposal
+        return acquire(self, owner, count, lease_ms, fence_ttl, proposal)
+
+    acquire = Node.acquire
+    patch.setattr(Node, "acquire", changed)
+
+
+def proposals_outrank_the_clock(patch):
+    def changed(self, proposal=0):
+        if self.counter < proposal <= self._now_us() + AHEAD:
+            self.counter = proposal
+            return proposal
+        return next_token(self)
+
+    next_token = Node._next_token
+    patch.setattr(Node, "_next_token", changed)
+
+
+def proposals_know_no_bound(patch):
+    def changed(self, proposal=0):
+        self.counter = max(next_token(self), proposal)
+        return self.counter
+
+    next_token = Node._next_token
+    patch.setattr(Node, "_next_token", changed)
+
+
+def the_client_believes_its_proposal(patch):
+    async def changed(self, grants, voting):
+        return self.fresh or await fence(self, grants, voting)
+
+    fence = Acquire._fence
+    patch.setattr(Acquire, "_fence", changed)
+
+
+def two_agree(patch):
+    """Two of five nodes with the same token are enough."""
+
+    async def changed(self, grants, voting):
+        tokens = [reply[2] for reply in grants.yes.values()]
+        token = max(tokens, key=tokens.count)
+        return token if tokens.count(token) > 1 else await fence(self, grants, voting)
+
+    fence = Acquire._fence
+    patch.setattr(Acquire, "_fence", changed)
+
+
+def any_token_will_do(patch):
+    async def changed(self, grants, voting):
+        return next(iter(grants.yes.values()))[2]
+
+    patch.setattr(Acquire, "_fence", changed)
+
+
 def counter_without_clock(patch):
-    def changed(self):
+    def changed(self, proposal=0):
         self.counter += 1
         return self.counter
 
@@ -228,12 +322,12 @@ def keys_do_not_end(patch):
 
 
 def never_pauses(patch):
-    patch.setattr(RedLock, "pauses", lambda self, left_ms, tries: (0.0001, math.inf))
+    patch.setattr(RedLock, "_pauses", lambda self, left_ms, tries: (0.0001, math.inf))
 
 
 def counts_up_and_down(patch):
-    def acquire(self, owner, count, lease_ms, fence_ttl):
-        reply = taken(self, owner, count, lease_ms, fence_ttl)
+    def acquire(self, owner, count, *args):
+        reply = taken(self, owner, count, *args)
         if count > 1 and owner in self.holds:
             self.holds[owner] = before_of(self, owner) + 1
             self.counts[owner] = self.holds[owner]
@@ -271,6 +365,10 @@ def follows_the_wall_clock(patch):
     patch.setattr(Client, "clock", Client.wall)
 
 
+def no_lasting_tombstones(patch):
+    patch.setattr(Release, "lasting", lambda self: self)
+
+
 MUTANTS = {
     name: each
     for name, each in list(globals().items())
@@ -283,21 +381,28 @@ def assert_caught(settings, setting, within, check=None):
     assert seed is not None, f"no scenario of {within} noticed the change"
 
 
-# --- P1: no two inside ------------------------------------------------------------------------------------------------
+# --- P1: no two holders ----------------------------------------------------------------------------------------------
 
 
-SEEDS = 200 if THOROUGH else 80
-"""In each part."""
+def seeds(number, since=0):
+    """So many scenarios; in the short form the first third of them."""
+    return range(since, since + (number if THOROUGH else number // 3))
 
 
 @pytest.mark.parametrize("part", range(6))
 def test_p01_no_two_inside(part, settings):
-    assert sweep(settings, ROUGH, range(200 * part, 200 * part + SEEDS)) > SEEDS
+    assert sweep(settings, ROUGH, seeds(200, 200 * part)) > 60
 
 
 @pytest.mark.parametrize("part", range(3))
 def test_p01_no_two_inside_of_three_nodes(part, settings):
-    assert sweep(settings, replace(ROUGH, nodes=3, clients=4), range(200 * part, 200 * part + SEEDS)) > SEEDS
+    assert sweep(settings, replace(ROUGH, nodes=3, clients=4), seeds(200, 200 * part)) > 60
+
+
+@pytest.mark.parametrize("setting", [replace(ROUGH, fencing=False), replace(ROUGH, skew=0.01)], ids=["none", "some"])
+def test_p01_no_two_inside_though_nodes_are_asked_but_once(setting, settings):
+    """Without fencing all, and where nodes agree on a token many."""
+    assert sweep(settings, setting, seeds(200)) > 60
 
 
 @pytest.mark.parametrize("mutant", ["minority_is_enough", "keys_end_too_soon"])
@@ -373,37 +478,36 @@ SPLITS = [(nodes, split) for nodes in range(1, 8) for split in product("gdes", r
 
 
 class Told:
-    """A conversation in which the nodes answer one after the other, a millisecond each, as a split says."""
+    """A conversation in which the nodes reply one after the other, a millisecond each, as a split says."""
 
     def __init__(self, split):
         self.split = split
         self.time = 0.0
-        self.census, self.timeout = None, 1.0
+        self.restarts, self.proposals, self.timeout = None, None, 1.0
 
     def send(self, call, nodes):
         self.answers = [(node, self.split[node], call) for node in nodes if self.split[node] != "s"]
 
-    async def receive(self, until):
-        if not self.answers:
-            self.time = until
-            return None
-        self.time += 0.001
-        node, vote, call = self.answers.pop(0)
+    async def listen(self, count, until):
         replies: dict[str, Any] = {"g": [b"", 1], "d": [b"", 0], "e": OSError()}
-        return Answer(node, call, replies[vote])
+        for node, vote, call in self.answers:
+            self.time += 0.001
+            if count(Answer(node, call, replies[vote])):
+                return
+        self.time = until
 
     def now(self):
         return self.time
 
     @property
-    def size(self):
-        return len(self.split)
+    def names(self):
+        return self.split
 
 
 def vote(split):
     """The ballot on a call, and the time that it took."""
     told: Any = Told(split)
-    return run_sync(Nodes(told, told).ask(call())), told.time
+    return run_sync(Voting(told, told).ask(call())), told.time
 
 
 def call():
@@ -476,22 +580,123 @@ TIMELESS = replace(ROUGH, rate_error=0.3, durable=True, crashes=3.0, pauses=3.0,
 
 @pytest.fixture
 def no_timing(monkeypatch):
-    """Nobody looks at a clock: locks are valid for ever, and two may be inside."""
-    ask = Nodes.ask
+    """Clocks are ignored: locks are valid for ever, and two may hold one."""
+    ask = Voting.ask
 
     async def changed(self, call, voters=None, until=None):
         return await ask(self, call, voters, self.now() + 3)
 
-    monkeypatch.setattr(Nodes, "ask", changed)
+    monkeypatch.setattr(Voting, "ask", changed)
     monkeypatch.setattr(Client, "check_grants", lambda self, hold: None)
     monkeypatch.setattr(quorum_calls, "MIN_VALIDITY", -math.inf)
-    monkeypatch.setattr(RedLock, "drift", lambda self, lease: -lease)
+    monkeypatch.setattr(RedLock, "_drift", lambda self, lease: -lease)
     monkeypatch.setattr(simulator.World, "note_inside", lambda self, client, hold: None)
     monkeypatch.setattr(Client, "check_hold", lambda self, hold: None)
 
 
+AGREED = replace(TIMELESS, rate_error=0, skew=0.01)
+"""The nodes' clocks are as good as usual, so they mostly agree on a proposal."""
+WILD = replace(AGREED, wild=0.7)
+MIXED = replace(AGREED, clients=4, old=1, singles=2.0, wild=0.3)
+SWIFT = replace(MIXED, longest_hold=0.02, longest_rest=0.02, copies=0.2)
+"""Owners that follow each other within the time by which a proposal may be ahead of the clocks."""
+
+
 def test_p09_tokens_rise_without_clocks(no_timing, settings):
-    assert sweep(settings, TIMELESS, range(100), check_order) > 100
+    assert sweep(settings, TIMELESS, seeds(100), check_order) > 33
+
+
+@pytest.mark.parametrize("setting", [AGREED, WILD, MIXED, SWIFT], ids=["agreed", "wild", "mixed", "swift"])
+def test_p09_tokens_rise_where_they_are_proposed(setting, no_timing, settings):
+    """Whatever is proposed: by clients whose clocks are wrong, beside those that propose nothing, and single nodes'."""
+    agreed = []
+
+    def check(world):
+        check_order(world)
+        check_bounds(world)
+        agreed.append(world.agreed)
+
+    acquired = sweep(settings, setting, seeds(100), check)
+    assert acquired / 10 < sum(agreed) < acquired
+
+
+def check_bounds(world):
+    """No proposal drives a counter away from the clocks: a draw adds one."""
+    for node in world.nodes:
+        clock = max(each.clock() for each in world.nodes) * 1e6
+        if node.model.counter > clock + AHEAD + len(node.granted):
+            raise BrokenError(f"node {node.number} counts on from {node.model.counter}, at {clock}")
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        "grants_what_is_proposed",
+        "proposals_lower_the_counter",
+        "grants_without_counting",
+        "copies_count_again",
+        "the_client_believes_its_proposal",
+        "any_token_will_do",
+    ],
+)
+def test_p09_mutants_of_proposals(mutant, mutate, no_timing, settings):
+    mutate(mutant)
+    # Clocks that differ by almost as much as a proposal may be ahead of them.
+    assert_caught(settings, replace(SWIFT, skew=0.09), 100, check_order)
+
+
+@pytest.mark.parametrize("mutant", [None, "two_agree", "the_client_believes_its_proposal", "grants_what_is_proposed"])
+def test_p09_one_node_that_counts_on_from_an_earlier_owner_is_enough(mutant, mutate, settings):
+    """The last owner's token is known by three nodes, of which the next owner reaches one."""
+    if mutant is not None:
+        mutate(mutant)
+    with near_nodes(settings) as (world, client):
+        last = propose(client, AHEAD // 2) + AHEAD // 4
+        for node in world.nodes[2:]:
+            node.model.counter = last
+        for node in world.nodes[3:]:
+            node.cut_until[client] = math.inf
+        client.start(client.visit(0.1))
+        world.run(1.0)
+        [token] = world.tokens.values()
+        assert (token > last) == (mutant is None)
+
+
+def test_p09_what_only_a_minority_counts_on_from_is_no_ones_token(settings):
+    """The others agree without it; who gets that minority later counts on from it."""
+    with near_nodes(settings) as (world, client):
+        failed = propose(client, AHEAD // 2) + 10 * AHEAD
+        for node in world.nodes[:2]:
+            node.model.counter = failed
+            node.cut_until[client] = 0.5
+        client.start(client.visit(0.1))
+        world.run(0.6)
+        for node in world.nodes[3:]:
+            node.cut_until[client] = math.inf
+        client.start(client.visit(0.1))
+        world.run(1.0)
+        first, second = world.tokens.values()
+        assert first < failed < second
+        assert world.agreed == 1
+
+
+@contextmanager
+def near_nodes(settings):
+    """One client, and nodes whose clocks are the same."""
+    with simulated(settings, Setting(clients=1, loss=0, copies=0, slow=0, wait=0.0, rate_error=0, skew=0), 0) as world:
+        yield world, world.clients[0]
+
+
+def propose(client, ahead):
+    """Let a client propose a number of microseconds more than the nodes' clock, which is returned."""
+    clock = math.floor(client.world.nodes[0].clock() * 1e6) + ahead
+    client.driver.proposals.learn([clock], client.clock())
+    return clock
+
+
+def test_p09_mutant_without_a_bound(mutate, no_timing, settings):
+    mutate("proposals_know_no_bound")
+    assert_caught(settings, WILD, 20, check_bounds)
 
 
 def test_p09_mutant_without_a_second_round(mutate, no_timing, settings):
@@ -523,12 +728,34 @@ LOST_COUNTERS = replace(ROUGH, crashes=0, blackouts=0.2, pauses=0, lasts=8.0, lo
 
 
 def test_p09_tokens_rise_where_counters_are_lost(settings):
-    assert sweep(settings, LOST_COUNTERS, range(50)) > 50
+    assert sweep(settings, LOST_COUNTERS, seeds(50)) > 16
+
+
+def test_p09_tokens_rise_where_counters_are_lost_and_proposals_are_wild(settings):
+    assert sweep(settings, replace(LOST_COUNTERS, skew=0.01, wild=0.5), seeds(50)) > 16
 
 
 def test_p09_mutant_that_only_counts(mutate, settings):
     mutate("counter_without_clock")
     assert_caught(settings, LOST_COUNTERS, 50)
+
+
+@pytest.mark.parametrize("mutant", [None, "proposals_outrank_the_clock"])
+def test_p09_where_counters_are_lost_the_clock_outranks_a_proposal(mutant, mutate, settings):
+    """All nodes forget, and the next client's clock is a second behind."""
+    if mutant is not None:
+        mutate(mutant)
+    with near_nodes(settings) as (world, client):
+        propose(client, 0)
+        client.start(client.visit(0.0))
+        world.run(0.5)
+        for node in world.nodes:
+            node.model.forget()
+        propose(client, -(10**6))
+        client.start(client.visit(0.0))
+        with pytest.raises(BrokenError) if mutant else nullcontext():
+            world.run(1.0)
+            assert world.acquired == 2
 
 
 def test_p09_mutant_in_which_late_granters_vote(mutate, settings):
@@ -567,7 +794,7 @@ RESTARTS = replace(
 
 
 def test_p10_restarted_nodes_have_no_votes(settings):
-    assert sweep(settings, RESTARTS, range(50)) > 50
+    assert sweep(settings, RESTARTS, seeds(50)) > 16
 
 
 @pytest.mark.parametrize("mutant", ["no_quarantine", "half_quarantine", "connections_outlive_restarts"])
@@ -606,7 +833,7 @@ def check_progress(world):
 
 @pytest.mark.parametrize("clients", [2, 5, 10])
 def test_p12_one_of_many_gets_in(clients, settings):
-    """All begin at once, after a holder that died: somebody is in after its lease and ten rounds."""
+    """All begin at once, after a holder that died: someone is in after its lease and ten rounds."""
     for seed in range(30):
         with simulated(settings, replace(CROWD, clients=clients), seed) as world:
             compete(world)
@@ -653,7 +880,7 @@ def test_p13_mutant(mutate, settings):
 
 
 def test_p14_copies_and_disorder_do_no_harm(settings):
-    assert sweep(settings, DISORDER, range(60), check_nothing_left) > 60
+    assert sweep(settings, DISORDER, seeds(60), check_nothing_left) > 20
 
 
 @pytest.mark.parametrize("mutant", ["counts_up_and_down", "votes_count_twice"])
@@ -684,6 +911,27 @@ def test_p15_a_late_grant_is_given_back(mutant, mutate, settings):
     assert (left > 0) == (mutant is not None)
 
 
+@pytest.mark.parametrize("mutant", [None, "no_lasting_tombstones"])
+def test_p15_what_outlasts_a_tombstone_takes_nothing(mutant, mutate, settings, monkeypatch):
+    """Two of three nodes get the command long after they have executed its undo."""
+    if mutant is not None:
+        mutate(mutant)
+    receive = SimNode.receive
+
+    def changed(self, call, *args):
+        delay = 1.5 if isinstance(call, Acquire) and self.number else 0.0
+        self.world.at(self.world.now + delay, lambda: receive(self, call, *args))
+
+    monkeypatch.setattr(SimNode, "receive", changed)
+    setting = Setting(nodes=3, clients=1, lease=4.0, loss=0, copies=0, slow=0, rate_error=0, wait=0.0)
+    with simulated(settings, setting, 0) as world:
+        [client] = world.clients
+        client.start(client.visit(0.0))
+        world.run(2.0)
+        assert not world.acquired
+        assert any(node.model.holds for node in world.nodes) == (mutant is not None)
+
+
 # --- P16: the drift is exact ------------------------------------------------------------------------------------------
 
 
@@ -701,7 +949,7 @@ def overlaps(settings, rate_error, share):
 
 
 def race(settings, setting, node_rate, client_rate):
-    """One holds the lock until its lease ends; another asks for it every moment around that time."""
+    """One holds the lock until its lease ends; another one tries at every moment around that time."""
     with simulated(settings, replace(setting, wait=0.3, renewed=0), 0) as world:
         for node in world.nodes:
             node.rate = node_rate
@@ -719,8 +967,7 @@ def race(settings, setting, node_rate, client_rate):
 
 @pytest.mark.parametrize("rate_error", [0.02, 0.05, 0.1])
 def test_p16_the_drift_is_exact(rate_error, settings, monkeypatch):
-    monkeypatch.setattr(redlock, "_SHORTEST_PAUSE", 0.0002)
-    monkeypatch.setattr(redlock, "_LONGEST_PAUSE", 0.0002)
+    monkeypatch.setattr(redlock, "_BACKOFF", (0.0002, 0.0002))
     monkeypatch.setattr(redlock, "ROUNDING", 0.0)
     monkeypatch.setattr(Client, "check_hold", lambda self, hold: None)  # of P2, with the rounding
     assert not overlaps(settings, rate_error, 1.0)
@@ -735,11 +982,11 @@ def test_p17_a_minority_that_is_frozen_or_late_does_no_harm(settings):
     setting = replace(
         ROUGH, crashes=0, pauses=2.0, longest_pause=3.0, steps=3.0, stepping=2, longest_step=3.0, back=True
     )
-    assert sweep(settings, setting, range(60)) > 60
+    assert sweep(settings, setting, seeds(60)) > 20
 
 
 def misbehave(settings, seed, number):
-    """Some nodes evict keys and step their clocks while somebody has the lock on all nodes and others want it."""
+    """Some nodes evict keys and step their clocks while someone has the lock on all nodes and others want it."""
     setting = Setting(loss=0, copies=0, slow=0, steps=20.0, stepping=number, evicts=True, wait=None, lasts=1.5)
     with simulated(settings, setting, seed) as world:
         world.plan_faults()

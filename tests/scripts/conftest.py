@@ -1,5 +1,6 @@
 """Tests of the scripts: each is called directly on the real server, one test per reply."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,42 +10,59 @@ import redis
 from django_rlock import keys
 from django_rlock.scripts import Script
 from example_project.embedded import EmbeddedServer
+from tests.eventually import PATIENCE
 
 KEY = "rlock:stock:42"
 QUEUE, ALIVE, CHANNEL = keys.queue_key(KEY), keys.alive_key(KEY), keys.redisson_channel(KEY)
+WAITING, DEADLINES = keys.release_keys(KEY)[2:]
 TOKEN = keys.token_key(KEY)
-ME, OTHER, THIRD = (f"{letter * 36}:1" for letter in "abc")
+FORCED = keys.forced_channel()
+SETTLED = keys.settled_key(KEY, "client", "owner")
+ME, OTHER, THIRD = (f"{letter * 14}8{letter * 21}:1" for letter in "abc")
+JAVA = f"{'d' * 14}4{'d' * 21}:1"
 RW_CHANNEL, READS = keys.readwrite_channel(KEY), keys.read_holds_key(KEY)
 WRITERS = keys.writers_key(KEY)
 OTHER_KEYS = {
-    "rlock_release": [KEY, CHANNEL],
+    "fair_beat": [KEY, QUEUE, ALIVE],
+    "rlock_release": list(keys.release_keys(KEY)),
+    "fair_release": list(keys.fair_release_keys(KEY)),
+    "fair_leave": list(keys.fair_release_keys(KEY)),
     "fenced_acquire": [KEY, TOKEN],
-    "lock_force_release": list(keys.force_release_keys(KEY)),
+    "lock_force_release": list(keys.force_release_keys(KEY, FORCED)),
     "read_acquire": [KEY, READS, WRITERS],
     "read_release": [KEY, READS, RW_CHANNEL],
-    "read_renew": [KEY, READS],
+    "lock_extend": [KEY, SETTLED],
+    "read_renew": [KEY, READS, SETTLED],
     "read_state": [KEY, READS],
     "write_acquire": [KEY, READS, WRITERS, RW_CHANNEL],
     "write_release": [KEY, READS, WRITERS, RW_CHANNEL],
-    "write_renew": [KEY, READS],
+    "write_renew": [KEY, READS, SETTLED],
     "write_beat": [KEY, WRITERS],
-    "multi_acquire": [KEY, QUEUE, ALIVE, CHANNEL],
-    "multi_release": [KEY, QUEUE, ALIVE, CHANNEL],
+    "write_withdraw": [WRITERS, RW_CHANNEL],
+    "task_read": list(keys.task_keys("rlock:", "id")),
+    "task_done": list(keys.task_keys("rlock:", "id")[:1]),
+    "task_expect": list(keys.task_keys("rlock:", "id")[1:]),
+    "multi_acquire": [KEY, QUEUE],
+    "multi_release": [KEY, QUEUE, WAITING, ALIVE, CHANNEL, DEADLINES],
 }
 
 Run = Callable[..., Any]
 
+nonces = itertools.count(1)
+"""They rise, as those of a process do."""
+
 
 @pytest.fixture
 def run(redis_client: redis.Redis) -> Run:
-    """Calls a script with as many of the lock's keys as it takes; answers its reply without the nonce."""
+    """Calls a script with as many of the lock's keys as it takes; returns its reply without the nonce."""
 
     def call(script: Script, *args: str | int) -> Any:
         count = 4 if "KEYS[4]" in script.source else 3 if "KEYS[3]" in script.source else 1
         names = [KEY, QUEUE, ALIVE, CHANNEL][:count]
         names = OTHER_KEYS.get(script.name, names)
-        nonce, *reply = redis_client.eval(script.source, len(names), *names, "nonce", *args)
-        assert nonce == "nonce"
+        sent = str(next(nonces))
+        nonce, *reply = redis_client.eval(script.source, len(names), *names, sent, *args)
+        assert nonce == sent
         return reply[0] if len(reply) == 1 else reply
 
     return call
@@ -52,24 +70,24 @@ def run(redis_client: redis.Redis) -> Run:
 
 @pytest.fixture
 def heard(server: EmbeddedServer):
-    """Answers what was published since the last time, as (channel, text)."""
+    """Returns what was published for waiters since the last call, or for holders, as (channel, text)."""
     with server.client(protocol=2) as client, client.pubsub() as listener:
         listener.psubscribe("*")
-        listener.get_message(timeout=5)
+        listener.get_message(timeout=PATIENCE)
 
-        def collect() -> list[tuple[str, str]]:
+        def collect(*, by_holders: bool = False) -> list[tuple[str, str]]:
             found = []
             listener.ping("that was all")
-            while (message := listener.get_message(timeout=5))["type"] != "pong":
+            while (message := listener.get_message(timeout=PATIENCE))["type"] != "pong":
                 found.append((message["channel"], message["data"]))
-            return found
+            return [message for message in found if (message[0] == FORCED) is by_holders]
 
         yield collect
 
 
 @pytest.fixture
 def state(redis_client: redis.Redis):
-    """Answers the holder and the queue."""
+    """Returns the holder and the queue."""
 
     def look() -> tuple[Any, Any]:
         return redis_client.hgetall(KEY), redis_client.zrange(QUEUE, 0, -1)

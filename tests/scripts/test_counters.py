@@ -4,6 +4,7 @@ import pytest
 import redis
 
 from django_rlock import keys, scripts
+from tests.scripts.conftest import SETTLED, nonces
 
 KEY = "rlock:stock:42"
 PERMITS, REQUESTS = keys.permits_key(KEY), keys.requests_key(KEY)
@@ -16,13 +17,16 @@ ALL_KEYS = {
     "counter_read": [KEY],
     "semaphore_acquire": [KEY, REQUESTS],
     "semaphore_drain": [KEY, DRAINED],
-    "semaphore_delete": [KEY, PERMITS],
+    "semaphore_delete": [KEY, PERMITS, REQUESTS],
+    "permit_set": [*EXPIRABLE, REQUESTS],
     "permit_acquire": [*EXPIRABLE, REQUESTS],
     "permit_leave": [*EXPIRABLE, REQUESTS],
+    "permit_renew": [*EXPIRABLE, SETTLED],
     "latch_set": [KEY, REQUESTS],
     "latch_count_down": [KEY, REQUESTS],
     "latch_pass": [KEY],
-    "latch_delete": [KEY],
+    "latch_delete": [KEY, REQUESTS],
+    "request_retire": [REQUESTS],
 }
 KEEP = 60_000
 LEASE = 30_000
@@ -33,13 +37,14 @@ A, B, C, D = (letter * 16 for letter in "abcd")
 
 @pytest.fixture
 def run(redis_client):
-    """Calls a script with its keys; answers its reply without the nonce."""
+    """Calls a script with its keys; returns its reply without the nonce."""
 
     def call(script, *args):
         default = SEMAPHORE if script.name.startswith("semaphore") else EXPIRABLE
         names = ALL_KEYS.get(script.name, default)
-        nonce, *reply = redis_client.eval(script.source, len(names), *names, "nonce", *args)
-        assert nonce == "nonce"
+        sent = str(next(nonces))
+        nonce, *reply = redis_client.eval(script.source, len(names), *names, sent, *args)
+        assert nonce == sent
         return reply[0] if len(reply) == 1 else reply
 
     return call
@@ -47,7 +52,7 @@ def run(redis_client):
 
 @pytest.fixture
 def left(redis_client):
-    """Answers the number at the key."""
+    """Returns the number at the key."""
     return lambda: redis_client.get(KEY)
 
 
@@ -94,6 +99,34 @@ def test_requests_are_forgotten_after_a_while(run, redis_client):
     assert set(redis_client.zrange(REQUESTS, 0, -1)) == {"r1", "young"}
     assert 0 < redis_client.pttl(REQUESTS) <= KEEP
     assert abs(redis_client.zscore(REQUESTS, "r1") - now_ms(redis_client) - KEEP) < 5000
+
+
+def test_old_requests_are_forgotten_little_by_little(run, redis_client):
+    """After a busy time there are many, and the server does nothing else meanwhile."""
+    redis_client.set(KEY, 500)
+    redis_client.zadd(REQUESTS, {f"old:{number}": number for number in range(250)})
+    for left in (150, 50, 0, 0):
+        run(scripts.SEMAPHORE_ACQUIRE, f"r{left}", 1, KEEP)
+        assert redis_client.zcount(REQUESTS, "-inf", now_ms(redis_client)) == left
+    assert set(redis_client.zrange(REQUESTS, 0, -1)) == {"r150", "r50", "r0"}
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        (scripts.SEMAPHORE_ACQUIRE, [1, KEEP]),
+        (scripts.SEMAPHORE_ACQUIRE, [9, KEEP]),  # which are not there
+        (scripts.SEMAPHORE_RELEASE, [1, KEEP, 0]),
+        (scripts.SEMAPHORE_ADD, [1, KEEP]),
+    ],
+)
+def test_answered_requests_are_forgotten_at_once(run, redis_client, script, args):
+    redis_client.set(KEY, 5)
+    redis_client.zadd(REQUESTS, dict.fromkeys(["a", "b", "c", "d"], now_ms(redis_client) + KEEP))
+    for _ in range(2):
+        run(script, "r1 a b none", *args)
+        assert set(redis_client.zrange(REQUESTS, 0, -1)) - {"r1"} == {"c", "d"}
+    assert redis_client.get(KEY) in {"4", "5", "6"}
 
 
 def test_release_gives_permits_once_and_tells_the_total(run, left, heard):
@@ -144,6 +177,19 @@ def test_acquire_that_comes_after_its_undoing_takes_nothing(run, redis_client, l
     assert (left(), heard()) == ("5", [])
 
 
+def test_leave_gives_back_what_was_surely_taken_though_it_was_forgotten(run, redis_client, left):
+    redis_client.set(KEY, 5)
+    run(scripts.SEMAPHORE_ACQUIRE, "r1", 2, KEEP)
+    run(scripts.SEMAPHORE_ACQUIRE, "r2 r1", 1, KEEP)
+    assert run(scripts.SEMAPHORE_LEAVE, "r1", 2, KEEP, 0) == 0
+    assert left() == "2"
+    run(scripts.SEMAPHORE_ACQUIRE, "r3", 2, KEEP)
+    run(scripts.SEMAPHORE_ACQUIRE, "r4 r3", 0, KEEP)
+    assert run(scripts.SEMAPHORE_LEAVE, "r3", 2, KEEP, 1) == 1
+    assert run(scripts.SEMAPHORE_LEAVE, "r3", 2, KEEP, 1) == 0
+    assert left() == "2"
+
+
 def test_leave_does_not_bring_back_what_was_deleted(run, redis_client):
     redis_client.set(KEY, 5)
     run(scripts.SEMAPHORE_ACQUIRE, "r1", 2, KEEP)
@@ -164,7 +210,7 @@ def test_set_gives_permits_to_what_does_not_exist(run, redis_client, left, heard
 def test_set_for_a_time(run, redis_client, heard):
     assert run(scripts.SEMAPHORE_SET, "r1", 0, KEEP, LEASE) == 1
     assert 0 < redis_client.pttl(KEY) <= LEASE
-    assert heard() == []  # nobody can take one
+    assert heard() == []  # no one can take one
 
 
 def test_add_keeps_the_time_to_live(run, redis_client, left, heard):
@@ -200,7 +246,9 @@ def test_drain_of_nothing(run, redis_client, there):
     if there is not None:
         redis_client.set(KEY, there)
     assert run(scripts.SEMAPHORE_DRAIN, KEEP) == 0
-    assert redis_client.exists(*OURS) == (there is not None)
+    redis_client.set(KEY, 5)
+    assert run(scripts.SEMAPHORE_DRAIN, KEEP) == 0  # a copy that comes late
+    assert redis_client.get(KEY) == "5"
 
 
 def test_read(run, redis_client):
@@ -210,11 +258,15 @@ def test_read(run, redis_client):
 
 
 def test_delete(run, redis_client):
-    assert run(scripts.SEMAPHORE_DELETE) == 0
+    assert run(scripts.SEMAPHORE_DELETE, "r1", KEEP) == 0
     redis_client.set(KEY, 0)
     redis_client.zadd(PERMITS, {A: NEVER})
-    assert run(scripts.SEMAPHORE_DELETE) == 1
-    assert redis_client.exists(*OURS) == 0
+    for _ in range(2):
+        assert run(scripts.SEMAPHORE_DELETE, "r1", KEEP) == 1
+        assert redis_client.exists(KEY, PERMITS) == 0
+    redis_client.set(KEY, 3)
+    assert run(scripts.SEMAPHORE_DELETE, "r1", KEEP) == 1  # a copy that comes late
+    assert redis_client.exists(KEY)
 
 
 # --- expirable semaphore ---------------------------------------------------------------------------------------------
@@ -222,7 +274,7 @@ def test_delete(run, redis_client):
 
 @pytest.fixture
 def permits(redis_client):
-    """Answers the ids that are taken, and how long each still is, in seconds; None without end."""
+    """Returns the ids that are taken, and how long each still is, in seconds; None without end."""
 
     def look():
         found = redis_client.zrange(PERMITS, 0, -1, withscores=True)
@@ -367,12 +419,13 @@ def test_permit_state(run, redis_client):
 
 def test_permits_in_all(run, redis_client, left, heard):
     for _ in range(2):
-        assert run(scripts.PERMIT_SET, 5) == 1
+        assert run(scripts.PERMIT_SET, "r1", 5, KEEP) == 1
         assert left() == "5"
     redis_client.zadd(PERMITS, {A: NEVER, B: NEVER, C: NEVER, D: 1})
     redis_client.set(KEY, 1, px=LEASE)
     heard()
-    assert run(scripts.PERMIT_SET, 2) == 1
+    assert run(scripts.PERMIT_SET, "r2 r1", 2, KEEP) == 1
+    assert redis_client.zrange(REQUESTS, 0, -1) == ["r2"]
     assert left() == "-1"
     assert redis_client.pttl(KEY) > 0
     assert heard() == [(CHANNEL, "2"), (CHANNEL, "2")]  # the one that ended, and the set
@@ -423,10 +476,22 @@ def test_latch_lets_pass(run, redis_client):
 
 
 def test_deleted_latch_lets_its_waiters_go(run, redis_client, heard):
-    assert run(scripts.LATCH_DELETE, GATE) == 0
+    assert run(scripts.LATCH_DELETE, "r1", GATE, KEEP) == 0
     redis_client.set(KEY, 2)
-    assert run(scripts.LATCH_DELETE, GATE) == 1
-    assert (redis_client.exists(*OURS), heard()) == (0, [(GATE, "0")])
+    for _ in range(2):
+        assert run(scripts.LATCH_DELETE, "r1", GATE, KEEP) == 1
+    assert (redis_client.exists(KEY), heard()) == (0, [(GATE, "0")])
+    redis_client.set(KEY, 2)
+    assert run(scripts.LATCH_DELETE, "r1", GATE, KEEP) == 1  # a copy that comes late
+    assert redis_client.exists(KEY)
+
+
+def test_retired_request_does_nothing(run, redis_client):
+    redis_client.set(KEY, 5)
+    assert run(scripts.REQUEST_RETIRE, "r1", KEEP) == 1
+    assert run(scripts.SEMAPHORE_ADD, "r1", 1, KEEP) == 1
+    assert redis_client.get(KEY) == "5"
+    assert 0 < redis_client.pttl(REQUESTS) <= KEEP
 
 
 # --- all -------------------------------------------------------------------------------------------------------------
@@ -439,17 +504,17 @@ CALLS = [
     (scripts.SEMAPHORE_SET, ("r1", 1, KEEP, 0)),
     (scripts.SEMAPHORE_ADD, ("r1", 1, KEEP)),
     (scripts.SEMAPHORE_DRAIN, (KEEP,)),
-    (scripts.SEMAPHORE_DELETE, ()),
+    (scripts.SEMAPHORE_DELETE, ("r1", KEEP)),
     (scripts.PERMIT_ACQUIRE, (A, LEASE)),
     (scripts.PERMIT_LEAVE, (A, KEEP)),
     (scripts.PERMIT_RELEASE, (A,)),
     (scripts.PERMIT_RENEW, (A, LEASE, 0)),
     (scripts.PERMIT_STATE, (A,)),
-    (scripts.PERMIT_SET, (5,)),
+    (scripts.PERMIT_SET, ("r1", 5, KEEP)),
     (scripts.LATCH_SET, ("r1", GATE, 1, KEEP)),
     (scripts.LATCH_COUNT_DOWN, ("r1", GATE, KEEP)),
     (scripts.LATCH_PASS, ()),
-    (scripts.LATCH_DELETE, (GATE,)),
+    (scripts.LATCH_DELETE, ("r1", GATE, KEEP)),
 ]
 
 
@@ -488,4 +553,4 @@ def test_full_memory_refuses_no_giving_back(run, own_server, script, args, left)
         client.config_set("maxmemory", 1)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("more", 1)
-        assert client.eval(script.source, len(names), *names, "nonce", *args) == ["nonce", 1]
+        assert client.eval(script.source, len(names), *names, "7", *args) == ["7", 1]

@@ -3,12 +3,15 @@
 import pytest
 
 from django_rlock import scripts
-from tests.scripts.conftest import ALIVE, CHANNEL, KEY, ME, OTHER, QUEUE, THIRD
+from django_rlock.keys import release_keys
+from django_rlock.locks.beats import GRANTED, QUEUED, UNKNOWN
+from tests.scripts.conftest import ALIVE, CHANNEL, JAVA, KEY, ME, OTHER, QUEUE, THIRD
 
 LEASE, CLAIM, ALIVE_FOR = 30_000, 5000, 10_000
 
 
 def acquire(run, owner, count=1, waiting=True):
+    """OK or LOST; or the lease left, whether the holder knows nothing of the queue, and the ticket that was drawn."""
     return run(scripts.FAIR_ACQUIRE, owner, count, LEASE, CLAIM, ALIVE_FOR if waiting else 0)
 
 
@@ -17,11 +20,11 @@ def release(run, owner, left=0):
 
 
 def beat(run, member):
-    return run(scripts.FAIR_BEAT, member, CLAIM, ALIVE_FOR)
+    return run(scripts.FAIR_BEAT, CLAIM, ALIVE_FOR, member)
 
 
-def wake_up(owner):
-    return f"rlock_wake:{owner[:36]}", f"{owner} {KEY}"
+def wake_up(owner, ticket):
+    return f"rlock_wake:{owner[:36]}", f"{ticket} {owner} {KEY}"
 
 
 def now_ms(redis_client):
@@ -32,19 +35,40 @@ def now_ms(redis_client):
 def test_acquire_takes_a_free_lock(run, redis_client, state):
     assert acquire(run, ME) == "OK"
     assert state() == ({ME: "1"}, [])
-    assert LEASE - 1000 < redis_client.pttl(KEY) <= LEASE
+    assert LEASE / 2 < redis_client.pttl(KEY) <= LEASE
 
 
 def test_acquire_queues_once_and_answers_the_lease(run, redis_client, state):
     acquire(run, OTHER)
-    assert LEASE - 1000 < acquire(run, ME) <= LEASE
-    ticket = redis_client.zscore(QUEUE, ME)
+    left, _, ticket = acquire(run, ME)
+    assert LEASE / 2 < left <= LEASE
     acquire(run, THIRD)
-    acquire(run, ME)
-    assert redis_client.zscore(QUEUE, ME) == ticket
+    assert acquire(run, ME)[2] == ""  # it was drawn before
+    assert redis_client.zscore(QUEUE, ME) == int(ticket)
     assert state() == ({OTHER: "1"}, [ME, THIRD])
     assert redis_client.zscore(ALIVE, ME[:36]) > now_ms(redis_client) + ALIVE_FOR - 1000
     assert 0 < redis_client.pttl(QUEUE) <= ALIVE_FOR * 6
+    assert 0 < redis_client.pttl(ALIVE) <= ALIVE_FOR * 6
+
+
+@pytest.mark.parametrize("last", [1, 4e15], ids=["of an earlier second", "of a clock that was ahead"])
+def test_who_queues_first_in_a_second_lets_the_queue_live_on(run, redis_client, last):
+    acquire(run, OTHER)
+    acquire(run, ME)
+    redis_client.zadd(QUEUE, {ME: last})
+    for key in (QUEUE, ALIVE):
+        redis_client.persist(key)
+    acquire(run, THIRD)
+    assert 0 < redis_client.pttl(QUEUE) <= ALIVE_FOR * 6
+    assert 0 < redis_client.pttl(ALIVE) <= ALIVE_FOR * 6
+
+
+def test_alive_marks_that_begin_anew_live_no_longer_than_the_queue(run, redis_client):
+    """A grant took the last mark away, of a process that was dead, within a second."""
+    acquire(run, OTHER)
+    acquire(run, ME)
+    redis_client.delete(ALIVE)
+    acquire(run, THIRD)
     assert 0 < redis_client.pttl(ALIVE) <= ALIVE_FOR * 6
 
 
@@ -58,7 +82,9 @@ def test_tickets_rise_also_when_the_clock_goes_back(run, redis_client):
 def test_acquire_once_gives_up_the_ticket(run, state):
     acquire(run, OTHER)
     acquire(run, ME)
-    assert acquire(run, ME, waiting=False) > 0
+    left, _, ticket = acquire(run, ME, waiting=False)
+    assert 0 < left <= LEASE
+    assert not ticket
     assert state() == ({OTHER: "1"}, [])
 
 
@@ -88,13 +114,13 @@ def test_acquire_does_not_enter_again_what_is_gone(run, state, redis_client, hol
 
 
 def test_newcomer_does_not_pass_the_queue(run, redis_client, heard, state):
-    """The lock fell free by its lease, and somebody waits."""
+    """The lock fell free by its lease, and someone waits."""
     acquire(run, OTHER)
-    acquire(run, ME)
+    *_, ticket = acquire(run, ME)
     redis_client.delete(KEY)
-    assert 0 < acquire(run, THIRD, waiting=False) <= CLAIM
+    assert 0 < acquire(run, THIRD, waiting=False)[0] <= CLAIM
     assert state() == ({ME: "1"}, [])
-    assert heard() == [wake_up(ME)]
+    assert heard() == [wake_up(ME, ticket)]
 
 
 def test_head_of_the_queue_takes_the_free_lock(run, redis_client, heard, state):
@@ -130,13 +156,13 @@ def test_release_frees_when_nobody_waits(run, redis_client, heard):
 
 def test_release_hands_over_to_the_first(run, redis_client, heard, state):
     acquire(run, ME)
-    acquire(run, THIRD)
+    *_, ticket = acquire(run, THIRD)
     acquire(run, OTHER)
     assert release(run, ME) == 1
     assert state() == ({THIRD: "1"}, [OTHER])
     assert 0 < redis_client.pttl(KEY) <= CLAIM
-    assert heard() == [wake_up(THIRD)]
-    # Until it confirms, its process counts as alive for the claim only.
+    assert heard() == [wake_up(THIRD, ticket)]
+    # Until its next beat, its process counts as alive for the claim only.
     assert redis_client.zscore(ALIVE, THIRD[:36]) <= now_ms(redis_client) + CLAIM
 
 
@@ -145,12 +171,12 @@ def test_release_skips_the_dead(run, redis_client, heard, state):
     dead = f"{'d' * 36}:"
     for number in range(3):
         acquire(run, f"{dead}{number}")
-    acquire(run, OTHER)
+    *_, ticket = acquire(run, OTHER)
     redis_client.zadd(ALIVE, {dead[:36]: 1})
     release(run, ME)
     assert state() == ({OTHER: "1"}, [])
     assert redis_client.zscore(ALIVE, dead[:36]) is None
-    assert heard() == [wake_up(OTHER)]
+    assert heard() == [wake_up(OTHER, ticket)]
 
 
 def test_release_frees_when_all_are_dead(run, redis_client, heard, state):
@@ -193,12 +219,12 @@ def test_leave_gives_up_the_ticket(run, heard, state):
 def test_leave_hands_a_grant_on(run, heard, state):
     acquire(run, OTHER)
     acquire(run, ME)
-    acquire(run, THIRD)
+    *_, ticket = acquire(run, THIRD)
     release(run, OTHER)
     heard()
     assert run(scripts.FAIR_LEAVE, ME, CLAIM) == 1
     assert state() == ({THIRD: "1"}, [])
-    assert heard() == [wake_up(THIRD)]
+    assert heard() == [wake_up(THIRD, ticket)]
 
 
 def test_leave_frees_a_grant_when_nobody_waits(run, heard, state):
@@ -212,8 +238,8 @@ def test_beat_of_a_waiter_in_the_queue(run, redis_client, heard):
     acquire(run, OTHER)
     acquire(run, ME)
     redis_client.zadd(ALIVE, {ME[:36]: 1})
-    known, left, owners = beat(run, ME)
-    assert (known, owners) == (1, [OTHER])
+    state, left = beat(run, ME)
+    assert state == QUEUED
     assert 0 < left <= LEASE
     assert redis_client.zscore(ALIVE, ME[:36]) > now_ms(redis_client) + ALIVE_FOR - 1000
     assert heard() == []
@@ -221,44 +247,157 @@ def test_beat_of_a_waiter_in_the_queue(run, redis_client, heard):
 
 def test_beat_of_a_waiter_that_the_server_does_not_know(run):
     acquire(run, OTHER)
-    assert beat(run, ME)[0] == 0
+    assert beat(run, ME)[0] == UNKNOWN
 
 
 def test_beat_of_a_waiter_that_was_granted(run):
     acquire(run, OTHER)
     acquire(run, ME)
     release(run, OTHER)
-    known, left, owners = beat(run, ME)
-    assert (known, owners) == (1, [ME])
+    state, left = beat(run, ME)
+    assert state == GRANTED
     assert 0 < left <= CLAIM
 
 
 def test_beat_hands_on_a_lock_that_fell_free(run, redis_client, heard):
     acquire(run, OTHER)
-    acquire(run, THIRD)
+    *_, ticket = acquire(run, THIRD)
     acquire(run, ME)
     redis_client.delete(KEY)
-    known, left, owners = beat(run, ME)
-    assert (known, left, owners) == (1, CLAIM, [THIRD])
-    assert heard() == [wake_up(THIRD)]
+    assert beat(run, ME) == [QUEUED, CLAIM]
+    assert heard() == [wake_up(THIRD, ticket)]
 
 
 def test_beat_on_an_empty_server(run):
-    assert beat(run, ME) == [0, -2, []]
+    assert beat(run, ME) == [UNKNOWN, -2]
+
+
+@pytest.mark.parametrize("mark", [acquire, beat], ids=["acquire", "beat"])
+def test_marks_of_ended_processes_go(run, redis_client, mark):
+    acquire(run, THIRD)
+    acquire(run, OTHER)
+    now = now_ms(redis_client)
+    redis_client.zadd(ALIVE, {f"{number:036}": now - number for number in range(5000)})
+    mark(run, ME)
+    assert sorted(redis_client.zrange(ALIVE, 0, -1)) == [ME[:36], OTHER[:36]]
 
 
 def test_owner_that_the_caller_named(run, heard, state):
-    """In the queue it stands behind its client, in the lock alone."""
-    member = f"{ME[:36]}/order-7"
+    """It stands behind its client and a number of the attempt until it has confirmed a grant, then alone."""
+    member = f"{ME[:36]}/17/order-7"
     acquire(run, OTHER)
-    acquire(run, member)
+    *_, ticket = acquire(run, member)
     assert state() == ({OTHER: "1"}, [member])
     release(run, OTHER)
-    assert state() == ({"order-7": "1"}, [])
-    assert heard() == [(f"rlock_wake:{ME[:36]}", f"{member} {KEY}")]
-    assert beat(run, member)[0] == 1
+    assert state() == ({member: "1"}, [])
+    assert heard() == [wake_up(member, ticket)]
+    assert beat(run, member)[0] == GRANTED
     assert acquire(run, member) == "OK"
+    assert state() == ({"order-7": "1"}, [])
     assert release(run, "order-7") == 1
+
+
+def test_grant_to_a_named_owner_is_given_back_without_its_hold(run, state):
+    """Another process may have taken the lock under the name meanwhile."""
+    member = f"{ME[:36]}/17/order-7"
+    acquire(run, OTHER)
     acquire(run, member)
+    release(run, OTHER)
     assert run(scripts.FAIR_LEAVE, member, CLAIM) == 1
     assert state() == ({}, [])
+    acquire(run, f"{OTHER[:36]}/3/order-7")
+    assert run(scripts.FAIR_LEAVE, member, CLAIM) == 0
+    assert state() == ({"order-7": "1"}, [])
+
+
+def test_named_owner_enters_what_another_process_took_and_shortens_nothing(run, redis_client, state):
+    member = f"{ME[:36]}/17/order-7"
+    acquire(run, OTHER)
+    acquire(run, member)  # it waits, and the other process takes the lock that falls free
+    redis_client.delete(KEY)
+    redis_client.hset(KEY, "order-7", 1)
+    redis_client.pexpire(KEY, 500_000)
+    assert acquire(run, member) == "OK"
+    assert state() == ({"order-7": "1"}, [])
+    assert redis_client.pttl(KEY) > 400_000
+
+
+def test_commands_of_a_hand_over(run, redis_client):
+    """The release and the next queueing; the waiter asks for nothing. The first one in a second runs some more."""
+    owners = [ME, OTHER, THIRD]
+    for owner in owners:
+        acquire(run, owner)
+    counts = []
+    for owner in owners * 3:
+        redis_client.config_resetstat()
+        release(run, owner)
+        acquire(run, owner)
+        stats = redis_client.info("commandstats")
+        counts.append(sum(each["calls"] for name, each in stats.items() if not name.startswith("cmdstat_config")))
+    assert min(counts) <= 18
+
+
+# --- beside Redisson -------------------------------------------------------------------------------------------------
+
+NEVER, LONG_AGO = 4e15, 1
+_, _, WAITING, DEADLINES = release_keys(KEY)
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        (scripts.FAIR_RELEASE, [ME, 0, LEASE, CLAIM]),
+        (scripts.FAIR_LEAVE, [ME, CLAIM]),
+        (scripts.RLOCK_RELEASE, [ME, 0, LEASE]),
+        (scripts.LOCK_FORCE_RELEASE, ["", CLAIM, "", "r1"]),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+@pytest.mark.parametrize(
+    ("deadlines", "woken"),
+    [
+        ({}, None),
+        ({JAVA: NEVER}, JAVA),
+        ({JAVA: NEVER, OTHER: NEVER}, JAVA),
+        ({JAVA: LONG_AGO, OTHER: NEVER}, OTHER),
+        ({JAVA: LONG_AGO, OTHER: LONG_AGO}, None),
+        ({JAVA: None}, JAVA),
+    ],
+    ids=["none", "one", "two", "dead head", "all dead", "without a deadline"],
+)
+def test_free_lock_is_told_to_the_first_of_redissons_queue(run, redis_client, heard, script, args, deadlines, woken):
+    """Who stays alive there; the queue is Redisson's own business."""
+    redis_client.hset(KEY, ME, 1)
+    for owner, deadline in deadlines.items():
+        redis_client.rpush(WAITING, owner)
+        if deadline is not None:
+            redis_client.zadd(DEADLINES, {owner: deadline})
+    assert run(script, *args) == 1
+    assert heard() == [(CHANNEL, "0"), *([(f"{CHANNEL}:{woken}", "0")] if woken else [])]
+    assert redis_client.lrange(WAITING, 0, -1) == list(deadlines)
+
+
+def test_grant_is_told_to_nobody_else(run, redis_client, heard):
+    acquire(run, ME)
+    *_, ticket = acquire(run, OTHER)
+    redis_client.rpush(WAITING, JAVA)
+    release(run, ME)
+    assert heard() == [wake_up(OTHER, ticket)]
+
+
+@pytest.mark.parametrize("holder", [JAVA, "order 7"])
+def test_waiter_is_told_of_a_holder_who_does_not_know_of_the_queue(run, redis_client, holder):
+    redis_client.hset(KEY, holder, 1)
+    assert acquire(run, ME)[:2] == [-1, 1]
+    redis_client.delete(KEY, QUEUE)
+    acquire(run, OTHER)
+    assert acquire(run, ME, waiting=False)[1] == 0
+
+
+def test_redissons_queue_is_looked_at_only_where_nobody_waits_in_ours(run, redis_client):
+    for waiters, looks in (([], 1), ([OTHER], 0)):
+        for owner in (ME, *waiters):
+            acquire(run, owner)
+        redis_client.config_resetstat()
+        release(run, ME)
+        assert redis_client.info("commandstats").get("cmdstat_lindex", {"calls": 0})["calls"] == looks

@@ -25,7 +25,7 @@ def end_write(run, owner, left=0, lease=LEASE):
 
 
 def force(run, owner="", side=""):
-    return run(scripts.LOCK_FORCE_RELEASE, owner, 5000, side)
+    return run(scripts.LOCK_FORCE_RELEASE, owner, 5000, side, "r1")
 
 
 def reading(**holds):
@@ -38,7 +38,7 @@ def hold(owner, number=1):
 
 @pytest.fixture
 def lock(redis_client):
-    """Answers the hash and the numbers of each reader's hold keys."""
+    """Returns the hash and the numbers of each reader's hold keys."""
 
     def look():
         keys = sorted(redis_client.keys(f"{READS}:*:rwlock_timeout:*"))
@@ -134,14 +134,14 @@ def test_another_kind_of_lock_keeps_out(run, redis_client, acquire):
 @pytest.mark.parametrize(
     ("script", "args", "reply"),
     [
-        (scripts.FAIR_LEAVE, [5000], 0),
-        (scripts.FAIR_RELEASE, [0, LEASE, 5000], 0),
-        (scripts.RLOCK_RELEASE, [0, LEASE], 0),
-        (scripts.LOCK_RENEW, [LEASE, 1], 0),
-        (scripts.MULTI_RELEASE, [5000], [0]),
-        (scripts.RLOCK_ACQUIRE, [2, LEASE], "LOST"),
-        (scripts.FENCED_ACQUIRE, [2, LEASE, 0], "LOST"),
-        (scripts.FAIR_ACQUIRE, [2, LEASE, 5000, 0], "LOST"),
+        (scripts.FAIR_LEAVE, [ME, 5000], 0),
+        (scripts.FAIR_RELEASE, [ME, 0, LEASE, 5000], 0),
+        (scripts.RLOCK_RELEASE, [ME, 0, LEASE], 0),
+        (scripts.LOCK_RENEW, [LEASE, ME], 0),
+        (scripts.MULTI_RELEASE, [ME, 5000], [1]),
+        (scripts.RLOCK_ACQUIRE, [ME, 2, LEASE], "LOST"),
+        (scripts.FENCED_ACQUIRE, [ME, 2, LEASE, 0, 0], "LOST"),
+        (scripts.FAIR_ACQUIRE, [ME, 2, LEASE, 5000, 0], "LOST"),
     ],
     ids=lambda each: getattr(each, "name", ""),
 )
@@ -150,7 +150,7 @@ def test_other_kinds_take_a_share_for_no_hold_of_their_own(run, lock, heard, scr
     read(run, ME)
     read(run, OTHER)
     before = lock()
-    assert run(script, ME, *args) == reply
+    assert run(script, *args) == reply
     assert lock() == before
     assert heard() == []
 
@@ -416,6 +416,17 @@ def test_waiting_writer_keeps_new_readers_out(run, redis_client, lock):
     assert read(run, THIRD, yields=0) == "OK"  # and who knows no preference
 
 
+def test_writer_that_withdraws_lets_readers_in_and_keeps_what_it_holds(run, heard, lock):
+    read(run, OTHER)
+    write(run, ME, alive=ALIVE_FOR)
+    assert run(scripts.WRITE_WITHDRAW, ME) == 1
+    assert heard() == [(RW_CHANNEL, "1")]
+    assert read(run, THIRD, yields=1) == "OK"
+    end_read(run, THIRD), end_read(run, OTHER), write(run, ME)
+    assert run(scripts.WRITE_WITHDRAW, ME) == 1
+    assert lock()[0] == {"mode": "write", f"{ME}:write": "1"}
+
+
 def test_waiting_writer_keeps_readers_from_a_free_lock(run, redis_client):
     read(run, OTHER)
     write(run, ME, alive=ALIVE_FOR)
@@ -477,27 +488,27 @@ def test_beat_keeps_the_writers_of_its_process_alive(run, redis_client):
     for writer in (*mates, THIRD):
         write(run, writer, alive=ALIVE_FOR)
     redis_client.zadd(WRITERS, {mates[0]: 2, mates[1]: 2, THIRD: 2})
-    known, left, owners = run(scripts.WRITE_BEAT, mates[0], ALIVE_FOR, 1)
-    assert (known, about(left, LEASE), owners) == (1, True, [])
+    known, left = run(scripts.WRITE_BEAT, mates[0], ALIVE_FOR, 1)
+    assert (known, about(left, LEASE)) == (1, True)
     now = redis_client.time()[0] * 1000
     assert [redis_client.zscore(WRITERS, each) > now for each in (*mates, THIRD)] == [True, True, False]
     assert about(redis_client.pttl(WRITERS), ALIVE_FOR)
 
 
 def test_beat_finds_a_mark_that_was_lost(run, redis_client):
-    """The writer asks again and so makes a new one; the beat makes none, since that writer may just have left."""
+    """The writer retries and so makes a new one; the beat makes none, because that writer may just have left."""
     read(run, OTHER)
-    known, left, owners = run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 1)
-    assert (known, about(left, LEASE), owners) == (0, True, [])
+    known, left = run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 1)
+    assert (known, about(left, LEASE)) == (0, True)
     assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 0)[0] == 1
     assert not redis_client.exists(WRITERS)
 
 
 def test_beat_finds_a_lock_that_fell_free(run, redis_client):
     redis_client.hset(KEY, OTHER, 1)
-    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 0) == [1, -1, []]
+    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 0) == [1, -1]
     redis_client.delete(KEY)
-    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 0) == [0, -2, []]
+    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 0) == [0, -2]
 
 
 # --- questions and force ---------------------------------------------------------------------------------------------
@@ -600,4 +611,4 @@ def test_force_release_hands_on_to_the_fair_queue(run, redis_client, heard):
     redis_client.zadd(ALIVE, {ME[:36]: 9e15})
     assert force(run) == 1
     assert redis_client.hgetall(KEY) == {ME: "1"}
-    assert heard() == [(f"rlock_wake:{ME[:36]}", f"{ME} {KEY}"), (RW_CHANNEL, "0")]
+    assert heard() == [(f"rlock_wake:{ME[:36]}", f"1 {ME} {KEY}"), (RW_CHANNEL, "0")]

@@ -12,6 +12,16 @@ from tests.celery_app import records
 from tests.celery_app.workers import Worker
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Show what the workers said, where a test failed."""
+    report = yield
+    if report.failed:
+        for worker in Worker.running:
+            report.sections.append((f"Log of worker {worker.hostname}", worker.last_lines(200)))
+    return report
+
+
 @pytest.fixture(scope="session")
 def celery_servers():
     """The servers of the workers: one that lasts, and one for locks that a test may break."""
@@ -37,10 +47,10 @@ def fragile(celery_servers):
 
 @pytest.fixture
 def start_worker(celery_servers, tmp_path_factory):
-    """Starts a worker: the name of its queue, and the command's options."""
+    """Starts a worker: the name of its queue, the command's options, and variables of its environment."""
 
-    def start(queue, *options):
-        return Worker(queue, *options, log=tmp_path_factory.mktemp(queue) / "worker.log")
+    def start(queue, *options, **environ):
+        return Worker(queue, *options, log=tmp_path_factory.mktemp(queue) / "worker.log", environ=environ)
 
     return start
 
@@ -48,7 +58,9 @@ def start_worker(celery_servers, tmp_path_factory):
 @pytest.fixture(scope="session")
 def worker(celery_servers, tmp_path_factory):
     """The worker of most tests: four processes."""
-    with Worker("celery", "--pool", "prefork", "-c", "4", log=tmp_path_factory.mktemp("worker") / "log") as started:
+    with Worker(
+        "celery", "--pool", "prefork", "-c", "4", log=tmp_path_factory.mktemp("worker") / "log", environ={}
+    ) as started:
         yield started
 
 

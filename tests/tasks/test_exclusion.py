@@ -4,12 +4,14 @@ import pytest
 from celery import chain, chord
 
 from django_rlock import FairLock, LockTimeoutError
-from tests.celery_app import records, tasks
+from tests.celery_app import app, records, tasks
 from tests.celery_app.records import overlaps, starts, until
 
 pytestmark = pytest.mark.usefixtures("worker", "locks_of_workers")
 
 DUPLICATES = 20
+CONTENDED = 8
+"""How often a task finds its lock taken: for longer than a process stalls between its own retry and its release."""
 
 
 @pytest.mark.parametrize("task", [tasks.waits, tasks.retries], ids=lambda task: task.name.rpartition(".")[2])
@@ -42,7 +44,7 @@ def test_duplicates_in_threads_run_once_at_a_time(start_worker, log):
         assert not overlaps(runs)
         assert len({run["pid"] for run in runs}) == 1
         assert [result.get(timeout=records.WAIT) for result in results] == [f"done {log}"] * DUPLICATES
-        for n in range(2):  # both are inside at once, on one task object
+        for n in range(2):  # both run at once, on one task object
             starts(f"{log}-{n}", 1)
         for n in range(2):
             records.record(f"{log}-{n}:go", "go")
@@ -62,6 +64,16 @@ def test_a_chain_with_a_skipped_member_ends(log):
     with FairLock(f"work:{log}"):
         result = chain(tasks.skips.s(log), tasks.text_of.s()).apply_async()
         assert result.get(timeout=records.WAIT) == "got None"
+
+
+def test_a_skipped_member_may_end_its_chain(log):
+    with FairLock(f"work:{log}"):
+        skipped = chain(tasks.stops_its_chain.s(log), tasks.skips.si(f"{log}-next")).apply_async()
+        assert app.AsyncResult(skipped.parent.id).get(timeout=records.WAIT) is None  # type: ignore[union-attr]
+    result = chain(tasks.stops_its_chain.s(log), tasks.skips.si(f"{log}-next")).apply_async()
+    assert result.get(timeout=records.WAIT) == f"done {log}-next"
+    assert len(starts(f"{log}-next", 1)) == 1
+    assert not records.count(f"{log}-next:starts")
 
 
 def test_a_chord_with_skipped_members_ends(log):
@@ -103,12 +115,12 @@ def test_retries_have_a_limit_of_their_own(log):
 def test_contention_leaves_the_retries_of_the_task_alone(log):
     with FairLock(f"work:{log}"):
         result = tasks.fails_once.delay(log)  # max_retries=1
-        for _ in range(3):
+        for _ in range(CONTENDED):
             assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
     retries, lock_retries = result.get(timeout=records.WAIT)
     assert retries == 1
-    # Its own retry may come while it still holds the lock, but is counted anew.
-    assert lock_retries < 3
+    # Its own retry may come while it still holds the lock, but is counted from 0.
+    assert lock_retries < CONTENDED
     assert not overlaps(starts(log, 2))
 
 
@@ -127,5 +139,5 @@ def test_the_owner_carries_the_task_id(celery_servers, log):
     with celery_servers[0].client() as client:
         (owner,) = client.hkeys(f"rlock:work:{log}")
     records.record(f"{log}:go", "go")
-    assert owner.split(":", 2)[2] == result.id
+    assert owner.split(":", 3)[3] == result.id
     result.get(timeout=records.WAIT)

@@ -9,13 +9,24 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
+from celery.result import denied_join_result
+from kombu.utils.json import dumps
 
-from django_rlock import FairLock, LockLostError, LockTimeoutError, LockUnavailableError, rlock
-from django_rlock.celery import LockedTask
+from django_rlock import (
+    FairLock,
+    LockLostError,
+    LockTimeoutError,
+    LockUnavailableError,
+    distributed_lock,
+    rlock,
+)
+from django_rlock.celery import LockedTask, Skipped
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks import holds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired, task_skipped
+from tests.eventually import UNTIL_SERVED
+from tests.operators import free_by_force
 
 
 @pytest.fixture
@@ -48,14 +59,14 @@ def somebody_else():
     def hold():
         with FairLock("job"):
             taken.set()
-            enough.wait(30)
+            enough.wait(UNTIL_SERVED)
 
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(hold)
-        assert taken.wait(30)
+        assert taken.wait(UNTIL_SERVED)
         yield enough
         enough.set()
-        held.result(30)
+        held.result(UNTIL_SERVED)
 
 
 @pytest.fixture
@@ -107,7 +118,9 @@ def test_it_runs_under_its_lock(make, call):
 def test_skip(make, somebody_else, received, call):
     skipped = received.of(task_skipped)
     task = make(lambda self: "ran")
-    assert call(task) is None
+    result = call(task)
+    assert (isinstance(result, Skipped), bool(result), dumps(result)) == (True, False, "null")
+    assert (result.lock_name, result.holder) == ("job", None)
     assert [(signal["task"], signal["lock"].name) for signal in skipped] == [(task, "job")]
 
 
@@ -145,11 +158,53 @@ def test_a_body_may_call_tasks_of_its_own_key(make):
     assert not is_locked()
 
 
+def test_a_serializer_without_a_word_for_skipped_gets_none(app, make, somebody_else):
+    app.conf.result_serializer = "msgpack"
+    assert make(lambda self: "ran")() is None
+
+
+def test_the_lock_of_some_arguments_is_looked_at_and_freed(make):
+    def body(self, pk):
+        info = self.lock_info(pk)
+        assert info is not None
+        return info.holder.context["task"], self.lock_info(pk + 1), self.release_lock(pk + 1)
+
+    task = make(body, lock_key="job:<pk>")
+    assert task.apply([1]).get() == ("job", None, False)
+    other = FairLock("job:1", lease_time=60, owner="another")
+    other.acquire()
+    assert task.release_lock(pk=1)
+    assert not is_locked("job:1")
+    with pytest.raises(LockLostError):
+        other.release()
+
+
 def test_run_is_the_body_without_the_lock(make, somebody_else):
     task = make(lambda self: "ran")
     assert task.run() == "ran"
     with pytest.raises(RuntimeError, match="holds no lock"):
         task.lock  # noqa: B018
+
+
+@pytest.mark.parametrize(("on_locked", "outcome"), [("skip", None), (lambda error: error.lock_name, "job")])
+def test_the_decorator_below_a_task_does_not_wait_to_skip(app, somebody_else, on_locked, outcome):
+    @app.task(shared=False)
+    @distributed_lock("job", on_locked=on_locked)
+    def job():
+        return "ran"
+
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(job)
+        try:
+            assert called.result(30) == outcome
+        finally:
+            somebody_else.set()
+
+
+def test_a_failed_task_says_which_option_is_to_change(make, somebody_else):
+    result = make(lambda self: "ran", on_locked="raise").apply()
+    assert "held by " in str(result.result)
+    assert "wait longer with lock_wait_time=." in str(result.result)
 
 
 def test_the_report_names_the_task(make, settings):
@@ -196,11 +251,11 @@ def test_an_interruption_between_taking_and_running_leaves_nothing(make):
 
 def test_a_lock_that_was_lost_fails_the_task(make):
     def body(self):
-        FairLock("job").force_release()
+        free_by_force("job")
         return "done"
 
     with FairLock("another"):
-        pass  # so that the server knows the release script: a release that has to be sent twice tells no loss
+        pass  # so that the server knows the release script: a release that has to be sent twice reports no loss
     result = make(body).apply()
     assert result.state == "FAILURE"
     assert isinstance(result.result, LockLostError)
@@ -246,3 +301,16 @@ def test_without_redis_nothing_runs(make, own_server):
     own_server().kill()
     result = make(lambda self: "ran").apply()
     assert isinstance(result.result, LockUnavailableError)
+
+
+def test_a_message_is_sent_anew_although_its_state_cannot_be_stored(app, make, somebody_else):
+    """The results may be where the broker is not, and down: that is no reason to give the work up."""
+    app.conf.update(task_always_eager=False, result_backend="redis+socket:///nowhere")
+    task = make(lambda self: "ran", on_locked="retry")
+    request = {"id": "1", "delivery_info": {"exchange": "", "routing_key": "anew"}}
+    with denied_join_result():  # as in a worker
+        outcome = build_tracer(task.name, task, app=app)("1", [], {}, request)
+    assert outcome.info is not None
+    assert outcome.info.state == "RETRY"
+    with app.connection_for_read() as connection:
+        assert connection.SimpleQueue("anew").get(timeout=UNTIL_SERVED).headers["id"] == "1"

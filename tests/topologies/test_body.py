@@ -3,8 +3,11 @@
 import pytest
 
 from django_rlock import LockLostError, LockTimeoutError, RLock
+from django_rlock.drivers.listening import subscriber
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.background import renew_now, until_renewed
+from tests.background import renew_now, until_heard, until_renewed
+from tests.eventually import PATIENCE
+from tests.faces import elsewhere
 
 KEY = "rlock:stock:42"
 
@@ -61,9 +64,8 @@ async def test_many_take_turns(face, kind, topology):
 
 async def test_renewed(face, topology):
     async with face.inside(RLock("stock:42")):
-        topology.redis.pexpire(KEY, 20_000)
-        until_renewed(HOLDS.snapshot()[0])
-        assert topology.redis.pttl(KEY) > 20_000
+        until_renewed(*HOLDS.snapshot())
+        assert topology.redis.exists(KEY)
 
 
 async def test_loss_is_told(face, topology):
@@ -81,7 +83,19 @@ async def test_force_release_lets_the_next_one_in(face, kind, topology):
     await face.acquire(lock)
     waiting = face.start(visit, face, kind("stock:42"), [])
     await face.until(WAITS.snapshot)
-    assert await face.call(lock, "force_release")
+    assert await elsewhere(face, lock, "force_release")
     await face.result(waiting)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_holder_hears_of_its_forced_release(face, kind, topology, monkeypatch):
+    # Neither a renewal nor a subscription that was checked shows it.
+    monkeypatch.setattr(subscriber, "PING_AFTER", PATIENCE)
+    lock = kind("stock:42", lease_time=600)
+    await face.acquire(lock)
+    until_heard()
+    assert await elsewhere(face, kind("stock:42"), "force_release")
+    await face.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
         await face.release(lock)

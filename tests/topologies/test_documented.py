@@ -7,19 +7,33 @@ import pytest
 
 from django_rlock import FairLock, RLock, scripts
 from django_rlock.checks import check_settings
-from django_rlock.drivers.pubsub import CONFIRM_WITHIN
+from django_rlock.drivers.listening.listener import CONFIRM_WITHIN
 from django_rlock.locks.holds import WAITS
 from django_rlock.settings import get_settings
 from tests.topologies.documented import entry, least_rights
 from tests.topologies.servers import Topology, log_in
 
 SENT = {"eval", "evalsha", "subscribe", "unsubscribe", "publish"}
-REPORTS = {"hscan", "unlink", "zrevrange"}
+REPORTS = {"hscan", "llen", "lrange", "unlink", "zrevrange"}
 TRIED = {"client|setinfo", "client|maint_notifications", "client|setname"}
-"""What redis-py asks for on each connection, and does without."""
+"""Commands that redis-py sends on each connection, and can do without."""
 
 
-@pytest.mark.parametrize("which", ["single", "tls", "sentinel", "cluster", "nodes"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        "single",
+        "tls",
+        "django",
+        "django-tls",
+        "sentinel",
+        "sentinel-tls",
+        "cluster",
+        "cluster-tls",
+        "cluster-nat",
+        "nodes",
+    ],
+)
 def test_settings_are_accepted(settings, which):
     found = entry(which)
     settings.RLOCK = {"default": found.pop("RLOCK")}

@@ -52,7 +52,7 @@ async def test_renewed_and_forced(face, topology):
     lock = ReadWriteLock("prices")
     for side in (lock.read_lock, lock.write_lock):
         await face.acquire(side)
-        until_renewed(HOLDS.snapshot()[0])
+        until_renewed(*HOLDS.snapshot())
         assert await face.call(side, "owned")
         assert await face.call(FairLock("prices"), "force_release")
         assert not topology.redis.exists(KEY)

@@ -1,15 +1,19 @@
 """A primary that dies, or is demoted, in the middle of holding, waiting and giving back."""
 
+import re
 import time
 from dataclasses import replace
 
 import pytest
 import redis
+from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import LockLostError, LockUnavailableError, RLock
+from django_rlock.checks import check_settings
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
-from tests.topologies.servers import Topology, command, watched
+from tests.eventually import PATIENCE
+from tests.topologies.servers import Topology, command, follow, watched
 
 KEY = "rlock:stock:42"
 
@@ -22,7 +26,7 @@ def topology(use):
 
 
 async def fail_over(face, topology: Topology) -> None:
-    """Have the sentinel make the replica primary; at once, though the other one may be dead."""
+    """Make the sentinel promote the replica, whether the primary is dead or not."""
     replica = topology.servers[1]
     await face.until(lambda: _begin_failover(topology))
     await face.until(lambda: primary_port(topology) == replica.port)
@@ -58,7 +62,7 @@ async def test_what_was_replicated_is_kept(face, kind, topology):
     await face.until(WAITS.snapshot)
     primary.kill()
     await fail_over(face, topology)
-    until_renewed(HOLDS.snapshot()[0])
+    until_renewed(*HOLDS.snapshot())
     await face.until(lambda: command(replica, "PUBSUB CHANNELS", "*lock*"))
     assert inside == []
     assert not lock.lost
@@ -83,7 +87,7 @@ async def test_holder_learns_that_it_was_not_replicated(face, topology):
 
 
 async def test_acquire_and_release_in_the_middle_of_it(face, topology):
-    """Whoever gives back learns whether that worked; if not, it is done in the background."""
+    """A release reports whether it worked; if not, it is done in the background."""
     primary, replica = topology.servers
     lock = RLock("stock:42")
     await face.acquire(lock, lease_time=60)
@@ -101,13 +105,15 @@ async def test_acquire_and_release_in_the_middle_of_it(face, topology):
     await face.result(failing_over)
 
 
-async def test_demoted_primary_is_left(face, topology):
-    """Its connections stay open, so only its refusal to write tells."""
+@pytest.mark.parametrize("acks", [0, 1])
+async def test_demoted_primary_is_left(face, topology, use, acks):
+    """Its connections stay open, so only its refusal to write shows it."""
+    use(topology, REPLICA_ACKS=acks)
     primary, replica = topology.servers
     async with face.inside(RLock("warm")):
         pass
     await fail_over(face, topology)
-    command(primary, "REPLICAOF", "127.0.0.1", replica.port)  # as the sentinel will in some seconds
+    follow(primary, replica)  # as the sentinel will in some seconds
     async with face.inside(RLock("stock:42")):
         assert command(replica, "EXISTS", KEY)
 
@@ -119,4 +125,18 @@ async def test_sentinel_that_is_down_holds_nobody_up(face, started, use):
     use(replace(topology, options={**topology.options, "SENTINELS": sentinels}))
     began = time.monotonic()
     async with face.inside(RLock("stock:42")):
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < PATIENCE
+
+
+@pytest.mark.parametrize("login", ["", ":hidden@"])
+async def test_scheme_that_asks_no_sentinel_is_refused(face, started, use, login):
+    """redis-py would make connections that know of no sentinel; the text has the entry that works."""
+    topology = started("sentinel")
+    use(replace(topology, location=f"rediss://{login}{topology.service}/0"))
+    with pytest.raises(ImproperlyConfigured) as refused:
+        await face.acquire(RLock("stock:42"))
+    text = str(refused.value)
+    assert re.search(rf"\bredis://(\*+@)?{topology.service}/0\b", text)
+    assert re.search(r"""["']ssl["']: True""", text)
+    assert "hidden" not in text
+    assert [problem.msg for problem in check_settings()] == [text]

@@ -5,8 +5,21 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock import FairLock, RLock, keys, rlock
+from django_rlock import (
+    CountDownLatch,
+    FairLock,
+    FencedLock,
+    PermitExpirableSemaphore,
+    ReadWriteLock,
+    RedLock,
+    RLock,
+    Semaphore,
+    SpinLock,
+    keys,
+    rlock,
+)
 from django_rlock.locks.durations import lease_seconds, milliseconds, wait_seconds
 
 BAD_NUMBERS = [-1, -0.001, math.nan, math.inf, -math.inf, 1e12, 10**400, timedelta(seconds=-1)]
@@ -69,11 +82,54 @@ def test_text_that_cannot_be_encoded(kind):
         kind("stock:\ud800")
 
 
-@pytest.mark.parametrize("name", ["stock:42", "ein Lager", "库存:42", "a{b}c", "{", "a b", "x" * 10_000, "\x00"])
+@pytest.mark.parametrize("name", ["stock:42", "ein Lager", "库存:42", "a{b}c", "{", "a b", "x" * 1024, "\x00"])
 def test_names_of_all_sorts(kind, name, redis_client):
     with kind(name):
         assert redis_client.exists(f"rlock:{name}")
         assert kind(name, owner="somebody else").acquire(wait_time=0.02) is False
+
+
+EVERY_KIND = [
+    *(FairLock, RLock, SpinLock, FencedLock, ReadWriteLock, RedLock),
+    *(Semaphore, PermitExpirableSemaphore, CountDownLatch, rlock),
+]
+TOO_LONG = [("x" * 1025, 1025), ("库" * 342, 1026), ("x" * 100_000, 100_000)]
+
+
+@pytest.mark.parametrize("make", EVERY_KIND, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(("name", "size"), TOO_LONG, ids=["bytes", "characters", "huge"])
+def test_name_that_is_too_long(make, name, size):
+    with pytest.raises(ValueError, match=f"name must not be longer than 1024 bytes in UTF-8, .*… has {size}") as caught:
+        make(name)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("make", [FairLock, RLock, SpinLock, FencedLock, ReadWriteLock, RedLock, rlock])
+def test_owner_that_is_too_long(make):
+    make("stock:42", owner="x" * 1024)
+    with pytest.raises(ValueError, match="owner must not be longer than 1024 bytes in UTF-8"):
+        make("stock:42", owner="x" * 1025)
+
+
+def test_wrong_names_are_shortened_in_errors(kind):
+    for wrong in ("\ud800" * 5000, ["x"] * 5000):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            kind(wrong)
+        assert len(str(caught.value)) < 300
+
+
+def test_locks_that_are_taken_together_may_have_long_names_together(redis_client):
+    names = [f"{number}:{'x' * 1000}" for number in range(5)]
+    with rlock(*names) as lock:
+        assert lock.name == ", ".join(names)
+        assert len(redis_client.keys("rlock:*")) == 5
+
+
+@pytest.mark.parametrize("make", EVERY_KIND, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("using", [["default"], {}, 5, None, b"default"], ids=repr)
+def test_alias_that_is_no_string(make, using):
+    with pytest.raises(ImproperlyConfigured, match="RLOCK has no alias"):
+        make("stock:42", using=using)
 
 
 def test_durations():
@@ -101,4 +157,4 @@ def test_names_of_keys():
     assert keys.queue_key("stock:42") == "rlock_queue:{stock:42}"
     assert keys.alive_key("a{b}") == "rlock_alive:a{b}"
     assert keys.wake_channel("id") == "rlock_wake:id"
-    assert keys.fair_keys("k") == ("k", "rlock_queue:{k}", "rlock_alive:{k}", "redisson_lock__channel:{k}")
+    assert keys.fair_keys("k") == ("k", "rlock_queue:{k}", "rlock_alive:{k}")

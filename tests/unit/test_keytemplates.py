@@ -111,8 +111,8 @@ def test_renders(source, key):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("", "something in it"),
-        ("  ", "something in it"),
+        ("", "that is not empty"),
+        ("  ", "that is not empty"),
         (7, "is a string"),
         (None, "is a string"),
         ("<", "'<' is not closed"),

@@ -15,7 +15,7 @@ Holder = Callable[..., AbstractContextManager[Any]]
 
 @pytest.fixture
 def taken() -> Holder:
-    """``with taken("stock:7"):`` somebody else has that lock."""
+    """``with taken("stock:7"):`` another owner has that lock."""
 
     def take(name: str, **options: Any) -> AbstractContextManager[Any]:
         return rlock(name, owner="somebody-else:1", wait_time=0, **options)
@@ -30,7 +30,7 @@ def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def events(transactional_db: None) -> Iterator[list[str]]:
-    """What happens to locks, as their signals tell, and to transactions, as SQLite itself tells."""
+    """What happens to locks, according to their signals, and to transactions, according to SQLite itself."""
     seen: list[str] = []
 
     def acquired(lock: Any, **_: Any) -> None:

@@ -20,7 +20,7 @@ from django_rlock import distributed_lock
 
 SCHEMA = """
 CREATE TABLE stock (id integer PRIMARY KEY, items integer);
-INSERT INTO stock VALUES (1, 10), (2, 10);
+INSERT INTO stock VALUES (1, 10), (2, 10), (3, 10), (4, 10);
 CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NULL; END $$;
 CREATE CONSTRAINT TRIGGER slow_commit AFTER UPDATE ON stock
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow();
@@ -40,10 +40,41 @@ def sell(request: HttpRequest, pk: int) -> HttpResponse:
     return HttpResponse("sold")
 
 
-urlpatterns = [
-    path("safe/<int:pk>/", distributed_lock("stock:<pk>", wait_time=40)(sell)),
-    path("late/<int:pk>/", distributed_lock("stock:<pk>", wait_time=40, atomic=False)(sell)),
-]
+def urls() -> list[Any]:
+    """The views, once there are settings."""
+    from ninja import NinjaAPI
+    from rest_framework.decorators import action
+    from rest_framework.viewsets import ViewSet
+
+    from django_rlock.ninja import register
+
+    lock = distributed_lock("stock:<pk>", wait_time=40)
+
+    class Stocks(ViewSet):  # type: ignore[misc]
+        authentication_classes: list[Any] = []
+
+        @action(detail=True)
+        @lock
+        def sell(self, request: Any, pk: int) -> HttpResponse:
+            return sell(request, pk)
+
+    api = NinjaAPI()
+    register(api)
+
+    @api.get("/{pk}/")
+    @lock
+    def sell_one(request: Any, pk: int) -> HttpResponse:
+        return sell(request, pk)
+
+    return [
+        path("safe/<int:pk>/", lock(sell)),
+        path("late/<int:pk>/", distributed_lock("stock:<pk>", wait_time=40, atomic=False)(sell)),
+        path("action/<int:pk>/", Stocks.as_view({"get": "sell"})),
+        path("operation/", api.urls),
+    ]
+
+
+urlpatterns: list[Any] = []
 
 
 class ThreadedServer(ThreadingMixIn, WSGIServer):
@@ -66,12 +97,14 @@ def main(given: dict[str, Any]) -> None:
         CACHES={"default": cache},
         MIDDLEWARE=["django_rlock.middleware.LockMiddleware"],
         INSTALLED_APPS=["django_rlock"],
+        REST_FRAMEWORK={"UNAUTHENTICATED_USER": None},
     )
     import django
     from django.core.handlers.wsgi import WSGIHandler
     from django.db import connection
 
     django.setup()
+    urlpatterns.extend(urls())
     with connection.cursor() as cursor:
         cursor.execute(SCHEMA)
     connection.close()

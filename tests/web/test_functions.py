@@ -6,10 +6,12 @@ import sys
 import threading
 from datetime import timedelta
 from functools import wraps
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 from celery import shared_task
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 from pytest_django import Settings
 
 from django_rlock import (
@@ -22,6 +24,8 @@ from django_rlock import (
 )
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.conftest import OwnServer
+from tests.eventually import PATIENCE, UNTIL_SERVED
+from tests.operators import free_by_force
 from tests.web.conftest import Holder
 
 
@@ -167,7 +171,7 @@ def test_a_function_waits_as_long_as_it_takes(settings: Settings, taken: Holder)
         thread.start()
         while not WAITS.snapshot():
             assert thread.is_alive()
-    thread.join(10)
+    thread.join(UNTIL_SERVED)
     assert results == [["stock:7:m"]]
 
 
@@ -251,7 +255,7 @@ def test_the_error_of_the_body_comes_out_and_the_lock_is_released() -> None:
 def test_the_error_of_the_body_wins_over_a_lost_lock() -> None:
     @distributed_lock("stock:<sku>")
     def take(sku: int) -> None:
-        rlock("stock:7").force_release()
+        free_by_force("stock:7")
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -261,7 +265,7 @@ def test_the_error_of_the_body_wins_over_a_lost_lock() -> None:
 def test_a_lost_lock_is_told_after_the_body() -> None:
     @distributed_lock("stock:<sku>")
     def take(sku: int) -> None:
-        rlock("stock:7").force_release()
+        free_by_force("stock:7")
 
     with pytest.raises(LockLostError):
         take(7)
@@ -284,18 +288,18 @@ def test_work_that_is_done_stays_done_when_redis_goes(
 ) -> None:
     server = own_server()
 
-    @distributed_lock("stock:<sku>", lease_time=0.5)
+    @distributed_lock("stock:<sku>")
     def take(sku: int) -> str:
         server.kill()
         return "taken"
 
-    @distributed_lock("stock:<sku>", lease_time=0.5)
+    @distributed_lock("stock:<sku>")
     async def atake(sku: int) -> str:
         server.kill()
         return "taken"
 
     assert (asyncio.run(atake(7)) if asynchronous else take(7)) == "taken"
-    (record,) = [record for record in caplog.records if record.name == "django_rlock.decorators"]
+    (record,) = [record for record in caplog.records if "is done, but" in record.getMessage()]
     assert record.levelname == "ERROR"
     assert "stock:7" in record.getMessage()
 
@@ -379,7 +383,7 @@ def task() -> None: ...
         (View, "method_decorator"),
         (task, "below @shared_task"),
         (classmethod(lambda cls: None), "below @classmethod"),
-        (7, "key template first"),
+        (7, "key template comes first"),
     ],
     ids=["generator", "async generator", "class", "task", "classmethod", "number"],
 )
@@ -401,5 +405,50 @@ async def build(account_id): ...
 
 assert not settings.configured
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_a_key_template_it_says_what_to_write() -> None:
+    @distributed_lock  # type: ignore[arg-type]
+    def buy(request: HttpRequest, pk: int) -> HttpResponse:
+        raise AssertionError("The body ran.")
+
+    called: Any = buy
+    for args, kwargs in [((RequestFactory().post("/"), 7), {}), ((RequestFactory().post("/"),), {"pk": 7}), ((), {})]:
+        with pytest.raises(TypeError, match=r"above buy\(\) has no key template.*@distributed_lock\('buy:<pk>'\)"):
+            called(*args, **kwargs)
+
+
+def test_a_view_that_does_not_take_what_its_template_names_fails_at_import() -> None:
+    with pytest.raises(KeyTemplateError, match="did you mean 'stock:<pk>'"):
+
+        @distributed_lock("stock:<id>")
+        def buy(request: HttpRequest, pk: int) -> None: ...
+
+    @distributed_lock("stock:<id>:<request.user.pk>:<GET.q>")
+    def takes_more(request: HttpRequest, **kwargs: Any) -> None: ...
+
+
+def test_what_is_skipped_is_typed_as_none_too(taken: Holder) -> None:
+    @distributed_lock("stock:<pk>", on_locked="skip")
+    def count(pk: int) -> int:
+        return pk
+
+    @distributed_lock("stock:<pk>", on_locked="skip")
+    async def acount(pk: int) -> int:
+        return pk
+
+    @distributed_lock("stock:<pk>", on_locked="skip")
+    def view(request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse()
+
+    @distributed_lock("stock:<pk>")
+    def certain(pk: int) -> int:
+        return pk
+
+    with taken("stock:7"):
+        assert assert_type(count(7), int | None) is None
+        assert_type(asyncio.run(acount(7)), int | None)
+        assert assert_type(view(RequestFactory().get("/"), 7), HttpResponse).status_code == 204
+    assert assert_type(certain(7), int) == 7

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -52,6 +53,26 @@ async def aleave(request: HttpRequest) -> HttpResponse:
     return HttpResponse("done")
 
 
+kept: list[object] = []
+"""What a project's monitoring keeps of a request: more than the request itself needs."""
+
+
+async def aleave_and_keep(request: HttpRequest) -> HttpResponse:
+    kept.append(asyncio.current_task())
+    try:
+        await aleave(request)
+        raise ZeroDivisionError
+    except ZeroDivisionError as error:
+        kept.append(error)
+        raise
+
+
+async def aleave_in_task(request: HttpRequest) -> HttpResponse:
+    task = asyncio.create_task(aleave(request))
+    kept.append(task)
+    return await task
+
+
 async def aleave_in_thread(request: HttpRequest) -> HttpResponse:
     return await sync_to_async(leave)(request)
 
@@ -96,6 +117,8 @@ urlpatterns = [
         leave,
         leave_and_fail,
         aleave,
+        aleave_and_keep,
+        aleave_in_task,
         aleave_in_thread,
         logged_in,
         take_decorated,
@@ -123,6 +146,7 @@ def get_async(url: str) -> Any:
     return asyncio.run(get())
 
 
+LEAVING = ["/leave/", "/leave_and_fail/", "/aleave/", "/aleave_and_keep/", "/aleave_in_task/", "/aleave_in_thread/"]
 STACKS = pytest.mark.parametrize("get", [get_sync, get_async], ids=["WSGI", "ASGI"])
 
 
@@ -187,7 +211,7 @@ def test_the_context_ends_with_the_request(get: Any) -> None:
 
 
 @STACKS
-@pytest.mark.parametrize("url", ["/leave/", "/leave_and_fail/", "/aleave/", "/aleave_in_thread/"])
+@pytest.mark.parametrize("url", LEAVING)
 def test_what_a_request_leaves_is_released(get: Any, url: str, caplog: pytest.LogCaptureFixture) -> None:
     get(url)
     assert not HOLDS.snapshot()
@@ -196,6 +220,7 @@ def test_what_a_request_leaves_is_released(get: Any, url: str, caplog: pytest.Lo
     assert record.levelname == "WARNING"
     assert "stock:7" in record.getMessage()
     assert f"GET {url}" in record.getMessage()
+    assert re.search(rf"{re.escape(__file__)}:\d+", record.getMessage())
 
 
 @STACKS
@@ -214,7 +239,7 @@ def test_what_is_gone_already_is_no_error(own_server: OwnServer, caplog: pytest.
     server = own_server()
 
     def view(request: HttpRequest) -> HttpResponse:
-        assert rlock("stock:7", lease_time=0.5).acquire()
+        assert rlock("stock:7").acquire()
         server.kill()
         return HttpResponse("done")
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from example_project.embedded import EmbeddedServer
+from tests.eventually import PATIENCE
 from tests.postgres import PostgresServer, PostgresUnavailableError
 
 BUYERS = 24
@@ -36,14 +37,14 @@ def shop(postgres: PostgresServer, server: EmbeddedServer) -> Iterator[int]:
     ) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE)
 
 
 def sell(port: int, url: str) -> Counter[int]:
-    """How often each status was answered, when all ask at once."""
+    """How often each status was returned, when all requests come at once."""
 
     def buy(_: int) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=50)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         connection.request("GET", url)
         status = connection.getresponse().status
         connection.close()
@@ -53,8 +54,9 @@ def sell(port: int, url: str) -> Counter[int]:
         return Counter(buyers.map(buy, range(BUYERS)))
 
 
-def test_the_stock_is_never_oversold(shop: int) -> None:
-    assert sell(shop, "/safe/1/") == {200: ITEMS, 409: BUYERS - ITEMS}
+@pytest.mark.parametrize("url", ["/safe/1/", "/action/3/", "/operation/4/"])
+def test_the_stock_is_never_oversold(shop: int, url: str) -> None:
+    assert sell(shop, url) == {200: ITEMS, 409: BUYERS - ITEMS}
 
 
 def test_released_before_commit_it_is(shop: int) -> None:

@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import AnonymousUser, User
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from pytest_django import Settings
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
@@ -74,6 +76,7 @@ def test_a_taken_lock(view: Any, taken: Holder) -> None:
     with taken("stock:a1"):
         response = post(view, sku="a1")
     assert response.status_code == 423
+    assert response["Cache-Control"] == "no-store"
     assert int(response["Retry-After"]) in range(1, 6)
     assert b'"code":"locked"' in response.content.replace(b" ", b"")
 
@@ -100,3 +103,40 @@ def test_html_is_negotiated_by_rest_framework(taken: Holder) -> None:
     request = RequestFactory().post("/buy/", b'{"sku": "a1"}', "application/json", headers={"Accept": "text/html"})
     with taken("stock:a1"):
         assert BuyAround.as_view()(request)["Content-Type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("view", INNER.values(), ids=INNER)
+def test_a_missing_value_is_the_frameworks_400(view: Any) -> None:
+    response = post(view)
+    assert response.status_code == 400
+    assert response.data["detail"].code == "parse_error"
+    assert "sku" in response.data["detail"]
+
+
+class Basic(BaseAuthentication):  # type: ignore[misc]
+    def authenticate(self, request: Any) -> Any:
+        name = request.headers.get("X-User")
+        return None if name is None else (User(pk=7, username=name), None)
+
+    def authenticate_header(self, request: Any) -> str:
+        return "Basic"
+
+
+class Cart(APIView):  # type: ignore[misc]
+    authentication_classes = [Basic]
+
+    @distributed_lock("cart:<request.user.pk>")
+    def post(self, request: Any) -> Response:
+        return holding()
+
+
+class SessionCart(Cart):
+    authentication_classes = []
+
+
+@pytest.mark.parametrize(("view", "status"), [(Cart, 401), (SessionCart, 403)])
+def test_an_anonymous_user_is_asked_to_log_in(settings: Settings, view: Any, status: int) -> None:
+    settings.REST_FRAMEWORK = {"UNAUTHENTICATED_USER": AnonymousUser}
+    assert view.as_view()(APIRequestFactory().post("/")).status_code == status
+    if view is Cart:
+        assert view.as_view()(APIRequestFactory().post("/", headers={"X-User": "ann"})).data[0][0] == "cart:7"

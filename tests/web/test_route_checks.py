@@ -1,5 +1,7 @@
 """The check of key templates against the URLconf."""
 
+import gc
+import re
 from types import ModuleType
 from typing import Any
 
@@ -20,11 +22,11 @@ lock = distributed_lock("stock:<id>")
 
 
 @lock
-def view(request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body]
+def view(request: HttpRequest, pk: int, **kwargs: Any) -> HttpResponse: ...  # type: ignore[empty-body]
 
 
 @lock
-async def aview(request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body]
+async def aview(request: HttpRequest, pk: int, **kwargs: Any) -> HttpResponse: ...  # type: ignore[empty-body]
 
 
 @lock
@@ -50,7 +52,7 @@ class Dispatch(View):
 
 class Method(View):
     @lock
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body]
+    def post(self, request: HttpRequest, pk: int, **kwargs: Any) -> HttpResponse: ...  # type: ignore[empty-body]
 
 
 class OwnAttribute(View):
@@ -60,11 +62,11 @@ class OwnAttribute(View):
 
 class Stocks(ViewSet):  # type: ignore[misc]
     @lock
-    def retrieve(self, request: Any, pk: Any) -> Any: ...
+    def retrieve(self, request: Any, pk: Any, **kwargs: Any) -> Any: ...
 
     @action(detail=True, methods=["post"])
     @lock
-    def buy(self, request: Any, pk: Any) -> Any: ...
+    def buy(self, request: Any, pk: Any, **kwargs: Any) -> Any: ...
 
     @distributed_lock("stock:<pk>")
     def destroy(self, request: Any, pk: Any) -> Any: ...
@@ -142,3 +144,40 @@ def test_view_sets_of_rest_framework(settings: Settings) -> None:
 def test_a_project_without_a_urlconf(settings: Settings) -> None:
     del settings.ROOT_URLCONF
     assert not [message for message in run_checks(tags=["urls"]) if message.id == "django_rlock.E010"]
+
+
+def aliases() -> list[str]:
+    messages = [message for message in run_checks() if message.id == "django_rlock.E011"]
+    assert all("docs/checks.md#django_rlocke011" in (message.hint or "") for message in messages)
+    return [message.msg for message in messages if message.msg.startswith(__name__)]
+
+
+@pytest.mark.parametrize("on", ["function", "method", "dispatch"])
+def test_an_alias_that_settings_do_not_have(settings: Settings, on: str) -> None:
+    settings.RLOCK = {"stocks": {}}
+    decorated: list[Any] = []
+    if on == "dispatch":
+        decorated.append(
+            method_decorator(distributed_lock("x", using="nowhere"), name="dispatch")(type("V", (View,), {}))
+        )
+    else:
+        decorated.append(distributed_lock("x", using="nowhere")(view if on == "function" else Method.post))
+    (problem,) = aliases()
+    assert re.fullmatch(rf"{__name__}, line \d+: @distributed_lock: RLOCK has no alias 'nowhere'\. Known .*", problem)
+    decorated.clear()
+    gc.collect()  # a class is part of a circle
+    assert not aliases()
+
+
+def test_aliases_that_settings_have(settings: Settings) -> None:
+    settings.RLOCK = {"stocks": {}}
+    decorated = [distributed_lock("x", using=using)(view) for using in ("stocks", "default")]
+    assert not aliases()
+    del decorated
+
+
+def test_aliases_of_wrong_settings_are_told_by_another_check(settings: Settings) -> None:
+    settings.RLOCK = "wrong"
+    decorated = distributed_lock("x", using="nowhere")(view)
+    assert not aliases()
+    del decorated

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 from django.dispatch import Signal
@@ -14,9 +15,11 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_rlock import LockLostError, distributed_lock, rlock
+from django_rlock import LockLostError, LockUnavailableError, distributed_lock, rlock
 from django_rlock.signals import lock_lost
 from tests.conftest import OwnServer
+from tests.eventually import UNTIL_SERVED
+from tests.operators import free_by_force
 from tests.web.conftest import Holder
 
 IN_ORDER = ["acquire stock:7", "BEGIN", "view", "COMMIT", "release stock:7"]
@@ -53,13 +56,25 @@ def losing(request: HttpRequest, pk: int) -> HttpResponse:
 
     lock_lost.connect(tell)
     response = body(request, pk=pk)
-    assert lost.wait(20)
+    assert lost.wait(UNTIL_SERVED)
     return response
 
 
 def forced(request: HttpRequest, pk: int) -> HttpResponse:
-    """Is not told that its lock is gone before it gives it back."""
-    rlock(f"stock:{pk}").force_release()
+    """Is not notified that its lock is gone."""
+    free_by_force(f"stock:{pk}")
+    return body(request, pk=pk)
+
+
+def forced_around(request: HttpRequest, pk: int) -> HttpResponse:
+    """Loses what a decorator around it holds."""
+    free_by_force(f"outer:{pk}")
+    return body(request, pk=pk)
+
+
+def forced_late(request: HttpRequest, pk: int) -> HttpResponse:
+    """Is not notified that its lock is gone before it releases it, after COMMIT."""
+    transaction.on_commit(lambda: free_by_force(f"stock:{pk}"))
     return body(request, pk=pk)
 
 
@@ -68,10 +83,14 @@ class Post(View):
         return body(request, pk=pk)
 
 
-class MethodPost(View):
+class MixinPost:
     @distributed_lock("stock:<pk>")
     def post(self, request: HttpRequest, pk: int) -> HttpResponse:
         return body(request, pk=pk)
+
+
+class MixedPost(MixinPost, View):
+    pass
 
 
 class LostMethodPost(View):
@@ -82,6 +101,28 @@ class LostMethodPost(View):
 
 @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
 class DispatchPost(Post):
+    pass
+
+
+@method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
+class AsyncPost(View):
+    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return await sync_to_async(body)(request, pk=pk)
+
+
+class AsyncMethodPost(View):
+    @distributed_lock("stock:<pk>")
+    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return await sync_to_async(body)(request, pk=pk)
+
+
+@method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
+class AsyncOptedOut(AsyncMethodPost):
+    pass
+
+
+@method_decorator(distributed_lock("stock:<pk>", atomic=False), name="dispatch")
+class AsyncNeverPost(AsyncMethodPost):
     pass
 
 
@@ -101,7 +142,14 @@ views = {
     "losing": distributed_lock("stock:<pk>", lease_time=0.1)(losing),
     "losing-late": distributed_lock("stock:<pk>", lease_time=0.1, atomic=False)(losing),
     "forced": lock(forced),
-    "method": MethodPost.as_view(),
+    "forced-around": distributed_lock("outer:<pk>")(lock(forced_around)),
+    "forced-several": distributed_lock("stock:<pk>", "stocks:<pk>")(forced),
+    "forced-late": lock(forced_late),
+    "async-dispatch": AsyncPost.as_view(),
+    "async-method": AsyncMethodPost.as_view(),
+    "async-never": AsyncNeverPost.as_view(),
+    "async-opted-out": transaction.non_atomic_requests(AsyncOptedOut.as_view()),
+    "mixin": MixedPost.as_view(),
     "lost-method": LostMethodPost.as_view(),
 }
 urlpatterns = [path(f"{name}/<int:pk>/", view) for name, view in views.items()]
@@ -154,7 +202,7 @@ def test_never_leaves_it_to_django_which_commits_too_late(
 ) -> None:
     client.post("/never/7/")
     assert events == ["BEGIN", "acquire stock:7", "view", "release stock:7", "COMMIT"]
-    assert not caplog.records  # it was asked for
+    assert not caplog.records  # it was chosen
 
 
 def test_without_the_lock_there_still_is_a_transaction(
@@ -178,6 +226,22 @@ def test_a_view_that_wants_none_gets_none(view: str, atomic_requests: None, clie
     assert events == ["acquire stock:7", "view", "release stock:7"]
 
 
+@pytest.mark.parametrize("view", ["async-dispatch", "async-method", "async-never"])
+def test_django_refuses_transactions_of_async_views(view: str, atomic_requests: None, events: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="You cannot use ATOMIC_REQUESTS with async views"):
+        Client().post(f"/{view}/7/")
+    assert events == []
+    assert not sold()
+
+
+def test_an_async_view_that_wants_none_runs(atomic_requests: None, client: Client) -> None:
+    assert client.post("/async-opted-out/7/").content == b"sold"
+
+
+def test_without_atomic_requests_async_views_run(client: Client) -> None:
+    assert client.post("/async-dispatch/7/").content == b"sold"
+
+
 def test_an_error_rolls_back_before_the_release(atomic_requests: None, client: Client, events: list[str]) -> None:
     assert client.post("/failing/7/").status_code == 500
     assert events == ["acquire stock:7", "BEGIN", "view", "ROLLBACK", "release stock:7"]
@@ -192,12 +256,28 @@ def test_a_lock_that_is_lost_before_commit_rolls_back(atomic_requests: None, cli
     assert not sold()
 
 
+@pytest.mark.parametrize("view", ["forced", "forced-around", "forced-several"])
+def test_a_lock_that_an_operator_freed_is_noticed_before_commit(
+    view: str, atomic_requests: None, client: Client, events: list[str]
+) -> None:
+    response = client.post(f"/{view}/7/")
+    assert response.status_code == 503
+    assert response.json()["code"] == "lock_lost"
+    assert "COMMIT" not in events
+    assert not sold()
+
+
+def test_an_outer_lock_is_not_asked_about_elsewhere(atomic_requests: None, client: Client, events: list[str]) -> None:
+    assert client.post("/stacked/7/").content == b"sold"
+    distributed_lock("stock:<pk>", atomic=True)(create)(8)
+
+
 def test_a_loss_that_shows_after_commit_is_logged(
     atomic_requests: None, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert client.post("/forced/7/").content == b"sold"
+    assert client.post("/forced-late/7/").content == b"sold"
     assert sold()
-    (record,) = [record for record in caplog.records if record.name == "django_rlock.decorators"]
+    (record,) = [record for record in caplog.records if "is done, but" in record.getMessage()]
     assert record.levelname == "ERROR"
 
 
@@ -209,15 +289,15 @@ def test_an_answer_to_a_lost_lock_rolls_djangos_transaction_back(
     assert not sold()
 
 
-def test_a_method_is_too_late_and_says_so_once(
+def test_a_method_of_a_mixin_is_too_late_and_says_so_once(
     atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    client.post("/method/7/")
-    client.post("/method/8/")
+    client.post("/mixin/7/")
+    client.post("/mixin/8/")
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "MethodPost.post" in record.getMessage()
-    assert "name='dispatch'" in record.getMessage()
+    assert "MixinPost.post" in record.getMessage()
+    assert "derives from View" in record.getMessage()
     assert events[:2] == ["BEGIN", "acquire stock:7"]
     assert events[-2:] == ["release stock:8", "COMMIT"]
 
@@ -285,7 +365,7 @@ def test_no_warning_where_none_is_due(caplog: pytest.LogCaptureFixture, atomic: 
 def test_a_lost_lock_inside_a_larger_transaction_is_told_even_after_its_own_block() -> None:
     @distributed_lock("stock:<pk>", atomic=True)
     def take(pk: int) -> None:
-        rlock("stock:7").force_release()
+        free_by_force("stock:7")
         create(pk)
 
     with pytest.raises(LockLostError), transaction.atomic():
@@ -296,12 +376,26 @@ def test_a_lost_lock_inside_a_larger_transaction_is_told_even_after_its_own_bloc
 def test_committed_work_stays_when_redis_goes(own_server: OwnServer) -> None:
     server = own_server()
 
-    @distributed_lock("stock:<pk>", atomic=True, lease_time=0.5)
+    @distributed_lock("stock:<pk>", atomic=True)
     def take(pk: int) -> str:
-        server.kill()
+        transaction.on_commit(server.kill)
         create(pk)
         return "sold"
 
     assert take(7) == "sold"
     assert sold()
+    assert not connection.in_atomic_block
+
+
+def test_work_is_undone_when_redis_goes_before_commit(own_server: OwnServer) -> None:
+    server = own_server()
+
+    @distributed_lock("stock:<pk>", atomic=True)
+    def take(pk: int) -> None:
+        server.kill()
+        create(pk)
+
+    with pytest.raises(LockUnavailableError):
+        take(7)
+    assert not sold()
     assert not connection.in_atomic_block

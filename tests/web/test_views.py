@@ -1,8 +1,9 @@
-"""Views under @distributed_lock: what they lock, and what they answer when they cannot."""
+"""Views under @distributed_lock: what they lock, and how they respond when they cannot."""
 
 import asyncio
 import json
 import os
+import re
 import threading
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from asgiref.sync import iscoroutinefunction
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import BadRequest
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.test import AsyncRequestFactory, RequestFactory
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
@@ -21,6 +23,7 @@ from django_rlock import LockLostError, LockTimeoutError, LockUnavailableError, 
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_lost
 from tests.conftest import OwnServer
+from tests.eventually import UNTIL_SERVED
 from tests.web.conftest import Holder
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -31,6 +34,10 @@ def holding() -> HttpResponse:
 
 
 def unreachable(*_: Any, **__: Any) -> HttpResponse:
+    raise AssertionError("The body ran without the lock.")
+
+
+async def aunreachable(*_: Any, **__: Any) -> HttpResponse:
     raise AssertionError("The body ran without the lock.")
 
 
@@ -122,6 +129,7 @@ def test_every_kind_of_view_answers_a_taken_lock(view: Any, taken: Holder) -> No
         response = call(view, pk=7)
     assert response.status_code == 423
     assert json.loads(response.content)["code"] == "locked"
+    assert response["Vary"] == "Accept"  # JSON or a page
 
 
 # ---- keys ----------------------------------------------------------------------------------------------------
@@ -194,7 +202,30 @@ def test_what_a_browser_is_told(taken: Holder) -> None:
     assert response.status_code == 423
     assert response["Content-Type"] == "text/html; charset=utf-8"
     assert response["Retry-After"]
-    assert b"Somebody else is working on this" in response.content
+    assert b"Someone else is working on this" in response.content
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_the_page_counts_down_to_the_retry_and_has_nothing_inline(taken: Holder, method: str) -> None:
+    with taken("stock:7"):
+        request = getattr(RequestFactory(), method)("/buy/7/?a=1&b=2", headers={"Accept": BROWSER})
+        response = call(buy, request, pk=7)
+    page = response.content.decode()
+    assert f'data-seconds="{response["Retry-After"]}"' in page
+    assert "django_rlock/locked.css" in page
+    assert ('href="/buy/7/?a=1&amp;b=2"' in page) == (method == "get")
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
+
+
+def test_the_page_does_without_files_that_were_not_collected(settings: Settings, taken: Holder) -> None:
+    manifest = "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"
+    settings.STORAGES = {**settings.STORAGES, "staticfiles": {"BACKEND": manifest}}
+    request = RequestFactory().post("/buy/7/", headers={"Accept": BROWSER})
+    with taken("stock:7"):
+        response = call(buy, request, pk=7)
+    assert response.status_code == 423
+    assert b"<link" not in response.content
+    assert b"<script" not in response.content
 
 
 def test_a_browser_gets_json_where_there_is_no_template(settings: Settings, taken: Holder) -> None:
@@ -245,11 +276,11 @@ def test_a_view_waits_for_its_turn() -> None:
     def hold() -> None:
         with rlock("stock:7"):
             inside.set()
-            done.wait(20)
+            done.wait(UNTIL_SERVED)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    inside.wait(20)
+    inside.wait(UNTIL_SERVED)
     done.set()
     assert call(view, pk=7).status_code == 200
     thread.join()
@@ -302,6 +333,22 @@ def test_redis_down(own_server: OwnServer, make_async: bool, caplog: pytest.LogC
     assert "POST /buy/7/" in caplog.text
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("names", [["stock:<pk>"], ["stock:<pk>", "stocks:<pk>"]], ids=len)
+@pytest.mark.parametrize("make_async", [False, True], ids=["sync", "async"])
+def test_a_redis_that_refuses_connections_is_not_waited_for(
+    names: list[str], make_async: bool, own_server: OwnServer
+) -> None:
+    """Also by one who has a connection, which breaks."""
+    server = own_server()
+    body = aunreachable if make_async else unreachable
+    view = distributed_lock(*names, wait_time=600)(body)
+    with rlock("other"):
+        pass
+    server.kill()
+    assert call(view, pk=7).status_code == 503
+
+
 def test_redis_down_can_be_raised(own_server: OwnServer) -> None:
     own_server().kill()
     with pytest.raises(LockUnavailableError):
@@ -317,17 +364,18 @@ def lose_lock() -> None:
 
     lock_lost.connect(tell)
     try:
-        assert lost.wait(20)
+        assert lost.wait(UNTIL_SERVED)
     finally:
         lock_lost.disconnect(tell)
 
 
+@pytest.mark.parametrize("made", [HttpResponse, StreamingHttpResponse])
 @pytest.mark.parametrize("on_locked", [None, "skip"])
-def test_a_lost_lock(on_locked: Any) -> None:
+def test_a_lost_lock(on_locked: Any, made: Any) -> None:
     @distributed_lock("stock:<pk>", lease_time=0.1, on_locked=on_locked)
-    def view(request: HttpRequest, pk: int) -> HttpResponse:
+    def view(request: HttpRequest, pk: int) -> HttpResponseBase:
         lose_lock()
-        return HttpResponse("fine?")
+        return made("fine?")
 
     response = call(view, pk=7)
     assert response.status_code == 503

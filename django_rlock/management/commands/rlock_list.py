@@ -2,55 +2,116 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser
+from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import iter_locks
-from django_rlock.inspection.infos import LockState
-from django_rlock.management.output import NOTHING_MATCHED, failed, lock_csv, lock_table, to_json
-from django_rlock.settings import get_aliases
+from django_rlock.inspection import find_locks
+from django_rlock.inspection.infos import LockInfo, LockState
+from django_rlock.management.output import (
+    NOTHING_MATCHED,
+    USAGE,
+    check_usage,
+    deadlock_lines,
+    failed,
+    lock_csv,
+    lock_table,
+    pause,
+    seconds,
+    terminal_width,
+    to_json,
+    unread,
+)
+
+CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+"""Clears a terminal, including its history."""
 
 
 class Command(BaseCommand):
     help = (
         "Lists the locks that are held: by whom, for how long, and who waits. "
-        "Exit status: 0 listed, 1 Redis did not answer, 2 wrong usage, 3 nothing matched."
+        "Exit status: 0 listed, 1 the Redis of an alias did not answer (the others are listed) or RLOCK is wrong, "
+        "2 wrong usage, 3 nothing matched."
     )
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("pattern", nargs="?", help="shell pattern for lock names, as in 'stock:*'")
-        parser.add_argument("--using", choices=get_aliases(), help="RLOCK alias; all of them by default")
+        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
         parser.add_argument("--format", choices=["table", "json", "csv"], default="table")
         parser.add_argument("--state", choices=LockState.values, help="only locks in this state")
         parser.add_argument("--host", help="only locks that this host holds")
         parser.add_argument(
-            "--scan", action="store_true", help="also find locks that no report names; looks at every key of the server"
+            "--older-than", type=seconds, metavar="SECONDS", help="only locks that have been held for longer"
+        )
+        parser.add_argument(
+            "--watch",
+            type=pause,
+            nargs="?",
+            const=2.0,
+            metavar="SECONDS",
+            help="repeat the list every SECONDS (2), until Ctrl-C",
+        )
+        parser.add_argument(
+            "--scan", action="store_true", help="also find locks that no report names; reads every key of the server"
         )
 
-    def handle(self, *, format: str, **options: Any) -> None:  # noqa: A002 - the option's name
+    def handle(self, *, format: str, watch: float | None, **options: Any) -> None:  # noqa: A002 - the option's name
+        if watch is None:
+            self._list(format, options)
+        elif format == "table":
+            self._watch(watch, options)
+        else:
+            raise CommandError(
+                f"--watch shows a table; it cannot be combined with --format {format}.", returncode=USAGE
+            )
+
+    def _list(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
         try:
-            locks = self._find(**options)
-        except (LockUnavailableError, ImproperlyConfigured) as error:
+            check_usage(options["using"])
+            locks, errors = find_locks(options["using"], options["pattern"], options["scan"], with_hot=True)
+        except ImproperlyConfigured as error:
             raise failed(error) from error
+        locks = [lock for lock in locks if _is_meant(lock, options)]
+        self._print(locks, format)
+        if errors:
+            raise unread(errors)
+        if not locks:
+            raise CommandError("No lock matches.", returncode=NOTHING_MATCHED)
+
+    def _watch(self, every: float, options: dict[str, Any]) -> None:
+        """Repeat the list. An unreachable server may be reachable in the next round; wrong usage ends the command."""
+        with suppress(KeyboardInterrupt):
+            while True:
+                self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')}")
+                try:
+                    self._list("table", options)
+                except CommandError as error:
+                    if error.returncode == USAGE:
+                        raise
+                    self.stdout.write(str(error))
+                self.stdout.flush()
+                time.sleep(every)
+
+    def _print(self, locks: list[LockInfo], format: str) -> None:  # noqa: A002
         if format == "json":
             self.stdout.write(to_json([lock.as_dict() for lock in locks]))
         elif format == "csv":
             self.stdout.write(lock_csv(locks))
         elif locks:
-            self.stdout.write(lock_table(locks))
-        if not locks:
-            raise CommandError("No lock matches.", returncode=NOTHING_MATCHED)
+            self.stdout.write(lock_table(locks, terminal_width(self.stdout)))
+            for line in deadlock_lines(locks):
+                self.stdout.write(line)
 
-    def _find(
-        self, *, using: str | None, pattern: str | None, scan: bool, state: str | None, host: str | None, **_: Any
-    ) -> list[Any]:
-        return [
-            lock
-            for lock in iter_locks(using, pattern, scan)
-            if state in {None, lock.state} and (host is None or host in {holder.host for holder in lock.holders})
-        ]
+
+def _is_meant(lock: LockInfo, options: dict[str, Any]) -> bool:
+    state, host, older_than = options["state"], options["host"], options["older_than"]
+    return (
+        state in {None, lock.state}
+        and (host is None or host in {party.host for party in (*lock.holders, *lock.named)})
+        and (older_than is None or (lock.held_for or 0.0) > older_than)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import sys
 from argparse import ArgumentParser
 from dataclasses import dataclass
@@ -11,15 +12,26 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import force_release, iter_locks, lock_infos
+from django_rlock.inspection import find_locks, force_release, lock_infos
 from django_rlock.inspection.infos import Holder, LockInfo
-from django_rlock.management.output import ERROR, NOTHING_MATCHED, USAGE, failed, printable, table, to_json
-from django_rlock.settings import DEFAULT_ALIAS, get_aliases
+from django_rlock.inspection.texts import printable
+from django_rlock.management.output import (
+    ERROR,
+    NOTHING_MATCHED,
+    USAGE,
+    check_usage,
+    failed,
+    reason,
+    table,
+    to_json,
+    unread,
+)
+from django_rlock.settings import DEFAULT_ALIAS
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened to one lock: ``would free``, ``freed``, ``gone`` (the owner had lost it), or an error's text."""
+    """The result for one lock: ``would free``, ``freed``, ``gone`` (the owner had lost it), or an error's text."""
 
     lock: LockInfo
     holder: Holder
@@ -38,18 +50,21 @@ class Outcome:
 
 class Command(BaseCommand):
     help = (
-        "Frees locks that somebody else holds, each only while the owner that was found still holds it. NAME and "
-        "--pattern add up, the other conditions narrow. After a deploy: rlock_release --dead --no-input. "
-        "Exit status: 0 freed, 1 an error, 2 wrong usage, 3 nothing matched."
+        "Frees locks of other owners, each only while the owner that was found still holds it. NAME and --pattern "
+        "add up, the other conditions narrow. After a deploy: rlock_release --dead --no-input. "
+        "Exit status: 0 freed, or nothing is dead; 1 an error; 2 wrong usage; 3 nothing matched."
     )
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="locks to free")
-        parser.add_argument("--using", choices=get_aliases(), default=DEFAULT_ALIAS, help="RLOCK alias (%(default)s)")
-        parser.add_argument("--owner", help="only what this owner holds: a whole id, as JSON has it")
-        parser.add_argument("--dead", action="store_true", help="only what processes hold that have fallen silent")
-        parser.add_argument("--host", help="only what processes on this host hold")
+        parser.add_argument(
+            "--using", metavar="ALIAS", help=f"RLOCK alias; {DEFAULT_ALIAS!r} for NAME, else all of them, by default"
+        )
+        parser.add_argument("--owner", help="only locks that this owner holds: its whole id, as in JSON")
+        parser.add_argument("--dead", action="store_true", help="only locks of processes that no longer report")
+        parser.add_argument("--fail-empty", action="store_true", help="exit with 3 when --dead finds nothing, too")
+        parser.add_argument("--host", help="only locks of processes on this host")
         parser.add_argument("--pattern", help="locks whose names match a shell pattern, as in 'stock:*'")
         parser.add_argument("--dry-run", action="store_true", help="say what would be freed, and free nothing")
         parser.add_argument(
@@ -61,21 +76,23 @@ class Command(BaseCommand):
     def handle(self, *, dry_run: bool, interactive: bool, format: str, **options: Any) -> None:  # noqa: A002
         self._check_usage(options, ask=interactive and not dry_run)
         try:
-            found = self._find(**options)
+            found, errors = self._find(**options)
         except (LockUnavailableError, ImproperlyConfigured) as error:
             raise failed(error) from error
         if found and interactive and not dry_run:
             self._ask(found)
         outcomes = [self._free(lock, holder, dry_run, options["reason"]) for lock, holder in found]
         self._print(outcomes, format)
-        if not found:
+        if errors:
+            raise unread(errors)
+        if failures := sum(outcome.result.startswith("error") for outcome in outcomes):
+            raise CommandError(f"{failures} of {len(outcomes)} could not be freed.", returncode=ERROR)
+        if not found and not (options["dead"] and not options["fail_empty"]):
             raise CommandError("No lock matches; nothing was freed.", returncode=NOTHING_MATCHED)
-        if errors := sum(outcome.result.startswith("error") for outcome in outcomes):
-            raise CommandError(f"{errors} of {len(outcomes)} could not be freed.", returncode=ERROR)
 
     def _check_usage(self, options: dict[str, Any], *, ask: bool) -> None:
         if not any(options[name] for name in ("names", "owner", "dead", "host", "pattern")):
-            raise CommandError("Say which: NAME, --pattern, --owner, --host or --dead.", returncode=USAGE)
+            raise CommandError("Name the locks: NAME, --pattern, --owner, --host or --dead.", returncode=USAGE)
         if ask and not (sys.stdin and sys.stdin.isatty()):
             raise CommandError("There is no terminal to ask on: add --no-input, or --dry-run.", returncode=USAGE)
 
@@ -83,23 +100,25 @@ class Command(BaseCommand):
         self,
         *,
         names: list[str],
-        using: str,
+        using: str | None,
         pattern: str | None,
         owner: str | None,
         dead: bool,
         host: str | None,
         **_: Any,
-    ) -> list[tuple[LockInfo, Holder]]:
-        locks = list(iter_locks(using, pattern)) if pattern or not names else []
-        locks += (
-            lock_infos([name for name in names if name not in {lock.name for lock in locks}], using) if names else []
-        )
+    ) -> tuple[list[tuple[LockInfo, Holder]], dict[str, LockUnavailableError | ImproperlyConfigured]]:
+        check_usage(using, names)
+        locks, errors = find_locks(using, pattern) if pattern or not names else ([], {})
+        named_in = using or DEFAULT_ALIAS
+        listed = {lock.name for lock in locks if lock.using == named_in}
+        if named := [name for name in names if name not in listed]:
+            locks += lock_infos(named, named_in)
         return [
             (lock, holder)
             for lock in locks
             for holder in lock.holders
             if owner in {None, holder.owner} and host in {None, holder.host} and (holder.silent or not dead)
-        ]
+        ], errors
 
     def _ask(self, found: list[tuple[LockInfo, Holder]]) -> None:
         for lock, holder in found:
@@ -109,13 +128,13 @@ class Command(BaseCommand):
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise CommandError("Nothing was freed.", returncode=ERROR)
 
-    def _free(self, lock: LockInfo, holder: Holder, dry_run: bool, reason: str) -> Outcome:
+    def _free(self, lock: LockInfo, holder: Holder, dry_run: bool, why: str) -> Outcome:
         if dry_run:
             return Outcome(lock, holder, "would free")
         try:
-            freed = force_release(lock.name, holder.owner, lock.using, reason or "rlock_release")
-        except LockUnavailableError as error:
-            return Outcome(lock, holder, f"error: {error.reason}")
+            freed = force_release(lock.name, holder.owner, lock.using, why, by=_operator())
+        except (LockUnavailableError, ImproperlyConfigured, ValueError) as error:  # a name that is too long, for one
+            return Outcome(lock, holder, f"error: {reason(error)}")
         return Outcome(lock, holder, "freed" if freed else "gone")
 
     def _print(self, outcomes: list[Outcome], format: str) -> None:  # noqa: A002
@@ -124,3 +143,10 @@ class Command(BaseCommand):
         elif outcomes:
             rows = [[outcome.lock.name, str(outcome.holder), outcome.result] for outcome in outcomes]
             self.stdout.write(table(["lock", "holder", "result"], rows))
+
+
+def _operator() -> str:
+    try:
+        return f"{getpass.getuser()} with rlock_release"
+    except (KeyError, OSError):  # a container's user without a name
+        return "rlock_release"

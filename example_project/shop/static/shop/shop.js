@@ -1,4 +1,4 @@
-// Refreshes the lanes and the reports, and sends the two forms without leaving the page.
+// Refreshes the lanes, the accident and the reports, and sends the forms without leaving the page.
 "use strict";
 
 const QUICK = 300; // milliseconds between two looks while something goes on
@@ -26,7 +26,35 @@ function showLane(lane) {
   for (const [name, count] of Object.entries(lane.totals)) {
     card.querySelector(`[data-total="${name}"]`).textContent = count;
   }
+  const link = card.querySelector(".lock-link");
+  if (link && lane.lock_url) {
+    link.hidden = false;
+    link.firstElementChild.href = lane.lock_url;
+  }
   if (wasBusy && lane.tone !== "busy") announce(`${lane.title}: ${lane.verdict}`);
+}
+
+function showAccident(accident) {
+  const card = document.querySelector(".accident");
+  const events = card.querySelector(".events");
+  if (accident.events.length > events.children.length) announce(accident.events.at(-1).text);
+  const items = accident.events.map((event) => {
+    const item = document.createElement("li");
+    const at = document.createElement("span");
+    at.textContent = event.at;
+    item.append(at, event.text);
+    return item;
+  });
+  events.replaceChildren(...items);
+  card.dataset.phase = accident.phase;
+  card.querySelector("button").disabled = isGoingOn(accident);
+  card.querySelector(".lease").hidden = accident.lease === null;
+  card.querySelector("progress").value = accident.lease ?? 0;
+  card.querySelector("#lease-left").textContent = `The dead holder’s lease ends in ${Math.round(accident.lease ?? 0)} s`;
+}
+
+function isGoingOn(accident) {
+  return accident.phase === "busy" || accident.phase === "killed";
 }
 
 function showReports(reports) {
@@ -45,8 +73,12 @@ function announce(text) {
   document.getElementById("announcer").textContent = text;
 }
 
+function isSelling(state) {
+  return state.lanes.some((lane) => lane.tone === "busy");
+}
+
 function isBusy(state) {
-  return state.lanes.some((lane) => lane.tone === "busy")
+  return isSelling(state) || isGoingOn(state.accident)
     || state.reports.some((report) => report.state === "queued" || report.state === "running");
 }
 
@@ -59,7 +91,9 @@ async function refresh() {
     const answer = await fetch(document.body.dataset.statusUrl);
     const state = await answer.json();
     state.lanes.forEach(showLane);
+    showAccident(state.accident);
     showReports(state.reports);
+    document.getElementById("start").disabled = isSelling(state);
     if (isBusy(state)) pause = QUICK;
   } catch {
     // The site is away or starts again: the next look will tell.

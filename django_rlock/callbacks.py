@@ -1,0 +1,102 @@
+"""The thread in which the package logs, measures and calls back: receivers of ``lock_lost``, and ``on_lost``.
+
+Code that keeps locks alive must not wait for a user's function, nor for a mutex of ``logging`` or of a metrics exporter
+that an interrupted caller left locked. So the threads that renew and listen, and callers during acquire and release,
+hand such work over to this thread. A slow function delays only the functions after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from django_rlock import threads
+from django_rlock.process import Owned, on_exit
+
+MOST = 10_000
+"""How many calls may be queued; when full, new ones are dropped, and their number is logged."""
+_EXIT_WITHIN = 1.0
+
+logger = logging.getLogger("django_rlock.callbacks")
+
+
+class Callbacks:
+    """Calls functions one after another, in a thread that starts with the first."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
+        self._seat = threads.Bell()
+        self._seat.ring()
+        self._runs = False
+        self._dropped = 0
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function soon. Exceptions from it are logged."""
+        if self._queue.qsize() >= MOST:
+            self._dropped += 1
+            return
+        self._queue.put((function, args))
+        if not self._runs:
+            try:
+                threads.start(self._run, name="rlock-callbacks")
+            except RuntimeError:  # interpreter exit, or no threads left
+                self._call(*self._queue.get())
+
+    def flush(self, within: float) -> bool:
+        """Wait until everything posted has been called, for at most ``within`` seconds; returns whether it was."""
+        if self._queue.empty() and not self._runs:
+            return True
+        done = threads.Bell()
+        self.post(done.ring)
+        return done.wait(within)
+
+    def _run(self) -> None:
+        if not self._seat.quiet():
+            return  # another thread has the seat
+        self._runs = True
+        while True:
+            self._call(*self._queue.get())
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                logger.error("%d log records, metrics and callbacks were dropped: a callback takes too long.", dropped)
+
+    def _call(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        try:
+            function(*args)
+        except BaseException:  # SystemExit too: it would stop all callbacks
+            logger.exception("A callback failed: %r", function)
+
+
+_callbacks = Owned("callbacks", Callbacks, outlives_settings=True)
+
+
+def post(function: Callable[..., object], *args: Any) -> None:
+    """Call a function soon, in the thread for callbacks. Exceptions from it are logged."""
+    _callbacks.value.post(function, *args)
+
+
+def flush(within: float = _EXIT_WITHIN) -> bool:
+    """Wait until everything posted has been called, for at most ``within`` seconds; returns whether it was."""
+    return _callbacks.value.flush(within)
+
+
+def is_logged(log_to: logging.Logger, level: int) -> bool:
+    """Whether a record of this level would be logged."""
+    # isEnabledFor() sometimes takes logging's mutex.
+    return level >= log_to.getEffectiveLevel() and level > log_to.manager.disable
+
+
+def log(log_to: logging.Logger, level: int, message: str, *args: Any) -> None:
+    """Log from a thread that must not block; the record carries the caller's time and thread."""
+    if not is_logged(log_to, level):
+        return
+    frame = sys._getframe(1)  # noqa: SLF001 - as logging itself finds its caller
+    code = frame.f_code
+    record = log_to.makeRecord(log_to.name, level, code.co_filename, frame.f_lineno, message, args, None, code.co_name)
+    post(log_to.handle, record)
+
+
+on_exit("callbacks", flush)

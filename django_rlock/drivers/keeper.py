@@ -1,0 +1,228 @@
+"""The background thread of an alias. It runs the jobs that other modules register: renewal, beats, clean-up.
+
+Each alias has its own thread, so an unreachable server delays no other alias. The thread sleeps while nothing is held
+or waited for. The acquire path calls ``wake_by`` to wake it, which costs one comparison if the thread will be awake in
+time anyway. The thread owns the state of its jobs; callers hand work over through deques.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock import threads
+from django_rlock.callbacks import log
+from django_rlock.process import Owned, on_exit
+from django_rlock.settings import get_settings
+
+logger = logging.getLogger("django_rlock.keeper")
+
+SLOWEST_TICK = 0.5
+"""The longest sleep between two rounds while there is work, in seconds."""
+LATE = 1 / 6
+"""A round that is later than this share of the lease is logged as an error."""
+_HUNG = 1 / 2
+"""A thread that is later than this share of the lease is abandoned and replaced by a new one."""
+_IDLE_ROUNDS = 10
+_EXIT_BUDGET = 1.0
+
+
+class Job(Protocol):
+    """A part of a keeper's round. One instance is made for each keeper."""
+
+    def round(self, now: float) -> float:
+        """Do what is due at the monotonic time ``now``; return when to run next (inf: not by itself)."""
+
+    def at_exit(self) -> None:
+        """Release what must not outlive the process."""
+
+
+_makers: list[Callable[[Keeper], Job]] = []
+
+
+def add_job(make: Callable[[Keeper], Job], *, first: bool = False) -> None:
+    """Register a job of which each keeper makes one; it runs after those added before, or as the ``first``."""
+    _makers.insert(0 if first else len(_makers), make)
+
+
+class Keeper:
+    """The background thread of the alias ``using``, with its jobs by class."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.jobs: dict[Any, Any] = {make: make(self) for make in _makers}
+        self.wakes_at = math.inf
+        self.late_at = math.inf
+        self._bell = threads.Bell()
+        self._seat: threads.Bell = _free_seat()
+        self._runs = False
+        self._leaving: threads.Bell | None = None
+        self._began = False
+        self._stopped = False
+        self._idle = 0
+
+    # --- what callers do ---------------------------------------------------------------------------------------------
+
+    def wake_by(self, due: float) -> None:
+        """Make sure that a round begins no later than the monotonic time ``due``."""
+        if due < self.wakes_at:
+            self.ring()
+
+    def ring(self) -> None:
+        """Start a round now."""
+        self._bell.ring()
+        if not self._runs:
+            self._start()
+
+    def check(self, now: float) -> None:
+        """Called by acquire when a round is late: log that, and replace the thread if it has ended or hangs."""
+        late = now - self.wakes_at
+        lease = self._lease()
+        if late < lease * LATE or self._stopped:
+            return
+        self.late_at = now + lease * LATE
+        self._log_late(late)
+        if late >= lease * _HUNG or not self._runs:
+            # A hanging thread that continues later sees that the seat has changed, and ends.
+            self._seat, self._runs = _free_seat(), False
+            self._start()
+
+    def _start(self) -> None:
+        self._began = True
+        try:
+            threads.start(self._run, self._seat, name=f"rlock-keeper-{self.using}")
+        except RuntimeError as error:  # the interpreter ends, or the system has no thread left
+            log(logger, logging.ERROR, "Locks of %r are not renewed, no thread can be started: %s", self.using, error)
+
+    def stop(self) -> None:
+        """End the thread, because the settings have changed."""
+        self._stopped = True
+        self._bell.ring()
+
+    def leave(self) -> threads.Bell:
+        """Let the thread release what must not outlive the process; the returned bell rings when that is done."""
+        self._leaving = done = threads.Bell()
+        if self._began:
+            self._bell.ring()
+        else:
+            done.ring()
+        return done
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self, seat: threads.Bell) -> None:
+        if not seat.quiet():
+            return  # another thread has the seat
+        self._runs = True
+        try:
+            while self._seat is seat and not self._stopped:
+                try:
+                    self._turn()
+                except BaseException as error:  # noqa: BLE001 - nothing would be renewed any more
+                    self._log_failure(error)
+                    time.sleep(SLOWEST_TICK)
+        finally:
+            if self._seat is seat:
+                self._runs = False
+
+    def _turn(self) -> None:
+        """One round, and the sleep after it."""
+        self._bell.quiet()
+        began = time.monotonic()
+        if began > self.late_at:
+            self._log_late(began - self.wakes_at)
+        # After some rounds without work the thread sleeps until it is needed. It does not do so at once, because locks
+        # that are taken and released in quick succession would then wake it each time.
+        may_sleep = self._idle >= _IDLE_ROUNDS
+        latest = began + SLOWEST_TICK
+        # Work that arrives after a job has looked rings the bell, unless the promised next round is early enough.
+        self._promise(math.inf if may_sleep else latest)
+        due = self.round()
+        self._idle = self._idle + 1 if due == math.inf else 0
+        if not may_sleep or due < math.inf:
+            due = min(due, latest)
+        self._promise(due)
+        if self._bell.wait(None if due == math.inf else due - time.monotonic()):
+            self._idle = 0
+
+    def _promise(self, due: float) -> None:
+        # Set the later time first: otherwise a caller could find the thread late because it promised an earlier round.
+        self.late_at = due + self._lease() * LATE
+        self.wakes_at = due
+
+    def _lease(self) -> float:
+        try:
+            return get_settings(self.using).watchdog_timeout
+        except ImproperlyConfigured:  # a test has taken the alias away
+            return math.inf
+
+    def round(self) -> float:
+        """Run all jobs; return when the next round should begin."""
+        if self._leaving is not None:
+            return self._leave(self._leaving)
+        return min((self._guarded(job.round) for job in self.jobs.values()), default=math.inf)
+
+    def _guarded(self, job: Callable[[float], float]) -> float:
+        try:
+            return job(time.monotonic())
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: it would end the renewal of all locks
+            self._log_failure(error)
+            return time.monotonic() + SLOWEST_TICK
+
+    def _leave(self, done: threads.Bell) -> float:
+        for job in self.jobs.values():
+            try:
+                job.at_exit()
+            except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
+                log(logger, logging.INFO, "Not cleaned up at exit: %s", error)
+        done.ring()
+        self._leaving = None
+        return math.inf
+
+    def _log_late(self, late: float) -> None:
+        log(
+            logger, logging.ERROR, "The background thread of %r is late by %.1f s; locks may be lost.", self.using, late
+        )
+
+    def _log_failure(self, error: BaseException) -> None:
+        log(logger, logging.ERROR, "A background job of %r failed; it runs again: %r", self.using, error)
+
+
+def _free_seat() -> threads.Bell:
+    seat = threads.Bell()
+    seat.ring()
+    return seat
+
+
+def _stop_all(keepers: dict[str, Keeper]) -> None:
+    for each in list(keepers.values()):
+        each.stop()
+
+
+_keepers: Owned[dict[str, Keeper]] = Owned("keeping", dict, stop=_stop_all)
+
+
+def keeper(using: str) -> Keeper:
+    """The background thread of an alias, made on first use."""
+    known = _keepers.value.get(using)
+    return known or _keepers.value.setdefault(using, Keeper(using))
+
+
+def keepers() -> list[Keeper]:
+    """All background threads of this process."""
+    return list(_keepers.value.values())
+
+
+def _leave_all() -> None:
+    """Let all aliases leave at the same time, so that an unreachable server takes no time from the others."""
+    give_up_at = time.monotonic() + _EXIT_BUDGET
+    for done in [each.leave() for each in keepers()]:
+        done.wait(give_up_at - time.monotonic())
+
+
+on_exit("keeping", _leave_all)

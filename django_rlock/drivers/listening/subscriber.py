@@ -1,0 +1,242 @@
+"""One listening connection, and the thread that owns it.
+
+Only this thread reads, writes and connects. Other threads put the channels that they want into its inbox, and wake it
+by a byte on a socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock import threads
+from django_rlock.callbacks import log
+from django_rlock.drivers.calls import pack_command
+from django_rlock.drivers.retrying import backoff
+from django_rlock.links.link import Link
+from django_rlock.links.resp import ErrorReply
+from django_rlock.redis_internals import error_from
+
+logger = logging.getLogger("django_rlock.listening")
+
+PING_AFTER = 10.0
+"""How long a connection may be silent before a PING checks whether it is alive, in seconds."""
+_RECONNECT_AFTER = 0.05, 1.0
+_PRUNE_EVERY = 15.0
+_yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Lets threads that were just woken run first; it releases the GIL too."""
+
+
+class Audience(Protocol):
+    """What a subscriber reports to its listener; see ``Listener``."""
+
+    def deliver(self, name: str, payload: str) -> None: ...
+
+    def confirm(self, name: str) -> None: ...
+
+    def lapse(self, names: Iterable[str]) -> None: ...
+
+    def wanted(self, subscriber: Any) -> list[str]: ...
+
+    def idle_channels(self, subscriber: Any) -> list[str]: ...
+
+
+class Subscriber:
+    """Subscribes to the channels that its listener wants from one server, over a link that ``connect`` opens.
+
+    A link that brings no reply to SUBSCRIBE or PING within ``reply_limit`` seconds is closed, and a new one is opened.
+    """
+
+    subscribe, unsubscribe = "SUBSCRIBE", "UNSUBSCRIBE"
+
+    def __init__(self, listener: Audience, connect: Callable[[], Link], reply_limit: float) -> None:
+        self._listener = listener
+        self._open = connect
+        self._reply_limit = reply_limit
+        self._inbox: deque[str] = deque()
+        self._seat = threads.Bell()
+        self._seat.ring()
+        self._runs = self._stopped = False
+        self._inner, self._outer = socket.socketpair()
+        self._inner.setblocking(False)
+        self._outer.setblocking(False)
+        self.link: Link | None = None
+        self._heard_at = self._prune_at = 0.0
+        self._reply_by: float | None = None
+        self._tries = 0
+
+    # --- what other threads do ---------------------------------------------------------------------------------------
+
+    def hear(self, channel: str) -> None:
+        """Subscribe to a channel, soon."""
+        self._inbox.append(channel)
+        self._wake()
+
+    def prune(self) -> None:
+        """Drop the channels that have had no waiter for a while, soon."""
+        self._prune_at = 0.0
+        self._wake()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped = True
+        if self._seat.quiet():  # no thread has started, and none will
+            self._close()
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # its buffer is full of wake-ups, or it is closed
+            self._outer.send(b"\0")
+        if not self._runs:
+            with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left; beats go on
+                threads.start(self._run, name="rlock-listener")
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if not self._seat.quiet():
+            return  # another thread has the seat
+        self._runs = True
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(self._inner, selectors.EVENT_READ)
+            lost: BaseException | None = None
+            while not self._stopped:
+                try:
+                    if lost is not None:
+                        error, lost = lost, None
+                        self._lose(error)
+                    self._round()
+                except BaseException as failure:  # noqa: BLE001 - no waiter would be woken any more
+                    lost = failure
+            self._hang_up()
+        self._close()
+
+    def _close(self) -> None:
+        self._inner.close()
+        self._outer.close()
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        if self._inbox or self.link is None:
+            self._subscribe_to_new()
+        if self.link is not None:
+            self._look_after(now)
+        for key, _ in self._selector.select(self._sleep_for(now)):
+            if key.fileobj is self._inner:
+                self._drain()
+            elif self.link is not None:
+                self._read(self.link)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._inner.recv(4096):
+                pass
+
+    def _sleep_for(self, now: float) -> float | None:
+        if self.link is None:
+            return None
+        due = self._prune_at
+        due = min(due, self._heard_at + PING_AFTER if self._reply_by is None else self._reply_by)
+        return max(due - now, 0.0)
+
+    def _subscribe_to_new(self) -> None:
+        names = []
+        with contextlib.suppress(IndexError):
+            while True:
+                names.append(self._inbox.popleft())
+        if self.link is None:
+            names = self._listener.wanted(self)
+            if not names:
+                return
+            self._connect()
+            self._listener.lapse(names)
+        if names:
+            self._send(*(pack_command(self.subscribe, name) for name in dict.fromkeys(names)))
+
+    def _connect(self) -> None:
+        link = self._open()
+        self._selector.register(link.sock, selectors.EVENT_READ)
+        self.link = link
+        self._heard_at = now = time.monotonic()
+        self._reply_by = None
+        self._prune_at = now + _PRUNE_EVERY
+
+    def _send(self, *commands: bytes) -> None:
+        if self.link is not None:
+            self.link.send(b"".join(commands), self._reply_limit)
+            self.link.sock.settimeout(0)
+            self._reply_by = time.monotonic() + self._reply_limit
+
+    def _read(self, link: Link) -> None:
+        while replies := link.arrived():
+            self._heard_at = time.monotonic()
+            self._reply_by = None
+            for reply in replies:
+                self._take(reply)
+            _yield_processor()
+            if not link.may_have_more:
+                return
+
+    def _take(self, reply: Any) -> None:
+        if isinstance(reply, ErrorReply):
+            raise error_from(str(reply))
+        kind, channel, data = _text(reply[0]), _text(reply[1]), reply[2] if len(reply) > 2 else b""
+        self._tell(kind, channel, data)
+
+    def _tell(self, kind: str, channel: str, data: Any) -> None:
+        if kind == "message":
+            self._listener.deliver(channel, _text(data))
+        elif kind == "subscribe":
+            self._tries = 0
+            self._listener.confirm(channel)
+        elif kind == "unsubscribe" and channel in self._listener.wanted(self):
+            # A waiter joined while the channel was dropped as idle, and UNSUBSCRIBE reached the server after SUBSCRIBE.
+            self._listener.lapse([channel])
+            self.hear(channel)
+
+    def _look_after(self, now: float) -> None:
+        if self._reply_by is not None and now >= self._reply_by:
+            raise RedisTimeoutError("The server did not reply on the listening connection.")
+        if self._reply_by is None and now >= self._heard_at + PING_AFTER:
+            self._send(pack_command("PING"))
+        if now >= self._prune_at:
+            self._drop_idle(now)
+
+    def _drop_idle(self, now: float) -> None:
+        self._prune_at = now + _PRUNE_EVERY
+        idle = self._listener.idle_channels(self)
+        if idle:
+            self._send(*(pack_command(self.unsubscribe, name) for name in idle))
+        if not self._listener.wanted(self):
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        link, self.link = self.link, None
+        if link is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(link.sock)
+            link.close()
+
+    def _lose(self, error: BaseException) -> None:
+        self._hang_up()
+        self._listener.lapse(self._listener.wanted(self))
+        if self._stopped:
+            return
+        log(logger, logging.INFO, "Listening connection lost (%s); subscribing again.", error)
+        self._tries += 1
+        time.sleep(backoff(self._tries, *_RECONNECT_AFTER))
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

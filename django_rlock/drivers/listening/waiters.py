@@ -1,0 +1,143 @@
+"""The waiters of a channel, and how threads and tasks sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+from django_rlock import threads
+from django_rlock.drivers.base import EVERYBODY
+
+
+class Lines(Protocol):
+    """What a waiter needs from its listener."""
+
+    def remove(self, waiter: ListenerWaiter) -> None:
+        """Take a waiter out of its queue."""
+
+    def wake_next(self, channel: str, token: str | None, ticket: str = "") -> None:
+        """Wake the waiter that has waited longest."""
+
+
+class ListenerWaiter:
+    """A place in a channel's queue; threads and tasks differ in how they sleep."""
+
+    __slots__ = ("__weakref__", "_closed", "_left", "_lines", "channel", "ticket", "token")
+
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        self._lines = lines
+        self._closed = self._left = False
+        self.channel = channel
+        self.token = token
+        self.ticket = ""
+
+    async def wait(self, timeout: float | None) -> bool:
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        raise NotImplementedError
+
+    def hear(self, payload: str) -> None:
+        """Called for each message of the channel, if the waiter's token is EVERYBODY."""
+        self.wake()
+
+    def close(self, asked: bool = True) -> None:
+        if self._closed:
+            return
+        self._left = True
+        self._lines.remove(self)
+        if not asked or self._has_unused_wake_up():
+            self._pass_on()
+        self._closed = True
+
+    def has_left(self) -> bool:
+        """Whether it no longer waits."""
+        return self._left
+
+    def _pass_on(self) -> None:
+        if self.token is None:
+            self._lines.wake_next(self.channel, None)
+
+    def _has_unused_wake_up(self) -> bool:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # An interrupted attempt may not have left, or not have used its wake-up, which then belongs to the next waiter.
+        try:  # contextlib may be gone
+            if not self._closed:
+                self._lines.remove(self)
+                self._pass_on()
+        except Exception:  # noqa: BLE001, S110 - nobody waits any more when modules are gone at the exit
+            pass
+
+
+class ThreadWaiter(ListenerWaiter):
+    """Sleeps on a raw lock that ``wake`` opens; a signal interrupts the sleep too."""
+
+    __slots__ = ("_bell",)
+
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        super().__init__(lines, channel, token)
+        self._bell = threads.Bell()
+
+    async def wait(self, timeout: float | None) -> bool:
+        return self._bell.wait(timeout)
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def _has_unused_wake_up(self) -> bool:
+        return self._bell.has_rung
+
+
+class TaskWaiter(ListenerWaiter):
+    """Sleeps on an event of its loop."""
+
+    __slots__ = ("_event", "_loop")
+
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        super().__init__(lines, channel, token)
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout: float | None) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop was closed
+            self._loop.call_soon_threadsafe(self._arrive)
+
+    def _arrive(self) -> None:
+        self._event.set()
+        if self._left:
+            self._pass_on()
+
+    def _has_unused_wake_up(self) -> bool:
+        return self._event.is_set()
+
+
+class CallingWaiter(ListenerWaiter):
+    """Never sleeps: it calls a function with each message, or with an empty string when it is woken without one."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, lines: Lines, channel: str, function: Callable[[str], object]) -> None:
+        super().__init__(lines, channel, EVERYBODY)
+        self._function = function
+
+    def wake(self) -> None:
+        self._function("")
+
+    def hear(self, payload: str) -> None:
+        self._function(payload)
+
+    def _has_unused_wake_up(self) -> bool:
+        return False

@@ -1,0 +1,273 @@
+"""RedLock's algorithm: what each of its calls needs from N independent nodes.
+
+A lock is acquired when a quorum of nodes grants it and, for its fencing token, when a quorum raises its counters to
+that token while the owner has the lock there. It is renewed by a quorum, and released on all nodes. This is Redis's
+Redlock, described at https://redis.io/docs/latest/develop/use/patterns/distributed-locks/, with fencing added, and
+without the votes of nodes that have restarted (``restarts``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from django_rlock.drivers.quorum.votes import Ballot, QuorumCall, Voting
+from django_rlock.drivers.retrying import REPLY_GRACE
+from django_rlock.scripts import ENDLESS, LOST, OK
+
+MIN_VALIDITY = 0.5
+"""The share of its lease that must be left when a lock has been acquired; if less is left, it is released."""
+
+
+NO_PROPOSAL = 0
+"""The proposal that lets each node draw its own token."""
+
+
+class Acquire(QuorumCall):
+    """Takes the lock. Returns OK and the fencing token, or the time in ms until enough leases may have expired.
+
+    ``fresh`` is the proposed token; ``valid_for`` is the lease minus the clock drift, in seconds; ``bump`` is the call
+    that raises the nodes' counters.
+    """
+
+    __slots__ = ("bump", "fresh", "valid_for")
+
+    repeatable = False
+
+    def __init__(self, *args: Any, valid_for: float, bump: Bump | None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.valid_for = valid_for
+        self.bump = bump
+        self.fresh = NO_PROPOSAL
+
+    def is_vote_for(self, reply: list[Any]) -> bool:
+        return bool(reply[1] == OK)
+
+    def screen(self, node: int, reply: list[Any], voting: Voting) -> list[Any] | Exception:
+        if reply[1] != OK:
+            return reply
+        return voting.restarts.doubt(node, voting.now()) or reply
+
+    async def over(self, voting: Voting) -> list[Any]:
+        valid_until = self.sent_at + self.valid_for
+        if self.bump is not None:
+            self.fresh = voting.proposals.next(self.sent_at)
+        grants = await voting.ask(self, until=self.sent_at + voting.timeout)
+        if grants.won:
+            token = await self._fence(grants, voting)
+            if token is not None and valid_until - voting.now() >= self.lease * MIN_VALIDITY:
+                return [b"", OK, token] if self.bump else [b"", OK]
+        await voting.undo_everywhere(self, grants)
+        if grants.out_of_reach:
+            raise voting.not_reached(self, grants)
+        return [b"", _free_in_ms(grants)]
+
+    async def _fence(self, grants: Ballot, voting: Voting) -> int | None:
+        """The token, once a quorum of the granting nodes has raised its counter to it; 0 without fencing. None: failed.
+
+        Each node that granted has raised its counter to the token that it replied. If a quorum replied the same token,
+        because they accepted the proposal, that is the token. Otherwise the nodes that formed the quorum must raise
+        their counters to the highest token. If one of them fails, all nodes that have granted by then are sent the
+        highest of all their tokens, because a node with a higher counter refuses a lower token.
+        """
+        if self.bump is None:
+            return 0
+        tokens = [reply[2] for reply in grants.yes.values()]
+        if tokens.count(tokens[0]) >= grants.quorum:
+            return int(tokens[0])
+        voting.proposals.learn([reply[3] for reply in grants.yes.values()], self.sent_at)
+        until = self.sent_at + 2 * voting.timeout
+        token = await self._count_on(self.bump, grants, voting, until)
+        if token is None:
+            await voting.hear_out(grants, self.sent_at + voting.timeout)
+            token = await self._count_on(self.bump, grants, voting, until)
+        return token
+
+    async def _count_on(self, bump: Bump, grants: Ballot, voting: Voting, until: float) -> int | None:
+        token: int = max(reply[2] for reply in grants.yes.values())
+        return token if (await voting.ask(bump.to(token), list(grants.yes), until)).won else None
+
+
+class Bump(QuorumCall):
+    """Raises the counters of the nodes that granted the lock."""
+
+    __slots__ = ()
+
+    def to(self, token: int) -> Bump:
+        owner, _, fence_ttl = self.args
+        return Bump(self.name, self.script, self.keys, (owner, token, fence_ttl))
+
+
+class AcquireAgain(QuorumCall):
+    """Takes a lock once more for the owner that holds it: OK, or LOST when no quorum has it."""
+
+    __slots__ = ()
+
+    fresh = NO_PROPOSAL
+
+    def is_vote_for(self, reply: list[Any]) -> bool:
+        return bool(reply[1] == OK)
+
+    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+        if votes.won:
+            return [b"", OK]
+        if votes.refused:
+            return [b"", LOST]
+        raise voting.not_reached(self, votes)
+
+
+class Renew(QuorumCall):
+    """Renews the lease: 1, or 0 when no quorum has the lock. ``seed`` adds nodes that know nothing of the lock."""
+
+    __slots__ = ("seed",)
+
+    def __init__(self, *args: Any, seed: Seed, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seed = seed
+
+    def is_vote_for(self, reply: list[Any]) -> bool:
+        return bool(reply[1] > 0)
+
+    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+        if votes.won:
+            # Only now is it certain that the lock is held. Such a node counts from the next renewal on.
+            taken = {node for node, reply in votes.no.items() if reply[1] != NOT_HELD}
+            others = set(range(votes.size)) - votes.yes.keys() - taken
+            if others:
+                voting.send(self.seed.with_holds(max(reply[1] for reply in votes.yes.values())), others)
+            return [b"", 1]
+        if votes.refused:
+            await voting.undo_everywhere(self, votes)
+            return [b"", 0]
+        raise voting.not_reached(self, votes)
+
+
+NOT_HELD = -1
+"""What a node replies to a renewal when the lock is not held there."""
+
+
+class Seed(QuorumCall):
+    """Adds a holder's lock on nodes that lost it or never had it, unless another owner has it there."""
+
+    __slots__ = ()
+
+    def with_holds(self, holds: int) -> Seed:
+        owner, _, lease_ms = self.args
+        return Seed(self.name, self.script, self.keys, (owner, holds, lease_ms))
+
+
+class Release(QuorumCall):
+    """Releases a hold on all nodes: 1, or 0 when no quorum had it."""
+
+    __slots__ = ()
+
+    def lasting(self) -> Release:
+        owner, left, lease_ms, _ = self.args
+        return Release(self.name, self.script, self.keys, (owner, left, lease_ms, lease_ms), lease=self.lease)
+
+    async def over(self, voting: Voting) -> list[Any]:
+        return await self.settle(await voting.tell(self.lasting() if voting.lost_links else self), voting)
+
+    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+        if len(votes.answered) < votes.quorum:
+            raise voting.not_reached(self, votes)
+        if votes.errors:
+            voting.reap(self.undo or self, votes.errors)
+        return [b"", 0 if votes.refused else 1]
+
+
+class Poll(QuorumCall):
+    """A call to all nodes, which combines the replies of a quorum."""
+
+    __slots__ = ()
+
+    async def over(self, voting: Voting) -> list[Any]:
+        return await self.settle(await voting.tell(self), voting)
+
+    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+        if len(votes.answered) < votes.quorum:
+            raise voting.not_reached(self, votes)
+        return [b"", *self.outcome(votes)]
+
+    def outcome(self, votes: Ballot) -> list[Any]:
+        """The combined reply, without the nonce."""
+        raise NotImplementedError
+
+
+class ForceRelease(Poll):
+    """Frees the lock whoever holds it: 1, or 0 when no node knew of it."""
+
+    __slots__ = ()
+
+    def outcome(self, votes: Ballot) -> list[Any]:
+        return [1 if votes.yes else 0]
+
+
+class Question(Poll):
+    """Changes no lock. It is retried for as long as a call to a single server, because NODE_TIMEOUT is short."""
+
+    __slots__ = ()
+
+    grace = REPLY_GRACE
+
+
+class AskState(Question):
+    """Returns the owner's holds and the remaining lease in ms: the values that a quorum of nodes has, or may have."""
+
+    __slots__ = ()
+
+    def outcome(self, votes: Ballot) -> list[Any]:
+        states, enough = votes.answered.values(), _enough(votes)
+        holds = sorted((reply[1] for reply in states), reverse=True)[enough - 1]
+        left = sorted((_lasting(reply[2]) for reply in states), reverse=True)[enough - 1]
+        return [holds, ENDLESS if left == math.inf else left]
+
+
+class AskHolders(Question):
+    """Returns the owners that hold the lock on any node; none of them need have a quorum."""
+
+    __slots__ = ()
+
+    def outcome(self, votes: Ballot) -> list[Any]:
+        return [sorted({owner for reply in votes.answered.values() for owner in reply[1]})]
+
+
+class AskTask(Question):
+    """Returns what is known of a task: its success as known to any node, and the next copy if a quorum agrees on it."""
+
+    __slots__ = ()
+
+    def outcome(self, votes: Ballot) -> list[Any]:
+        known = list(votes.answered.values())
+        copies = Counter(reply[2] for reply in known)
+        copy = next((copy for copy, nodes in copies.items() if copy and nodes >= _enough(votes)), b"")
+        return [max(reply[1] for reply in known), copy]
+
+
+class NoteTask(Question):
+    """Records something about a task: 1 when a quorum did, else 0."""
+
+    __slots__ = ()
+
+    def outcome(self, votes: Ballot) -> list[Any]:
+        return [int(votes.won)]
+
+
+def _enough(votes: Ballot) -> int:
+    """How many replies must agree for a quorum to be possible: nodes that did not reply may belong to it."""
+    return len(votes.answered) + votes.quorum - votes.size
+
+
+def _free_in_ms(votes: Ballot) -> int:
+    """When a quorum may be free, judging by the leases reported by the nodes that refused; ENDLESS for never."""
+    lasting = [_lasting(reply[1]) for reply in votes.no.values()]
+    # Nodes that have not replied yet are assumed to be like the slowest of the others.
+    unheard = votes.size - len(votes.yes) - len(votes.no) - len(votes.errors)
+    lasting += [0.0] * len(votes.yes) + [max(lasting, default=0.0)] * unheard + [math.inf] * len(votes.errors)
+    free_in = sorted(lasting)[votes.quorum - 1]
+    return ENDLESS if free_in == math.inf else int(free_in)
+
+
+def _lasting(pttl: int) -> float:
+    return math.inf if pttl == ENDLESS else pttl

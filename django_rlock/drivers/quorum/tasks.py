@@ -1,0 +1,212 @@
+"""RedLock's nodes for asyncio: one link to each, shared by all tasks of a loop; replies are counted on arrival."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Any
+from weakref import WeakSet
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock.drivers.base import monotonic
+from django_rlock.drivers.calls import next_nonce, pack, pack_command
+from django_rlock.drivers.quorum.nodes import node_set
+from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
+from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
+from django_rlock.drivers.retrying import is_down
+from django_rlock.drivers.tasks import links_of
+from django_rlock.links.resp import ErrorReply
+from django_rlock.links.tasks import TaskLink
+from django_rlock.redis_internals import error_from
+
+
+class _Slot:
+    """Hands the reply of one node to the conversation that sent the call."""
+
+    __slots__ = ("_call", "_link", "_node", "_talk")
+
+    def __init__(self, node: int, link: TaskLink, call: QuorumCall, talk: Talk) -> None:
+        self._node = node
+        self._link = link
+        self._call = call
+        self._talk = talk
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any, /) -> None:
+        if isinstance(reply, ErrorReply):
+            if str(reply).startswith("NOSCRIPT"):
+                nonce = next_nonce()
+                self._link.send(pack(self._call, nonce, "EVAL"), nonce, self)
+                return
+            reply = error_from(str(reply))
+        self._talk.hear(Answer(self._node, self._call, reply))
+
+    def set_exception(self, error: BaseException, /) -> None:
+        told = error if isinstance(error, Exception) else RedisConnectionError(str(error))
+        self._talk.hear(Answer(self._node, self._call, told))
+
+
+class Talk:
+    """A conversation with the nodes; see ``votes.Conversation``. Replies that come after its end are dropped.
+
+    Calls on one link are executed in order: a late grant is followed by the release that undoes it.
+    """
+
+    def __init__(self, talks: TaskTalks) -> None:
+        self._talks = talks
+        self._loop = asyncio.get_running_loop()
+        self._links: list[TaskLink | None] = []
+        self._down: dict[int, Exception] = {}
+        self._answers: deque[Answer] = deque()
+        self._awaited = 0
+        self._count: Count | None = None
+        self._listener: asyncio.Future[None]
+
+    def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
+        nonce = next_nonce()
+        packed = pack(call, nonce)
+        for node in nodes:
+            self._awaited += 1
+            link = self._links[node]
+            if link is None or not link.is_open:
+                self.hear(Answer(node, call, self._down.get(node) or NodeDownError("its connection broke")))
+            else:
+                link.send(packed, nonce, _Slot(node, link, call, self))
+
+    def hear(self, answer: Answer) -> None:
+        """Take an answer from a link. It is counted here, so that the task is woken once, when enough have come."""
+        self._awaited -= 1
+        if self._count is None:
+            self._answers.append(answer)
+            return
+        try:
+            enough = self._count(answer)
+        except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the link
+            self._hang_up(error)
+        else:
+            if enough or not self._awaited:
+                self._hang_up()
+
+    def _hang_up(self, error: Exception | None = None) -> None:
+        """End the listening, by an error if there is one."""
+        self._count = None
+        if not self._listener.done():
+            if error is None:
+                self._listener.set_result(None)
+            else:
+                self._listener.set_exception(error)
+
+    async def listen(self, count: Count, until: float) -> None:
+        while self._answers:
+            if count(self._answers.popleft()):
+                return
+        if not self._awaited:
+            return
+        self._count, self._listener = count, self._loop.create_future()
+        # Also when the time is up: the loop reads first what has arrived while it was blocked.
+        timer = self._loop.call_later(until - monotonic(), self._hang_up)
+        try:
+            await self._listener
+        finally:
+            self._count = None
+            timer.cancel()
+
+    async def __aenter__(self) -> Talk:
+        self._links = self._talks.links(self._loop)
+        closed = [node for node, link in enumerate(self._links) if link is None]
+        if closed:
+            opened = await asyncio.gather(*map(self._talks.open, closed), return_exceptions=True)
+            for node, error in zip(closed, opened, strict=True):
+                if isinstance(error, RedisError):
+                    self._down[node] = error
+                elif error is not None:
+                    raise error
+            self._links = self._talks.links(self._loop)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class TaskTalks:
+    """How the tasks of all loops reach the nodes of an alias; see ``votes.Means``."""
+
+    now = staticmethod(monotonic)
+
+    def __init__(self, using: str) -> None:
+        self.nodes = node_set(using)
+        self.names = self.nodes.names
+        self.timeout = self.nodes.timeout
+        self.restarts = self.nodes.restarts
+        self.proposals = self.nodes.proposals
+        self._servers = [self.nodes.server(node, "calls") for node in range(len(self.names))]
+        self._introduced: WeakSet[TaskLink] = WeakSet()
+
+    @property
+    def lost_links(self) -> bool:
+        return self.nodes.lost_links
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def conversation(self) -> Talk:
+        return Talk(self)
+
+    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        self.nodes.tell_later(undo, nodes, self.now() + undo.lease)
+
+    def links(self, loop: asyncio.AbstractEventLoop) -> list[TaskLink | None]:
+        """The running loop's open link to each node; a link without a reply in time is given up."""
+        shared, now = links_of(loop).shared, loop.time()
+        return [self._usable(node, shared.get(server), now) for node, server in enumerate(self._servers)]
+
+    def _usable(self, node: int, link: TaskLink | None, now: float) -> TaskLink | None:
+        if link is None or not link.is_open or link not in self._introduced:
+            return None
+        since = link.silent_since()
+        if since is not None and now > since + self.timeout:
+            error = RedisTimeoutError("did not reply in time")
+            self.nodes.note_down(node, error)
+            link.break_off(error)
+            return None
+        return link
+
+    async def open(self, node: int) -> None:
+        """Connect to a node, unless another task already has; raises NodeDownError when that fails."""
+        self.nodes.require_up(node)
+        try:
+            try:
+                await self._connect(node)
+            except RedisConnectionError:
+                # A connection that ended does not prove that the node is down.
+                await self._connect(node)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            if self._servers[node].may_grow:
+                self.nodes.note_down(node, error)
+            raise NodeDownError(str(error), is_down(error)) from error
+
+    async def _connect(self, node: int) -> None:
+        links = links_of(asyncio.get_running_loop())
+        link = links.shared.get(self._servers[node])
+        if link is None or not link.is_open:
+            if link is not None:
+                self.nodes.note_lost_link()
+            link = await links.get(self._servers[node], self.nodes.connect_within)
+        if link not in self._introduced:
+            await self._introduce(node, link)
+
+    async def _introduce(self, node: int, link: TaskLink) -> None:
+        """Identify the server that a link leads to."""
+        try:
+            (info,) = await link.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
+            self.restarts.meet(node, *identity(info), self.now())
+        except Exception as error:
+            link.break_off(error)
+            raise
+        self._introduced.add(link)

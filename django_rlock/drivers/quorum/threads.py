@@ -1,0 +1,274 @@
+"""RedLock's nodes for threads: one link to each, all read by the same poll, so that they work at the same time."""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock import threads
+from django_rlock.drivers.calls import next_nonce, pack, pack_command
+from django_rlock.drivers.quorum.nodes import node_set
+from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
+from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
+from django_rlock.drivers.retrying import is_down
+from django_rlock.exceptions import RLockError
+from django_rlock.links.link import Link, replies_of
+from django_rlock.links.server import Server
+
+
+class NodeLink:
+    """A link to a node, with the nonces, calls and askers of the replies still to come, in order.
+
+    An asker identifies a conversation without keeping it alive.
+    """
+
+    __slots__ = ("fileno", "link", "node", "owed", "since")
+
+    def __init__(self, node: int, link: Link) -> None:
+        self.node = node
+        self.link = link
+        link.sock.settimeout(0)
+        self.fileno = link.fileno()
+        self.owed: deque[tuple[bytes, QuorumCall, object]] = deque()
+        self.since = 0.0
+
+    def send(self, packed: bytes, nonce: bytes, call: QuorumCall, asker: object, limit: float) -> None:
+        self.link.send_now(packed, limit)
+        self.since = time.monotonic()
+        self.owed.append((nonce, call, asker))
+
+    def close(self) -> None:
+        self.owed.clear()
+        self.link.close()
+
+    def read(self, limit: float) -> list[tuple[QuorumCall, object, Any]]:
+        """Return what has arrived: calls, askers, replies. A call whose script the node does not know is sent again."""
+        arrived = []
+        while replies := self.link.arrived():
+            for reply in replies:
+                if not self.owed:
+                    raise RedisConnectionError("The connection brought a reply that belongs to no command.")
+                nonce, call, asker = self.owed.popleft()
+                (checked,) = replies_of([reply], [nonce])
+                if isinstance(checked, NoScriptError):
+                    nonce = next_nonce()
+                    self.send(pack(call, nonce, "EVAL"), nonce, call, asker, limit)
+                else:
+                    arrived.append((call, asker, checked))
+            if not self.link.may_have_more:
+                break
+        return arrived
+
+
+class Talk:
+    """A conversation with the nodes; see ``votes.Conversation``.
+
+    A slow node may still owe a reply when the conversation ends. The next conversation on the link skips that reply.
+    Calls on one link are executed in order: a late grant is followed by the release that undoes it.
+    """
+
+    def __init__(self, talks: ThreadTalks) -> None:
+        self._talks = talks
+        self._asker = object()
+        self._links: dict[int, NodeLink] = {}
+        self._answers: deque[Answer] = deque()
+        self._by_fileno: dict[int, NodeLink] = {}
+        self._poll = select.poll()
+
+    def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
+        nonce = next_nonce()
+        packed = pack(call, nonce)
+        for node in nodes:
+            self._send(node, call, nonce, packed)
+
+    def _send(self, node: int, call: QuorumCall, nonce: bytes, packed: bytes) -> None:
+        try:
+            link = self._links.get(node) or self._add(self._talks.take_link(node))
+            link.send(packed, nonce, call, self._asker, self._talks.send_within)
+        except (RedisError, OSError) as error:
+            self._answers.append(Answer(node, call, error))
+            self._part(node, error)
+
+    def _add(self, link: NodeLink) -> NodeLink:
+        self._links[link.node] = self._by_fileno[link.fileno] = link
+        self._poll.register(link.fileno, select.POLLIN)
+        return link
+
+    def _part(self, node: int, error: Exception) -> None:
+        """Give up a link, and with it the replies still to come on it."""
+        link = self._links.pop(node, None)
+        if link is not None:
+            self._poll.unregister(link.fileno)
+            self._answers += (Answer(node, call, error) for _, call, asker in link.owed if asker is self._asker)
+            self._talks.nodes.note_lost_link()
+            link.close()
+
+    async def listen(self, count: Count, until: float) -> None:
+        answers = self._answers
+        while True:
+            while answers:
+                if count(answers.popleft()):
+                    return
+            if not any(link.owed for link in self._links.values()):
+                return
+            # A process that stalled until now did not make the replies late that have arrived meanwhile.
+            left = until - time.monotonic()
+            arrived = self._poll.poll(max(math.ceil(left * 1000), 0))
+            if left <= 0 and not arrived:
+                return
+            for fileno, _ in arrived:
+                self._read(self._by_fileno[fileno])
+
+    def _read(self, link: NodeLink) -> None:
+        try:
+            arrived = link.read(self._talks.send_within)
+        except (RedisError, OSError) as error:
+            self._part(link.node, error)
+            return
+        self._answers += (Answer(link.node, call, reply) for call, asker, reply in arrived if asker is self._asker)
+
+    async def __aenter__(self) -> Talk:
+        try:
+            self._connect(self._talks.without_link())
+            for node in range(len(self._talks.names)):
+                if node not in self._links:
+                    with suppress(RedisError):  # reported when a call is sent to this node
+                        self._add(self._talks.take_link(node))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _connect(self, nodes: Sequence[int]) -> None:
+        """Connect to several nodes at once, so that an unreachable one does not delay the others."""
+        if len(nodes) < 2:
+            return
+        outcomes = threads.gather([partial(self._talks.take_link, node) for node in nodes])
+        for link in outcomes:
+            if isinstance(link, NodeLink):
+                self._add(link)
+        for error in outcomes:
+            if not isinstance(error, NodeLink | RedisError):
+                raise error
+
+    def _close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # Any other exception, such as one raised by a signal handler, may have cut off a reply half way.
+        if error is None or isinstance(error, RLockError):
+            while self._links:
+                self._talks.keep_link(self._links.popitem()[1])
+        else:
+            self._close()
+
+
+class ThreadTalks:
+    """How threads, including the background thread, reach the nodes of an alias; see ``votes.Means``."""
+
+    now = staticmethod(time.monotonic)
+
+    def __init__(self, using: str) -> None:
+        self.nodes = node_set(using)
+        self.nodes.closing.append(self.close)
+        self.names = self.nodes.names
+        self.timeout = self.nodes.timeout
+        self.send_within = self.nodes.connect_within
+        self.restarts = self.nodes.restarts
+        self.proposals = self.nodes.proposals
+        self._closed = False
+        self._kept: list[deque[NodeLink]] = [deque() for _ in self.names]
+
+    @property
+    def lost_links(self) -> bool:
+        return self.nodes.lost_links
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def conversation(self) -> Talk:
+        return Talk(self)
+
+    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        self.nodes.tell_later(undo, nodes, self.now() + undo.lease)
+
+    def take_link(self, node: int) -> NodeLink:
+        """Return an idle or a new link; replies still owed on an idle one have been read or are on their way."""
+        while True:
+            try:
+                link = self._kept[node].pop()
+            except IndexError:
+                break
+            if self._is_alive(link):
+                return link
+        self.nodes.require_up(node)
+        reached = self.nodes.server(node, "calls")
+        try:
+            try:
+                return self._connected(node, reached)
+            except RedisConnectionError:
+                # A connection that ended does not prove that the node is down.
+                return self._connected(node, reached)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            if reached.may_grow:
+                self.nodes.note_down(node, error)
+            raise NodeDownError(str(error), is_down(error)) from error
+
+    def _connected(self, node: int, reached: Server) -> NodeLink:
+        """A new link, once the server that it leads to has been identified."""
+        link = reached.take(self.nodes.connect_within)
+        try:
+            (info,) = link.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
+            self.restarts.meet(node, *identity(info), self.now())
+        except BaseException:
+            link.close()
+            raise
+        return NodeLink(node, link)
+
+    def _is_alive(self, link: NodeLink) -> bool:
+        try:
+            if link.owed:
+                link.read(self.send_within)
+            is_quiet = bool(link.owed) or link.link.brings_nothing
+        except (RedisError, OSError):
+            is_quiet = False
+        if not is_quiet or not self.nodes.is_up(link.node):
+            if link.owed:
+                self.nodes.note_lost_link()
+            link.close()
+            return False
+        if link.owed and self.now() > link.since + self.timeout:
+            link.close()
+            self.nodes.note_down(link.node, RedisTimeoutError("did not reply in time"))
+            return False
+        return True
+
+    def keep_link(self, link: NodeLink) -> None:
+        """Keep a link for the next conversation."""
+        self._kept[link.node].append(link)
+        if self._closed:
+            self.close()
+
+    def without_link(self) -> list[int]:
+        """The nodes that have no idle link and are not known to be down."""
+        return [node for node, kept in enumerate(self._kept) if not kept and self.nodes.is_up(node)]
+
+    def close(self) -> None:
+        """Close idle links now, and links in use when they are returned: the settings have changed."""
+        self._closed = True
+        for kept in self._kept:
+            with suppress(IndexError):
+                while True:
+                    kept.pop().close()

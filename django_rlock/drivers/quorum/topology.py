@@ -1,0 +1,107 @@
+"""The topology of an alias with NODES: each call goes to all of them, and their votes are combined into one reply."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock.drivers.base import Undo
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.quorum.votes import Means, NodeDownError, QuorumCall, Voting
+from django_rlock.drivers.retrying import PATIENCE, backoff, is_final
+from django_rlock.exceptions import QuorumNotReachedError
+
+_BATCH = 100
+_BACKOFF = 0.01, 0.5
+
+
+class Quorum:
+    """Runs calls over all nodes of an alias."""
+
+    def __init__(self, means: Means) -> None:
+        self.means = means
+        self._cut_off_since: float | None = None
+
+    def place(self, key: str) -> object:
+        """All keys live on all nodes."""
+        return None
+
+    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
+        return self.run(call, until)
+
+    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+        """Let the nodes vote on a call; QuorumNotReachedError when too few of them were reachable until ``until``."""
+        suited = _suited(call)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                reply = await self._run_once(suited)
+            except QuorumNotReachedError as error:
+                if self._cut_off_since is None:
+                    self._cut_off_since = self.means.now()
+                if self.means.now() >= self._give_up_at(suited, until) or _is_refused(error):
+                    raise
+                if suited.hasty and _too_few_listen(error):
+                    raise
+                if not suited.repeatable:
+                    return [b"", 0]  # the waiter retries under another name
+            else:
+                self._cut_off_since = None
+                return reply
+            await self.means.sleep(backoff(tries, *_BACKOFF))
+
+    def _give_up_at(self, call: QuorumCall, until: float | None) -> float:
+        if until is None:
+            # By then, nodes that have just restarted vote again.
+            return (self._cut_off_since or self.means.now()) + PATIENCE + self.means.restarts.quarantine
+        return until + call.grace
+
+    async def _run_once(self, call: QuorumCall) -> list[Any]:
+        async with self.means.conversation() as talk:
+            call.sent_at = self.means.now()  # all nodes are now connected, or known to be down
+            call.sends += 1
+            return await call.over(Voting(self.means, talk))
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        replies: list[Any] = []
+        for start in range(0, len(calls), _BATCH):
+            replies += await self._run_batch([_suited(call) for call in calls[start : start + _BATCH]])
+        return replies
+
+    async def _run_batch(self, batch: Sequence[QuorumCall]) -> list[Any]:
+        replies: list[Any] = []
+        async with self.means.conversation() as talk:
+            voting = Voting(self.means, talk)
+            sent_at = self.means.now()
+            for call in batch:
+                call.sent_at = sent_at
+                call.sends += 1
+            for votes in await voting.ask_all(batch):
+                try:
+                    replies.append(await votes.call.settle(votes, voting))
+                except QuorumNotReachedError as error:
+                    replies.append(error)
+        return replies
+
+
+def _suited(call: ScriptCall) -> QuorumCall:
+    if not isinstance(call, QuorumCall):
+        raise ImproperlyConfigured(
+            f"{call.name!r} is of a kind that needs one server, on an alias with NODES, where only RedLock works. "
+            f"Use rlock() without kind=, or an alias with CACHE."
+        )
+    return call
+
+
+def _is_refused(error: QuorumNotReachedError) -> bool:
+    """Whether retrying cannot help, because the nodes understood the call and refused it."""
+    return all(is_final(each) for each in error.errors.values())
+
+
+def _too_few_listen(error: QuorumNotReachedError) -> bool:
+    """Whether so many nodes refuse connections that the others cannot form a quorum."""
+    refused = sum(isinstance(each, NodeDownError) and each.refused for each in error.errors.values())
+    return 2 * (error.nodes - refused) <= error.nodes

@@ -1,0 +1,147 @@
+"""Sending a script call until its outcome is known, within its caller's time, and classifying failures."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redis.backoff import EqualJitterBackoff
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
+from django_rlock.exceptions import LockUnavailableError
+
+REPLY_GRACE = 1.0
+"""How long a call may exceed its caller's deadline, in seconds, so that a single try has time for a reply."""
+PATIENCE = 30.0
+"""How long a call without a deadline retries an unreachable server, in seconds."""
+_BACKOFF = 0.05, 1.0
+_DOUBLED = 32
+"""How often a pause is doubled at most: by then it has reached its maximum, and floats would overflow."""
+_AT_ONCE = 2
+"""How often a broken connection is retried without a pause, even if the caller has no time left."""
+_PASSING = AskError, BusyLoadingError, ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError
+_PASSING_CODES = "BUSY", "NOREPLICAS"
+
+Exchange = Callable[[ScriptCall, bytes, bytes, float], Awaitable[list[Any]]]
+"""Sends a packed call and returns the reply that echoes the nonce, within a number of seconds; raises what redis-py
+does.
+
+Counts the call as sent once there is a connection.
+"""
+
+_monotonic = time.monotonic
+
+
+class Retrying:
+    """Runs calls over an exchange, and retries while that may help."""
+
+    def __init__(self, exchange: Exchange, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._exchange = exchange
+        self._sleep = sleep
+
+    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+        """See ``base.Driver``."""
+        nonce = next_nonce()
+        call.sent_at = now = _monotonic()
+        try:
+            return await self._exchange(call, pack(call, nonce), nonce, _time_left(until, now))
+        except (RedisError, OSError) as error:
+            failure: Exception = error
+        return await self._run_again(call, until, failure)
+
+    async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:
+        give_up_at = call.sent_at + PATIENCE if until is None else until
+        pauses = 0
+        verb = "EVALSHA"
+        refused = False
+        retries = 0
+        while True:
+            if isinstance(failure, NoScriptError):
+                call.sends -= 1  # certainly not executed
+                verb = "EVAL"
+            elif is_final(failure):
+                if refused:
+                    raise unavailable(call.name, failure, call.noun) from failure
+                # Even an error reply may belong to another command; only a second one, on a new connection, counts.
+                refused = True
+            elif call.hasty and is_down(failure):
+                raise unavailable(call.name, failure, call.noun) from failure
+            elif retries >= _AT_ONCE or isinstance(failure, RedisTimeoutError):
+                pauses += 1
+                await self._pause(call, pauses, give_up_at, failure)
+            # Its traceback refers to all frames of the call, and one of them to it: what an interrupted caller held
+            # would live until the garbage collector runs.
+            failure.__traceback__ = None
+            retries += 1
+            nonce = next_nonce()
+            call.sent_at = now = _monotonic()
+            try:
+                return await self._exchange(call, pack(call, nonce, verb), nonce, _time_left(give_up_at, now))
+            except (RedisError, OSError) as error:
+                failure = error
+
+    async def _pause(self, call: ScriptCall, pauses: int, give_up_at: float, failure: Exception) -> None:
+        """Sleep before the next try, or raise LockUnavailableError when the time is up."""
+        now = _monotonic()
+        if now >= give_up_at:
+            raise unavailable(call.name, failure, call.noun) from failure
+        await self._sleep(min(backoff(pauses, *_BACKOFF), give_up_at - now))
+
+
+def backoff(tries: int, shortest: float, longest: float) -> float:
+    """How long to sleep after a number of tries, in seconds. It doubles each time, minus a random part of up to half of
+    it, so that callers that failed together do not retry together.
+    """
+    return EqualJitterBackoff(longest, shortest).compute(min(tries - 1, _DOUBLED))
+
+
+def _time_left(until: float | None, now: float) -> float:
+    return math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE
+
+
+def is_down(error: BaseException | None) -> bool:
+    """Whether nothing listens at the server's address."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | FileNotFoundError):  # the latter for a unix socket
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def is_final(error: Exception) -> bool:
+    """Whether retrying cannot help, because the server understood the call and refused it."""
+    if isinstance(error, AuthenticationError):
+        return True
+    return isinstance(error, ResponseError) and not (
+        isinstance(error, _PASSING) or str(error).startswith(_PASSING_CODES)
+    )
+
+
+def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavailableError:
+    """The error for a server that is unreachable or refuses, with advice if the reason is known."""
+    text = str(error)
+    advice = None
+    if "WRONGTYPE" in text:
+        text = f"the key under its name holds another type of value, not a {noun}"
+        advice = "Nothing was changed; use another name or KEY_PREFIX, or delete that key yourself."
+    elif "OOM" in text or type(error).__name__ == "OutOfMemoryError":
+        advice = "Nothing was changed; raise maxmemory or free some, and keep locks away from a full cache."
+    elif isinstance(error, AuthenticationError | NoPermissionError) or "NOPERM" in text:
+        advice = "Nothing was changed; check the credentials and the ACL of the Redis user."
+    return LockUnavailableError(name, reason=text.rstrip("."), advice=advice, noun=noun)

@@ -1,0 +1,153 @@
+"""Joins faces and topologies: an alias's drivers and listener, which the process keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from django_rlock import threads
+from django_rlock.cluster import Address
+from django_rlock.connections import background_limit, is_cluster, server, slot_map, source
+from django_rlock.drivers.base import Driver, Face, Topology, Waiter, monotonic
+from django_rlock.drivers.cluster import Cluster
+from django_rlock.drivers.listening.listener import Listener, MakeWaiter
+from django_rlock.drivers.listening.sharded import ClusterListener
+from django_rlock.drivers.listening.subscriber import Subscriber
+from django_rlock.drivers.listening.waiters import TaskWaiter, ThreadWaiter
+from django_rlock.drivers.quorum.tasks import TaskTalks
+from django_rlock.drivers.quorum.threads import ThreadTalks
+from django_rlock.drivers.quorum.topology import Quorum
+from django_rlock.drivers.replicas import ConfirmingNode, take_confirmed
+from django_rlock.drivers.server import Node, OneServer, PlainNode
+from django_rlock.drivers.tasks import TASKS
+from django_rlock.drivers.threads import BACKGROUND, THREADS
+from django_rlock.links.link import Link
+from django_rlock.process import Owned, remembered
+from django_rlock.settings import get_settings, server_aliases
+
+
+class AliasDriver:
+    """One face on one alias. Its methods come from its face, its topology and its listener."""
+
+    now = staticmethod(monotonic)
+
+    def __init__(
+        self, face: Face, topology: Topology, at: Callable[[str], Driver], hear: Hearing | None = None
+    ) -> None:
+        self.topology = topology
+        self.check_caller = face.check_caller
+        self.owner = face.owner
+        self.sleep = face.sleep
+        self.call = face.call
+        self.place = topology.place
+        self.run = topology.run
+        self.take = topology.take
+        self.run_all = topology.run_all
+        self.at = at
+        self._hear = hear
+
+    def overhear(self, channel: str, token: str | None) -> Waiter | None:
+        return None if self._hear is None else self._hear.listener.overhear(channel, token, self._hear.make)
+
+    def listen(self, channel: str, token: str | None) -> Coroutine[Any, Any, Waiter]:
+        if self._hear is None:
+            raise AssertionError("This alias has no listener to wake waiters.")
+        return self._hear.listener.listen(channel, token, self._hear.make)
+
+
+class Hearing:
+    """The alias's listener, and the kind of waiter that a face needs."""
+
+    def __init__(self, using: str, make: MakeWaiter) -> None:
+        self.listener = listener(using)
+        self.make = make
+
+
+@remembered("drivers")
+def sync_driver(using: str) -> AliasDriver:
+    """The driver for callers in threads."""
+    # Making a driver may import modules and take redis-py's mutexes, which an interrupted caller would leave locked.
+    return threads.elsewhere(_sync_driver, using)
+
+
+def _sync_driver(using: str) -> AliasDriver:
+    if get_settings(using).nodes:
+        return AliasDriver(THREADS, _quorum(using), sync_driver)
+    return AliasDriver(THREADS, _topology(THREADS, using, "calls"), sync_driver, Hearing(using, ThreadWaiter))
+
+
+@remembered("drivers")
+def async_driver(using: str) -> AliasDriver:
+    """The driver for callers in asyncio tasks."""
+    return threads.elsewhere(_async_driver, using)
+
+
+def _async_driver(using: str) -> AliasDriver:
+    if get_settings(using).nodes:
+        return AliasDriver(TASKS, Quorum(TaskTalks(using)), async_driver)
+    return AliasDriver(TASKS, _topology(TASKS, using, "calls"), async_driver, Hearing(using, TaskWaiter))
+
+
+@remembered("drivers")
+def background_driver(using: str) -> AliasDriver:
+    """The driver of a background thread, which uses links of its own."""
+    if get_settings(using).nodes:
+        return AliasDriver(BACKGROUND, _quorum(using), background_driver)
+    return AliasDriver(BACKGROUND, _topology(BACKGROUND, using, "keeping"), background_driver)
+
+
+def _topology(face: Face, using: str, purpose: Any) -> Topology:
+    confirms = bool(get_settings(using).replica_acks)
+    make_node = partial(_node, face, using, purpose, confirms)
+    take = take_confirmed if confirms else None
+    if is_cluster(using):
+        return Cluster(face, slot_map(using), make_node, take)
+    return OneServer(face, make_node(None), take)
+
+
+def _node(face: Face, using: str, purpose: Any, confirms: bool, address: Address | None) -> Node:
+    limit = source(using, address).reply_limit
+    if purpose == "keeping":
+        limit = min(limit, background_limit(using))
+    node = PlainNode(face, server(using, address, purpose), limit)
+    return ConfirmingNode(node, using) if confirms else node
+
+
+@remembered("drivers")
+def _quorum(using: str) -> Quorum:
+    """The quorum shared by callers in threads and the background thread, including its open links."""
+    return Quorum(ThreadTalks(using))
+
+
+# --- listening -------------------------------------------------------------------------------------------------------
+
+
+def _stop_all(listeners: dict[str, Listener]) -> None:
+    for each in list(listeners.values()):
+        each.stop()
+
+
+_listeners: Owned[dict[str, Listener]] = Owned("listening", dict, stop=_stop_all)
+
+
+def listener(using: str) -> Listener:
+    """This process's listener for an alias, made on first use."""
+    known = _listeners.value.get(using)
+    return known or _listeners.value.setdefault(using, _make_listener(using))
+
+
+def listeners(using: str) -> list[Listener]:
+    """The listener of an alias, or those of all its nodes."""
+    return [listener(each) for each in server_aliases(using)]
+
+
+def _make_listener(using: str) -> Listener:
+    limit = background_limit(using)
+    if is_cluster(using):
+        return ClusterListener(slot_map(using), lambda address: _listening_link(using, address), limit)
+    return Listener(lambda known, _: Subscriber(known, lambda: _listening_link(using), limit))
+
+
+def _listening_link(using: str, address: Address | None = None) -> Link:
+    return server(using, address, "listening").open()

@@ -1,0 +1,133 @@
+"""One server: a node that takes packed calls, and the topology of an alias with a single node."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+
+from django_rlock.drivers.base import Face, Undo, monotonic
+from django_rlock.drivers.calls import ASKING, ScriptCall, join, may_join, next_nonce, pack
+from django_rlock.drivers.retrying import Retrying, is_final, unavailable
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.links.server import Server
+
+SLICE = 20
+"""How many calls a background thread sends together. Between two slices other threads can run."""
+
+
+class Node(Protocol):
+    """A server that takes packed calls through one face. Limits and exceptions are as for ``Face``."""
+
+    async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        """The reply to one call."""
+
+    async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        """The same for the cluster node that is importing the keys' slot."""
+
+    async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """The replies to many calls that are sent together; server errors are returned as replies."""
+
+
+class PlainNode:
+    """A node without REPLICA_ACKS. ``reply_limit`` is the maximum time for a reply, in seconds."""
+
+    def __init__(self, face: Face, server: Server, reply_limit: float) -> None:
+        self._face = face
+        self._server = server
+        self.reply_limit = reply_limit
+        self._exchange = face.exchange
+
+    def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> Coroutine[Any, Any, list[Any]]:
+        reply_limit = self.reply_limit
+        return self._exchange(self._server, call, packed, nonce, min(reply_limit, limit))
+
+    async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        call.sends += 1
+        _, reply = await self.converse(ASKING + packed, [None, nonce], limit)
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply  # type: ignore[no-any-return]
+
+    async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        nonces = [next_nonce() for _ in calls]
+        sent_at = monotonic()
+        for call in calls:
+            call.sends += 1
+        replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, self.reply_limit)
+        for call in calls:
+            call.sent_at = sent_at
+        return replies
+
+    async def converse(self, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
+        """See ``Face``."""
+        return await self._face.converse(self._server, packed, nonces, min(limit, self.reply_limit))
+
+
+class OneServer:
+    """The topology of an alias with one server, or with sentinels that name it."""
+
+    def __init__(self, face: Face, node: Node, take: Callable[..., Any] | None = None) -> None:
+        self._node = node
+        self.run = Retrying(node.exchange, face.sleep).run
+        self._take = take
+
+    def place(self, key: str) -> object:
+        """All keys live on one server."""
+        return None
+
+    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
+        return self.run(call, until) if self._take is None else self._take(self.run, call, until, undo)
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        groups = [list(group) for _, group in itertools.groupby(calls, may_join)]
+        joined = [group[0] if len(group) == 1 else join(group) for group in groups]
+        replies: list[Any] = []
+        for group, call, reply in zip(groups, joined, await exchange_slices(self._node, joined), strict=True):
+            replies += [reply] if len(group) == 1 else _split(group, call, reply)
+        return [await alone(self.run, call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+
+async def exchange_slices(node: Node, calls: Sequence[ScriptCall]) -> list[Any]:
+    """The replies to many calls. After a slice without a reply, the remaining calls are not sent."""
+    replies: list[Any] = []
+    for start in range(0, len(calls), SLICE):
+        part = calls[start : start + SLICE]
+        try:
+            replies += await _exchange_slice(node, part)
+        except (RedisError, OSError) as error:
+            return replies + [unavailable(call.name, error, call.noun) for call in calls[start:]]
+    return replies
+
+
+async def _exchange_slice(node: Node, calls: Sequence[ScriptCall]) -> list[Any]:
+    try:
+        return await node.exchange_all(calls)
+    except RedisConnectionError as error:
+        if is_final(error):
+            raise
+        # One broken connection proves little about the server, and these calls are safe to repeat.
+        return await node.exchange_all(calls)
+
+
+def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[Any]:
+    """Split the reply to a joined call into the replies to the original calls."""
+    for call in group:
+        call.sends, call.sent_at = joined.sends, joined.sent_at
+    if isinstance(reply, Exception):
+        return [reply] * len(group)
+    return [[reply[0], each] for each in reply[1:]]
+
+
+async def alone(run: Callable[..., Any], call: ScriptCall, reply: Any) -> Any:
+    """The reply; if it is the server's error, the result of sending the call once more by itself."""
+    if not isinstance(reply, ResponseError):
+        return reply
+    call.sends -= 1  # certainly not executed
+    try:
+        return await run(call, monotonic())
+    except LockUnavailableError as error:
+        return error

@@ -1,0 +1,216 @@
+"""The face for asyncio: one link to each server carries the commands of all tasks of a loop.
+
+Renewal and clean-up run in background threads, so a loop that is blocked for a while does not lose its locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock.drivers.base import monotonic
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.identity import Owner, task_owner
+from django_rlock.drivers.threads import SHORTEST, let_go
+from django_rlock.links.link import Link, demotion_in, replies_of
+from django_rlock.links.server import LinkWait, Server
+from django_rlock.links.tasks import TaskLink
+from django_rlock.process import Owned
+from django_rlock.redis_internals import error_from
+
+T = TypeVar("T")
+
+_LOOK_AGAIN = 0.05
+"""How often a task checks for a free connection by itself, in seconds."""
+
+
+class LoopLinks:
+    """The links of one event loop, which are given back when the loop ends."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.shared: dict[Server, TaskLink] = {}
+        self._opening: dict[Server, asyncio.Future[TaskLink]] = {}
+        self._lifeline: AsyncGenerator[None] | None = None
+
+    async def get(self, server: Server, limit: float) -> TaskLink:
+        """The loop's link to a server; if there is none, one is opened once for all tasks."""
+        opening = self._opening.get(server)
+        if opening is None:
+            opening = self._opening[server] = asyncio.ensure_future(self._open(server, limit))
+            opening.add_done_callback(lambda _: self._note_opened(server))
+        try:
+            async with asyncio.timeout(limit):
+                return await asyncio.shield(opening)
+        except TimeoutError as error:
+            raise RedisTimeoutError("Timeout connecting to the server") from error
+
+    def _note_opened(self, server: Server) -> None:
+        opened = self._opening.pop(server)
+        if not opened.cancelled():
+            opened.exception()  # all tasks that waited for it may have left
+
+    async def _open(self, server: Server, limit: float) -> TaskLink:
+        if self._lifeline is None:
+            # asyncio.run(), asgiref and the ASGI servers close a loop's async generators before they close the loop.
+            self._lifeline = self._end_with_loop()
+            await anext(self._lifeline)
+        link = await take_link(server, limit)
+        opened = self.shared[server] = TaskLink(link, self.loop)
+        return opened
+
+    async def _end_with_loop(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            _loops.value.pop(id(self.loop), None)
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Return the links to their servers, for the next loop or for threads."""
+        while self.shared:
+            server, shared = self.shared.popitem()
+            if shared.is_open and not shared.owes:
+                detach(server, shared)
+            else:
+                shared.break_off(RedisTimeoutError("The event loop has ended"))
+
+
+def _give_all_back(loops: dict[int, LoopLinks]) -> None:
+    for links in list(loops.values()):
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            links.loop.call_soon_threadsafe(links.give_back)
+
+
+_loops: Owned[dict[int, LoopLinks]] = Owned("connections", dict, stop=_give_all_back)
+
+
+def links_of(loop: asyncio.AbstractEventLoop) -> LoopLinks:
+    """The links of a loop, made on first use."""
+    known = _loops.value.get(id(loop))
+    if known is None or known.loop is not loop:
+        _drop_closed_loops()
+        known = _loops.value[id(loop)] = LoopLinks(loop)
+    return known
+
+
+def _drop_closed_loops() -> None:
+    """Forget loops that were closed without their async generators being closed."""
+    for number, links in _loops.value.copy().items():
+        if links.loop.is_closed():
+            _loops.value.pop(number, None)
+            links.give_back()
+
+
+async def take_link(server: Server, limit: float) -> Link:
+    """Return an idle or a new link, within ``limit`` seconds. Raises what redis-py raises if it cannot connect."""
+    link = server.take_idle()
+    if link is not None:
+        return link
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    claim = LinkWait(lambda: _wake(loop, ready))
+    try:
+        return await _await(server, claim, ready, loop.time() + limit)
+    finally:
+        server.forget(claim)
+
+
+async def _await(server: Server, claim: LinkWait, ready: asyncio.Event, until: float) -> Link:
+    loop = asyncio.get_running_loop()
+    while True:
+        opens = server.ask_for(claim)
+        left = until - loop.time()
+        if left <= 0:
+            raise server.none_in_time(opens)
+        await sleep_until(ready, left if opens else min(left, _LOOK_AGAIN))
+        ready.clear()
+        if claim.error is not None:
+            raise claim.error
+        link = server.take_idle()
+        if link is not None:
+            return link
+
+
+async def sleep_until(event: asyncio.Event, timeout: float | None) -> bool:
+    """Sleep until an event (True) or for ``timeout`` seconds (False); None means no time limit."""
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed
+        loop.call_soon_threadsafe(event.set)
+
+
+def detach(server: Server, link: TaskLink) -> None:
+    """Return a link that owes no reply to its server."""
+    link.release()
+    link.link.block()
+    link.link.used_at = monotonic()
+    server.give_back(link.link)
+
+
+class TaskFace:
+    """The face for asyncio: it awaits, and the owner is the running task."""
+
+    def check_caller(self) -> None:
+        """Do nothing: a task may always await."""
+
+    def owner(self) -> Owner:
+        return task_owner()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.to_thread(function, *args)
+
+    async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        return await asyncio.gather(*coros)
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        links = links_of(asyncio.get_running_loop())
+        link = links.shared.get(server)
+        if link is None or not link.is_open:
+            started = links.loop.time()
+            link = await links.get(server, limit)
+            limit = max(limit - (links.loop.time() - started), SHORTEST)
+        call.sends += 1
+        try:
+            reply = await link.ask(packed, nonce, limit)
+        except RedisConnectionError as broken:
+            let_go(server, link.link, broken)
+            raise
+        if type(reply) is list:
+            return reply
+        error = error_from(str(reply))
+        if demotion_in([error]):
+            link.break_off(error)
+        raise error
+
+    async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
+        link = TaskLink(await take_link(server, limit), asyncio.get_running_loop())
+        try:
+            replies = await link.ask_all(packed, len(nonces), limit)
+            checked = replies_of(replies, nonces)
+        except BaseException as error:
+            link.break_off(error if isinstance(error, Exception) else RedisTimeoutError("It was interrupted"))
+            raise
+        if demotion := demotion_in(checked):
+            link.break_off(demotion)
+        else:
+            detach(server, link)
+        return checked
+
+
+TASKS = TaskFace()

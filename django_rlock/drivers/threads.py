@@ -1,0 +1,110 @@
+"""The face for threads and greenlets, which blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from django.core.exceptions import SynchronousOnlyOperation
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError
+
+from django_rlock import threads
+from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.identity import Owner, thread_owner
+from django_rlock.links.link import Link, check_nonce, demotion_in, replies_of
+from django_rlock.links.server import Server
+
+T = TypeVar("T")
+
+SHORTEST = 0.05
+"""The minimum time left for a reply, in seconds, however long it took to connect."""
+
+
+class ThreadFace:
+    """Blocks instead of suspending, so ``run_sync`` can run any flow over it."""
+
+    def check_caller(self) -> None:
+        # get_running_loop() raises if there is none, which is the usual case and makes it five times as slow.
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - in __all__ of asyncio.events
+            raise SynchronousOnlyOperation(
+                "A blocking method was called inside an event loop, which it would block. "
+                "Use the async methods (their names begin with a, as aacquire; async with) or sync_to_async."
+            )
+
+    def owner(self) -> Owner:
+        return thread_owner()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        if len(coros) == 1:
+            return [await coros[0]]
+        outcomes = threads.gather([partial(run_sync, coro) for coro in coros])
+        return [_value(outcome) for outcome in outcomes]
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        link, limit = self._take_link(server, limit)
+        try:
+            call.sends += 1
+            reply = check_nonce(link.ask(packed, limit), nonce)
+        except BaseException as error:
+            let_go(server, link, error)
+            raise
+        server.give_back(link)
+        return reply
+
+    async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
+        link, limit = self._take_link(server, limit)
+        try:
+            replies = replies_of(link.ask_all(packed, len(nonces), limit), nonces)
+        except BaseException as error:
+            let_go(server, link, error)
+            raise
+        if demotion := demotion_in(replies):
+            let_go(server, link, demotion)
+        else:
+            server.give_back(link)
+        return replies
+
+    def _take_link(self, server: Server, limit: float) -> tuple[Link, float]:
+        """An idle or a new link, and what is left of the limit."""
+        link = server.take_idle()
+        if link is not None:
+            return link, limit
+        started = time.monotonic()
+        link = self._open(server, limit)
+        return link, max(limit - (time.monotonic() - started), SHORTEST)
+
+    def _open(self, server: Server, limit: float) -> Link:
+        return server.take(limit)
+
+
+class BackgroundFace(ThreadFace):
+    """The face of the package's own threads, which connect directly, because no signal interrupts them."""
+
+    def _open(self, server: Server, limit: float) -> Link:
+        return server.open()
+
+
+def let_go(server: Server, link: Link, error: BaseException) -> None:
+    """Close a link after an error, even an error reply: it echoes no nonce, so it may belong to another command."""
+    server.drop(link, broken=isinstance(error, RedisConnectionError | ReadOnlyError))
+
+
+def _value(outcome: T | BaseException) -> T:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+THREADS = ThreadFace()
+BACKGROUND = BackgroundFace()

@@ -1,0 +1,111 @@
+"""A page of the list of locks: all locks as reported, and the current state of those that the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import md5
+from operator import attrgetter
+from typing import cast
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock.inspection import listed_aliases
+from django_rlock.inspection.infos import Deadlock, LockInfo, LockState, ProcessInfo
+from django_rlock.inspection.listing import Listed, Listing
+from django_rlock.inspection.rows import Row
+from django_rlock.inspection.sources import server_names
+from django_rlock.inspection.survey import Survey
+from django_rlock.inspection.waiting import mark
+
+_UNREPORTED = {LockState.NO_EXPIRY.value, LockState.UNKNOWN.value}
+"""States that reports do not know, so a filter by them reads all locks."""
+_LEASE_STEP = 5.0
+"""By how many seconds the end of a lease must change for the page to count as changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What an operator should know first. ``oldest_wait`` is in seconds, None when no one waits; ``oldest_since`` is
+    when it began. ``aliases`` are those that are shown, each with its servers."""
+
+    held: int
+    waiting: int
+    silent: int
+    deadlocks: int
+    processes: int
+    oldest_wait: float | None
+    oldest_since: float | None
+    aliases: Sequence[tuple[str, str]]
+
+
+class Overview:
+    """The page that the query parameters describe; see ``Listing``. With ``scan`` it looks at every key of the server.
+
+    Without ``scan``, only the locks of this page are read; the others are shown as reported. ``is_refresh`` says that
+    the page was open already: see ``recent``.
+    """
+
+    def __init__(self, params: Mapping[str, str], is_refresh: bool = False) -> None:
+        self.scan = bool(params.get("scan"))
+        self._reads_all = self.scan or params.get("state") in _UNREPORTED
+        try:
+            self._survey, self._improper = Survey(listed_aliases(), is_refresh=is_refresh), ""
+        except ImproperlyConfigured as error:
+            self._survey, self._improper = Survey([]), str(error)
+        self.deadlocks: tuple[Deadlock, ...] = self._survey.deadlocks()
+        found = self._survey.read_all(scan=self.scan) if self._reads_all else self._survey.reported
+        self._all: list[Listed] = mark(found, self.deadlocks)
+        self.listing = Listing(self._all, params)
+
+    @cached_property
+    def locks(self) -> list[LockInfo]:
+        """The current state of those locks of the page that are held, or hot."""
+        page = self.listing.page.object_list
+        if self._reads_all:
+            return cast("list[LockInfo]", list(page))
+        names = [(lock.using, lock.name) for lock in page]
+        return mark(self._survey.shown(names), self.deadlocks)
+
+    @property
+    def processes(self) -> list[ProcessInfo]:
+        return self._survey.processes
+
+    @property
+    def problems(self) -> Iterator[tuple[str, Exception]]:
+        """The aliases that could not be read, and why; "" where RLOCK as a whole is wrong."""
+        if self._improper:
+            yield "", ImproperlyConfigured(self._improper)
+        yield from self._survey.errors.items()
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that stays the same while nothing but time changes."""
+        circles = [[edge.key for edge in deadlock.edges] for deadlock in self.deadlocks]
+        summary = replace(self.summary, oldest_wait=None)
+        matching = len(self.listing.matching), self.listing.total
+        shown = [_lasting(lock) for lock in self.locks], circles, summary, matching
+        return md5(repr(shown).encode(), usedforsecurity=False).hexdigest()
+
+    @cached_property
+    def summary(self) -> Summary:
+        waited_for = [lock for lock in self._all if lock.waiting]
+        waited, since = max(filter(None, map(attrgetter("longest_wait"), waited_for)), default=(None, None))
+        return Summary(
+            held=sum(map(attrgetter("is_held"), self._all)),
+            waiting=sum(map(attrgetter("waiting"), waited_for)),
+            silent=list(map(attrgetter("state"), self._all)).count(LockState.SILENT),
+            deadlocks=len(self.deadlocks),
+            processes=len(self.processes),
+            oldest_wait=waited,
+            oldest_since=since,
+            aliases=[(alias, ", ".join(server_names(alias))) for alias in self._survey.aliases],
+        )
+
+
+def _lasting(lock: LockInfo) -> tuple[object, ...]:
+    """What is shown of a lock and stays the same while nothing happens to it; a renewal does."""
+    about = lock.using, lock.key, lock.kind, lock.state.value, lock.count, lock.waiting, Row(lock).keeps_waiting
+    hot = lock.rate_text, [party.actor for party in lock.recent]
+    return *about, hot, lock.holder.owner, lock.holder.since, lock.until and round(lock.until / _LEASE_STEP)

@@ -1,0 +1,246 @@
+"""One connection: a socket that redis-py has connected and logged in, and a reader for what arrives on it.
+
+An open link is in its server's deque of idle links, or is used by one call. A call that ends in an exception closes its
+link, because replies may still be on their way. A link that an interruption left unused is closed when it is collected.
+"""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock.links.resp import INCOMPLETE, ErrorReply, make_reader
+from django_rlock.redis_internals import error_from
+
+TICK = 1.0
+"""The time limit that the kernel applies to a plain socket, in seconds; smaller limits are set on the socket."""
+_TIMEVAL = struct.pack("ll", int(TICK), 0)
+_DISCARD = struct.pack("ii", 1, 0)
+_AT_ONCE = 32_768
+"""How many bytes the kernel certainly accepts without blocking."""
+_READ = 65_536
+
+_monotonic = time.monotonic
+
+
+class StaleReplyError(RedisConnectionError):
+    """A reply that belongs to another command."""
+
+
+class Place:
+    """One of the connections that a server may have; it is free again when it is collected."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Link:
+    """A connection for commands and their replies, in order. Time limits are seconds.
+
+    The kernel limits the waits of a plain blocking socket to TICK, so that the usual call neither sets a limit nor
+    polls. When that limit has passed and the call may take longer, reading goes on with an exact limit. TLS and
+    gevent's sockets always use exact limits.
+    """
+
+    __slots__ = ("_pid", "_place", "_reader", "_ticks", "sock", "used_at")
+
+    def __init__(self, sock: socket.socket, place: Place | None = None) -> None:
+        self.sock = sock
+        self._place = place
+        self._pid = os.getpid()
+        self._reader = make_reader()
+        self._ticks = False
+        self.used_at = _monotonic()
+        self.block()
+
+    def block(self) -> None:
+        """Make the socket blocking, for use by threads."""
+        sock = self.sock
+        sock.settimeout(None)
+        # gevent's and TLS sockets have a recv() of their own, which ignores the kernel's limit.
+        self._ticks = getattr(type(sock), "recv", None) is _socket.socket.recv
+        if self._ticks:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    # --- blocking exchanges ------------------------------------------------------------------------------------------
+
+    def ask(self, packed: bytes, limit: float) -> Any:
+        """Return the reply to one command; a server's error is an ErrorReply. Close the link after any exception."""
+        if not self._ticks or limit < TICK or len(packed) > _AT_ONCE:
+            return self.ask_all(packed, 1, limit)[0]
+        sock, reader = self.sock, self._reader
+        self.used_at = started = _monotonic()
+        try:
+            sock.sendall(packed)
+            data = sock.recv(_READ)
+        except BlockingIOError:
+            return self._read_until(started + limit)
+        except OSError as error:
+            raise _broken(error) from error
+        if not data:
+            raise _closed()
+        reader.feed(data)
+        reply = reader.gets()
+        return self._read_until(started + limit) if reply is INCOMPLETE else reply
+
+    def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
+        """Send commands and return that many replies; the last one comes within ``limit`` seconds."""
+        self.used_at = started = _monotonic()
+        self.send(packed, limit)
+        return self.read(replies, started + limit)
+
+    def send(self, packed: bytes, limit: float) -> None:
+        """Send commands whose replies are read later."""
+        self.sock.settimeout(limit)
+        try:
+            self.sock.sendall(packed)
+        except TimeoutError as error:
+            raise RedisTimeoutError("Timeout writing to the server") from error
+        except OSError as error:
+            raise _broken(error) from error
+
+    def send_now(self, packed: bytes, limit: float) -> None:
+        """The same on a non-blocking socket, which usually accepts a command in one piece."""
+        try:
+            sent = self.sock.send(packed)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            sent = 0
+        except OSError as error:
+            raise _broken(error) from error
+        if sent < len(packed):
+            self.send(packed[sent:], limit)
+            self.sock.settimeout(0)
+
+    def read(self, replies: int, until: float) -> list[Any]:
+        """Return the next replies, which must come before the monotonic time ``until``."""
+        return [self._read_until(until, last=number == replies - 1) for number in range(replies)]
+
+    def _read_until(self, until: float, last: bool = True) -> Any:
+        while (reply := self._reader.gets()) is INCOMPLETE:
+            left = until - _monotonic()
+            if left <= 0:
+                raise RedisTimeoutError("Timeout reading from the server")
+            self.sock.settimeout(left)
+            self._reader.feed(self._receive())
+        if last:
+            self.sock.settimeout(None)
+        return reply
+
+    def _receive(self) -> bytes:
+        try:
+            data = self.sock.recv(_READ)
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError) as error:
+            raise RedisTimeoutError("Timeout reading from the server") from error
+        except OSError as error:
+            raise _broken(error) from error
+        if not data:
+            raise _closed()
+        return data
+
+    # --- by readiness ------------------------------------------------------------------------------------------------
+
+    def arrived(self) -> list[Any]:
+        """The replies that have arrived on a readable socket; none if only a part of one has arrived."""
+        try:
+            self._reader.feed(self._receive())
+        except RedisTimeoutError:  # nothing has arrived after all
+            return []
+        replies = []
+        while (reply := self._reader.gets()) is not INCOMPLETE:
+            replies.append(reply)
+        return replies
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether more may have arrived although the socket is not readable, because TLS decrypts whole records."""
+        return not self._ticks
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has arrived on the idle connection, neither stray data nor its end."""
+        self.sock.settimeout(0)
+        if not self.brings_nothing:
+            return False
+        self.sock.settimeout(None)
+        return True
+
+    @property
+    def brings_nothing(self) -> bool:
+        """The same for a non-blocking socket."""
+        try:
+            self.sock.recv(1)
+        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            pass
+        return False
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the socket, and let the kernel drop unsent data, which must not be executed any more."""
+        self._place = None
+        if self._pid == os.getpid():  # a forked child shares the socket's options with its parent
+            with contextlib.suppress(OSError):  # it is broken or closed already
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+        self.sock.close()
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105 - contextlib may be gone
+            self.close()
+        except Exception:  # noqa: BLE001, S110 - the socket was never set, or modules are gone at the exit
+            pass
+
+
+def check_nonce(reply: Any, nonce: bytes) -> list[Any]:
+    """Return the reply if it echoes ``nonce``; otherwise raise redis-py's exception for what it is."""
+    if type(reply) is list and reply and reply[0] == nonce:
+        return reply
+    raise reply_error(reply)
+
+
+def reply_error(reply: Any) -> RedisError:
+    """The exception for a reply that is not the expected one."""
+    if isinstance(reply, ErrorReply):
+        return error_from(str(reply))
+    return StaleReplyError("The connection brought the reply to another command; it was closed.")
+
+
+def replies_of(replies: Sequence[Any], nonces: Sequence[bytes | None]) -> list[Any]:
+    """The replies, each checked against its nonce (None accepts any), with server errors as redis-py's exceptions."""
+    return [_checked(reply, nonce) for reply, nonce in zip(replies, nonces, strict=True)]
+
+
+def demotion_in(replies: Sequence[Any]) -> ReadOnlyError | None:
+    """The error of a server that has become a replica, if there is one. Behind sentinels another server is now the
+    primary, so connections to this one are useless.
+    """
+    return next((reply for reply in replies if isinstance(reply, ReadOnlyError)), None)
+
+
+def _checked(reply: Any, nonce: bytes | None) -> Any:
+    if isinstance(reply, ErrorReply):
+        return error_from(str(reply))
+    return reply if nonce is None else check_nonce(reply, nonce)
+
+
+def _broken(error: OSError) -> RedisConnectionError:
+    return RedisConnectionError(f"The connection broke: {error}")
+
+
+def _closed() -> RedisConnectionError:
+    return RedisConnectionError("The server closed the connection.")

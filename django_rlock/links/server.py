@@ -1,0 +1,193 @@
+"""One server as this process reaches it: its idle links, their limit, and the callers that wait for one.
+
+A link is opened in a thread of its own. So no signal interrupts redis-py while it connects and logs in (it then holds
+mutexes that all threads share, and hiredis packs the login), and a server that accepts a connection but never replies
+delays no caller beyond its own time limit. Shared state is changed by single calls into C. A link that an interruption
+left unused, and its place, are free again when the link is collected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from weakref import WeakSet
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock import threads
+from django_rlock.links.link import Link, Place
+
+Connect = Callable[[Place | None], Link]
+"""Opens a link; raises what redis-py does."""
+
+FRESH = 1.0
+"""A link used within this time is assumed to be alive, in seconds."""
+KEEP_IDLE = 60.0
+"""How long an unused link is kept, in seconds."""
+_LOOK_AGAIN = 0.05
+"""How often a caller checks for a free place by itself, in seconds: the thread that should wake it may have been
+interrupted."""
+
+_monotonic = time.monotonic
+
+
+class LinkWait:
+    """A caller that waits for a link."""
+
+    __slots__ = ("error", "wake")
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self.wake = wake
+        self.error: BaseException | None = None
+
+
+class Server:
+    """Links to one server. ``places`` is the maximum number of connections (None: no limit). Times are seconds."""
+
+    def __init__(self, connect: Connect, places: int | None = None) -> None:
+        self._connect = connect
+        self._places = math.inf if places is None else places
+        self._taken: WeakSet[Place] = WeakSet()
+        self._claims: deque[LinkWait] = deque()
+        self._closed = False
+        self.idle: deque[Link] = deque()
+
+    # --- taking a link -----------------------------------------------------------------------------------------------
+
+    def take(self, limit: float) -> Link:
+        """Return an idle or a new link, within ``limit`` seconds. Raises what redis-py raises if it cannot connect."""
+        link = self.take_idle()
+        if link is not None:
+            return link
+        bell = threads.Bell()
+        claim = LinkWait(bell.ring)
+        try:
+            return self._await(claim, bell, _monotonic() + limit)
+        finally:
+            self.forget(claim)
+
+    def _await(self, claim: LinkWait, bell: threads.Bell, until: float) -> Link:
+        while True:
+            opens = self.ask_for(claim)
+            link = self.take_idle()
+            if link is not None:
+                return link
+            left = until - _monotonic()
+            if left <= 0:
+                raise self.none_in_time(opens)
+            bell.wait(left if opens else min(left, _LOOK_AGAIN))
+            if claim.error is not None:
+                raise claim.error
+            link = self.take_idle()
+            if link is not None:
+                return link
+
+    def none_in_time(self, opens: bool) -> RedisTimeoutError:
+        """The error for a caller whose time is up; ``opens`` is whether a link was being opened for it."""
+        return RedisTimeoutError(
+            "Timeout connecting to the server"
+            if opens
+            else f"All {self._places} connections are in use; raise MAX_CONNECTIONS, or use locks in fewer threads"
+        )
+
+    def take_idle(self) -> Link | None:
+        """Return an idle link that is alive, if there is one."""
+        while True:
+            try:
+                link = self.idle.pop()
+            except IndexError:
+                return None
+            if _monotonic() - link.used_at < FRESH or link.is_quiet:
+                return link
+            link.close()
+
+    def ask_for(self, claim: LinkWait) -> bool:
+        """Start opening a link for a claim, which is woken when it is open. Returns False if all places are taken; the
+        claim is then queued for a link that is given back."""
+        place = Place()
+        self._taken.add(place)
+        if len(self._taken) > self._places:
+            self._taken.discard(place)
+            if claim not in self._claims:
+                self._claims.append(claim)
+            return False
+        try:
+            threads.start(self._open_for, claim, place)
+        except RuntimeError as error:
+            raise RedisConnectionError(f"No thread can be started to connect in: {error}") from error
+        return True
+
+    def forget(self, claim: LinkWait) -> None:
+        """Remove a claim from the queue."""
+        with contextlib.suppress(ValueError):
+            self._claims.remove(claim)
+
+    def _open_for(self, claim: LinkWait, place: Place) -> None:
+        try:
+            self.idle.append(self.open(place))
+        except BaseException as error:  # noqa: BLE001 - the claim raises it
+            claim.error = error
+        claim.wake()
+        if self._closed:
+            self.close()
+
+    def open(self, place: Place | None = None) -> Link:
+        """Open a new link in this thread. Raises what redis-py raises."""
+        try:
+            return self._connect(place)
+        except TimeoutError as error:
+            raise RedisTimeoutError("Timeout connecting to the server") from error
+        except OSError as error:
+            raise RedisConnectionError(f"Error connecting to the server: {error}") from error
+
+    # --- giving it back ----------------------------------------------------------------------------------------------
+
+    def give_back(self, link: Link) -> None:
+        """Keep a link for the next caller, after all its replies have been read."""
+        self.idle.append(link)
+        if self._claims:
+            with contextlib.suppress(IndexError):
+                self._claims.popleft().wake()
+        if self._closed:
+            self.close()
+
+    def drop(self, link: Link, broken: bool) -> None:
+        """Close a link. If its connection is ``broken``, close the idle links too, which are probably broken."""
+        link.close()
+        while broken:
+            try:
+                self.idle.popleft().close()
+            except IndexError:
+                return
+
+    def prune(self, now: float) -> float:
+        """Close all links but one that were unused for KEEP_IDLE; return when to check again."""
+        with contextlib.suppress(IndexError):
+            while len(self.idle) > 1:
+                link = self.idle.popleft()
+                if link.used_at + KEEP_IDLE > now:
+                    self.idle.appendleft(link)
+                    return link.used_at + KEEP_IDLE
+                link.close()
+        return math.inf
+
+    def close(self) -> None:
+        """Close idle links now, and links in use when they are returned: the settings no longer name the server."""
+        self._closed = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self.idle.popleft().close()
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a place is free; if not, a failure to get a link proves nothing about the server."""
+        return len(self._taken) < self._places
+
+    @property
+    def size(self) -> int:
+        """How many connections are open or being opened."""
+        return len(self._taken)

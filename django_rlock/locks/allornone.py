@@ -1,0 +1,205 @@
+"""One owner's attempt at several locks: it takes all of them, or releases those that it got."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any
+
+from django_rlock.callbacks import log
+from django_rlock.drivers.base import Driver
+from django_rlock.exceptions import RLockError
+from django_rlock.locks import members
+from django_rlock.locks.attempt import Attempt, Claim
+from django_rlock.locks.base import BaseLock
+from django_rlock.locks.flows import expect_copies
+from django_rlock.locks.groups import LockGroup, Piece
+from django_rlock.locks.holds import HOLDS, GroupHold, Hold
+from django_rlock.locks.together import give_back_all, held_of
+from django_rlock.locks.watchdog import watch_group
+from django_rlock.scripts import OK, QUEUED
+
+logger = logging.getLogger("django_rlock.locks")
+
+
+class AllOrNone:
+    """One attempt. ``taken`` are the locks that its owner holds by now. ``lent`` are the holds among them that are
+    renewed only until it has all locks. ``until`` is when its time is up (None: never).
+    """
+
+    def __init__(self, driver: Driver, claim: Claim, until: float | None) -> None:
+        self.driver = driver
+        self.claim = claim
+        self.owner = claim.owner
+        self.until = until
+        self.taken: list[BaseLock] = []
+        self.lent: list[Hold] = []
+
+    def may_wait(self) -> bool:
+        """Whether there is time left to wait."""
+        return not self.claim.once and (self.until is None or self.driver.now() < self.until)
+
+    async def wait_for(self, lock: BaseLock) -> bool:
+        """Take one lock, waiting for it; returns False when the time is up."""
+        taken = await self._take_alone(lock, self.claim.lease, self._left())
+        if taken:
+            self.taken.append(lock)
+        return taken
+
+    async def take(self, pieces: Iterable[Piece]) -> bool:
+        """Take the locks in addition to those taken before, or release all; returns False if any lock is not free."""
+        return await self._all_or_none(lambda: self._take_at_once(pieces))
+
+    async def wait_in_order(self, locks: Sequence[BaseLock], keep_for: float) -> bool:
+        """Take the locks in the given order, waiting for each. If they are not all taken within ``keep_for`` seconds
+        after the first new one, release all and return False.
+
+        Since all attempts wait in the same order while they hold locks, no two of them can wait for each other.
+        """
+        return await self._all_or_none(lambda: self._take_in_order(locks, keep_for))
+
+    # --- ways to take them -------------------------------------------------------------------------------------------
+
+    async def _take_at_once(self, pieces: Iterable[Piece]) -> bool:
+        for piece in self._takeable(pieces):
+            if not await (self._take_together(piece) if isinstance(piece, LockGroup) else self._take_each([piece])):
+                return False
+        return True
+
+    def _takeable(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The locks, in parts that one script each may take."""
+        for piece in pieces:
+            if not isinstance(piece, LockGroup):
+                yield piece
+            elif self.owner.is_named:
+                yield from piece.locks  # others share the name and may hold some: take one by one
+            elif HOLDS.has_none(piece.keys_of(self.owner)):
+                yield piece
+            else:
+                yield from self._parted(piece)
+
+    def _parted(self, group: LockGroup) -> Iterator[Piece]:
+        """Separate the locks that the owner holds already: re-entering one depends on its hold count."""
+        held = {lock for lock in group.locks if HOLDS.get(lock, self.owner)}
+        rest = [lock for lock in group.locks if lock not in held]
+        yield from held
+        yield from [LockGroup(rest)] if len(rest) > 1 else rest
+
+    async def _take_in_order(self, locks: Sequence[BaseLock], keep_for: float) -> bool:
+        keep_until = math.inf
+        for lock in locks:
+            is_new = HOLDS.get(lock, self.owner) is None
+            # It is unknown how long the other locks take, so a new hold is renewed until all are taken.
+            lease = None if is_new else self.claim.lease
+            if not await self._take_alone(lock, lease, self._left(keep_until)):
+                return False
+            self.taken.append(lock)
+            if is_new and (hold := HOLDS.get(lock, self.owner)):
+                self.lent.append(hold)
+                keep_until = min(keep_until, self.driver.now() + keep_for)
+        now = self.driver.now()
+        return not any((hold := HOLDS.get(lock, self.owner)) is None or hold.is_lost(now) for lock in self.taken)
+
+    def _left(self, keep_until: float = math.inf) -> float | None:
+        """How long it may still wait, in seconds."""
+        until = keep_until if self.until is None else min(keep_until, self.until)
+        return None if until == math.inf else max(until - self.driver.now(), 0.0)
+
+    # --- scripts -----------------------------------------------------------------------------------------------------
+
+    async def _take_each(self, locks: Iterable[BaseLock]) -> bool:
+        for lock in locks:
+            if not await self._take_alone(lock, self.claim.lease, self._left(), once=True):
+                return False
+            self.taken.append(lock)
+        return True
+
+    async def _take_alone(self, lock: BaseLock, lease: float | None, wait: float | None, once: bool = False) -> bool:
+        claim = Claim(self.owner, wait, lease, self.claim.scoped, once)
+        claim.hasty = self.claim.hasty
+        taken = await members.take(lock, self.driver.at(lock.using), claim)
+        if not taken:
+            self.claim.failed = claim.failed
+        return taken
+
+    async def _take_together(self, group: LockGroup) -> bool:
+        driver, owner = self.driver.at(group.using), self.owner
+        wire_name, lease = owner.wire_name, self.claim.lease_under(group.settings)
+        first = group.locks[0]
+        group.settings.check_kind(first.kind)
+        call = group.acquire_call(wire_name, lease)
+        call.hasty = self.claim.hasty
+        held = None
+        try:
+            reply = await driver.take(call, self.until, lambda: group.release_call(wire_name))
+            if reply[1] == OK:
+                held = GroupHold(group, owner, wire_name, call.sent_at, lease)
+                held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
+                self._note_taken(held, call.sends > 1)
+                return True
+        except BaseException:
+            if held is not None:
+                HOLDS.remove_group(held)
+            members.abandon(first, driver, owner, group.release_call(wire_name), lease)
+            raise
+        if call.sends > 1:
+            members.abandon(first, driver, owner, group.release_call(wire_name), lease)
+        if reply[1] == QUEUED:
+            return await self._take_each(group.locks)
+        failed = Attempt(group.locks[reply[2] - 1], driver, owner, wire_name, lease, self.until)
+        failed.left_ms = reply[1]
+        self.claim.failed = failed
+        return False
+
+    def _note_taken(self, held: GroupHold, has_copies: bool) -> None:
+        if has_copies:
+            expect_copies(held, held.lease)
+        HOLDS.put_group(held)
+        watch_group(held)
+        members.tell_taken(held.group.locks, held.wire_name)
+        self.taken += held.group.locks
+
+    # --- all, or none ------------------------------------------------------------------------------------------------
+
+    async def _all_or_none(self, taking: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+        self.lent = []
+        try:
+            if not await taking():
+                await self._undo()
+                return False
+            await self._level_leases()
+        except BaseException as error:
+            if isinstance(error, RLockError) and self.owner.is_named:
+                await self._undo()  # not possible in the background: see _release_later
+            self._drop()
+            raise
+        return True
+
+    async def _level_leases(self) -> None:
+        """Extend the leases of locks taken early to that of the last one; the watchdog takes care of renewed ones."""
+        lease = self.claim.lease
+        if lease is None:
+            return
+        records = [held for held in held_of(self.taken, self.owner) if not held.renewed or held in self.lent]
+        latest = max((held.deadline for held in records), default=0.0)
+        for held in records:
+            if held in self.lent or held.deadline < min(latest, self.driver.now() + lease):
+                for hold in held.members.values() if isinstance(held, GroupHold) else [held]:
+                    await members.extend_hold(hold, self.driver.at(hold.lock.using), lease)
+
+    async def _undo(self) -> None:
+        """Release what was taken, and wait until that is done."""
+        taken, self.taken = self.taken, []  # give_back_all() handles interruptions itself
+        for held in held_of(taken, self.owner):
+            held.scoped -= self.claim.scoped
+        for failure in await give_back_all(self.driver, self.owner, taken):
+            log(logger, logging.WARNING, "While releasing one of several locks: %s", failure)
+
+    def _drop(self) -> None:
+        """Release in the background what was taken."""
+        for lock in self.taken:
+            if hold := HOLDS.get(lock, self.owner):
+                hold.scoped -= self.claim.scoped
+                members.release_later(hold)
+        self.taken = []

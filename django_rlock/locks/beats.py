@@ -1,0 +1,269 @@
+"""Keeps this process's waiters alive in their queues, and hands on locks whose holders died. Runs in rounds of the
+alias's background thread.
+
+A process sends one beat for a lock, however many of its threads and tasks wait for it, and one script beats for many
+locks. While the process waits for few locks, it beats for each as often as its waiters must be seen alive. While it
+waits for many, it often checks whether all are still held, by one command for many locks, and beats for each less
+often, with a longer alive time. If the process then dies, each of its locks loses one claim time, just as when it dies
+right after a beat.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from django_rlock import scripts
+from django_rlock.callbacks import log
+from django_rlock.drivers.base import monotonic, run_sync
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.keeper import SLOWEST_TICK, Keeper, add_job, keeper
+from django_rlock.drivers.listening.waiters import ListenerWaiter
+from django_rlock.drivers.room import background_driver, listener
+from django_rlock.locks.holds import NEWCOMERS, WAITS, Wait
+from django_rlock.locks.hooks import Waitable
+from django_rlock.settings import BEAT_SHARE, get_settings
+
+T = TypeVar("T")
+
+logger = logging.getLogger("django_rlock.beats")
+
+UNKNOWN, QUEUED, GRANTED = 0, 1, 2
+"""The state of a process's longest waiter, as a beat returns it: not known to the server, queued, or granted."""
+MOST_PER_SECOND = 10.0
+"""The maximum rate of beats of a process on one alias; with more locks, each gets beats less often."""
+LONGEST_PAUSE = 80.0
+"""The longest time between two beats for a lock, in seconds."""
+_LOOK_AT = 500
+"""How many locks one command checks."""
+_RETRY = 0.5
+_REGULAR = 0.8
+"""A first beat that is due before this share of the shortest pause is meant for the end of the holder's lease."""
+_TOGETHER = 1 / 6
+"""Locks that are due within this share of the shortest pause are handled in one round."""
+
+
+class LockKey(NamedTuple):
+    """The key by which waits are grouped."""
+
+    key: str
+    kind: str
+
+
+class Group:
+    """This process's waits for one lock, the longest first.
+
+    ``beat_at`` is when a beat is due and ``planned`` when the group is due in the heap, both in monotonic seconds.
+    ``is_exact`` means that it must not be handled earlier, because the holder's lease ends then. ``ear`` listens to the
+    holder's own channel if the holder does not know the queue.
+    """
+
+    __slots__ = ("beat_at", "ear", "is_exact", "planned", "waits")
+
+    def __init__(self) -> None:
+        self.waits: dict[int, Wait] = {}
+        self.planned = math.inf
+        self.beat_at = math.inf
+        self.is_exact = False
+        self.ear: ListenerWaiter | None = None
+
+    def alive(self) -> list[Wait]:
+        """The waits that are not over."""
+        for wait in [wait for wait in self.waits.values() if wait.over]:
+            WAITS.remove(wait)  # an interrupted wait could not do this itself
+            del self.waits[id(wait)]
+        return list(self.waits.values())
+
+
+class Beats:
+    """The waits of an alias, grouped by lock."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._using = keeper.using
+        self.inbox: deque[Wait] = deque()
+        self.hurried: deque[tuple[LockKey, float]] = deque()
+        self._groups: dict[LockKey, Group] = {}
+        self._due: list[tuple[float, int, LockKey]] = []
+        self._numbers = itertools.count()
+
+    def round(self, now: float) -> float:
+        self._take_in(now)
+        due = self._collect(now)
+        if due:
+            run_sync(self._beat(due, now))
+        return self._due[0][0] if self._due else math.inf
+
+    def _take_in(self, now: float) -> None:
+        for _ in range(len(self.inbox)):
+            wait = self.inbox.popleft()
+            if not wait.over:
+                NEWCOMERS.tell(wait)
+                if wait.beat_at < math.inf:
+                    self._join(wait, now)
+        for _ in range(len(self.hurried)):
+            key, within = self.hurried.popleft()
+            if group := self._groups.get(key):
+                group.beat_at = min(group.beat_at, now + within)
+                self._plan(key, group, min(group.planned, group.beat_at))
+
+    def _join(self, wait: Wait, now: float) -> None:
+        key = LockKey(wait.lock.key, wait.lock.kind)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group()
+        group.waits[id(wait)] = wait
+        if wait.outside and group.ear is None:
+            lock = wait.lock
+            group.ear = listener(self._using).call_at(lock._outside_channel(), lambda _: beat_soon(lock))
+        # For a waiter that has just learned of the lease's end, or waits again after a grant to another one.
+        group.beat_at = min(group.beat_at, wait.beat_at)
+        is_exact = wait.beat_at < now + _REGULAR * self._shortest_pause
+        self._plan(key, group, min(group.planned, wait.beat_at), is_exact)
+
+    def _plan(self, key: LockKey, group: Group, at: float, is_exact: bool = False) -> None:
+        if at != group.planned:
+            group.planned = at
+            group.is_exact = is_exact
+            heapq.heappush(self._due, (at, next(self._numbers), key))
+
+    def _collect(self, now: float) -> dict[LockKey, Group]:
+        """The groups that are due now or soon."""
+        due: dict[LockKey, Group] = {}
+        if not self._due or self._due[0][0] > now:
+            return due
+        not_yet = []
+        while self._due and self._due[0][0] <= now + self._shortest_pause * _TOGETHER:
+            entry = heapq.heappop(self._due)
+            at, _, key = entry
+            group = self._groups.get(key)
+            if group is None or group.planned != at:
+                continue  # it has no waiters any more, or was planned for another time
+            if at > now and group.is_exact:
+                not_yet.append(entry)
+                continue
+            group.planned = math.inf
+            if group.alive():
+                due[key] = group
+            else:
+                del self._groups[key]
+        for entry in not_yet:
+            heapq.heappush(self._due, entry)
+        return due
+
+    # --- asking the server -------------------------------------------------------------------------------------------
+
+    async def _beat(self, due: dict[LockKey, Group], now: float) -> None:
+        overdue, others = due, dict[LockKey, Group]()
+        if self._pause > self._shortest_pause:
+            others = {key: group for key, group in due.items() if group.beat_at > now and key.kind == "fair"}
+            overdue = {key: group for key, group in due.items() if key not in others}
+        overdue |= await self._find_free(others)
+        for key in others.keys() - overdue.keys():
+            self._plan(key, others[key], min(monotonic() + self._shortest_pause, others[key].beat_at))
+        await self._beat_for(overdue)
+
+    @property
+    def _shortest_pause(self) -> float:
+        return get_settings(self._using).waiter_alive_time * BEAT_SHARE
+
+    @property
+    def _pause(self) -> float:
+        """The time between two beats for the same lock, in seconds."""
+        return max(self._shortest_pause, min(len(self._groups) / MOST_PER_SECOND, LONGEST_PAUSE))
+
+    async def _find_free(self, groups: dict[LockKey, Group]) -> dict[LockKey, Group]:
+        """The locks that may be free: all those that were checked together with a free one."""
+        driver = background_driver(self._using)
+        by_place: dict[object, list[LockKey]] = defaultdict(list)
+        for key in groups:
+            by_place[driver.place(key.key)].append(key)
+        parts = [part for same in by_place.values() for part in _sliced(same, _LOOK_AT)]
+        replies = await driver.run_all([_look_call(part) for part in parts])
+        free = [key for part, reply in zip(parts, replies, strict=True) if not _all_held(reply) for key in part]
+        return {key: groups[key] for key in free}
+
+    async def _beat_for(self, groups: dict[LockKey, Group]) -> None:
+        driver = background_driver(self._using)
+        lines = [(key, group, waits) for key, group in groups.items() if (waits := group.alive())]
+        by_kind: dict[tuple[str, object], list[Any]] = defaultdict(list)
+        for line in lines:
+            by_kind[line[0].kind, driver.place(line[0].key)].append(line)
+        parts = [part for same in by_kind.values() for part in _sliced(same, same[0][2][0].lock._beats_together)]
+        alive = max(get_settings(self._using).waiter_alive_time, self._pause / BEAT_SHARE)
+        calls = [
+            part[0][2][0].lock._beat_call([(waits[0].lock, waits[0].wire_name) for _, _, waits in part], alive)
+            for part in parts
+        ]
+        for part, reply in zip(parts, await driver.run_all(calls), strict=True):
+            self._note(part, reply)
+
+    def _note(self, part: Sequence[tuple[LockKey, Group, list[Wait]]], reply: Any) -> None:
+        now = monotonic()
+        if isinstance(reply, Exception):
+            log(logger, logging.INFO, "No beat for lock %r: %s", part[0][0].key, reply)
+            for key, group, _ in part:
+                group.beat_at = now + _RETRY
+                self._plan(key, group, group.beat_at)
+            return
+        states = zip(reply[1::2], reply[2::2], strict=True)
+        for (key, group, waits), (state, left_ms) in zip(part, states, strict=True):
+            wake_who_must_ask(waits, state)
+            group.beat_at = now + self._pause
+            left = waits[0].lock._pauses(left_ms, 1)[1]
+            self._plan(key, group, now + left, is_exact=left < self._shortest_pause)
+
+    def at_exit(self) -> None:
+        """Nothing to do: waiters end with their process."""
+
+
+def wake_who_must_ask(waits: Sequence[Wait], state: int) -> None:
+    """Wake the waiters that must try again, after a beat for the first of them."""
+    if state == GRANTED:
+        waits[0].wake()  # the message of its grant was lost
+    elif state == UNKNOWN:
+        for wait in waits:  # the server lost the queue, or considered this process dead: all take a new ticket
+            wait.wake()
+
+
+def expect(wait: Wait, now: float) -> None:
+    """Arrange beats for a wait that goes to sleep, and include it in the process's report."""
+    its = keeper(wait.lock.using)
+    its.jobs[Beats].inbox.append(wait)
+    its.wake_by(min(wait.beat_at, now + SLOWEST_TICK))
+    if now > its.late_at:
+        its.check(now)
+
+
+def beat_soon(lock: Waitable) -> None:
+    """Beat for a lock in the next round, because it may have become free."""
+    its = keeper(lock.using)
+    its.jobs[Beats].hurried.append((LockKey(lock.key, lock.kind), 0.0))
+    its.ring()
+
+
+def beat_after_grant(wait: Wait) -> None:
+    """Beat soon for the other waiters of a lock that was granted to this wait: the grant shortened their alive time."""
+    within = wait.lock._settings.waiter_alive_time * BEAT_SHARE
+    its = keeper(wait.lock.using)
+    its.jobs[Beats].hurried.append((LockKey(wait.lock.key, wait.lock.kind), within))
+
+
+def _look_call(part: Iterable[LockKey]) -> ScriptCall:
+    names = [each.key for each in part]
+    return ScriptCall(names[0], scripts.LOCKS_EXIST, tuple(names), ("",))
+
+
+def _all_held(reply: Any) -> bool:
+    return isinstance(reply, Exception) or reply[1] == 1
+
+
+def _sliced(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (things[start : start + size] for start in range(0, len(things), size))
+
+
+add_job(Beats)

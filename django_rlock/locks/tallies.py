@@ -1,0 +1,200 @@
+"""What this process has done with locks, counted where that happens, for the reports.
+
+Callers count without a mutex: by single calls into C, or by a comparison that may go wrong without harm. Only the
+reporter's thread takes anything out. Locks have any number of names, so they are counted by template; those without one
+by what their names begin with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_rlock.drivers.base import monotonic
+from django_rlock.locks.hold import Hold, Key, context
+from django_rlock.process import on_fork
+
+if TYPE_CHECKING:
+    from django_rlock.locks.grouphold import GroupHold
+    from django_rlock.locks.hooks import Named
+
+MAX_GROUPS = 50
+"""How many groups are counted; the locks of further ones are counted together, for each alias."""
+MAX_RECENT = 500
+MAX_EVENTS = 50
+LONG_WAIT = 0.001
+"""Shorter waits are not worth counting, in seconds."""
+_MAX_RECORDS = 50
+_MAX_NAMES = 1000
+
+Group = tuple[str, str, str]
+"""Alias, and key template, or "" and what names begin with, up to their first colon."""
+
+
+def group_of(lock: Named) -> Group:
+    """The group of locks with which one is counted."""
+    if template := lock.template:
+        return lock.using, template, ""
+    return lock.using, "", lock.name[: lock.name.find(":") + 1]
+
+
+class Past(NamedTuple):
+    """A hold or wait that is over: how many seconds it lasted and, as in ``Hold``, whose it was."""
+
+    seconds: float
+    ended: float
+    key: Key
+    place: str
+    context: dict[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A lock that was ``lost`` by this process, or ``freed`` by force by it, at the monotonic time ``at``.
+
+    ``owner`` is the wire name that lost it, "" for whoever held it. ``by`` is who freed it, where an operator did.
+    """
+
+    what: str
+    at: float
+    lock: Named
+    owner: str
+    by: str
+    reason: str
+    place: str
+    context: dict[str, str] | None
+
+
+class Count:
+    """Counts calls of ``add``, by any threads."""
+
+    __slots__ = ("_taken", "add")
+
+    def __init__(self) -> None:
+        self.add = itertools.count().__next__
+        self._taken = 0
+
+    def take(self) -> int:
+        """How often ``add`` was called since the last ``take``. For one thread only."""
+        number = self.add()
+        new, self._taken = number - self._taken, number + 1
+        return new
+
+
+class Tally:
+    """The locks of one group: attempts that took the lock, and those that gave up.
+
+    ``longest_hold`` is the least that another hold must have lasted to be among ``holds``, in seconds; the reporter
+    takes these out and resets it.
+    """
+
+    __slots__ = ("acquired", "gave_up", "holds", "longest_hold", "longest_wait", "template", "using", "waits")
+
+    def __init__(self, group: Group) -> None:
+        self.using, self.template, _ = group
+        self.acquired = Count()
+        self.gave_up = Count()
+        self.holds: deque[Past] = deque(maxlen=_MAX_RECORDS)
+        self.waits: deque[Past] = deque(maxlen=_MAX_RECORDS)
+        self.longest_hold = self.longest_wait = 0.0
+
+
+class Tallies:
+    """All groups of this process, its last holds since the reporter looked, and what went wrong."""
+
+    def __init__(self) -> None:
+        self.groups: dict[Group, Tally] = {}
+        self.recent: deque[Hold | GroupHold] = deque(maxlen=MAX_RECENT)
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._by_name: dict[str, Tally] = {}
+
+    def of(self, lock: Named) -> Tally:
+        """The tally of a lock's group."""
+        # To find it by the lock's own name is faster than to make the group's.
+        tally = self._by_name.get(lock.name)
+        if tally is None or tally.template != lock.template or tally.using != lock.using:
+            tally = self.at(group_of(lock))
+            if len(self._by_name) >= _MAX_NAMES:
+                self._by_name.clear()
+            self._by_name[lock.name] = tally
+        return tally
+
+    def at(self, group: Group) -> Tally:
+        """The tally of a group; where there are too many, that of other locks."""
+        tally = self.groups.get(group)
+        if tally is None:
+            if len(self.groups) >= MAX_GROUPS:
+                group = group[0], "", ""
+            tally = self.groups.setdefault(group, Tally(group))
+        return tally
+
+    def forget(self, group: Group) -> None:
+        """Forget a group in which nothing has happened for long."""
+        self.groups.pop(group, None)
+        self._by_name.clear()
+
+    def clear(self) -> None:
+        self.groups.clear()
+        self._by_name.clear()
+        self.recent.clear()
+        self.events.clear()
+
+
+TALLIES = Tallies()
+operator: ContextVar[tuple[str, str] | None] = ContextVar("rlock_operator", default=None)
+"""Who frees locks by force now, and the reason given."""
+
+
+def count_hold(hold: Hold, now: float) -> None:
+    """Count a hold that ends now."""
+    TALLIES.recent.append(hold)
+    tally = TALLIES.of(hold.lock)
+    tally.acquired.add()
+    held = now - hold.since
+    if held > tally.longest_hold:
+        tally.longest_hold = held
+        tally.holds.append(Past(held, now, hold.key, hold.place, hold.context))
+
+
+def count_group(held: GroupHold, now: float) -> None:
+    """Count locks that were taken together and are released now, once for each of their groups."""
+    TALLIES.recent.append(held)
+    lasted, owner, group = now - held.since, held.owner, held.group
+    for each in group.counted:
+        tally = TALLIES.at(each)
+        tally.acquired.add()
+        if lasted > tally.longest_hold:
+            tally.longest_hold = lasted
+            key = group.using, group.name, "", owner.serial
+            tally.holds.append(Past(lasted, now, key, owner.place, held.context))
+
+
+def count_wait(lock: Named, key: Key, place: str, waited: float) -> None:
+    """Count a wait of so many seconds that has ended."""
+    tally = TALLIES.of(lock)
+    if waited > tally.longest_wait:
+        tally.longest_wait = waited
+        tally.waits.append(Past(waited, monotonic(), key, place, context.get()))
+
+
+def count_given_up(lock: Named) -> None:
+    """Count an attempt that did not get the lock."""
+    TALLIES.of(lock).gave_up.add()
+
+
+def note_lost(hold: Hold) -> None:
+    """Record a hold that was lost."""
+    owner, reason = hold.wire_name, hold.lost or ""
+    TALLIES.events.append(Event("lost", monotonic(), hold.lock, owner, "", reason, hold.place, hold.context))
+
+
+def note_freed(lock: Named, owner: str | None, reason: str, place: str) -> None:
+    """Record a lock that was freed by force, by the ``operator`` or by the code at hand."""
+    by, why = operator.get() or ("", reason)
+    TALLIES.events.append(Event("freed", monotonic(), lock, owner or "", by, why, place, context.get()))
+
+
+on_fork("holds", TALLIES.clear)

@@ -1,0 +1,140 @@
+"""An owner's holds of several locks, and how they are released together, by as few scripts as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from django_rlock.drivers.base import Driver
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.identity import Owner
+from django_rlock.exceptions import LockUnavailableError, RLockError
+from django_rlock.locks import members
+from django_rlock.locks.base import BaseLock
+from django_rlock.locks.flows import RELEASE_PATIENCE
+from django_rlock.locks.groups import LockGroup, places, sliced
+from django_rlock.locks.holds import HOLDS, GroupHold, Hold, key_of
+from django_rlock.locks.tallies import count_group
+from django_rlock.locks.watchdog import free_behind
+
+Held = Hold | GroupHold
+
+
+def held_of(locks: Sequence[BaseLock], owner: Owner) -> list[Held]:
+    """An owner's holds of these locks: one record for those taken together, else one for each."""
+    whole = _whole(locks, owner)
+    return [whole] if whole else list(dict.fromkeys(filter(None, _records(locks, owner))))
+
+
+def _whole(locks: Sequence[BaseLock], owner: Owner) -> GroupHold | None:
+    """The usual case: one record for all of them."""
+    first = HOLDS.record(locks[0], owner) if locks else None
+    if isinstance(first, GroupHold) and first.is_whole and first.group.locks == tuple(locks):
+        return first
+    return None
+
+
+def _records(locks: Sequence[BaseLock], owner: Owner) -> list[Held | None]:
+    return HOLDS.records([key_of(lock, owner) for lock in locks])
+
+
+async def give_back_all(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[RLockError]:
+    """Release one hold of each lock; returns the errors. After an interruption the background releases the rest."""
+    failures: list[RLockError] = []
+    rest: list[GroupHold | BaseLock] = list(locks)
+    try:
+        rest = _pieces(driver, owner, locks)
+        while rest:
+            piece = rest.pop(0)  # from here on the release handles interruptions itself
+            try:
+                if isinstance(piece, GroupHold):
+                    failures += await _free(driver.at(piece.group.using), piece)
+                else:
+                    await members.give_back(piece, driver.at(piece.using), owner)
+            except RLockError as failure:
+                failures.append(failure)
+    except BaseException:
+        for piece in rest:
+            for hold in _holds(piece, owner):
+                members.release_later(hold)
+        raise
+    return failures
+
+
+def _pieces(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[GroupHold | BaseLock]:
+    """The parts that one script each releases."""
+    if owner.is_named:
+        return list(locks)  # others share the name, so these are released one by one
+    now, place_of = driver.now(), places(driver)
+    whole = _whole(locks, owner)
+    if whole and not whole.is_lost(now):
+        return [whole]
+    pieces: dict[object, dict[Held | None, BaseLock]] = {}
+    for lock, held in zip(locks, _records(locks, owner), strict=True):
+        together = held is not None and lock._joins and _ends(held, now)
+        place = (*place_of(lock), held.wire_name) if held is not None and together else id(lock)
+        pieces.setdefault(place, {})[held] = lock
+    return [piece for found in pieces.values() for piece in _joined(found)]
+
+
+def _ends(held: Held, now: float) -> bool:
+    """Whether its release frees the lock, and reports no loss."""
+    nested = isinstance(held, Hold) and (held.count > 1 or held.lost_below)
+    return not nested and not held.is_lost(now)
+
+
+def _joined(found: dict[Held | None, BaseLock]) -> Iterable[GroupHold | BaseLock]:
+    """Join holds in one place and under one wire name into as few groups as possible."""
+    if len(found) == 1:
+        ((held, lock),) = found.items()
+        return [held if isinstance(held, GroupHold) else lock]
+    members = [each for held, lock in found.items() for each in _members(held, lock)]
+    slices = [zip(*part, strict=True) for part in sliced(members)]
+    return [GroupHold.joined(LockGroup(locks), holds) for holds, locks in slices]
+
+
+def _members(held: Held | None, lock: BaseLock) -> list[tuple[Hold, BaseLock]]:
+    if isinstance(held, GroupHold):
+        return list(zip(held.members.values(), held.group.locks, strict=True))
+    return [] if held is None else [(held, lock)]
+
+
+def _holds(piece: GroupHold | BaseLock, owner: Owner) -> list[Hold]:
+    if isinstance(piece, GroupHold):
+        return list(piece.members.values())
+    hold = HOLDS.get(piece, owner)
+    return [] if hold is None else [hold]
+
+
+async def _free(driver: Driver, held: GroupHold) -> list[RLockError]:
+    group = held.group
+    call = group.release_call(held.wire_name)
+    try:
+        HOLDS.remove_group(held)  # before the command, so that no renewal starts
+        reply = await driver.run(call, min(held.deadline, driver.now() + RELEASE_PATIENCE))
+    except BaseException as error:
+        HOLDS.remove_group(held)  # the keys that an interruption left, too
+        held.owner.renew_name()
+        holds = held.members.values()
+        clean_up(group.using, call, max(hold.deadline for hold in holds))
+        for hold in holds:
+            free_behind(hold, hold.deadline)
+        if isinstance(error, LockUnavailableError):
+            raise members.release_failed(group.locks[0], error, held.deadline - driver.now()) from error
+        raise
+    return _note_freed(held, call, reply[1], driver.now())
+
+
+def _note_freed(held: GroupHold, call: ScriptCall, missing: Sequence[int], now: float) -> list[RLockError]:
+    unusual = missing or call.sends > 1 or held.late_lease or held.renewing
+    if not unusual and not members.tells_of_releases(held.group.locks[0], now - held.since):
+        count_group(held, now)
+        return []
+    failures: list[RLockError] = []
+    for place, hold in enumerate(held.members.values(), start=1):
+        hold.count = 0
+        try:
+            members.note_released(hold, call, place not in missing, now)
+        except RLockError as failure:
+            failures.append(failure)
+    return failures

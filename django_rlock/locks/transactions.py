@@ -1,0 +1,206 @@
+"""Locks and database transactions: work done under a lock must be committed before the next owner gets the lock.
+
+If a lock is taken inside a transaction and released before its end, the next owner reads the old rows. So ``atomic()``
+opens the transaction inside the lock, and ``until_commit`` keeps the lock until the end of a transaction that is open
+already. Django reports only COMMIT; but after a rollback it drops the functions registered for COMMIT, and Python
+notifies them of that by ``__del__``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
+from copy import copy
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_rlock.drivers.base import run_flow
+from django_rlock.drivers.identity import Owner, thread_owner
+from django_rlock.drivers.room import sync_driver
+from django_rlock.exceptions import RLockError
+from django_rlock.locks import members
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.ownership import ensure_owned
+from django_rlock.locks.sections import Section
+
+if TYPE_CHECKING:
+    from django_rlock.locks.base import BaseLock
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+logger = logging.getLogger("django_rlock.locks")
+
+MOST_LOOKS = 100
+"""How often a line or a function is checked: whether it runs inside a transaction hardly ever changes, and checking
+takes time."""
+_looks: dict[tuple[str, int], int] = {}
+
+
+def open_databases() -> Iterator[BaseDatabaseWrapper]:
+    """The connections of this thread with an open transaction, apart from the one around a test case."""
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block and _is_open(connection):
+            yield connection
+
+
+def _is_open(connection: BaseDatabaseWrapper) -> bool:
+    return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+
+
+# --- lock, BEGIN, body, COMMIT, release ------------------------------------------------------------------------------
+
+
+class AtomicBlock(ContextDecorator):
+    """What a lock's ``atomic()`` returns: for one ``with`` after another, or as a decorator."""
+
+    def __init__(self, lock: BaseLock, using: str, nested: bool) -> None:
+        self._lock, self._using, self._nested = lock, using, nested
+        self._block: Any = None
+
+    def _recreate_cm(self) -> AtomicBlock:
+        return AtomicBlock(self._lock, self._using, self._nested)
+
+    def __call__(self, func: F) -> F:
+        """A function that runs inside the block; each call enters it separately."""
+        if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise TypeError("A lock's atomic() decorates plain functions: others would run outside of the transaction.")
+        return super().__call__(func)
+
+    def __enter__(self) -> BaseLock:
+        if self._block is not None:
+            raise RuntimeError("A lock's atomic() was entered twice at once; make one for each 'with'.")
+        self._block = _atomic(self._lock, self._using, self._nested)
+        try:
+            lock: BaseLock = self._block.__enter__()
+        except BaseException:
+            self._block = None
+            raise
+        return lock
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        block, self._block = self._block, None
+        ended: bool | None = block.__exit__(kind, error, trace)
+        return ended
+
+
+@contextmanager
+def _atomic(lock: BaseLock, using: str, nested: bool) -> Iterator[BaseLock]:
+    around = _is_open(transaction.get_connection(using))
+    if around:
+        if not nested:
+            raise RuntimeError(
+                f"Lock {lock.name!r} would be released before the COMMIT of the transaction of database {using!r} "
+                f"that is already open. Call it outside of that transaction, or use atomic(nested=True), which keeps "
+                f"the lock until the end of the outer transaction."
+            )
+        lock = copy(lock)
+        lock.until_commit = using
+    section = Section(lock)
+    with section:
+        with transaction.atomic(using=using):
+            yield lock
+            ensure_owned([lock])
+        section.is_committed = not around
+
+
+# --- until the transaction's end -------------------------------------------------------------------------------------
+
+
+def checked_database(until_commit: bool | str | None) -> str | None:
+    """The database whose transaction a lock outlasts; empty for none, None if ``until_commit`` was not given."""
+    if until_commit is None or isinstance(until_commit, str):
+        return until_commit
+    if not isinstance(until_commit, bool):
+        raise TypeError(f"until_commit must be True, False or a database's alias, not {until_commit!r}.")
+    return DEFAULT_DB_ALIAS if until_commit else ""
+
+
+def check_until_commit(lock: BaseLock) -> None:
+    """Raise RuntimeError if the end of the transaction cannot be observed."""
+    try:
+        sync_driver(lock.using).check_caller()
+    except SynchronousOnlyOperation:
+        raise RuntimeError(
+            f"Lock {lock.name!r} has until_commit, but Django has no transactions in async code. Take it in the sync "
+            f"function that you call with sync_to_async."
+        ) from None
+    connection = transaction.get_connection(lock.until_commit)
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise RuntimeError(
+            f"Lock {lock.name!r} has until_commit, but database {connection.alias!r} has autocommit turned off, where "
+            f"Django does not report the end of a transaction. Use transaction.atomic()."
+        )
+
+
+def keep_until_commit(lock: BaseLock, owner: Owner) -> bool:
+    """Release a hold at the end of the open transaction; returns False if there is none, or no hold."""
+    connection = transaction.get_connection(lock.until_commit)
+    if not _is_open(connection) or not HOLDS.of_lock(lock, owner):
+        return False
+    transaction.on_commit(_GiveBack(lock, owner), using=connection.alias)
+    return True
+
+
+class _GiveBack:
+    """Releases a hold once: when called, after COMMIT, or when collected, after ROLLBACK."""
+
+    def __init__(self, lock: BaseLock, owner: Owner) -> None:
+        self._lock, self._owner = lock, owner
+        self._left = [1]
+
+    def __call__(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._left.pop()
+            _give_back(self._lock, self._owner)
+
+    def __del__(self) -> None:
+        self()
+
+
+def _give_back(lock: BaseLock, owner: Owner) -> None:
+    if not owner.is_named and owner is not thread_owner():
+        # The connection was dropped with its thread, or by another thread.
+        for hold in HOLDS.of_lock(lock, owner):
+            members.release_later(hold)
+        return
+    try:
+        run_flow(lock._give_back, sync_driver(lock.using), owner)
+    except RLockError as failure:
+        logger.error("The transaction under lock %r has ended, but: %s", lock.name, failure)  # noqa: TRY400
+
+
+# --- a lock inside a transaction -------------------------------------------------------------------------------------
+
+
+def warn_inside_transaction(lock: BaseLock) -> None:
+    """Log, once for each line, that a ``with`` statement releases its lock before COMMIT; called by ``__enter__``."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename == contextlib.__file__ and frame.f_back is not None:
+        frame = frame.f_back
+    line = frame.f_code.co_filename, frame.f_lineno
+    looks = _looks.get(line, 0)
+    if looks >= MOST_LOOKS:
+        return
+    _looks[line] = looks + 1
+    connection = next(open_databases(), None)
+    if connection is None or HOLDS.of_lock(lock, lock._named_owner or thread_owner()):
+        return  # an outer block holds it, and releases it later
+    _looks[line] = MOST_LOOKS
+    logger.warning(
+        "%s:%d takes lock %r inside an open transaction of database %r, and releases it before COMMIT: the next owner "
+        "reads the old rows. Write 'with rlock(...).atomic():' outside of the transaction, or rlock(..., "
+        "until_commit=True). To accept that, say until_commit=False.",
+        *line,
+        lock.name,
+        connection.alias,
+    )

@@ -1,0 +1,87 @@
+"""``manage.py rlock_info``"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.inspection import lock_info
+from django_rlock.inspection.infos import LockInfo, Party, duration_text
+from django_rlock.inspection.texts import printable
+from django_rlock.management.output import (
+    NOTHING_MATCHED,
+    check_usage,
+    deadlock_lines,
+    failed,
+    table,
+    terminal_width,
+    to_json,
+)
+from django_rlock.settings import DEFAULT_ALIAS
+
+
+class Command(BaseCommand):
+    help = (
+        "Describes one lock: who holds it, for what work and how long, and who waits. "
+        "Exit status: 0 it is held, 1 Redis did not answer or RLOCK is wrong, 2 wrong usage, 3 it is free."
+    )
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", metavar="NAME", help="the lock's name")
+        parser.add_argument("--using", metavar="ALIAS", default=DEFAULT_ALIAS, help="RLOCK alias")
+        parser.add_argument("--format", choices=["text", "json"], default="text")
+
+    def handle(self, *, name: str, using: str, format: str, **_: Any) -> None:  # noqa: A002 - the option's name
+        try:
+            check_usage(using, [name])
+            info = lock_info(name, using)
+        except (LockUnavailableError, ImproperlyConfigured) as error:
+            raise failed(error) from error
+        if format == "json":
+            self.stdout.write(to_json([] if info is None else [info.as_dict()]))
+        if info is None:
+            raise CommandError(f"Lock {name!r} is free.", returncode=NOTHING_MATCHED)
+        if format == "text":
+            for line in _lines(info, terminal_width(self.stdout)):
+                self.stdout.write(line)
+
+
+def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
+    facts = {
+        "lock": info.name,
+        "alias": info.using,
+        "kind": info.kind or "–",
+        "key": info.key,
+        "state": f"{info.state.value} {info.quorum_text}".rstrip(),
+        "lease": f"{duration_text(info.remaining_lease)} left of {duration_text(info.lease)}",
+    }
+    for heading, text in facts.items():
+        yield f"{heading:<8}{printable(text)}"
+    yield from deadlock_lines([info])
+    holders = ([*_party(holder), holder.count, holder.held_for_text, holder.owner] for holder in info.holders)
+    yield "\n" + table(["holder", "pid", "place", "doing", "holds", "held for", "owner"], holders, within)
+    if info.rate is not None:
+        yield f"\ntaken {info.rate_text}, last by"
+        yield table(["holder", "pid", "place", "doing"], map(_party, info.recent), within)
+    if info.waiters:
+        waiters = ([*_party(waiter), waiter.waited_text] for waiter in info.waiters)
+        yield "\n" + table(["waiter", "pid", "place", "doing", "waits for"], waiters, within)
+    if info.waiting > len(info.waiters):
+        yield f"and {info.waiting - len(info.waiters)} more"
+    if info.nodes:
+        nodes = ([node, _on_node(owner)] for node, owner in info.nodes.items())
+        yield "\n" + table(["node", "owner"], nodes, within)
+
+
+def _party(party: Party) -> list[object]:
+    return [party.host or "–", party.pid or "–", party.place or "–", party.doing or "–"]
+
+
+def _on_node(owner: str | None) -> str:
+    return "does not answer" if owner is None else owner or "free"

@@ -1,0 +1,122 @@
+"""What is measured: one table, from which the exporters in this package make their instruments.
+
+Labels have few values, however many locks there are: templates, but never names, owners or ids. Signals are recorded in
+the thread for callbacks, because exporters take mutexes. A caller must neither wait for them while it takes a lock, nor
+leave them locked when it is interrupted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_rlock.callbacks import post
+from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.hooks import Named
+from django_rlock.signals import (
+    LockSignal,
+    lock_acquired,
+    lock_force_released,
+    lock_lost,
+    lock_released,
+    lock_timed_out,
+    lock_unavailable,
+    task_deduplicated,
+    task_deferred,
+    task_skipped,
+)
+
+LABELS = ("template", "kind", "alias")
+BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""The upper bounds of histograms, in seconds; they include the defaults of VIEW_WAIT_TIME, SLOW_HOLD and
+WATCHDOG_TIMEOUT."""
+
+Record = Callable[[Mapping[str, str], float], object]
+"""Records a value under labels, given in the order of the event's labels."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is recorded of some signals: a counter, or a histogram of the signals' keyword ``seconds``.
+
+    ``begins`` is a signal that makes the counter start at 0: Prometheus sees no increase in a counter that first
+    appears with its first event.
+    """
+
+    name: str
+    text: str
+    signals: Sequence[LockSignal]
+    seconds: str | None = None
+    labels: tuple[str, ...] = LABELS
+    begins: LockSignal | None = None
+
+    @property
+    def sources(self) -> set[LockSignal]:
+        """The signals that are recorded."""
+        return {*self.signals, *([self.begins] if self.begins else [])}
+
+    def value(self, given: Mapping[str, Any]) -> float:
+        """The value to record for a signal with these keywords."""
+        if given["signal"] is self.begins:
+            return 0
+        return 1 if self.seconds is None else given[self.seconds]
+
+
+@dataclass
+class Level:
+    """The number of locks of some sort in this process: a gauge, read from the tables on request."""
+
+    name: str
+    text: str
+    locks: Callable[[], Iterable[Named]]
+    _last: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def read(self) -> dict[tuple[str, ...], int]:
+        """The numbers by the values of LABELS; 0 where there were some before."""
+        now: Counter[tuple[str, ...]] = Counter((lock.template, lock.kind, lock.using) for lock in self.locks())
+        self._last = {**dict.fromkeys(self._last, 0), **now}
+        return self._last
+
+
+_ACQUIRES = lock_acquired, lock_timed_out, lock_unavailable
+_BY_OUTCOME = *LABELS, "outcome"
+
+EVENTS = (
+    Event("rlock.acquisitions", "Attempts to take a lock, by outcome.", _ACQUIRES, labels=_BY_OUTCOME),
+    Event("rlock.wait", "How long attempts to take a lock waited.", _ACQUIRES, "waited", labels=_BY_OUTCOME),
+    Event("rlock.hold", "How long locks were held, until they were released.", [lock_released], "held"),
+    Event("rlock.lost", "Holds that were lost before they were released.", [lock_lost], begins=lock_acquired),
+    Event("rlock.force_released", "Locks that this process freed by force.", [lock_force_released]),
+    Event(
+        "rlock.tasks_not_run",
+        "Messages of a LockedTask that came and did not run, or were not sent, by outcome.",
+        [task_skipped, task_deferred, task_deduplicated],
+        labels=_BY_OUTCOME,
+    ),
+)
+LEVELS = (
+    Level("rlock.held", "Locks that this process holds.", HOLDS.locks),
+    Level("rlock.waiting", "Waits for a lock in this process.", lambda: [wait.lock for wait in WAITS.snapshot()]),
+)
+
+
+def feed(record_of: Callable[[Event], Record]) -> None:
+    """Record the signals of each event from now on, with the recorder made for it."""
+    records = [(event, record_of(event)) for event in EVENTS]
+    for signal in {signal for event in EVENTS for signal in event.sources}:
+        own = [(event, record) for event, record in records if signal in event.sources]
+        signal.connect(_receiver(own), weak=False)
+
+
+def _receiver(records: Sequence[tuple[Event, Record]]) -> Callable[..., None]:
+    def receive(**given: Any) -> None:
+        post(_record, records, given)
+
+    return receive
+
+
+def _record(records: Sequence[tuple[Event, Record]], given: Mapping[str, Any]) -> None:
+    for event, record in records:
+        record({label: given[label] for label in event.labels}, event.value(given))

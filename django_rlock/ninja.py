@@ -1,0 +1,71 @@
+"""Operations of django-ninja under a lock. Imported only by projects that use it::
+
+api = NinjaAPI()
+register(api)
+
+@api.post("/stock/{sku}/buy")
+@distributed_lock("stock:<sku>")
+def buy(request, sku: str): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from ninja import NinjaAPI
+
+from django_rlock.view_classes import OPERATIONS, with_transactions
+from django_rlock.web.responses import LOCK_ERRORS, MissingValueError, answer
+from django_rlock.web.transactions import roll_back_open
+
+
+def register(api: NinjaAPI) -> None:
+    """Make an API handle locks as decorated views do; call it once for each API, before its ``urls`` are used.
+
+    Lock errors become LOCKED_STATUS or 503 responses; a request without a value that the lock's name needs gets a 400
+    response. Under ATOMIC_REQUESTS a decorated operation opens its transaction inside its lock, and the others keep
+    theirs. System checks compare key templates with the routes.
+
+    Raises RuntimeError when the URLs were made before.
+    """
+    if getattr(api, "_bound_routers_cache", None) is not None:
+        raise RuntimeError("Call register(api) before api.urls, which was made without it.")
+    for error in LOCK_ERRORS:
+        api.add_exception_handler(error, _locked)
+    api.add_exception_handler(MissingValueError, partial(_missing, api))
+    # ninja has no public hook between its operations and Django's views.
+    made: Any = api._get_urls  # noqa: SLF001
+    vars(api)["_get_urls"] = partial(_urls, api, made)
+
+
+def _locked(request: HttpRequest, error: Any) -> HttpResponse:
+    response = answer(request, error)
+    roll_back_open()
+    return response
+
+
+def _missing(api: NinjaAPI, request: HttpRequest, error: Any) -> HttpResponse:
+    response: HttpResponse = api.create_response(request, {"detail": str(error)}, status=400)
+    response["Cache-Control"] = "no-store"
+    roll_back_open()
+    return response
+
+
+def _urls(api: NinjaAPI, made: Callable[[], Any]) -> Any:
+    for router in api._get_bound_routers():  # noqa: SLF001
+        for path_view in router.path_operations.values():
+            vars(path_view)["get_view"] = partial(_view, path_view.operations, path_view.get_view)
+    return made()
+
+
+def _view(operations: Sequence[Any], made: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    view = with_transactions(made(), partial(_operation_for, operations))
+    setattr(view, OPERATIONS, [operation.view_func for operation in operations])
+    return view
+
+
+def _operation_for(operations: Sequence[Any], request: HttpRequest) -> object:
+    return next((each.view_func for each in operations if request.method in each.methods), None)

@@ -1,0 +1,163 @@
+"""What a process owns: made once, replaced after a fork and when the settings change, ended at exit.
+
+Modules register what they keep here, under one of the STAGES; nothing else in the package hooks into forks, settings or
+the interpreter's exit. Each of these events goes through the stages in their order, so that an object made again finds
+the objects that it depends on already replaced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import threading
+from collections.abc import Callable
+from functools import cache, update_wrapper
+from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
+
+from django.core.signals import setting_changed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Stage = Literal[
+    "identity", "settings", "connections", "drivers", "listening", "keeping", "holds", "reports", "callbacks"
+]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+SETTINGS = frozenset({"RLOCK", "CACHES"})
+"""The settings whose change makes a process forget what it derived from them."""
+
+_hooks: dict[str, dict[Stage, list[Callable[[], object]]]] = {
+    event: {stage: [] for stage in STAGES} for event in ("fork", "settings", "exit")
+}
+
+
+class Owned(Generic[T]):
+    """An object that a process makes once; ``value`` is the current one.
+
+    A forked child makes a new one. So does the process itself when the settings change, unless the value ``outlives``
+    them; ``stop`` then ends the old value. A fork stops nothing: threads and sockets belong to the parent.
+    """
+
+    __slots__ = ("_make", "_stop", "value")
+
+    def __init__(
+        self,
+        stage: Stage,
+        make: Callable[[], T],
+        *,
+        stop: Callable[[T], object] | None = None,
+        outlives_settings: bool = False,
+    ) -> None:
+        self._make = make
+        self._stop = stop
+        self.value = make()
+        on_fork(stage, self._renew)
+        if not outlives_settings:
+            on_changed_settings(stage, self._replace)
+
+    def _renew(self) -> None:
+        self.value = self._make()
+
+    def _replace(self) -> None:
+        former = self.value
+        self._renew()
+        if self._stop is not None:
+            self._stop(former)
+
+
+def on_fork(stage: Stage, hook: Callable[[], object]) -> None:
+    """Call ``hook`` in a forked child."""
+    _hooks["fork"][stage].append(hook)
+
+
+def on_changed_settings(stage: Stage, hook: Callable[[], object]) -> None:
+    """Call ``hook`` when RLOCK or CACHES change, as tests do."""
+    _hooks["settings"][stage].append(hook)
+
+
+def on_exit(stage: Stage, hook: Callable[[], object]) -> None:
+    """Call ``hook`` when the interpreter exits."""
+    _hooks["exit"][stage].append(hook)
+
+
+def remembered(stage: Stage) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorator: ``functools.cache``, cleared in a forked child and when the settings change.
+
+    Threads that are the first to ask, at the same time, get the same result; ``functools.cache`` gives each of them one
+    of its own. Each of them makes one as well, without a mutex that an interruption could leave locked: to make it and
+    to drop it must do no harm. Arguments that are left out are the same as their defaults. A thread that is computing a
+    result while all are cleared computes it again, since it may have read the old settings.
+    """
+
+    def decorate(make: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(make)
+        results: dict[tuple[object, ...], T] = {}
+
+        def make_the_first(*args: P.args, **kwargs: P.kwargs) -> T:
+            asked = signature.bind(*args, **kwargs)
+            asked.apply_defaults()
+            key = *asked.args, *asked.kwargs.items()
+            while True:
+                current = results
+                first = current[key] if key in current else current.setdefault(key, make(*args, **kwargs))
+                if current is results:
+                    return first
+
+        cached = cache(make_the_first)
+        update_wrapper(cached, make)
+
+        def forget() -> None:
+            nonlocal results
+            results = {}
+            cached.cache_clear()
+
+        on_fork(stage, forget)
+        on_changed_settings(stage, forget)
+        return cast("Callable[P, T]", cached)
+
+    return decorate
+
+
+def _run(event: str) -> None:
+    for hooks in _hooks[event].values():
+        for hook in hooks:
+            hook()
+
+
+_pid = os.getpid()
+_noticing = threading.RLock()
+
+
+def notice_fork() -> None:
+    """Make this process own nothing of its parent's, where it is a child of which Python was not notified.
+
+    uWSGI forks its workers in C, and runs Python's hooks only if an option says so. All workers would be one owner, for
+    whom each of the locks is free. So every call of a lock begins here.
+    """
+    if os.getpid() != _pid:
+        with _noticing:
+            if os.getpid() != _pid:
+                _after_fork()
+
+
+def _after_fork() -> None:
+    global _pid  # noqa: PLW0603 - see above
+    _run("fork")
+    _pid = os.getpid()  # last, since other threads of the child go on when they see it
+
+
+def _at_exit() -> None:
+    notice_fork()
+    _run("exit")
+
+
+def _on_setting(*, setting: str, **_: object) -> None:
+    if setting in SETTINGS:
+        _run("settings")
+
+
+os.register_at_fork(after_in_child=_after_fork)
+setting_changed.connect(_on_setting, dispatch_uid="django_rlock.process")
+atexit.register(_at_exit)

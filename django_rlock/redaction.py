@@ -1,0 +1,82 @@
+"""Texts without passwords: every URL or setting's value in an error, a check or a page is shown through this.
+
+Anything that may be part of a password is hidden: the text may lose a part of a URL, but never shows a password.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote_plus
+
+HIDDEN = "***"
+_SECRETS = "pass", "secret", "token"
+# Raw passwords contain slashes, at signs and question marks, so only white space certainly ends a URL.
+_CREDENTIALS = re.compile(r"(?<=://)\S*@")
+_IN_QUERY = re.compile(r"[?&]([^\s=&?]*)=(?=([^\s&]*))")
+
+
+def redacted(text: str) -> str:
+    """The text with ``***`` for the user and password of each URL in it, and for passwords in queries.
+
+    A URL ends at white space.
+    """
+    return _CREDENTIALS.sub(f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
+
+
+def shown(value: object) -> str:
+    """The ``repr`` of a setting's value, without passwords in URLs and under keys that name a secret."""
+    return repr(_without_passwords(value))
+
+
+def _without_secrets_in_queries(text: str) -> Iterator[str]:
+    """The text in pieces. Of a value without a secret only the name is a piece, as it may contain another query."""
+    start = 0
+    for found in _IN_QUERY.finditer(text):
+        if found.start() < start:
+            continue  # inside a secret
+        name, value = found.groups()
+        yield text[start : found.end()]
+        start = found.end()
+        if _is_secret(unquote_plus(name)):
+            # Either "@" is part of the password, or it ends one that contains all of this: hide what is before it too.
+            yield f"{HIDDEN}@{HIDDEN}" if "@" in value else HIDDEN
+            start += len(value)
+    yield text[start:]
+
+
+def _is_secret(name: object) -> bool:
+    return any(word in str(name).lower() for word in _SECRETS)
+
+
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, str):
+        return _without_password(value)
+    if isinstance(value, bytes):
+        return _without_password(value.decode("latin-1")).encode("latin-1")
+    if isinstance(value, Mapping):
+        return {
+            _without_passwords(key): HIDDEN if _is_secret(key) else _without_passwords(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(_without_passwords, value))
+    if isinstance(value, set | frozenset) and value:
+        # Sorted, because equal sets may differ in order, and one mistake should have one text.
+        return _Shown("{" + ", ".join(sorted(map(shown, value))) + "}")
+    return _Shown(redacted(repr(value)))
+
+
+def _without_password(text: str) -> str:
+    scheme, mark, rest = text.partition("://")
+    if mark and any(map(str.isspace, rest)):
+        return f"{scheme}{mark}{HIDDEN}"
+    return redacted(text)
+
+
+class _Shown(str):
+    """A text whose ``repr`` is the text itself."""
+
+    __slots__ = ()
+    __repr__ = str.__str__

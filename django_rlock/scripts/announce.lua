@@ -1,0 +1,20 @@
+-- Included by the scripts that free a lock, not called on its own.
+
+-- include: clock
+
+-- Notifies Redisson's waiters that a lock is free: those of its plain lock, and the first one of its fair lock, which
+-- has a channel of its own. Waiters there whose deadline has passed count as dead. pcall: without the right to publish,
+-- or to read that queue, the waiters retry by themselves.
+local function announce(channel, waiting, deadlines)
+    redis.pcall('publish', channel, '0')
+    local place, owner = 0, redis.pcall('lindex', waiting, 0)
+    while type(owner) == 'string' do
+        local deadline = tonumber(redis.call('zscore', deadlines, owner))
+        if not deadline or deadline > now_ms() then
+            redis.pcall('publish', channel .. ':' .. owner, '0')
+            return
+        end
+        place = place + 1
+        owner = redis.pcall('lindex', waiting, place)
+    end
+end

@@ -1,0 +1,23 @@
+-- Gives a held lock the lease that its owner has chosen, which may be shorter.
+--
+-- KEYS[1]  hash of owner -> holds
+-- KEYS[2]  nonce up to which the owner's extensions are settled
+-- ARGV[1]  nonce
+-- ARGV[2]  owner
+-- ARGV[3]  lease, ms
+-- ARGV[4]  0, or 2 to change nothing but settle the extensions sent so far
+--
+-- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
+
+-- include: extensions
+-- include: owns
+
+if not owns(KEYS[1], ARGV[2]) then
+    return {ARGV[1], 0}
+end
+if ARGV[4] == '2' then
+    settle_extensions(KEYS[2], ARGV[1])
+elseif not is_settled(KEYS[2], ARGV[1]) then
+    redis.call('pexpire', KEYS[1], ARGV[3])
+end
+return {ARGV[1], 1}

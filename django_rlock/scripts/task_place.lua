@@ -1,0 +1,19 @@
+-- Keeps the place of a sent message of a task in the queue, or leaves it.
+--
+-- KEYS[1]  the place: <token>:<task id>, with ? before it until the message is sent
+-- ARGV[1]  nonce
+-- ARGV[2]  the value that it must have, without ?, or '' for any
+-- ARGV[3]  how long it is kept from now on, ms; 0 leaves it
+--
+-- Returns {nonce, 1}, or {nonce, 0} when it does not have that value.
+
+local known = redis.call('get', KEYS[1])
+if not known or (ARGV[2] ~= '' and known ~= ARGV[2] and known ~= '?' .. ARGV[2]) then
+    return {ARGV[1], 0}
+end
+if ARGV[3] == '0' then
+    redis.call('del', KEYS[1])
+else
+    redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3])
+end
+return {ARGV[1], 1}

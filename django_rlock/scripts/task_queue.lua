@@ -1,0 +1,24 @@
+-- Takes the place of a task's message in the queue, unless another message has it, or a run of that task has the lock.
+--
+-- KEYS[1]  the place: <token>:<task id>, with ? before it until the message is sent
+-- KEYS[2]  the lock: hash of owner -> holds
+-- ARGV[1]  nonce
+-- ARGV[2]  the place's value, without ?
+-- ARGV[3]  how long it is kept until the message is sent, ms
+-- ARGV[4]  mark of the owners of the task's runs, or '' if runs do not count
+--
+-- Returns {nonce, the value that it has, '', 0}; or {nonce, '', owner of a run, its remaining lease in ms}.
+
+local known = redis.call('get', KEYS[1])
+if known then
+    return {ARGV[1], known, '', 0}
+end
+if ARGV[4] ~= '' then
+    for _, owner in ipairs(redis.call('hkeys', KEYS[2])) do
+        if string.find(owner, ARGV[4], 1, true) then
+            return {ARGV[1], '', owner, redis.call('pttl', KEYS[2])}
+        end
+    end
+end
+redis.call('set', KEYS[1], '?' .. ARGV[2], 'px', ARGV[3])
+return {ARGV[1], '?' .. ARGV[2], '', 0}

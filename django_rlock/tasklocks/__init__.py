@@ -1,0 +1,4 @@
+"""Makes Celery tasks run under locks: options, names of locks, redelivered messages, dying processes.
+
+Users import ``django_rlock.celery``.
+"""

@@ -1,0 +1,189 @@
+"""The children of a prefork worker: when one dies, its parent frees its locks at once.
+
+A child sends its parent once, by an inherited socket: its client id, a file of its own, and the reading end of a pipe.
+Before each run it writes the locks that it is about to take into the file: one system call, which wakes no process. The
+pipe closes when the child is gone, in whatever way, and before Celery's own pool notices. Then a thread of the parent
+reads the file, and frees those of the locks that the child's client id holds. A child that is not forked (macOS) has no
+such socket; its locks end with their leases.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+from celery.signals import worker_init, worker_ready
+
+from django_rlock import threads
+from django_rlock.drivers.identity import client_id
+from django_rlock.exceptions import RLockError
+from django_rlock.locks import BaseLock, rlock
+from django_rlock.process import on_fork
+from django_rlock.settings import get_settings
+from django_rlock.tasklocks.holders import free_the_dead
+
+logger = logging.getLogger("django_rlock.celery")
+
+_MOST = 65_536
+"""How many bytes of a child's note are read."""
+_AGAIN = 1.0
+"""How long to wait before freeing a dead child's locks is retried, while their Redis is unreachable, in seconds."""
+
+Note = dict[str, Any]
+
+
+class _Parent:
+    """The worker's main process: it watches its children, and frees the locks of those that are gone."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.ours, self.childrens = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.childrens.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._left: list[tuple[float, Note]] = []
+
+    def watch(self) -> None:
+        """Watch the children for as long as the process lives."""
+        self._selector.register(self.ours, selectors.EVENT_READ)
+        while True:
+            try:
+                self._look()
+            except Exception:
+                logger.exception("A child of the worker could not be watched; its locks end with their leases.")
+                time.sleep(_AGAIN)
+
+    def _look(self) -> None:
+        for key, _ in self._selector.select(_AGAIN if self._left else None):
+            if key.fileobj is self.ours:
+                self._meet()
+            else:
+                self._part(key.fd, *key.data)
+        self._left = [each for each in self._left if not self._freed(*each)]
+
+    def _meet(self) -> None:
+        client, descriptors, *_ = socket.recv_fds(self.ours, 100, 2)
+        if len(descriptors) == 2:
+            pipe, file = descriptors
+            self._selector.register(pipe, selectors.EVENT_READ, (file, client.decode()))
+
+    def _part(self, pipe: int, file: int, client: str) -> None:
+        """Handle the end of a child."""
+        self._selector.unregister(pipe)
+        try:
+            text = os.pread(file, _MOST, 0).rstrip(b"\0 ")
+        finally:
+            os.close(pipe)
+            os.close(file)
+        for note in json.loads(text) if text else ():
+            lease = note["lease"] or max(get_settings(using).watchdog_timeout for using, _, _ in note["locks"])
+            self._left.append((time.monotonic() + lease, {**note, "client": client}))
+
+    def _freed(self, until: float, note: Note) -> bool:
+        """Try to free a child's locks; returns whether nothing is left to do about them."""
+        try:
+            for using, kind, name in note["locks"]:
+                reason = f"the process of task {note['task']} has ended"
+                free_the_dead(rlock(name, using=using, kind=kind), lambda each: each.client == note["client"], reason)
+        except RLockError:
+            return time.monotonic() >= until
+        return True
+
+
+class _Child:
+    """A process that runs tasks: a file in which it notes its locks, and a pipe that closes when it ends."""
+
+    def __init__(self, parent: _Parent) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - for the life of the process
+        reader, self._writer = os.pipe()
+        try:
+            socket.send_fds(parent.childrens, [client_id().encode()], [reader, self._file.fileno()])
+        except OSError:
+            self.close()
+            raise
+        finally:
+            os.close(reader)
+        self._notes: list[Note] = []
+        self._length = 0
+
+    def close(self) -> None:
+        os.close(self._writer)
+        self._file.close()
+
+    @contextmanager
+    def holding(self, note: Note) -> Iterator[None]:
+        """Note that locks may be held; nested calls add their own.
+
+        The last note stays until the next run: a lock that is no longer held will not be freed.
+        """
+        self._notes.append(note)
+        self._write()
+        try:
+            yield
+        finally:
+            self._notes.remove(note)
+            if self._notes:
+                self._write()
+
+    def _write(self) -> None:
+        text = json.dumps(self._notes).encode()
+        os.pwrite(self._file.fileno(), text.ljust(self._length), 0)  # the rest of a longer, earlier note is overwritten
+        self._length = len(text)
+
+
+_parent: _Parent | None = None
+_child: _Child | None = None
+
+
+@contextmanager
+def noted(task_id: str, lock: BaseLock, kind: str | None) -> Iterator[None]:
+    """Let the parent know, while a task runs, which locks to free when this process is gone."""
+    child = _this_child()
+    if child is None:
+        yield
+        return
+    locks = [(each.using, kind, each.name) for each in lock.parts]
+    with child.holding({"task": task_id, "lease": lock.lease_time, "locks": locks}):
+        yield
+
+
+def _this_child() -> _Child | None:
+    global _child  # noqa: PLW0603 - a process is one child
+    if _child is None and _parent is not None and os.getppid() == _parent.pid:
+        with suppress(OSError):  # the parent ends, or does not read: the next task tries again
+            _child = _Child(_parent)
+    return _child
+
+
+def _after_fork() -> None:
+    """A process forked by a child is not that child: the pipe must not stay open until it ends."""
+    global _child  # noqa: PLW0603
+    if _child is not None:
+        _child.close()
+        _child = None
+
+
+on_fork("holds", _after_fork)
+
+
+@worker_init.connect(weak=False)
+def _expect_children(**_: Any) -> None:
+    """Make the parent's socket before the worker forks any child."""
+    global _parent  # noqa: PLW0603
+    _parent = _Parent()
+
+
+@worker_ready.connect(weak=False)
+def _watch_children(sender: Any = None, **_: Any) -> None:
+    """Start watching after the children were forked, so that no thread runs during the fork."""
+    from celery.concurrency.prefork import TaskPool
+
+    if _parent is not None and isinstance(getattr(sender, "pool", None), TaskPool):
+        threads.start(_parent.watch, name="rlock-children")

@@ -1,0 +1,202 @@
+"""Messages that are delivered more than once: each task id succeeds in one run, and has at most one copy to come.
+
+A broker delivers a message again when its worker died, and when it was not acknowledged within the visibility timeout,
+even if it still runs or waits in a worker. So a message that finds its lock taken is not left unacknowledged: it is
+sent again as a copy that comes later, and acknowledged. The server remembers by the task's id
+
+* that the task has succeeded (``rlock_done``): a copy that comes later ends at once;
+* which copy is to come (``rlock_copy``): any other copy that comes ends at once.
+
+A copy is ``<retries>:<token>``, with a new token each time it is sent. It is sent first and recorded afterwards; its
+headers name the copies of which one is recorded until then. So wherever a process dies, one copy is left that counts.
+If the record could not be read, the same copy is sent once more, because no other one would be recorded. A retry by the
+task itself replaces the copies of earlier attempts.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from functools import cached_property
+from time import monotonic
+from typing import Any
+
+from celery import Task
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.states import READY_STATES
+
+from django_rlock import keys, scripts
+from django_rlock.drivers.base import run_flow
+from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
+from django_rlock.drivers.quorum.calls import AskTask, NoteTask
+from django_rlock.drivers.room import sync_driver
+from django_rlock.locks.durations import milliseconds
+from django_rlock.settings import get_settings
+
+DEFAULT_VISIBILITY = 3600.0
+"""The visibility timeout of kombu's Redis transport if the app sets none, in seconds."""
+_SHORTEST_VISIBILITY = 1.0
+"""No app sets less, in seconds. A run that waited for less than half of it does not read the slow settings."""
+MARKED_FOR = 3
+"""How many visibility timeouts a success is remembered, unless the task sets a time."""
+SETTLING = 30.0
+"""How long a successful run may take to store its result, in seconds; after that it is assumed to have died before."""
+PATIENCE = 1.0
+"""How long to retry a record while Redis is unreachable, in seconds."""
+
+RETRIES, COPY, TOKEN, PARENTS = "rlock_retries", "rlock_copy", "rlock_token", "rlock_parents"
+"""Headers of a message that was sent again: how often; whether another delivery of it may have run; its own token, and
+the tokens of its predecessors, of which one may still be recorded."""
+RECEIVED = "rlock_received"
+"""Set in the request of a run: when the worker received the message, in monotonic seconds."""
+
+
+class Standing(enum.Enum):
+    """What to do with a delivery, by what is known of its task."""
+
+    COUNTS = "it is to run"
+    SETTLING = "its task has succeeded, and may be about to store its result"
+    DONE = "its task has succeeded"
+    SUPERSEDED = "another copy is to come"
+
+
+class Delivery:
+    """One delivery of a task's message. ``using`` is the alias that stores what is known of the task.
+
+    ``retries`` counts the task's own retries, ``lock_retries`` how often the message was sent again. ``has_begun`` is
+    whether the task may have run already, so that it must not be skipped.
+    """
+
+    def __init__(self, task: Task[..., Any], message: Context, using: str, done_marker_time: float | None) -> None:
+        self.message = message
+        self._task = task
+        self._using = using
+        self._done_marker_time = done_marker_time
+        self._keys = keys.task_keys(get_settings(using).key_prefix, str(message.id))
+        self.retries = int(message.retries or 0)
+        self.lock_retries = int(message.get(RETRIES) or 0)
+        self._token = str(message.get(TOKEN) or "")
+        self._parents: list[str] = list(message.get(PARENTS) or ())
+        self._is_redelivered = bool((message.delivery_info or {}).get("redelivered"))
+        self.has_begun = bool(message.get(COPY)) or self._is_redelivered or self.retries > 0
+        self._known: str | None = None
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def visibility(self) -> float:
+        """After how many seconds the broker delivers the message again."""
+        return visibility_timeout(self._task.app)
+
+    @property
+    def _marked_for(self) -> float:
+        return MARKED_FOR * self.visibility if self._done_marker_time is None else self._done_marker_time
+
+    @property
+    def may_be_a_copy(self) -> bool:
+        """Whether there may be another delivery of it, so that the server must be asked about the task."""
+        return self.has_begun or bool(self._token) or self._has_waited
+
+    @property
+    def _has_waited(self) -> bool:
+        """Whether it has been in the worker for so long that the broker may have delivered it to another worker."""
+        received = self.message.get(RECEIVED)
+        if received is None:
+            return bool(self._task.acks_late)
+        waited = monotonic() - received
+        return waited > _SHORTEST_VISIBILITY / 2 and bool(waited > self.visibility / 2)
+
+    def standing(self) -> Standing:
+        """Ask Redis, by one command, what to do with it. Raises LockUnavailableError when Redis is unreachable."""
+        marked_ms, copy = self._run(AskTask, scripts.TASK_READ, self._keys, "")
+        self._known = copy.decode()
+        if marked_ms >= 0:
+            age = self._marked_for - marked_ms / 1000
+            if self._outcome_is_stored():
+                return Standing.DONE
+            if age < SETTLING:
+                return Standing.SETTLING
+        return Standing.COUNTS if self._counts(self._known) else Standing.SUPERSEDED
+
+    def _counts(self, known: str) -> bool:
+        """Whether it is the copy that is to come, or its successor. The first delivery of a message always counts."""
+        if not known or not (self._token or self._is_redelivered):
+            return True
+        retries, _, token = known.partition(":")
+        if int(retries) != self.retries:
+            return self.retries > int(retries)
+        return token in {self._token, *self._parents}
+
+    @property
+    def keeps_outcome(self) -> bool:
+        """Whether Celery stores the outcome; the message's option takes precedence over the task's."""
+        ignored = vars(self.message).get("ignore_result")
+        return not (self._task.ignore_result if ignored is None else ignored)
+
+    def _outcome_is_stored(self) -> bool:
+        """Whether the outcome is stored, or is not to be stored at all."""
+        backend: Any = self._task.backend
+        if not self.keeps_outcome or isinstance(backend, DisabledBackend):
+            return True
+        if backend.as_uri().startswith("rpc:"):  # it delivers outcomes, and stores none
+            return True
+        try:
+            return backend.get_task_meta(self.message.id, cache=False)["status"] in READY_STATES
+        except Exception:  # noqa: BLE001 - each backend has its own errors
+            return False  # a later delivery asks again
+
+    # --- what is noted -----------------------------------------------------------------------------------------------
+
+    def note_run(self) -> None:
+        """Invalidate copies of attempts before this retry by the task itself."""
+        if self._known and int(self._known.partition(":")[0]) < self.retries:
+            self._expect(self._token)
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether its success is to be recorded."""
+        return bool(self._marked_for) and (bool(self._task.acks_late) or self.may_be_a_copy)
+
+    def note_success(self) -> None:
+        """Record the success, so that copies that come later end at once."""
+        args = str(self.message.id), milliseconds(self._marked_for)
+        self._run(NoteTask, scripts.TASK_DONE, self._keys[:1], *args)
+
+    def next_copy(self, is_copy: bool) -> dict[str, Any]:
+        """The headers of the copy that follows this delivery."""
+        token, parents = uuid.uuid4().hex, self._parents
+        if self._known is not None:
+            parents = [self._token, self._known.partition(":")[2]]
+        elif self._token:
+            token = self._token
+        return {RETRIES: self.lock_retries + 1, COPY: is_copy, TOKEN: token, PARENTS: parents}
+
+    def note_copy(self, headers: dict[str, Any]) -> None:
+        """Record that only this copy counts, unless another one was recorded since ``standing()``."""
+        if self._known is not None:
+            self._expect(headers[TOKEN])
+
+    def _expect(self, token: str) -> None:
+        kept = milliseconds(2 * self.visibility + REMEMBERED)
+        self._run(NoteTask, scripts.TASK_EXPECT, self._keys[1:], f"{self.retries}:{token}", self._known or "", kept)
+
+    def forget(self) -> None:
+        """Remove our headers, so that a ``retry()`` in the body starts counting from 0."""
+        if self.message.headers:
+            ours = {RETRIES, COPY, TOKEN, PARENTS, RECEIVED}
+            headers = self.message.headers.items()
+            self.message.headers = {name: value for name, value in headers if name not in ours}
+
+    def _run(
+        self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
+    ) -> Any:
+        driver = sync_driver(self._using)
+        call: ScriptCall = kind(str(self._task.name), script, all_keys, args)
+        _, *reply = run_flow(driver.run, call, driver.now() + PATIENCE)
+        return reply
+
+
+def visibility_timeout(app: Any) -> float:
+    """After how many seconds the broker delivers an unacknowledged message again."""
+    return float((app.conf.broker_transport_options or {}).get("visibility_timeout") or DEFAULT_VISIBILITY)

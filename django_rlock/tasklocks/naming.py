@@ -1,0 +1,228 @@
+"""The name of a run's lock, made from the arguments of its message."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Collection
+from hashlib import blake2b
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from kombu.utils.json import dumps
+
+from django_rlock.arguments import Arguments
+from django_rlock.exceptions import KeyTemplateError
+from django_rlock.keytemplates import KeyTemplate, check_names
+
+if TYPE_CHECKING:
+    from django_rlock.celery import LockedTask
+
+Values = dict[str, Any]
+"""The arguments of a message by name, with their defaults."""
+
+_DIGEST_BYTES = 16
+_NO_ID = "id"
+"""Stands for a task's id when a name is made only to check that it can be made."""
+
+
+class Naming:
+    """Names the locks of the runs of one task class. Raises KeyTemplateError or TypeError for a bad ``lock_key``."""
+
+    def __init__(self, task: type[LockedTask]) -> None:
+        self._label = task.name or task.__name__
+        self._values = _Values(task)
+        key: Any = inspect.getattr_static(task, "lock_key")
+        self._function = key if callable(key) else None
+        self._templates = [] if key is None or callable(key) else self._parsed(key)
+        self.sources = [each.source for each in self._templates]
+        """The key templates of the names, in their order; empty if a function makes the names."""
+        if key is None:
+            self.sources.append(f"{self._label}:<all arguments>")
+        if self._function is not None and self._values.names is not None:
+            self._check_function(self._function)
+
+    def names(
+        self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None = None
+    ) -> list[str]:
+        """The names of a run's locks; of the running task unless ``task_id`` is given. Raises TypeError when the
+        arguments do not fit the body.
+        """
+        if self._function is not None:
+            args, kwargs = self._values.validated(args, kwargs)
+            named = self._function(task, *args, **kwargs)
+            return list(named) if isinstance(named, list | tuple | set) else [named]
+        return self._from_arguments(task, args, kwargs, task_id or task.request.id)
+
+    def name(self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str) -> str:
+        """The name of the single lock that a message waits for. Raises TypeError when there are several."""
+        names = self.names(task, args, kwargs, task_id)
+        if len(names) != 1:
+            raise TypeError(f"{self._label}: lock_scope={task.lock_scope!r} takes one name of a lock, not {names!r}.")
+        return names[0]
+
+    def check(self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise KeyTemplateError, in the process that sends a message, when its key cannot be made.
+
+        A key function is only called where the task runs, because it may need data that exist only there.
+        """
+        if self._function is None:
+            self._from_arguments(task, args, kwargs, _NO_ID)
+
+    def attributes(self) -> set[str]:
+        """The attributes of the task that its templates read."""
+        found = (each for template in self._templates for each in template.placeholders())
+        return {each.path[0] for each in found if each.root == "self" and each.path}
+
+    def _from_arguments(
+        self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None
+    ) -> list[str]:
+        if not self._templates:
+            return [f"{task.name}:{self._digest(self._values.of_call(args, kwargs))}"]
+        used = {name for template in self._templates for name in template.names}
+        own = {"task": {"name": task.name, "id": task_id}, "self": task}
+        values = {**own, **self._values.of_call(args, kwargs, used)}
+        return [template.render(values) for template in self._templates]
+
+    def _digest(self, values: Values) -> str:
+        plain = {name: _plain(value) for name, value in values.items()}
+        try:
+            text = dumps(plain, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            name = next((name for name, value in plain.items() if not _is_json(value)), "arguments")
+            raise KeyTemplateError(
+                f"{self._label}: without a lock_key all arguments make the key, and {name!r} is not JSON ({error}); "
+                f"give it a lock_key, such as '{self._label}:<id>'.",
+                template="",
+            ) from error
+        return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+    def _parsed(self, key: Any) -> list[KeyTemplate]:
+        sources = [key] if isinstance(key, str) else key
+        if not isinstance(sources, list | tuple) or not sources:
+            raise TypeError(
+                f"{self._label}: lock_key must be a template, a list of them, a function or None, not {key!r}."
+            )
+        templates = [KeyTemplate.parse(each) for each in sources]
+        names = self._values.names
+        for template in templates if names is not None else ():
+            error = check_names(template, [*(names or ()), "task", "self"], f"task {self._label}")
+            if error is not None:
+                raise KeyTemplateError(error, template=template.source)
+        return templates
+
+    def _check_function(self, function: Callable[..., Any]) -> None:
+        wanted = ["task", *self._values.required]
+        if error := misfit(function, len(wanted)):
+            raise TypeError(f"{self._label}: lock_key is called as function({', '.join(wanted)}); {error}.")
+
+
+def misfit(function: Callable[..., Any], arguments: int) -> str | None:
+    """Why a function cannot be called with a number of positional arguments; None if it can, or if that is unknown."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """A value in its JSON form; for a pydantic model all fields, defaults included."""
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+class _Values:
+    """The arguments that a task's body gets from a message: by name, with defaults, and validated if the task was made
+    with ``pydantic=True``, so that different spellings of the same value give the same key.
+    """
+
+    def __init__(self, task: type[LockedTask]) -> None:
+        self._label = task.name or task.__name__
+        run: Any = inspect.getattr_static(task, "run")
+        function: Any = getattr(run, "__func__", run)
+        is_validated = _validates(function)
+        if is_validated:
+            function = function.__wrapped__
+        # The parameters that a message fills: those of the body, without the task that ``bind=True`` passes first.
+        body = function if isinstance(run, staticmethod) else MethodType(function, task)
+        self._arguments = Arguments(body)
+        self._models = _models(function) if is_validated else {}
+
+    @property
+    def names(self) -> list[str] | None:
+        """The parameters; None if any name is allowed."""
+        return self._arguments.names
+
+    @property
+    def required(self) -> list[str]:
+        """The parameters without a default."""
+        signature = self._arguments.signature
+        parameters = () if signature is None else signature.parameters.values()
+        named = (each for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD})
+        return [each.name for each in named if each.default is each.empty]
+
+    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], used: Collection[str] | None = None) -> Values:
+        """The arguments by name; those that are ``used`` (None: all) are validated."""
+        values = self._arguments.of_call(args, kwargs)
+        for name in self._models.keys() & values.keys():
+            if used is None or name in used:
+                values[name] = self._validated(name, values[name])
+        return values
+
+    def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The validated arguments, in the form in which they were passed."""
+        if not self._models or self._arguments.signature is None:
+            return args, kwargs
+        positions = [*self._arguments.signature.parameters][: len(args)]
+        positions += [""] * (len(args) - len(positions))  # into *args
+        return (
+            tuple([self._validated(name, value) for name, value in zip(positions, args, strict=True)]),
+            {name: self._validated(name, value) for name, value in kwargs.items()},
+        )
+
+    def _validated(self, name: str, value: Any) -> Any:
+        model = self._models.get(name)
+        if model is None or value is None:
+            return value
+        try:
+            return model.model_validate(value)
+        except ValueError as error:  # pydantic's
+            raise KeyTemplateError(f"{self._label}: argument {name!r} is no {model.__name__}: {error}", "") from error
+
+
+def _validates(function: Any) -> bool:
+    """Whether it is the wrapper that Celery puts around a body for ``pydantic=True``."""
+    globals_of = getattr(function, "__globals__", {})
+    return hasattr(function, "__wrapped__") and globals_of.get("__name__") == "celery.app.base"
+
+
+def _models(body: Callable[..., Any]) -> dict[str, Any]:
+    """The pydantic model of each parameter that has one."""
+    try:
+        hints = typing.get_type_hints(body)
+    except (NameError, AttributeError, TypeError):
+        hints = {name: each.annotation for name, each in inspect.signature(body).parameters.items()}
+    found = {name: _model(hint) for name, hint in hints.items() if name != "return"}
+    return {name: model for name, model in found.items() if model is not None}
+
+
+def _model(hint: Any) -> Any:
+    """The model that validates a value, also for ``Model | None``."""
+    choices = [each for each in (typing.get_args(hint) or (hint,)) if each is not type(None)]
+    only = choices[0] if len(choices) == 1 else None
+    return only if isinstance(only, type) and hasattr(only, "model_validate") else None

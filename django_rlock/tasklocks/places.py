@@ -1,0 +1,281 @@
+"""Messages of a task with ``lock_scope="queue"`` or ``"until_start"``: of those with one key, one is in the queue.
+
+A message's place in the queue is a key in Redis, named after the lock and the task, with the value ``<token>:<task
+id>``. The sender takes the place for a short time before it sends the message, because it may die in between. Once the
+message is sent, the place is kept for ``lock_queue_time``. Until then other senders wait, and do not drop their message
+in favour of this one. So a place without a message, of a sender that died or of a command with an unknown outcome,
+suppresses no message. The token is also a header of the message. It makes late commands harmless: a sender does not
+prolong a place that its message has already left, and an expired message does not remove another one's place.
+
+The place never replaces the lock: it does not allow a run, and exclusion does not depend on it. A run takes the lock
+first and then leaves the place, because from then on senders find the run by the lock itself: its owner's name contains
+a mark of the task, and the id. So freeing the lock of a dead process also ends its effect on senders. A message that is
+acknowledged late outlives the process; it keeps its place to the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock import keys, scripts
+from django_rlock.drivers.base import monotonic, run_flow
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.room import sync_driver
+from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
+from django_rlock.locks import BaseLock
+from django_rlock.locks.durations import milliseconds
+from django_rlock.locks.hooks import wire_name_in
+from django_rlock.settings import get_settings
+from django_rlock.signals import task_deduplicated
+from django_rlock.tasklocks.deliveries import COPY, PATIENCE, TOKEN
+from django_rlock.tasklocks.holders import TaskHolder, seems_dead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery.result import AsyncResult
+
+    from django_rlock.celery import LockedTask
+
+logger = logging.getLogger("django_rlock.celery")
+
+PLACE = "rlock_place"
+"""The header of a message that has a place: its token, and the name of the lock."""
+SENDING = 5.0
+"""How long a place is reserved while its message is being sent, in seconds; another sender waits no longer."""
+_UNSENT = "?"
+"""The first character of the place's value meanwhile."""
+_PAUSES = 0.005, 0.2
+"""How long another sender waits before it checks again, at first and at most, in seconds; it doubles each time."""
+_MARK_BYTES = 5
+
+_warned: set[str] = set()
+"""The tasks for which a warning about parts of a canvas was logged."""
+
+
+class Place:
+    """The place of one message in the queue, as seen by the sender or the worker."""
+
+    def __init__(self, task: LockedTask, lock_name: str, task_id: str, token: str) -> None:
+        self._task = task
+        self._options = options = task._rlock  # noqa: SLF001
+        self._value = f"{token}:{task_id}"
+        self.header = f"{token}:{lock_name}"
+        self.lock: BaseLock = options.lock([lock_name])
+        self._key = keys.place_key(self.lock.key, mark_of(task))
+        self._is_left = False
+
+    @classmethod
+    def of_message(cls, task: LockedTask, header: str | None, task_id: str) -> Place | None:
+        """The place that a message's header names, if it has one."""
+        return cls.of_header(task, header, task_id) if header else None
+
+    @classmethod
+    def of_header(cls, task: LockedTask, header: str, task_id: str) -> Place:
+        token, _, lock_name = header.partition(":")
+        return cls(task, lock_name, task_id, token)
+
+    def take(self) -> str | None:
+        """Take the place, or return the id of the task that has it or runs. Waits while another message is being sent.
+
+        Raises LockUnavailableError when Redis is unreachable.
+        """
+        if get_settings(self._options.using).nodes is not None:
+            raise ImproperlyConfigured(unfit_alias(self._task))
+        mark = f"@{mark_of(self._task)}:" if self._options.scope == "queue" and not self._options.runs_again else ""
+        pause, longest = _PAUSES
+        while True:
+            known, run, left_ms = self._try_to_take(mark)
+            if known == _UNSENT + self._value:
+                return None
+            if run:
+                holder = TaskHolder.of(wire_name_in(run, self.lock))
+                if holder is not None and not holder.is_gone and not seems_dead(self._options, left_ms / 1000):
+                    return holder.task_id
+                mark = ""  # the run has ended: from now on only the place counts
+            elif not known.startswith(_UNSENT):
+                return known.partition(":")[2]
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+
+    def take_again(self) -> None:
+        """Take the place for a message that is sent again, perhaps from within its run, if no other message has it."""
+        self._try_to_take("")
+
+    def keep(self, seconds: float) -> None:
+        """Keep the place for a number of seconds from now, if it is still this message's."""
+        self._change(milliseconds(seconds))
+
+    def begin(self) -> None:
+        """Leave the place, because the run holds the lock; or keep it for a message that outlives the process."""
+        if self._task.acks_late and self._options.scope == "queue" and not self._options.runs_again:
+            self.keep(self._options.queue_time)
+        else:
+            self._change(0)
+            self._is_left = True
+
+    def leave(self) -> None:
+        """Leave the place, if it is still this message's; in the background if Redis is unreachable."""
+        if self._is_left:
+            return
+        self._is_left = True
+        try:
+            self._change(0)
+        except BaseException as error:
+            clean_up(self._options.using, self._change_call(0), monotonic() + self._options.queue_time)
+            if not isinstance(error, LockUnavailableError):
+                raise
+
+    def free(self) -> bool:
+        """Free the place, whichever message has it; returns whether it was taken."""
+        return bool(self._run(ScriptCall(self.lock.name, scripts.TASK_PLACE, (self._key,), ("", 0)))[0])
+
+    def _try_to_take(self, mark: str) -> tuple[str, str, int]:
+        args = self._value, milliseconds(SENDING), mark
+        call = ScriptCall(self.lock.name, scripts.TASK_QUEUE, (self._key, self.lock.key), args)
+        known, run, left_ms = self._run(call)
+        return known.decode(), run.decode(), left_ms
+
+    def _change(self, ms: int) -> None:
+        self._run(self._change_call(ms))
+
+    def _change_call(self, ms: int) -> ScriptCall:
+        return ScriptCall(self.lock.name, scripts.TASK_PLACE, (self._key,), (self._value, ms))
+
+    def _run(self, call: ScriptCall) -> list[Any]:
+        driver = sync_driver(self._options.using)
+        _, *reply = run_flow(driver.run, call, driver.now() + PATIENCE)
+        return reply
+
+
+def mark_of(task: LockedTask) -> str:
+    """A mark that the owners of all runs of a task have in common."""
+    return blake2b(str(task.name).encode(), digest_size=_MARK_BYTES).hexdigest()
+
+
+def unfit_alias(task: LockedTask) -> str:
+    """The error text for an alias with several nodes."""
+    needs = f"{task.name}: lock_scope={task.lock_scope!r} needs an alias with one server or one cluster"
+    return f"{needs}, and {task.lock_using!r} has NODES."
+
+
+# --- sending ---------------------------------------------------------------------------------------------------------
+
+
+def send_once(
+    task: LockedTask,
+    lock_name: Callable[[], str],
+    task_id: str,
+    options: dict[str, Any],
+    send: Callable[..., AsyncResult[Any]],
+) -> AsyncResult[Any]:
+    """Send a message, unless another one with its key waits or runs: then return that one's result, or raise
+    TaskQueuedError."""
+    headers: Mapping[str, Any] = options.get("headers") or {}
+    if PLACE in headers:
+        return _send_again(task, headers[PLACE], task_id, options, send)
+    if _was_sent_before(options, headers) or _is_of_a_canvas(task, options):
+        return send(task_id=task_id, **options)
+    place = Place(task, lock_name(), task_id, uuid.uuid4().hex)
+    other = place.take()
+    if other is not None:
+        return _left_to(other, task, place)
+    return _send_in(place, task, task_id, {**options, "headers": {**headers, PLACE: place.header}}, send)
+
+
+def _send_again(
+    task: LockedTask, header: str, task_id: str, options: dict[str, Any], send: Callable[..., AsyncResult[Any]]
+) -> AsyncResult[Any]:
+    """Send a message that a worker, or the task's own retry(), sends again: always, whoever has its place."""
+    place = Place.of_header(task, header, task_id)
+    if options["headers"].get(COPY):  # the original's run may end meanwhile, and leave the place
+        result = send(task_id=task_id, **options)
+        _keep(place, task, options)
+        return result
+    with logged(task):
+        place.take_again()
+    return _send_in(place, task, task_id, options, send)
+
+
+def _send_in(
+    place: Place, task: LockedTask, task_id: str, options: dict[str, Any], send: Callable[..., AsyncResult[Any]]
+) -> AsyncResult[Any]:
+    try:
+        result = send(task_id=task_id, **options)
+    except BaseException:
+        place.leave()
+        raise
+    _keep(place, task, options)
+    return result
+
+
+def _keep(place: Place, task: LockedTask, options: Mapping[str, Any]) -> None:
+    """Keep the place of a message that was sent. If that fails, it expires soon, and another message may be sent."""
+    with logged(task):
+        place.keep(_time_in_queue(task, options))
+
+
+def _left_to(other: str, task: LockedTask, place: Place) -> AsyncResult[Any]:
+    lock = place.lock
+    if task.on_queued == "raise":
+        raise TaskQueuedError(lock.name, other)
+    reason = f"task {other} waits or runs with its key"
+    logger.info("Task %s was not sent: %s", task.name, reason)
+    task_deduplicated.tell(lock, task=task, task_id=other, reason=reason)
+    return task.AsyncResult(other)
+
+
+def _was_sent_before(options: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
+    """Whether it is a message without a place that is sent again."""
+    return bool(options.get("retries")) or TOKEN in headers
+
+
+def _is_of_a_canvas(task: LockedTask, options: Mapping[str, Any]) -> bool:
+    """Whether others wait for this message: a chord, a group, the rest of a chain, a callback, a replaced task."""
+    parts = "group_id", "chord", "link", "replaced_task_nesting"
+    if not any(map(options.get, parts)) and options.get("chain") is None:
+        return False
+    if task.name not in _warned:
+        _warned.add(task.name)
+        logger.warning(
+            "Task %s is part of a chord, group or chain, or has a callback, where each message counts: such messages "
+            "are all sent, and only their runs are locked.",
+            task.name,
+        )
+    return True
+
+
+def _time_in_queue(task: LockedTask, options: Mapping[str, Any]) -> float:
+    """The longest time that a message may wait from now on, in seconds."""
+    starts = max(_seconds_until(task, options.get(name)) for name in ("eta", "countdown"))
+    expires = options.get("expires", task.expires)
+    longest = float("inf") if expires is None else max(_seconds_until(task, expires), 1.0)
+    return min(starts + task._rlock.queue_time, longest)  # noqa: SLF001
+
+
+def _seconds_until(task: LockedTask, moment: float | str | datetime | None) -> float:
+    if moment is None or isinstance(moment, int | float):
+        return float(moment or 0)
+    when: Any = maybe_iso8601(moment)
+    return float((maybe_make_aware(when, task.app.timezone) - task.app.now()).total_seconds())
+
+
+@contextmanager
+def logged(task: LockedTask) -> Iterator[None]:
+    """Log that Redis is unreachable, if only a place in the queue is affected."""
+    try:
+        yield
+    except LockUnavailableError as error:
+        logger.warning("The place of a message of task %s in the queue: %s", task.name, error)

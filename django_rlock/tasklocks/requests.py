@@ -1,0 +1,57 @@
+"""How a worker handles a message. Only workers import this, by its name."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request
+
+from django_rlock.tasklocks.deliveries import RECEIVED
+from django_rlock.tasklocks.places import PLACE, Place
+
+_ENDS_OF_A_PROCESS = WorkerLostError, TimeLimitExceeded, SystemExit, KeyboardInterrupt
+
+
+class TimedRequest(Request):
+    """Records when the worker received the message: it may be delivered again while it waits there.
+
+    Leaves the message's place in the queue if the message ends without a completed run: revoked, expired, or by the end
+    of its process.
+    """
+
+    _is_requeued = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.request_dict[RECEIVED] = monotonic()
+
+    def reject(self, requeue: bool = False) -> None:
+        self._is_requeued = requeue
+        super().reject(requeue)
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        outcome = super().on_failure(exc_info, *args, **kwargs)
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if isinstance(error, _ENDS_OF_A_PROCESS):
+            self._leave_place()
+        return outcome
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        super().on_timeout(soft, timeout)
+        if not soft:
+            self._leave_place()
+
+    def _announce_revoked(self, *args: Any) -> None:
+        super()._announce_revoked(*args)  # type: ignore[misc]
+        self._leave_place()
+
+    def _leave_place(self) -> None:
+        task: Any = self.task
+        place = Place.of_message(task, self.request_dict.get(PLACE), str(self.id))
+        if place is not None and not self._is_requeued:
+            place.leave()

@@ -1,0 +1,333 @@
+"""One call of a task under its lock, and what happens instead while the lock is taken."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+
+from django_rlock.drivers.identity import thread_owner
+from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
+from django_rlock.inspection import describe_holder
+from django_rlock.locks import BaseLock
+from django_rlock.locks.blocks import released_when_dropped
+from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
+from django_rlock.tasklocks.children import noted
+from django_rlock.tasklocks.deliveries import Delivery, Standing
+from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, seems_dead
+from django_rlock.tasklocks.places import PLACE, Place
+from django_rlock.tasklocks.skipped import Skipped, skipped
+
+if TYPE_CHECKING:
+    from django_rlock.celery import LockedTask
+
+logger = logging.getLogger("django_rlock.celery")
+
+locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
+"""The lock of each task that runs in this context, by the task's name."""
+
+
+class Run:
+    """One call of a task. ``request`` is Celery's, or None for a plain call."""
+
+    def __init__(
+        self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], request: Context | None = None
+    ) -> None:
+        self.task = task
+        self.options = options = task._rlock  # noqa: SLF001
+        self.task_id = "" if request is None else str(request.id)
+        self.delivery: Delivery | None = None
+        self._place: Place | None = None
+        if request is not None and not request.is_eager:
+            self.delivery = Delivery(task, request, options.using, options.done_marker_time)
+            self._place = Place.of_message(task, request.get(PLACE), self.task_id)
+        self.lock = options.lock(
+            self._names(args, kwargs),
+            wait_time=options.wait_time if self.delivery else options.wait_time_without_message(),
+            lease_time=options.lease_time,
+        )
+
+    def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """The names of the locks. Runs with ``"until_start"`` may overlap, but not the copies of one message."""
+        names = self.options.naming.names(self.task, args, kwargs)
+        if self.options.scope != "until_start":
+            return names
+        return [f"{name}:{self.task_id or uuid.uuid4()}" for name in names]
+
+    def execute_in_place(self, body: Callable[[], Any]) -> Any:
+        """Run the body as ``execute`` does, then leave the message's place in the queue unless it comes again."""
+        try:
+            result = self.execute(body)
+        except Retry:
+            raise
+        except Reject as rejected:
+            if not rejected.requeue:  # type: ignore[attr-defined]
+                self._leave_place()
+            raise
+        except BaseException:
+            self._leave_place()
+            raise
+        self._leave_place()
+        return result
+
+    def _leave_place(self) -> None:
+        if self._place is not None:
+            self._place.leave()
+
+    def execute(self, body: Callable[[], Any]) -> Any:
+        """Run the body under the lock; if the lock cannot be taken, do what the options say instead."""
+        stage = "taking"
+        try:
+            with self._nothing_left(), self._shown(), _Block(self.lock):
+                self._begin()
+                stage = "running"
+                result = body()
+                stage = "releasing"
+                self._note_success()
+        except LockTimeoutError as error:
+            if stage == "running":
+                raise
+            return self._when_taken(error, body)
+        except LockUnavailableError as error:
+            if stage == "releasing":
+                self._log(logging.ERROR, "has done its work, but: %s", error)
+                return result
+            if stage == "running" or self.delivery is None:
+                raise
+            raise self._when_unavailable(self.delivery, error) from error
+        return result
+
+    def _begin(self) -> None:
+        """Check, once the lock is held, whether the work is done or belongs to another copy of the message."""
+        delivery = self.delivery
+        if delivery is None:
+            return
+        if delivery.may_be_a_copy:
+            standing = self._end_if_settled(delivery)
+            if standing is Standing.SETTLING:
+                raise self._sent_anew(delivery, RLockError(standing.value), self._delay(delivery), is_copy=True)
+            delivery.note_run()
+        delivery.forget()
+        if self._place is not None:
+            self._place.begin()
+
+    def _note_success(self) -> None:
+        """Record the success while the lock is still held, so that no copy can run before that."""
+        if self.delivery is not None and self.delivery.is_remembered and not self.lock.lost:
+            try:
+                self.delivery.note_success()
+            except LockUnavailableError as error:
+                self._log(logging.ERROR, "has done its work, which could not be recorded: %s", error)
+
+    # --- the lock is taken -------------------------------------------------------------------------------------------
+
+    def _when_taken(self, error: LockTimeoutError, body: Callable[[], Any]) -> Any:
+        found = _Holders(self.lock)
+        if found.frees_the_dead():
+            return self.execute(body)
+        delivery, on_locked = self.delivery, self.options.on_locked
+        if delivery is not None:
+            has_begun = delivery.has_begun or found.has(self.task_id)
+            if has_begun or (on_locked == "skip" and seems_dead(self.options, error.retry_after)):
+                self._end_if_settled(delivery)
+                # Its holder may be about to release it, or may be dead: then the end of the lease is the time to retry.
+                countdown = min(self._delay(delivery), math.inf if error.retry_after is None else error.retry_after)
+                raise self._sent_anew(delivery, error, countdown, is_copy=has_begun) from error
+            if (on_locked == "retry" and self._may_retry(delivery)) or (
+                on_locked == "skip" and self.options.runs_again
+            ):
+                self._end_if_settled(delivery)
+                raise self._sent_anew(delivery, error, self._delay(delivery)) from error
+        if on_locked == "skip":
+            return self._skipped(error, found)
+        error = _described(error, self.lock)
+        if callable(on_locked):
+            return on_locked(self.task, error)
+        raise error
+
+    def _skipped(self, error: LockTimeoutError, found: _Holders) -> Skipped | None:
+        self._tell(task_skipped, "was skipped: %s", _described(error))
+        if self.delivery is not None and self.options.on_skipped == "stop_chain":
+            self.delivery.message.chain = None
+        return skipped(self.task, self.lock.name, found.first_task)
+
+    def _when_unavailable(self, delivery: Delivery, error: LockUnavailableError) -> Exception:
+        """The exception that neither runs the task without the lock nor loses its message."""
+        if delivery.has_begun or self._may_retry(delivery):
+            return self._sent_anew(delivery, error, self._delay(delivery), delivery.has_begun)
+        return error
+
+    def _end_if_settled(self, delivery: Delivery) -> Standing:
+        """Raise Ignore for a copy that is not needed: it is acknowledged, and the task's state does not change."""
+        try:
+            standing = delivery.standing()
+        except LockUnavailableError as error:
+            raise self._when_unavailable(delivery, error) from error
+        if standing in {Standing.DONE, Standing.SUPERSEDED}:
+            if standing is Standing.SUPERSEDED:
+                self._place = None  # it belongs to the other copy
+            self._tell(task_deduplicated, "was dropped: %s", standing.value)
+            raise Ignore(standing.value)
+        return standing
+
+    # --- sending again -----------------------------------------------------------------------------------------------
+
+    def _may_retry(self, delivery: Delivery) -> bool:
+        limit = self.options.max_retries
+        return limit is None or delivery.lock_retries < limit
+
+    def _delay(self, delivery: Delivery) -> float:
+        """How long the message waits, in a worker's memory; the broker must not redeliver it meanwhile. In seconds."""
+        delay = min(self.options.delay(delivery.lock_retries), delivery.visibility * 0.45)
+        return delay * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+    def _sent_anew(self, delivery: Delivery, error: RLockError, countdown: float, is_copy: bool = False) -> Exception:
+        """Send the message again with all its options, and return the exception that reports this to the worker.
+
+        ``Task.retry`` is not used: it counts against the task's own ``max_retries``, and without a broker it discards
+        the message. The state of a task that may be running elsewhere is not changed. In other cases the state is
+        stored before the message is sent, because the copy may succeed at once.
+        """
+        message = delivery.message
+        if not is_copy and delivery.keeps_outcome:
+            self._store_retry(message, error)
+        signature = self.task.signature_from_request(message, countdown=countdown, retries=message.retries)
+        headers = delivery.next_copy(is_copy)
+        try:
+            signature.set(headers={**(signature.options.get("headers") or {}), **headers}).apply_async()
+        except self.task.OperationalError:
+            # The broker is unreachable too. It redelivers an unacknowledged message; any other task fails now.
+            return Reject(error, requeue=True) if self.task.acks_late else error
+        try:
+            delivery.note_copy(headers)
+        except LockUnavailableError as unavailable:
+            self._log(logging.WARNING, "is sent again, which could not be recorded: %s", unavailable)
+        self._tell(task_deferred, "was sent again: %s", error)
+        message.ignore_result = True  # so that Celery stores no state now
+        return Retry(exc=error, when=countdown, sig=signature)  # type: ignore[arg-type] # numbers.Real
+
+    def _store_retry(self, message: Context, error: RLockError) -> None:
+        """Store the state. If that fails, the message is sent all the same, because the work matters more."""
+        try:
+            self.task.backend.mark_as_retry(self.task_id, error, request=message)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as failure:  # noqa: BLE001 - each backend has its own errors
+            self._log(logging.WARNING, "is sent again, but its state could not be stored: %s", failure)
+
+    # --- around the body ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Set the task's ``self.lock``, and let the worker's parent free the lock when this process is gone."""
+        token = locks_held.set({**locks_held.get({}), self.task.name: self.lock})
+        try:
+            with noted(self.task_id, self.lock, self.options.kind):
+                yield
+        finally:
+            locks_held.reset(token)
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _nothing_left(self) -> Iterator[None]:
+        """Release locks that the thread took in the body and did not release, as when a time limit interrupts it.
+
+        A lease chosen by the body runs on, as after ``rlock(name, lease_time=60).acquire()``.
+        """
+        owner = thread_owner()
+        before = {hold: hold.count for hold in HOLDS.of(owner)}
+        try:
+            yield
+        finally:
+            own = HOLDS.of_lock(self.lock, owner)
+            for hold in HOLDS.of(owner):
+                if hold.count > before.get(hold, 0) and (hold.renewed or hold in own):
+                    self._give_back(hold, before.get(hold, 0))
+
+    def _give_back(self, hold: Hold, count: int) -> None:
+        lock: Any = hold.lock
+        self._log(logging.WARNING, "did not release lock %r; it is released now.", lock.name)
+        while hold in HOLDS and hold.count > count:
+            try:
+                lock.release()
+            except RLockError as error:
+                self._log(logging.WARNING, "could not release it: %s", error)
+
+    def _tell(self, signal: LockSignal, text: str, reason: object) -> None:
+        self._log(logging.INFO, text, reason)
+        signal.tell(self.lock, task=self.task, task_id=self.task_id, reason=str(reason))
+
+    def _log(self, level: int, text: str, *args: object) -> None:
+        logger.log(level, "Task %s[%s] " + text, self.task.name, self.task_id, *args)  # noqa: G003 - a constant
+
+
+class _Block:
+    """A ``with`` block of a lock whose LockTimeoutError does not name the holder: it is usually not read."""
+
+    __slots__ = ("_lock", "parts")
+
+    def __init__(self, lock: BaseLock) -> None:
+        self._lock = lock
+        self.parts = lock.parts
+
+    def __enter__(self) -> None:
+        self._lock.enter(describe=False)
+
+    @released_when_dropped
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.__exit__(kind, error, trace)
+
+
+class _Holders:
+    """The tasks that hold a lock that could not be taken, read once."""
+
+    def __init__(self, lock: BaseLock) -> None:
+        self._lock = lock
+
+    @cached_property
+    def _found(self) -> list[TaskHolder] | None:
+        """The holders; None if they are unknown."""
+        try:
+            return holders_of(self._lock)
+        except LockUnavailableError:
+            return None
+
+    def has(self, task_id: str) -> bool:
+        """Whether the task itself is among them; True if they are unknown, because skipping could lose work."""
+        return self._found is None or any(holder.task_id == task_id for holder in self._found)
+
+    @property
+    def first_task(self) -> str | None:
+        """The id of a task that holds it; None if that is not known."""
+        return next((holder.task_id for holder in self._found or ()), None)
+
+    def frees_the_dead(self) -> bool:
+        """Free the holds of ended processes of this machine; returns whether there were any."""
+        if not any(holder.is_gone for holder in self._found or ()):
+            return False
+        try:
+            return free_the_dead(self._lock, lambda holder: holder.is_gone, "its process has ended")
+        except LockUnavailableError:
+            return False
+
+
+def _described(error: LockTimeoutError, lock: BaseLock | None = None) -> LockTimeoutError:
+    """The error with the task's option name; with ``lock``, also with the holder."""
+    parts = () if lock is None else lock.parts
+    taken = next((part for part in parts if part.name == error.lock_name), None)
+    holder = None if taken is None else describe_holder(taken)
+    return LockTimeoutError(str(error.lock_name), error.waited, holder, error.retry_after, error.noun, "lock_wait_time")

@@ -1,0 +1,108 @@
+"""How pages show what comes from elsewhere: names, routes, durations."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from django import template
+from django.contrib.admin.utils import quote as quote_pk
+from django.contrib.auth import get_user_model
+from django.urls import NoReverseMatch, reverse
+from django.utils.formats import localize
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+from django.utils.timezone import localtime
+from django.utils.translation import gettext
+
+from django_rlock.inspection.infos import duration_parts
+from django_rlock.inspection.texts import printable
+from django_rlock.settings import get_settings
+
+register = template.Library()
+
+
+@register.filter
+def shown(text: object) -> SafeString:
+    """A text from Redis: it cannot turn what stands beside it around, and its control characters can be seen."""
+    return format_html("<bdi>{}</bdi>", printable(text))
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    """Seconds for people: ``7.1 s``, ``3 min 20 s``."""
+    return " ".join(f"{count} {_unit(unit)}" for count, unit in duration_parts(seconds)) or "–"
+
+
+@register.filter
+def precise(seconds: float) -> str:
+    """The same, in milliseconds below one second: ``12 ms``."""
+    return duration(seconds) if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} {gettext('ms')}"
+
+
+@register.simple_tag
+def ago(seconds: float | None, since: float | None = None) -> str:
+    """A duration that goes on, with the moment at which it began for who points at it."""
+    return _time(seconds, since, "1")
+
+
+@register.simple_tag
+def left(seconds: float | None, until: float | None = None) -> str:
+    """A duration that runs out, with the moment at which it ends."""
+    return _time(seconds, until, "-1")
+
+
+@register.filter
+def moment(timestamp: float | None) -> str:
+    """A time of the server's clock, in the project's time zone."""
+    if timestamp is None:
+        return "–"
+    try:
+        return localize(localtime(datetime.fromtimestamp(timestamp, UTC)))
+    except (ValueError, OverflowError, OSError):  # planted
+        return "–"
+
+
+@register.simple_tag
+def task_id(using: str, task: str, short: bool = False) -> SafeString:
+    """A Celery task's id, linked to where its alias says that tasks are shown."""
+    text = Truncator(task).chars(9) if short else task
+    url = get_settings(using).task_url
+    if url is None:
+        return format_html('<code class="rlock-id" title="{}">{}</code>', printable(task), shown(text))
+    href = url.replace("{id}", quote(task, safe=""))
+    return format_html('<a class="rlock-id" href="{}" title="{}">{}</a>', href, printable(task), shown(text))
+
+
+@register.simple_tag(takes_context=True)
+def user_link(context: dict[str, Any], pk: str) -> SafeString:
+    """A user by primary key, linked to the admin's page where this one has one."""
+    about = get_user_model()._meta  # noqa: SLF001 - public in Django's documentation
+    try:
+        request = context.get("request")
+        url = reverse(
+            f"admin:{about.app_label}_{about.model_name}_change",
+            args=[quote_pk(pk)],
+            current_app=getattr(request, "current_app", None),
+        )
+    except NoReverseMatch:
+        return shown(pk)
+    return format_html('<a href="{}">{}</a>', url, shown(pk))
+
+
+def _time(seconds: float | None, at: float | None, step: str) -> str:
+    if seconds is None:
+        return "–"
+    return format_html(
+        '<bdi><time data-seconds="{}" data-step="{}" title="{}">{}</time></bdi>',
+        f"{seconds:.1f}",
+        step,
+        "" if at is None else moment(at),
+        duration(seconds),
+    )
+
+
+def _unit(name: str) -> str:
+    return {"d": gettext("d"), "h": gettext("h"), "min": gettext("min"), "s": gettext("s")}[name]

@@ -1,0 +1,171 @@
+"""For the tests of projects that use locks: locks without Redis, locks held by another owner, and assertions::
+
+    from django_rlock.testing import hold, override_locks
+
+    @override_locks()
+    class BuyTests(TestCase):
+        def test_second_buyer_is_refused(self):
+            with hold("stock:1"):
+                self.assertEqual(self.client.post("/buy/1/").status_code, 423)
+
+For pytest there are the fixtures ``rlocks`` and ``held_lock``: ``django_rlock/pytest_plugin.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
+from django.test.utils import TestContextDecorator, override_settings
+
+from django_rlock.inspection import LockInfo, find_locks, lock_info
+from django_rlock.locks import rlock
+from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.settings import DEFAULT_ALIAS
+from django_rlock.testing.server import InProcessServer, servers
+
+__all__ = [
+    "aassert_locked",
+    "aassert_no_locks_left",
+    "aassert_not_locked",
+    "assert_locked",
+    "assert_no_locks_left",
+    "assert_not_locked",
+    "hold",
+    "override_locks",
+]
+
+_CACHE = "rlock-in-process"
+_OF_REAL_SERVERS = {"CACHE", "NODES", "NODE_ADDRESSES", "REPLICA_ACKS", "REPLICA_ACK_TIMEOUT"}
+_numbers = itertools.count(1)
+
+
+class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override_settings
+    """Keep all locks in this process while a test runs: no Redis is needed, and no other test shares them.
+
+    It is a decorator for test functions, also async ones, and test case classes, and a context manager. The same
+    scripts run on a server within the process (``fakeredis``, from the extra ``testing``), so every kind of lock
+    behaves as over Redis. ``**options`` are added to each alias of RLOCK: ``override_locks(WATCHDOG_TIMEOUT=3)``.
+
+    The aliases of RLOCK stay, and those with NODES get as many nodes; CACHES keeps its other entries. Options for real
+    servers are dropped: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters. Processes that the test starts do not see
+    these locks. Raises ImproperlyConfigured when the extra is not installed, or RLOCK is wrong.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+
+    def enable(self) -> None:
+        """Start."""
+        with ExitStack() as stack:
+            stack.enter_context(_settings(stack, self._options))
+            stack.callback(_forget_holds_but, set(HOLDS.snapshot()))
+            self._ends = stack.pop_all()
+
+    def disable(self) -> None:
+        """End. Locks that are still held are dropped, in this process too."""
+        self._ends.close()
+
+
+def _forget_holds_but(earlier: Collection[Hold]) -> None:
+    for hold in HOLDS.snapshot():
+        if hold not in earlier:
+            HOLDS.remove(hold)
+
+
+def _settings(stack: ExitStack, options: Mapping[str, Any]) -> override_settings:
+    aliases: dict[str, Mapping[str, Any]] = {DEFAULT_ALIAS: {}, **getattr(django_settings, "RLOCK", {})}
+    (main,) = stack.enter_context(servers(1))
+    entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": main.url}
+    return override_settings(
+        CACHES={**django_settings.CACHES, _CACHE: entry},
+        RLOCK={alias: {**_places(stack, known), **options} for alias, known in aliases.items()},
+    )
+
+
+def _places(stack: ExitStack, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an alias, with servers in this process in place of its own."""
+    kept = {name: value for name, value in known.items() if name not in _OF_REAL_SERVERS}
+    if "NODES" not in known:
+        return {**kept, "CACHE": _CACHE}
+    nodes: list[InProcessServer] = stack.enter_context(servers(len(known["NODES"])))
+    return {**kept, "NODES": [node.url for node in nodes]}
+
+
+class hold:  # noqa: N801 - read as a verb
+    """Let another owner hold one or more locks during a ``with`` or ``async with`` block.
+
+        with hold("stock:1"):
+            assert client.post("/buy/1/").status_code == 423
+
+    No thread or task of the code under test is that owner. ``kind`` and further options are those of ``rlock()``.
+    Raises AssertionError when a lock is taken already, and LockUnavailableError when Redis is unreachable.
+    """
+
+    def __init__(self, *names: str, using: str = DEFAULT_ALIAS, **options: Any) -> None:
+        self._names = names
+        self._using = using
+        self._lock = rlock(*names, using=using, owner=f"another owner {next(_numbers)}", **options)
+
+    def __enter__(self) -> Self:
+        if not self._lock.acquire(blocking=False):
+            raise AssertionError(self._refused())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    async def __aenter__(self) -> Self:
+        if not await self._lock.aacquire(blocking=False):
+            raise AssertionError(await sync_to_async(self._refused)())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._lock.arelease()
+
+    def _refused(self) -> str:
+        found = [info for name in self._names if (info := lock_info(name, self._using)) is not None]
+        return f"hold() could not take what is locked already: {_listed(found) or ', '.join(self._names)}"
+
+
+def assert_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
+    """Raise AssertionError unless the lock is held, by any owner; LockUnavailableError as ``lock_info()`` does."""
+    if lock_info(name, using) is None:
+        raise AssertionError(f"Lock {name!r} is not locked.")
+
+
+def assert_not_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
+    """Raise AssertionError naming the holder if the lock is held; LockUnavailableError as ``lock_info()`` does."""
+    if (found := lock_info(name, using)) is not None:
+        raise AssertionError(f"It is locked: {_listed([found])}")
+
+
+def assert_no_locks_left(using: str | None = None) -> None:
+    """Raise AssertionError, naming all held locks, if any lock of an alias is held; None checks all aliases.
+
+    It scans the server, so it is for tests only. Raises LockUnavailableError when a server is unreachable.
+    """
+    found, errors = find_locks(using, scan=True)
+    for error in errors.values():
+        raise error
+    if found:
+        raise AssertionError(f"Locks are left: {_listed(found)}")
+
+
+def _listed(locks: list[LockInfo]) -> str:
+    return "; ".join(f"{lock.name} by {', '.join(map(str, lock.holders)) or 'an unknown owner'}" for lock in locks)
+
+
+aassert_locked = sync_to_async(assert_locked)
+aassert_not_locked = sync_to_async(assert_not_locked)
+aassert_no_locks_left = sync_to_async(assert_no_locks_left)

@@ -1,0 +1,101 @@
+"""The package's threads, and how callers notify them even if a signal may interrupt the caller at any bytecode.
+
+An exception from a signal handler can come between any two bytecodes of the main thread, even after a mutex was
+acquired and before the block that releases it is entered. So callers take no mutex that another thread waits for,
+including those in ``threading.Event``, ``Condition``, ``queue.Queue`` and ``Thread.start``. Instead they make one call
+into C: append to a deque, put into a SimpleQueue, release a raw lock that belongs to one waiter, or start a raw thread.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Bell:
+    """Wakes the one thread that waits for it. One ring is kept until it is used."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self) -> None:
+        self._gate = _thread.allocate_lock()
+        self._gate.acquire()
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has rung already
+            self._gate.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until it rings (True) or for ``timeout`` seconds (False); None means no time limit."""
+        return self._gate.acquire(True, -1 if timeout is None else min(max(timeout, 0.0), _thread.TIMEOUT_MAX))
+
+    @property
+    def has_rung(self) -> bool:
+        """Whether there is an unused ring."""
+        return not self._gate.locked()
+
+    def quiet(self) -> bool:
+        """Take back an unused ring; returns whether there was one."""
+        return self._gate.acquire(False)
+
+
+def start(function: Callable[..., object], *args: Any, name: str | None = None) -> None:
+    """Run ``function`` in a daemon thread. Raises RuntimeError when no thread is left, or at the interpreter's exit.
+
+    ``Thread.start()`` would take a mutex shared by all threads of the process. Only long-lived threads get a ``name``,
+    because it registers them with ``threading``, which never forgets such threads.
+    """
+    _thread.start_new_thread(function if name is None else _run_named, args if name is None else (name, function, args))
+
+
+def _run_named(name: str, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    threading.current_thread().name = name
+    function(*args)
+
+
+class _Call:
+    """A function called in another thread, or in this one if no thread can be started, and its outcome."""
+
+    __slots__ = ("_bell", "_function", "error", "value")
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._bell = Bell()
+        self._function = function
+        self.error: BaseException | None = None
+        self.value: Any = None
+        try:
+            start(self._run)
+        except RuntimeError:  # no threads left, or the interpreter exits
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self.value = self._function()
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            self.error = error
+        self._bell.ring()
+
+    def wait(self) -> None:
+        self._bell.wait()
+
+
+def elsewhere(function: Callable[..., T], *args: Any) -> T:
+    """Call a function in a thread of its own, where no signal interrupts it; return or raise its outcome."""
+    (outcome,) = gather([partial(function, *args)])
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
+    """Call functions concurrently, each in a thread of its own; return their values, or exceptions in place of them."""
+    calls = [_Call(function) for function in functions]
+    for call in calls:
+        call.wait()
+    return [call.value if call.error is None else call.error for call in calls]

@@ -1,0 +1,161 @@
+"""``rlock_doctor``, on servers that have what it warns of."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+
+from django_rlock.testing import override_locks
+from tests.admin.test_commands import ERROR, USAGE, fails, run, shell
+from tests.conftest import OwnServer
+from tests.redlock.conftest import _five_servers, nodes  # noqa: F401 - fixtures
+from tests.topologies.conftest import started, topology, use  # noqa: F401 - fixtures
+from tests.topologies.servers import command
+
+
+def findings(*args: str) -> list[dict[str, Any]]:
+    return list(json.loads(run("rlock_doctor", "--format", "json", *args)))
+
+
+def levels(*args: str) -> dict[str, str]:
+    return {finding["check"]: finding["level"] for finding in findings(*args)}
+
+
+def found(check: str, *args: str) -> dict[str, Any]:
+    [finding] = [finding for finding in findings(*args) if finding["check"] == check]
+    return finding
+
+
+def errors() -> dict[str, dict[str, Any]]:
+    status, _, printed = fails("rlock_doctor", "--format", "json")
+    assert status == ERROR
+    return {finding["check"]: finding for finding in json.loads(printed) if finding["level"] == "error"}
+
+
+def test_a_good_server_has_no_errors(own_server: OwnServer) -> None:
+    own_server(args=["--appendonly", "yes", "--maxmemory-policy", "noeviction"])
+    told = levels()
+    depends_on_the_machine = {check for check in told if check == "latency" or check.startswith("django_rlock.W")}
+    assert {check: level for check, level in told.items() if check not in depends_on_the_machine} == dict.fromkeys(
+        {"version", "eviction", "persistence", "replicas", "pubsub", "lock"} | ({"settings"} & told.keys()), "ok"
+    )
+
+
+def test_it_leaves_nothing_behind(redis_client: redis.Redis) -> None:
+    run("rlock_doctor")
+    assert redis_client.keys("*rlock_doctor*") == []
+
+
+def test_people_are_told_what_to_do(own_server: OwnServer) -> None:
+    own_server(args=["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"])
+    status, message, printed = fails("rlock_doctor")
+    lines = printed.splitlines()
+    [(told, advice)] = [pair for pair in pairwise(lines) if "eviction: " in pair[0]]
+    assert told.startswith("error    default")
+    assert advice.strip().startswith("→ Set maxmemory-policy to noeviction")
+    assert (status, message.startswith("1 of ")) == (ERROR, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "check", "level"),
+    [
+        (["--maxmemory-policy", "volatile-lru"], "eviction", "warning"),
+        (["--appendonly", "no"], "persistence", "warning"),
+    ],
+)
+def test_doubts_are_warnings(own_server: OwnServer, args: list[str], check: str, level: str) -> None:
+    own_server(args=args)
+    assert found(check)["level"] == level
+    assert found(check)["advice"]
+
+
+def test_a_replica_is_no_place_for_locks(own_server: OwnServer) -> None:
+    primary = own_server(None, port=0)
+    own_server(port=0, args=["--replicaof", "127.0.0.1", str(primary.port)])
+    assert {"replicas", "lock"} <= set(errors())
+
+
+def test_missing_replicas_are_told(settings: Any) -> None:
+    settings.RLOCK = {"default": {"REPLICA_ACKS": 2}}
+    assert "REPLICA_ACKS needs 2" in errors()["replicas"]["text"]
+
+
+def test_a_server_that_is_down_is_told_and_others_are_looked_at(own_server: OwnServer) -> None:
+    own_server()
+    own_server("reports").kill()
+    assert {(finding["alias"], finding["check"]) for finding in errors().values()} == {
+        ("reports", "connection"),
+        ("reports", "lock"),
+    }
+
+
+def test_a_silent_server_is_waited_for_for_seconds_only(own_server: OwnServer) -> None:
+    own_server().pause()
+    assert "connection" in errors()
+
+
+def test_wrong_settings_are_told_with_their_check(settings: Any) -> None:
+    settings.RLOCK = {"default": {"KEYPREFIX": ""}}
+    told = errors()
+    assert "unknown option 'KEYPREFIX'" in told["django_rlock.E001"]["text"]
+
+
+def test_no_password_is_shown(own_server: OwnServer, settings: Any) -> None:
+    server = own_server(port=0, args=["--requirepass", "the right one"])
+    cache = settings.CACHES["default"] | {"LOCATION": f"redis://:planted-secret@127.0.0.1:{server.port}/0"}
+    settings.CACHES = {**settings.CACHES, "default": cache}
+    settings.RLOCK = {"default": {}, "quorum": {"NODES": [cache["LOCATION"], cache["LOCATION"] + "?a=1"]}}
+    for output in ("text", "json"):
+        status, message, printed = fails("rlock_doctor", "--format", output)
+        assert (status, "planted-secret" in message + printed) == (ERROR, False)
+
+
+@pytest.mark.parametrize("topology", ["single", "acl", "django", "sentinel", "cluster"], indirect=True)
+def test_every_topology_is_looked_at(topology: Any) -> None:  # noqa: F811
+    told = levels()
+    assert told["lock"] == "ok"
+    assert told["latency"] in {"ok", "warning"}
+    assert ("info" in told) == (topology.name in {"acl", "django", "cluster"})  # whose users may not look
+    assert told.get("pubsub", "ok") == "ok"
+
+
+def test_nodes_are_looked_at_one_by_one(nodes: list[Any]) -> None:  # noqa: F811
+    told = findings("--using", "quorum")
+    assert [finding["check"] for finding in told].count("version") == 5
+    assert {finding["check"]: finding["level"] for finding in told}["clocks"] == "ok"
+    nodes[0].pause()
+    try:
+        status, _, printed = fails("rlock_doctor", "--using", "quorum", "--format", "json")
+    finally:
+        nodes[0].resume()
+    told = json.loads(printed)
+    assert status == ERROR
+    assert [finding["server"] for finding in told if finding["level"] == "error"] == ["locks0"]
+    assert {finding["check"]: finding["level"] for finding in told}["lock"] == "ok"
+
+
+def test_rights_that_a_lock_needs_are_told(own_server: OwnServer, settings: Any) -> None:
+    server = own_server(port=0)
+    command(server, "ACL SETUSER", "locks", "reset", "on", ">secret", "+@all", "-evalsha", "-eval", "~*", "&*")
+    cache = settings.CACHES["default"] | {"LOCATION": f"redis://locks:secret@127.0.0.1:{server.port}/0"}
+    settings.CACHES = {**settings.CACHES, "default": cache}
+    assert "lock" in errors()
+    assert "eval" in errors()["lock"]["text"].lower()
+
+
+def test_an_unknown_alias_is_wrong_usage() -> None:
+    assert fails("rlock_doctor", "--using", "nowhere")[0] == USAGE
+
+
+def test_it_runs_as_a_program() -> None:
+    shown = shell("rlock_doctor")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "version: " in shown.stdout
+
+
+def test_locks_within_the_process_are_looked_at() -> None:
+    pytest.importorskip("fakeredis", reason="lupa, which fakeredis needs, has no wheels for this Python")
+    with override_locks():
+        assert levels()["lock"] == "ok"

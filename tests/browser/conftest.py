@@ -1,0 +1,65 @@
+"""The system's Chromium, and an operator who has logged in."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from django.contrib.auth.models import User
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from pytest_django.live_server_helper import LiveServer
+
+from tests.admin.pages import LIST
+from tests.eventually import PATIENCE
+from tests.inspection.conftest import past  # noqa: F401 - a fixture
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+expect.set_options(timeout=PATIENCE * 1000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("needs chromium (apt-get install chromium)")
+    # Playwright runs an event loop in this thread, where Django then refuses the database.
+    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield launched
+        launched.close()
+    if before is None:
+        del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture
+def page(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
+    """Logged in as a superuser; a script error fails the test."""
+    User.objects.create_superuser("alice", password="password")
+    with browser.new_context(base_url=live_server.url, viewport={"width": 1280, "height": 760}) as context:
+        context.set_default_timeout(PATIENCE * 1000)
+        page = context.new_page()
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        log_in(page)
+        yield page
+        assert problems == []
+
+
+def log_in(page: Page) -> None:
+    page.goto(f"/admin/login/?next={LIST}")
+    page.fill("#id_username", "alice")
+    page.fill("#id_password", "password")
+    page.click("[type=submit]")
+    page.wait_for_url(f"**{LIST}")

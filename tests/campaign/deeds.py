@@ -1,0 +1,164 @@
+"""What the nemesis does. A deed leaves everything as it ought to be; no server loses data.
+
+The wire is left alone while a message is delivered: Kombu takes it from the queue and notes then that it has it, so
+what strikes between these two loses it, whatever the task. A broker or a worker that ends does so still; see ``trail``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+
+from django_rlock import scripts
+from django_rlock.scripts import Script
+from tests.campaign.plan import WATCHDOG_TIMEOUT
+from tests.campaign.servers import Servers
+from tests.campaign.staff import Staff
+from tests.proxy import Proxy, Rule
+from tests.soak import nemesis
+from tests.soak.nemesis import Deed, registering
+
+WORKERS, BROKER, LOCKS, WIRE = "workers", "the broker", "locks", "wire"
+"""What is done to one of these places is done one after another."""
+BEYOND = 1.1, 1.6
+"""Watchdog timeouts that a pause takes which no lease survives."""
+FROM_WORKERS = b"LPUSH", b"HDEL", b"ZREM"
+"""What workers send to the broker: a new message, or an acknowledgement."""
+FOR_LOCKS: list[Script | bytes] = [
+    scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE, scripts.TASK_READ, scripts.TASK_DONE, scripts.TASK_EXPECT,
+]  # fmt: skip
+
+
+@dataclass
+class Scene(nemesis.Scene):
+    """A broker, the locks' server, and workers."""
+
+    servers: Servers
+    staff: Staff
+
+
+DEEDS: list[Deed] = []
+deed = registering(DEEDS)
+
+
+# --- to workers -------------------------------------------------------------------------------------------------------
+
+
+def _any(scene: Scene, chance: Random) -> int:
+    return chance.randrange(len(scene.staff.workers))
+
+
+@deed(WORKERS)
+def kill_a_child(scene: Scene, chance: Random) -> None:
+    scene.staff.workers[_any(scene, chance)].kill_child(chance)
+
+
+@deed(WORKERS)
+def kill_another_child(scene: Scene, chance: Random) -> None:
+    kill_a_child(scene, chance)
+
+
+@deed(WORKERS)
+def stop_a_child_beyond_the_lease(scene: Scene, chance: Random) -> None:
+    child = scene.staff.workers[_any(scene, chance)].child(chance)
+    if child is not None:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGSTOP)
+            scene.last(chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT)
+            os.kill(child, signal.SIGCONT)
+
+
+@deed(WORKERS)
+def stop_a_worker_beyond_the_lease(scene: Scene, chance: Random) -> None:
+    worker = scene.staff.workers[_any(scene, chance)]
+    worker.signal(signal.SIGSTOP)
+    try:
+        scene.last(chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT)
+    finally:
+        worker.signal(signal.SIGCONT)
+
+
+@deed(WORKERS)
+def kill_a_worker(scene: Scene, chance: Random) -> None:
+    place = _any(scene, chance)
+    scene.staff.workers[place].kill()
+    scene.staff.replace(place)
+
+
+@deed(WORKERS)
+def end_a_worker(scene: Scene, chance: Random) -> None:
+    place = _any(scene, chance)
+    scene.staff.workers[place].end()
+    scene.staff.replace(place)
+
+
+# --- to servers -------------------------------------------------------------------------------------------------------
+
+
+@deed(BROKER)
+def restart_the_broker(scene: Scene, chance: Random) -> None:
+    scene.be_down(scene.servers.broker.server, chance.uniform(0, 1))
+
+
+@deed(BROKER)
+def let_the_broker_hang(scene: Scene, chance: Random) -> None:
+    scene.hang(scene.servers.broker.server, chance.uniform(0.1, 1))
+
+
+@deed(LOCKS)
+def restart_the_locks(scene: Scene, chance: Random) -> None:
+    scene.be_down(scene.servers.locks.server, 0)
+
+
+@deed(LOCKS)
+def be_without_locks_for_a_while(scene: Scene, chance: Random) -> None:
+    scene.be_down(scene.servers.locks.server, chance.uniform(0.2, 2.5))
+
+
+@deed(LOCKS)
+def let_the_locks_hang(scene: Scene, chance: Random) -> None:
+    scene.hang(scene.servers.locks.server, chance.uniform(0.05, 1))
+
+
+@deed(LOCKS)
+def let_the_locks_hang_beyond_the_lease(scene: Scene, chance: Random) -> None:
+    scene.hang(scene.servers.locks.server, chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT)
+
+
+# --- to the wire between ----------------------------------------------------------------------------------------------
+
+
+@deed(WIRE)
+def close_before_commands(scene: Scene, chance: Random) -> None:
+    _meet(scene, chance, Proxy.cut_before)
+
+
+@deed(WIRE)
+def lose_replies(scene: Scene, chance: Random) -> None:
+    _meet(scene, chance, Proxy.lose_reply)
+
+
+@deed(WIRE)
+def delay_commands(scene: Scene, chance: Random) -> None:
+    _meet(scene, chance, Proxy.hold)
+
+
+@deed(WIRE)
+def delay_replies(scene: Scene, chance: Random) -> None:
+    _meet(scene, chance, Proxy.hold_reply)
+
+
+def _meet(scene: Scene, chance: Random, how: Callable[[Proxy, Script | bytes], Rule]) -> None:
+    """Apply it to a few commands, of those that the broker gets and of those that the locks get."""
+    proxies = scene.servers.broker.proxy, scene.servers.locks.proxy
+    assert proxies[0] is not None
+    assert proxies[1] is not None
+    rules = [(proxies[0], how(proxies[0], chance.choice(FROM_WORKERS)))]
+    rules += [(proxies[1], how(proxies[1], chance.choice(FOR_LOCKS))) for _ in range(3)]
+    scene.last(chance.uniform(0.1, 1))
+    for proxy, rule in rules:
+        proxy.withdraw(rule)

@@ -1,0 +1,96 @@
+"""The workers: each is stopped, killed and replaced by the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+from tests.campaign.plan import QUEUE, VARIABLE
+from tests.celery_app.workers import Worker
+from tests.soak.records import ENDS, Log
+
+CHILDREN = 2
+"""Of each worker."""
+
+
+class CampaignWorker(Worker):
+    """A worker whose processes can be stopped."""
+
+    app, settings = "tests.campaign.app", "tests.campaign.settings"
+    records: Log
+
+    def children(self) -> list[int]:
+        """The processes that run tasks."""
+        pid = self.process.pid
+        with suppress(OSError):
+            return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return []
+
+    def child(self, chance: Random) -> int | None:
+        """One of them; None while there is none."""
+        children = self.children()
+        return chance.choice(children) if children else None
+
+    def kill(self) -> None:
+        """With all its children, whose locks are anybody's from then on."""
+        self._note_ends(self.children())
+        super().kill()
+
+    def kill_child(self, chance: Random) -> None:
+        """One of them."""
+        child = self.child(chance)
+        if child is not None:
+            self._note_ends([child])
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+    def _note_ends(self, children: Sequence[int]) -> None:
+        for child in children:
+            self.records.event(ENDS, "workers", time.monotonic(), name=f"p{child}")
+
+    def signal(self, number: int) -> None:
+        """To all its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        """Let it end as it does when its machine shuts down."""
+        self.signal(signal.SIGCONT)
+        self.stop()
+
+
+class Staff:
+    """``plans`` are those of each worker in turn: some go through proxies."""
+
+    def __init__(self, size: int, folder: Path, plans: Sequence[dict[str, Any]], records: Log) -> None:
+        self._folder = folder
+        self._plans = plans
+        self._records = records
+        self._made = 0
+        self.workers = [self._make(place) for place in range(size)]
+
+    def _make(self, place: int) -> CampaignWorker:
+        self._made += 1
+        plan = json.dumps(self._plans[place % len(self._plans)])
+        options = ("--pool", "prefork", "-c", str(CHILDREN), "-n", f"w{self._made}@campaign")
+        worker = CampaignWorker(QUEUE, *options, log=self._folder / f"w{self._made}.log", environ={VARIABLE: plan})
+        worker.records = self._records
+        return worker
+
+    def replace(self, place: int) -> None:
+        """Put a new worker where one has ended."""
+        self.workers[place] = self._make(place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.kill()

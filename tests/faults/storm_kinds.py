@@ -1,0 +1,171 @@
+"""Each kind of lock as the storm uses it: taken, re-entered, extended, released and swept."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from django_rlock import LockUnavailableError, PermitExpirableSemaphore, Semaphore, rlock
+from django_rlock.drivers.identity import current_owner
+from django_rlock.locks.holds import HOLDS
+
+PERMIT_MISSED = 0.2
+"""A semaphore without a free permit for so long, in seconds, has lost it with a caller who was interrupted."""
+T = TypeVar("T")
+
+
+def asked(question: Callable[[], T]) -> T:
+    """The answer, however often connections are cut: a question is not asked again for as long as an acquire is."""
+    while True:
+        with suppress(LockUnavailableError):
+            return question()
+
+
+class Subject:
+    """A name: ``mine`` is what the interrupted thread takes, ``theirs`` what the others take meanwhile."""
+
+    again = True
+    """Whether its owner may take it again while it holds it."""
+    leased = True
+    """Whether it has a lease, which can be extended and is renewed."""
+
+    def __init__(self, mine: Any, theirs: Any = None, exclusive: bool = True) -> None:
+        self.mine = mine
+        self.theirs = theirs or mine
+        self.exclusive = exclusive
+        """Whether only one of the others may have it at a time."""
+
+    def block(self) -> Any:
+        """For ``with``."""
+        return self.mine
+
+    def their_block(self) -> Any:
+        """For ``with`` and ``async with`` of another owner."""
+        return self.theirs
+
+    def acquire(self, **options: Any) -> Any:
+        """What ``give_back`` wants to have; something false where it was not granted."""
+        return self.mine.acquire(**options)
+
+    def give_back(self, grant: Any) -> None:
+        self.mine.release()
+
+    def extend(self, grant: Any, seconds: float) -> None:
+        self.mine.extend(seconds)
+
+    def lease(self, grant: Any) -> float:
+        """How much of it the server counts as left, in seconds."""
+        return asked(self.mine.remaining_lease) or 0.0
+
+    def owned(self) -> bool:
+        return asked(self.mine.owned)
+
+    def note_interrupted(self, error: BaseException) -> None:
+        """An action was interrupted where the error was raised."""
+
+    def sweep(self, down_to: int = 0) -> None:
+        """Release what the running thread was left with, when something interrupted it before its own release."""
+        for part in self.mine.parts:
+            while (hold := HOLDS.get(part, current_owner())) is not None and hold.count > down_to:
+                part.release()
+
+
+class Counted(Subject):
+    """A semaphore of one permit."""
+
+    again = leased = False
+
+    def note_interrupted(self, error: BaseException) -> None:
+        """Have the permit back: it has no owner, so no one but its waiters can miss it.
+
+        One that is taken while the semaphore is being asked comes back by itself. After that its caller alone knows of
+        it, and may have been interrupted before it was noted or given back.
+        """
+        asking = Semaphore._acquire.__code__ in {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        missed_at = time.monotonic() + PERMIT_MISSED
+        while asked(self.mine.available_permits) < 1:
+            if not asking and time.monotonic() > missed_at:
+                self.mine.release()
+                return
+
+    def sweep(self, down_to: int = 0) -> None:
+        """Have no more than one permit in all: another one may have seemed missed only."""
+        left = asked(self.mine.available_permits)
+        if left > 1:
+            self.mine.add_permits(1 - left)
+
+
+class Permits(Subject):
+    """A semaphore of one permit that has an id and a lease."""
+
+    again = False
+
+    def block(self) -> Any:
+        return self.mine.permit(renewed=True)
+
+    their_block = block
+
+    def acquire(self, **options: Any) -> Any:
+        return self.mine.acquire(renewed=True, **options)
+
+    def give_back(self, grant: Any) -> None:
+        grant.release()
+
+    def extend(self, grant: Any, seconds: float) -> None:
+        self.mine.update_lease_time(grant, seconds)
+
+    def lease(self, grant: Any) -> float:
+        return asked(lambda: self.mine.lease_time(grant)) or 0.0
+
+    def sweep(self, down_to: int = 0) -> None:
+        """Release the permits whose Permit object is gone."""
+        for hold in HOLDS.snapshot():
+            if hold.lock.name == self.mine.name and hold.owner_ended:
+                self.mine.try_release(hold.wire_name)
+
+
+def _lock(kind: str, name: str, using: str) -> Subject:
+    return Subject(rlock(name, kind=kind, using=using))
+
+
+def _side(kind: str, name: str, using: str) -> Subject:
+    read, write = (rlock(name, kind=side, using=using) for side in ("read", "write"))
+    return Subject(read, write) if kind == "read" else Subject(write, read, exclusive=False)
+
+
+def _multi(_kind: str, name: str, using: str) -> Subject:
+    return Subject(rlock(f"{name}:1", f"{name}:2", using=using))
+
+
+def _semaphore(_kind: str, name: str, using: str) -> Subject:
+    semaphore = Semaphore(name, using=using)
+    semaphore.try_set_permits(1)
+    return Counted(semaphore, exclusive=False)
+
+
+def _permits(_kind: str, name: str, using: str) -> Subject:
+    semaphore = PermitExpirableSemaphore(name, using=using)
+    semaphore.try_set_permits(1)
+    return Permits(semaphore)
+
+
+_MAKERS = {
+    **dict.fromkeys(("fair", "rlock", "spin", "fenced", "redlock"), _lock),
+    **dict.fromkeys(("read", "write"), _side),
+    "multi": _multi,
+    "semaphore": _semaphore,
+    "permits": _permits,
+}
+
+
+def subject(kind: str, name: str, using: str = "default") -> Subject:
+    """A name of one of storm.KINDS."""
+    return _MAKERS[kind](kind, name, using)
+
+
+def renewed_subject(kind: str, name: str) -> Subject:
+    """A name of this kind under a lease of seconds, which is renewed; of another kind where this one has no lease."""
+    return subject("fair" if kind == "semaphore" else kind, name, using="short")

@@ -1,0 +1,244 @@
+"""A command that is executed once more after its sender has moved on changes nothing that its sender no longer wants.
+
+The proxy closes the connection of the first copy, so that the client sends the command again, and forwards that copy to
+the server when the test says so.
+"""
+
+import pytest
+
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    LockUnavailableError,
+    MultiLock,
+    ReadWriteLock,
+    RLock,
+    SpinLock,
+    scripts,
+)
+from django_rlock.locks.holds import HOLDS
+from tests.background import renew_now, settle
+from tests.faults.copies import arrive, is_settled, often
+
+__all__ = ["often"]
+
+KEY = "rlock:stock:42"
+
+KINDS = {
+    "fair": (FairLock, scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE, scripts.LOCK_RENEW, scripts.LOCK_EXTEND),
+    "rlock": (RLock, scripts.RLOCK_ACQUIRE, scripts.RLOCK_RELEASE, scripts.LOCK_RENEW, scripts.LOCK_EXTEND),
+    "spin": (SpinLock, scripts.RLOCK_ACQUIRE, scripts.RLOCK_RELEASE, scripts.LOCK_RENEW, scripts.LOCK_EXTEND),
+    "fenced": (FencedLock, scripts.FENCED_ACQUIRE, scripts.RLOCK_RELEASE, scripts.LOCK_RENEW, scripts.LOCK_EXTEND),
+    "read": (
+        lambda *args, **options: ReadWriteLock(*args, **options).read_lock,
+        scripts.READ_ACQUIRE,
+        scripts.READ_RELEASE,
+        scripts.READ_RENEW,
+        scripts.READ_RENEW,
+    ),
+    "write": (
+        lambda *args, **options: ReadWriteLock(*args, **options).write_lock,
+        scripts.WRITE_ACQUIRE,
+        scripts.WRITE_RELEASE,
+        scripts.WRITE_RENEW,
+        scripts.WRITE_RENEW,
+    ),
+    "multi": (
+        lambda name, **options: MultiLock(RLock(name), FairLock("stock:43"), **options),
+        scripts.MULTI_ACQUIRE,
+        scripts.MULTI_RELEASE,
+        scripts.LOCK_RENEW,
+        scripts.LOCK_EXTEND,
+    ),
+}
+
+
+@pytest.fixture(params=KINDS)
+def each(request):
+    """Every kind of lock on one server, with the scripts that take, free, renew and extend it."""
+    return KINDS[request.param]
+
+
+# --- what could be taken ---------------------------------------------------------------------------------------------
+
+
+async def test_acquire_after_the_release_takes_nothing(face, each, proxy, redis_client):
+    make, acquire, *_ = each
+    late = proxy.copy_late(acquire)
+    async with face.inside(make("stock:42")):
+        pass
+    await arrive(face, late)
+    await face.until(lambda: not redis_client.exists(KEY))
+    assert await face.acquire(make("stock:42"), blocking=False)
+    await face.release(make("stock:42"))
+
+
+async def test_acquire_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+    """The next owner has a longer lease, which a copy of the first one's would shorten."""
+    make, acquire, *_ = each
+    late = proxy.copy_late(acquire)
+    await face.acquire(make("stock:42", lease_time=5))
+    await face.release(make("stock:42"))
+    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=60))
+
+
+async def test_release_after_the_next_hold_began_frees_nothing(face, each, proxy, redis_client):
+    make, _, release, *_ = each
+    await face.acquire(make("stock:42"))
+    late = proxy.copy_late(release)
+    await face.release(make("stock:42"))
+    await changes_nothing(face, redis_client, late, make("stock:42"))
+
+
+async def test_inner_acquire_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+    make, acquire, *_ = each
+    if acquire is scripts.MULTI_ACQUIRE:
+        acquire = scripts.FAIR_ACQUIRE
+    await face.acquire(make("stock:42"))
+    late = proxy.copy_late(acquire)
+    await face.acquire(make("stock:42"))
+    await face.release(make("stock:42"))
+    await face.release(make("stock:42"))
+    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=15))
+
+
+async def test_inner_release_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+    make, _, release, *_ = each
+    if release is scripts.MULTI_RELEASE:
+        release = scripts.FAIR_RELEASE
+    await face.acquire(make("stock:42"))
+    await face.acquire(make("stock:42"))
+    late = proxy.copy_late(release)
+    await face.release(make("stock:42"))
+    await face.release(make("stock:42"))
+    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=15))
+
+
+async def test_extension_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+    make, *_, extend = each
+    await face.acquire(make("stock:42"))
+    late = proxy.copy_late(extend)
+    await face.call(make("stock:42"), "extend", 5)
+    await face.release(make("stock:42"))
+    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=60))
+
+
+async def test_renewal_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+    make, _, _, renew, _ = each
+    late = proxy.hold(renew)
+    await face.acquire(make("stock:42"))
+    for hold in HOLDS.snapshot():
+        renew_now(hold)
+    await face.until(late.served.is_set)
+    await face.release(make("stock:42"))
+    lock = make("stock:42", lease_time=15)
+    await face.acquire(lock)
+    late.let_go.set()
+    settle()
+    assert 0 < redis_client.pttl(KEY) <= 15_000
+    await face.release(lock)
+
+
+async def test_renewal_that_failed_and_comes_late_changes_nothing(face, each, proxy, redis_client):
+    make, _, _, renew, _ = each
+    late = proxy.copy_late(renew)
+    await face.acquire(make("stock:42"))
+    for hold in HOLDS.snapshot():
+        renew_now(hold)
+    await face.until(late.served.is_set)
+    settle()
+    await face.release(make("stock:42"))
+    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=15))
+
+
+async def changes_nothing(face, redis_client, late, lock):
+    """A copy that arrives after its sender has taken the lock again leaves state and lease unchanged."""
+    await face.acquire(lock)
+    before = state(redis_client)
+    await arrive(face, late)
+    # A reader comes in beside another, until it is cleaned up.
+    await face.until(lambda: state(redis_client).keys() == before.keys())
+    after = state(redis_client)
+    for key, (content, left) in before.items():
+        assert after[key][0] == content
+        assert min(left, left / 2) <= after[key][1] <= left  # copies ask for less than half of it, or for more
+    await face.release(lock)
+    assert not redis_client.exists(KEY)
+
+
+def state(redis_client):
+    """What the server knows of locks: of each key the content and the lease left, in ms."""
+    found = redis_client.keys("*stock:4?") + redis_client.keys("*stock:4?}:*:rwlock_timeout:*")
+    return {key: (redis_client.dump(key), redis_client.pttl(key)) for key in found}
+
+
+# --- what could be shortened -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["acquire", "enter", "inner release", "extend"])
+async def test_lease_that_was_prolonged_since_stays(face, each, proxy, redis_client, what):
+    """Each of the same hold; a copy of what was sent before comes last."""
+    make, acquire, release, _, extend = each
+    lock = make("stock:42", lease_time=20)
+    if what == "acquire":
+        late = proxy.copy_late(acquire)
+    await face.acquire(lock)
+    if what == "enter":
+        late = proxy.copy_late({scripts.MULTI_ACQUIRE: scripts.FAIR_ACQUIRE}.get(acquire, acquire))
+    await face.acquire(lock)
+    if what == "inner release":
+        late = proxy.copy_late({scripts.MULTI_RELEASE: scripts.FAIR_RELEASE}.get(release, release))
+    await face.release(lock)
+    if what == "extend":
+        late = proxy.copy_late(extend)
+    await face.call(lock, "extend", 19)
+    await face.call(lock, "extend", 60)
+    await arrive(face, late)
+    leases = {key: left for key, (_, left) in state(redis_client).items() if not key.endswith("timeout:2")}
+    assert min(leases.values()) > 50_000
+    await face.release(lock)
+
+
+async def test_extension_that_failed_shortens_no_later_one(face, kind, proxy, redis_client, monkeypatch):
+    """It never got a reply, so of the later commands only the one that settles it knows of it."""
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    with monkeypatch.context() as patch:
+        patch.setattr("django_rlock.locks.flows.RELEASE_PATIENCE", 0.0)
+        late = [proxy.copy_late(scripts.LOCK_EXTEND)]
+        late += [proxy.cut_before(scripts.LOCK_EXTEND) for _ in range(3)]
+        with pytest.raises(LockUnavailableError):
+            await face.call(lock, "extend", 4)
+    await face.until(is_settled)
+    await face.acquire(lock, lease_time=60)
+    await arrive(face, late[0])
+    assert redis_client.pttl(KEY) > 50_000
+    await face.release(lock)
+    await face.release(lock)
+
+
+# --- what could be freed ---------------------------------------------------------------------------------------------
+
+
+async def test_force_release_frees_no_later_holder(face, each, proxy, redis_client):
+    make = each[0]
+    await face.acquire(make("stock:42", owner="somebody"))
+    late = proxy.copy_late(scripts.LOCK_FORCE_RELEASE)
+    lock = make("stock:42")
+    await face.call(lock, "force_release")
+    HOLDS.clear()
+    await changes_nothing(face, redis_client, late, lock)
+
+
+async def test_force_release_that_failed_frees_no_later_holder(face, kind, proxy, redis_client, monkeypatch):
+    redis_client.hset(KEY, "somebody", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("django_rlock.locks.flows.RELEASE_PATIENCE", 0.0)
+        late = proxy.copy_late(scripts.LOCK_FORCE_RELEASE)
+        for _ in range(3):
+            proxy.cut_before(scripts.LOCK_FORCE_RELEASE)
+        with pytest.raises(LockUnavailableError):
+            await face.call(kind("stock:42"), "force_release")
+    redis_client.delete(KEY)
+    await face.until(is_settled)
+    await changes_nothing(face, redis_client, late, kind("stock:42"))

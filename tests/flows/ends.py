@@ -1,0 +1,40 @@
+"""What must hold when nothing can happen any more."""
+
+from __future__ import annotations
+
+from django_rlock.keys import queue_key
+from tests.flows.stepping import Visitor
+from tests.flows.worlds import World
+
+
+def all_served(world: World) -> None:
+    """All got the lock, without any repair, and nothing is left."""
+    assert [actor.result for actor in world.actors if isinstance(actor, Visitor)] == ["served"] * len(world.served)
+    assert [actor.at for actor in world.actors] == ["done"] * len(world.actors)
+    nothing_left(world)
+
+
+def nothing_left(world: World) -> None:
+    for key in world.keys:
+        assert not world.client.exists(key), (key, world.client.hgetall(key))
+        assert not world.client.exists(queue_key(key)), (key, world.client.zrange(queue_key(key), 0, -1))
+
+
+def finish(world: World) -> None:
+    """With a beat whenever nothing else happens, all live actors end, and nothing is left."""
+    for _ in range(12):
+        while actions := world.actions():
+            world.do(actions[0])
+        if all(actor.at == "done" or actor.process.dead for actor in world.actors):
+            break
+        world.repair()
+    assert all(actor.at == "done" or actor.process.dead for actor in world.actors), "one waits for ever"
+    nothing_of_the_living(world)
+
+
+def nothing_of_the_living(world: World) -> None:
+    """A process that was killed may leave something until its lease ends, others nothing."""
+    living = [each.identity.client_id for each in world.processes if not each.dead]
+    for key in world.keys:
+        names = [*world.client.zrange(queue_key(key), 0, -1), *world.client.hkeys(key)]
+        assert not [name for name in names if name[:36].decode() in living], (key, names)

@@ -1,0 +1,38 @@
+"""Makes the test process write its history when a test says so."""
+
+import time
+
+from django_rlock import reports
+from django_rlock.inspection.history import History, read_history
+from django_rlock.reports.history import Recorder
+from tests.background import settle
+
+ROUND = Recorder.round
+"""The tests' own process writes nothing by itself: see ``tests/conftest.py``."""
+
+
+class Past:
+    """The history of this process."""
+
+    def written(self, ahead: float = 0.0) -> History:
+        """Write it now, or as if some seconds had passed, and read it."""
+        settle()
+        self.recorder.leave(time.monotonic() + ahead)
+        return read_history()
+
+    @property
+    def recorder(self) -> Recorder:
+        return reports._reporter.value.recorder
+
+    def round(self, ahead: float) -> float:
+        """Do what is due then; returns in how many seconds something is due again."""
+        settle()
+        now = time.monotonic() + ahead
+        return ROUND(self.recorder, now) - now
+
+    def publish(self, ahead: float) -> None:
+        """Look at what was counted, and write the report."""
+        settle()
+        reporter, now = reports._reporter.value, time.monotonic() + ahead
+        ROUND(self.recorder, now)
+        reporter.round(now)

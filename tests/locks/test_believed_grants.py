@@ -1,0 +1,243 @@
+"""A waiter of a FairLock that is woken by the message of its grant holds the lock without another command."""
+
+from typing import Any
+
+import pytest
+
+from django_rlock import FairLock, LockLostError, MultiLock
+from django_rlock.drivers.base import monotonic
+from django_rlock.drivers.identity import client_id
+from django_rlock.keys import queue_key, wake_channel
+from django_rlock.locks import attempt
+from django_rlock.locks.holds import HOLDS, WAITS, Hold
+from tests.background import look_at
+
+KEY = "rlock:stock:42"
+CLAIM = 100.0
+"""Seconds, so that half of it is more than any test takes on a busy machine."""
+LEAST_LEFT = 20.0
+"""Instead of a second, which would be the lease of a test."""
+
+
+@pytest.fixture(autouse=True)
+def long_claims(settings):
+    settings.RLOCK = {"default": {"CLAIM_TIME": CLAIM, "WAITER_ALIVE_TIME": 200, "WATCHDOG_TIMEOUT": 300}}
+
+
+async def visit(face, redis_client, lock, inside, meanwhile=None) -> Any:
+    """What ``inside`` returns in an owner that waited for the lock, was handed it, and releases it."""
+
+    async def take() -> Any:
+        assert await face.acquire(lock)
+        try:
+            return await inside()
+        finally:
+            if any(each.lost is None for each in HOLDS.snapshot()):
+                await face.release(lock)
+
+    holder = FairLock("stock:42")
+    await face.acquire(holder)
+    visitor = face.start(take)
+    await face.until(lambda: redis_client.zcard(queue_key(KEY)) == 1)
+    if meanwhile is not None:
+        await meanwhile()
+    await face.release(holder)
+    result = await face.result(visitor)
+    assert not redis_client.exists(KEY, queue_key(KEY))
+    return result
+
+
+async def is_unconfirmed() -> bool:
+    return the_hold().is_unconfirmed
+
+
+def the_hold() -> Hold:
+    (hold,) = HOLDS.snapshot()
+    return hold
+
+
+async def test_its_deadline_counts_from_the_command_that_queued_it(face, redis_client):
+    async def inside() -> None:
+        hold = the_hold()
+        assert hold.is_unconfirmed
+        assert hold.deadline <= released_at[0] + CLAIM  # it was queued before
+        assert redis_client.pttl(KEY) / 1000 > hold.deadline - monotonic() - 0.002  # both count whole ms
+        assert hold.renewed
+        assert not lock.lost
+        lock.check()
+        assert hold.since >= released_at[0]
+        assert hold.renew_at < (hold.since + hold.deadline) / 2
+        assert 0 < await face.call(lock, "remaining_lease") <= CLAIM
+
+    async def note() -> None:
+        released_at.append(monotonic())
+
+    lock = FairLock("stock:42")
+    released_at: list[float] = []
+    await visit(face, redis_client, lock, inside, note)
+
+
+async def test_its_renewal_makes_a_lease_of_it(face, redis_client):
+    async def inside() -> None:
+        hold = the_hold()
+        assert hold.is_unconfirmed
+        deadline = hold.deadline
+        hold.runs_for *= 2  # it is due now
+        look_at(hold)
+        await face.until(lambda: hold.deadline > deadline + CLAIM)
+        assert not the_hold().is_unconfirmed
+        assert redis_client.pttl(KEY) > 1000 * CLAIM
+
+    await visit(face, redis_client, FairLock("stock:42"), inside)
+
+
+async def test_it_may_be_entered_again_and_left(face, redis_client):
+    async def inside() -> None:
+        assert the_hold().is_unconfirmed
+        assert await face.acquire(lock)
+        assert redis_client.hvals(KEY) == ["2"]
+        assert not the_hold().is_unconfirmed
+        await face.release(lock)
+        assert redis_client.hvals(KEY) == ["1"]
+        assert redis_client.pttl(KEY) > 1000 * CLAIM
+
+    lock = FairLock("stock:42")
+    await visit(face, redis_client, lock, inside)
+
+
+@pytest.mark.parametrize("lease", [20, 600])
+async def test_it_may_be_extended(face, redis_client, lease):
+    async def inside() -> None:
+        assert the_hold().is_unconfirmed
+        await face.call(lock, "extend", lease)
+        assert the_hold().lease == the_hold().runs_for == lease
+        assert (redis_client.pttl(KEY) > 1000 * CLAIM) == (lease > CLAIM)
+
+    lock = FairLock("stock:42")
+    await visit(face, redis_client, lock, inside)
+
+
+async def test_its_loss_is_told(face, redis_client):
+    async def inside() -> None:
+        assert the_hold().is_unconfirmed
+        redis_client.delete(KEY)
+        with pytest.raises(LockLostError):
+            await face.release(lock)
+
+    lock = FairLock("stock:42")
+    await visit(face, redis_client, lock, inside)
+
+
+async def test_its_end_is_told(face, redis_client):
+    async def inside() -> None:
+        hold = the_hold()
+        hold.renewed = False
+        hold.granted_until(monotonic() - 0.001)
+        assert lock.lost
+        with pytest.raises(LockLostError, match=r"its lease of .* s ended"):
+            lock.check()
+        with pytest.raises(LockLostError):
+            await face.release(lock)
+        redis_client.delete(KEY)
+
+    lock = FairLock("stock:42")
+    await visit(face, redis_client, lock, inside)
+
+
+async def test_it_may_be_freed_by_force(face, redis_client):
+    async def inside() -> None:
+        assert the_hold().is_unconfirmed
+        assert await face.call(lock, "force_release")
+        assert HOLDS.snapshot() == []
+
+    lock = FairLock("stock:42")
+    await visit(face, redis_client, lock, inside)
+
+
+async def test_a_member_of_a_multilock_may_be_one(face, redis_client):
+    async def inside() -> None:
+        assert [hold.is_unconfirmed for hold in HOLDS.snapshot() if hold.lock.name == "stock:42"] == [True]
+        assert redis_client.exists("rlock:stock:43")
+
+    await visit(face, redis_client, MultiLock(FairLock("stock:42"), FairLock("stock:43")), inside)
+    assert not redis_client.exists("rlock:stock:43")
+
+
+async def test_shown_as_any_other(face, redis_client):
+    async def inside() -> None:
+        info = await face.call(lock, "info")
+        assert info is not None
+        assert [holder.owner for holder in info.holders] == [the_hold().wire_name]
+        assert await face.call(lock, "owned")
+        assert await face.call(lock, "hold_count") == 1
+
+    lock = FairLock("stock:42")
+    await visit(face, redis_client, lock, inside)
+
+
+# --- when it asks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"CLAIM_TIME": LEAST_LEFT - 1, "WAITER_ALIVE_TIME": 60}, {}),
+        ({"CLAIM_TIME": LEAST_LEFT, "WAITER_ALIVE_TIME": 60, "WATCHDOG_TIMEOUT": LEAST_LEFT - 1}, {}),
+        ({}, {"lease_time": 30}),
+        ({}, {"owner": "order 7"}),
+    ],
+    ids=["short claim", "short lease", "fixed lease", "name"],
+)
+async def test_it_asks_where_it_is_told_too_little(face, redis_client, settings, monkeypatch, options, arguments):
+    monkeypatch.setattr(attempt, "LEAST_LEFT", LEAST_LEFT)
+    settings.RLOCK = {"default": options}
+    assert not await visit(face, redis_client, FairLock("stock:42", **arguments), is_unconfirmed)
+
+
+async def test_it_asks_when_too_much_of_the_claim_may_have_passed(face, redis_client, settings):
+    """No one knows when between its command and the message it was granted."""
+    settings.RLOCK = {"default": {"CLAIM_TIME": 2.1, "WAITER_ALIVE_TIME": 6.0}}
+
+    async def wait() -> None:
+        await face.sleep(1.2)
+
+    assert not await visit(face, redis_client, FairLock("stock:42"), is_unconfirmed, wait)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What each try of an attempt came to, once it is over."""
+    answers: list[bool] = []
+    once = attempt.Attempt.once
+
+    async def noted(self, waiting=False) -> bool:
+        answers.append(await once(self, waiting))
+        return answers[-1]
+
+    monkeypatch.setattr(attempt.Attempt, "once", noted)
+    return answers
+
+
+async def test_messages_with_another_ticket_are_not_believed(face, redis_client, asked):
+    """Left over from an earlier attempt of the same owner, or repeated."""
+
+    async def wake() -> None:
+        await face.until(WAITS.snapshot)
+        before = len(asked)
+        (member,) = redis_client.zrange(queue_key(KEY), 0, -1)
+        redis_client.publish(wake_channel(client_id()), f"1 {member} {KEY}")
+        await face.until(lambda: len(asked) > before)
+        assert len(HOLDS.snapshot()) == 1
+
+    # It has asked more than once since then, so another server may have replied: the grant is not believed either.
+    assert not await visit(face, redis_client, FairLock("stock:42"), is_unconfirmed, wake)
+
+
+async def test_messages_from_before_a_reconnect_are_not_believed(face, redis_client, asked):
+    async def reconnect() -> None:
+        await face.until(WAITS.snapshot)
+        before = len(asked)
+        redis_client.client_kill_filter(_type="pubsub")
+        await face.until(lambda: len(asked) > before)
+
+    assert not await visit(face, redis_client, FairLock("stock:42"), is_unconfirmed, reconnect)

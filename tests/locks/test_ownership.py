@@ -1,0 +1,283 @@
+"""Whether locks are still held is asked of the servers, and who holds one for long hears at once that it was freed."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockUnavailableError, MultiLock, RLock
+from django_rlock.drivers.keeper import keeper
+from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, rlock, watchdog
+from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.ownership import ensure_owned
+from django_rlock.locks.watchdog import Doubts
+from django_rlock.signals import lock_lost
+from tests.background import settle, until_heard
+from tests.conftest import OwnServer
+from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
+from tests.faces import elsewhere
+from tests.operators import free_by_force
+from tests.redlock.conftest import _five_servers, nodes  # noqa: F401
+
+
+def several(name: str, **options: Any) -> MultiLock:
+    return MultiLock(RLock(f"{name}:1"), FairLock(f"{name}:2"), ReadLock(f"{name}:3"), **options)
+
+
+KINDS = [FairLock, RLock, FencedLock, ReadLock, WriteLock, several]
+
+
+@pytest.fixture(params=KINDS, ids=lambda each: each.__name__)
+def listening(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
+    """Each kind whose holders hear of forced releases."""
+    return request.param
+
+
+@pytest.fixture(params=[*KINDS, SpinLock], ids=lambda each: each.__name__)
+def any_kind(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
+    return request.param
+
+
+@pytest.fixture
+def losses() -> Iterator[list[str]]:
+    settle()
+    told: list[str] = []
+
+    def note(lock: BaseLock, **_: Any) -> None:
+        told.append(lock.name)
+
+    lock_lost.connect(note)
+    yield told
+    lock_lost.disconnect(note)
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"lease_time": 60}, {"owner": "order-7"}], ids=str)
+def test_what_is_held_is_confirmed(any_kind, losses, options):
+    with any_kind("stock:42", **options) as lock:
+        ensure_owned([lock])
+        lock.check()
+    settle()
+    assert losses == []
+
+
+def test_a_lease_that_was_chosen_stays(any_kind):
+    with any_kind("stock:42", lease_time=60) as lock:
+        before = lock.remaining_lease()
+        ensure_owned([lock])
+        assert lock.remaining_lease() <= before
+
+
+@pytest.mark.parametrize("options", [{}, {"lease_time": 60}, {"owner": "order-7"}], ids=str)
+def test_what_was_freed_is_lost(any_kind, losses, options):
+    lock = any_kind("stock:42", **options)
+    with pytest.raises(LockLostError), lock:
+        free_by_force(lock.parts[-1].name)
+        with pytest.raises(LockLostError, match="freed it"):
+            ensure_owned([lock])
+        assert lock.lost
+    settle()
+    assert losses == [lock.parts[-1].name]
+
+
+def test_what_the_server_lost_is_lost(any_kind, redis_client: redis.Redis):
+    lock = any_kind("stock:42")
+    with pytest.raises(LockLostError), lock:
+        redis_client.flushall()
+        ensure_owned([lock])
+
+
+def test_what_is_not_held_is_refused(any_kind):
+    with pytest.raises(LockNotOwnedError):
+        ensure_owned([any_kind("stock:42")])
+
+
+def test_many_are_one_round_trip(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)  # the background asks nothing, however long they are held
+    with rlock("a", "b", "c") as several, FairLock("d") as one:
+        settle()
+        before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        ensure_owned([several, one])
+        assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+
+
+def test_what_cannot_be_asked_is_not_confirmed(own_server: OwnServer):
+    server = own_server()
+    for lock in rlock("a"), rlock("a", "b"):
+        with pytest.raises(LockUnavailableError), lock:
+            server.kill()
+            ensure_owned([lock])
+        server = own_server()
+
+
+def test_a_redlock_needs_its_majority(nodes, losses):  # noqa: F811
+    with rlock("x", using="quorum") as lock:
+        for server in nodes[:2]:
+            with server.client() as client:
+                client.delete("rlock:x")
+        ensure_owned([lock])
+    lock = rlock("x", using="quorum")
+    with pytest.raises(LockLostError), lock:
+        for server in nodes[:3]:
+            with server.client() as client:
+                client.delete("rlock:x")
+        ensure_owned([lock])
+    settle()
+    assert losses == ["x"]
+
+
+def test_a_question_that_was_sent_twice_ends_the_wire_name(redis_client: redis.Redis):
+    """It renews, and its first copy may still come, to the owner's next hold."""
+    with several("stock:42") as lock:
+        ensure_owned([lock])
+        [owner] = {hold.owner for hold in HOLDS.snapshot()}
+        before = owner.wire_name
+        redis_client.client_kill_filter(_type="normal", skipme=True)
+        ensure_owned([lock])
+        assert owner.wire_name != before
+
+
+# ---- hearing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"lease_time": 600}, {"owner": "order-7"}], ids=str)
+async def test_a_forced_release_is_heard(face, listening, losses, options):
+    lost = threading.Event()
+    lock = listening("stock:42", on_lost=lambda _: lost.set(), **options) if listening is not several else several("s")
+    await face.acquire(lock)
+    until_heard()
+    for part in lock.parts:
+        assert await elsewhere(face, RLock(part.name), "force_release")
+    await face.until(lambda: lock.lost)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+    settle()
+    assert set(losses) == {part.name for part in lock.parts}
+    assert len(losses) == len(lock.parts)
+    assert lost.is_set() or listening is several
+
+
+async def test_one_before_it_listened_is_made_up_for(face, listening, losses):
+    lock = listening("stock:42")
+    await face.acquire(lock)
+    for part in lock.parts:
+        assert await elsewhere(face, part, "force_release")
+    await face.until(lambda: len(losses) == len(lock.parts))
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_a_message_proves_nothing(face, listening, losses, redis_client: redis.Redis):
+    lock = listening("stock:42")
+    await face.acquire(lock)
+    until_heard()
+    for part in lock.parts:
+        assert redis_client.publish(part._forced_channel(), part.key) == 1
+    settle()
+    lock.check()
+    await face.release(lock)
+    assert losses == []
+
+
+async def test_a_holder_who_frees_its_own_is_told_of_no_loss(face, listening, losses):
+    lock = listening("stock:42")
+    await face.acquire(lock)
+    until_heard()
+    assert await face.call(lock, "force_release")
+    settle()
+    assert losses == []
+
+
+async def test_the_other_side_of_a_read_write_lock_is_no_loss(face, losses):
+    read, write = ReadLock("stock:42"), WriteLock("stock:42")
+    await face.acquire(write)
+    await face.acquire(read)
+    until_heard()
+    assert await elsewhere(face, write, "force_release")
+    await face.until(lambda: write.lost)
+    read.check()
+    await face.release(read)
+    with pytest.raises(LockLostError):
+        await face.release(write)
+
+
+def test_a_server_that_starts_anew_without_its_data_is_noticed(own_server: OwnServer, losses):
+    server = own_server()
+    lock = FairLock("stock:42")
+    lock.acquire()
+    until_heard()
+    server.kill()
+    server.start()
+    eventually(lambda: lock.lost)
+    with pytest.raises(LockLostError):
+        lock.release()
+    eventually(lambda: losses == ["stock:42"])
+
+
+def test_a_redlock_hears_of_it_from_its_nodes(nodes, losses):  # noqa: F811
+    lock = rlock("x", using="quorum")
+    lock.acquire()
+    until_heard()
+    operator = threading.Thread(target=rlock("x", using="quorum").force_release)
+    operator.start()
+    operator.join(UNTIL_SERVED)
+    eventually(lambda: lock.lost)
+    with pytest.raises(LockLostError):
+        lock.release()
+
+
+def test_short_holds_do_not_listen(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)  # and no stall makes a hold long
+    listened: list[object] = []
+    monkeypatch.setattr(Doubts, "_listen", lambda _, hold: listened.append(hold))
+    for _ in range(20):
+        with FairLock("stock:42"):
+            settle()
+    assert listened == []
+
+
+def test_all_holds_of_a_process_listen_on_one_channel(server, redis_client: redis.Redis):
+    with RLock("first"), FairLock("second"), ReadLock("third"):
+        until_heard()
+        assert redis_client.pubsub_channels("rlock_wake:*").count("rlock_wake:forced") == 1
+        assert len({hold.ear for hold in HOLDS.snapshot()}) == 1
+
+
+def test_only_what_was_freed_is_asked_about(losses, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    ask = Doubts._ask
+
+    async def note(self: Doubts, holds: list[Hold]) -> None:
+        asked.extend(hold.lock.name for hold in holds)
+        await ask(self, holds)
+
+    freed = FairLock("second")
+    freed.acquire()
+    with RLock("first"):
+        until_heard()
+        monkeypatch.setattr(Doubts, "_ask", note)
+        operator = threading.Thread(target=RLock("second").force_release)
+        operator.start()
+        operator.join(UNTIL_SERVED)
+        eventually(lambda: freed.lost)
+        assert asked == ["second"]
+        with pytest.raises(LockLostError):
+            freed.release()
+
+
+def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatch):
+    """A cluster has one for each lock."""
+    settle()
+    keeper("default").jobs[Doubts]._ears.clear()
+    monkeypatch.setattr(RLock, "_forced_channel", lambda lock: f"rlock_wake:{lock.name}:forced")
+    monkeypatch.setattr(watchdog, "MOST_CHANNELS", 2)
+    with RLock("first"), RLock("second"):
+        until_heard()
+        monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+        with RLock("third"):
+            settle()
+            assert sorted(hold.lock.name for hold in HOLDS.snapshot() if hold.ear) == ["first", "second"]

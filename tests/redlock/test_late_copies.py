@@ -1,0 +1,104 @@
+"""Commands that nodes obey when their senders have gone on: they change nothing."""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from django_rlock import keys, scripts
+from django_rlock.exceptions import QuorumNotReachedError
+from django_rlock.locks.redlock import RedLock
+from tests.eventually import UNTIL_SERVED
+from tests.proxy import Proxy, load_scripts
+from tests.redlock.conftest import holders
+
+TOMBSTONES = keys.tombstones_key("rlock:x")
+
+
+@pytest.fixture
+def proxies(nodes, settings, tmp_path_factory):
+    """Before two of three nodes."""
+    with ExitStack() as stack:
+        for server in nodes[:3]:
+            load_scripts(server)
+        found = [
+            stack.enter_context(Proxy(server.folder / "server.sock", Path(tmp_path_factory.mktemp("p"))))
+            for server in nodes[:2]
+        ]
+        urls = [*(each.url for each in found), nodes[2].url]
+        settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODES": urls}}
+        yield found
+
+
+def is_remembered(server):
+    """Whether a node refuses for seconds what comes late."""
+    with server.client() as client:
+        return client.pttl(TOMBSTONES) > 10_000
+
+
+async def arrive(face, late):
+    await face.until(late.served.is_set)  # a majority of other nodes may have been faster
+    late.let_go.set()
+    await face.until(late.obeyed.is_set)
+
+
+async def test_acquire_that_failed_takes_no_node(face, nodes, proxies):
+    late = [each.copy_late(scripts.REDLOCK_ACQUIRE) for each in proxies]
+    with pytest.raises(QuorumNotReachedError):
+        await face.acquire(RedLock("x", using="quorum"), wait_time=0)
+    await face.until(lambda: all(map(is_remembered, nodes[:2])))
+    for each in late:
+        await arrive(face, each)
+    assert not any(holders(nodes))
+
+
+async def test_acquire_takes_no_node_after_the_release(face, nodes, proxies):
+    late = proxies[0].copy_late(scripts.REDLOCK_ACQUIRE)
+    lock = RedLock("x", using="quorum")
+    assert await face.acquire(lock)
+    await face.until(late.served.is_set)
+    await face.release(lock)
+    await face.until(lambda: is_remembered(nodes[0]))
+    await arrive(face, late)
+    assert not any(holders(nodes))
+
+
+async def test_tombstones_are_short_where_nothing_may_come_late(face, nodes, proxies, settings):
+    # A stalled machine must not make a node late.
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 4.0, "WATCHDOG_TIMEOUT": 100}}
+    lock = RedLock("x", using="quorum")
+    assert await face.acquire(lock)
+    await face.release(lock)
+    assert not any(map(is_remembered, nodes[:3]))
+
+
+@pytest.mark.parametrize("what", ["enter", "inner release", "extend"])
+async def test_lease_that_was_prolonged_since_stays(face, nodes, proxies, what):
+    """A copy that comes late shortens it on no node; an extension's, once that is settled."""
+    lock = RedLock("x", using="quorum", lease_time=30)
+    assert await face.acquire(lock)
+    if what == "enter":
+        late = proxies[0].copy_late(scripts.REDLOCK_ACQUIRE)
+    assert await face.acquire(lock)
+    if what == "inner release":
+        late = proxies[0].copy_late(scripts.REDLOCK_RELEASE)
+    await face.release(lock)
+    if what == "extend":
+        for each in proxies:
+            late = each.copy_late(scripts.REDLOCK_RENEW)
+    await face.call(lock, "extend", 20)
+    await face.call(lock, "extend", 60)
+    with nodes[1 if what == "extend" else 0].client() as client:
+
+        def is_long() -> bool:
+            left = client.pttl("rlock:x")
+            return left == -2 or left > 50_000
+
+        give_up_at = time.monotonic() + UNTIL_SERVED
+        while not is_long():  # a majority of other nodes may have been faster, while its connection was made anew
+            assert time.monotonic() < give_up_at
+            await face.call(lock, "extend", 60)
+        await arrive(face, late)
+        assert is_long()
+    await face.release(lock)

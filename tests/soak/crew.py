@@ -1,0 +1,120 @@
+"""The worker processes: each is stopped, killed and replaced by the next."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tests.processes import ClientProcess
+
+LAST_TURNS = 180.0
+"""How long all workers may take to get everything once more when all is well, in seconds; leases are shorter."""
+LONG = 120.0
+"""How long a process may take to reply, in seconds: a machine may be busy."""
+
+
+class Worker:
+    """One process."""
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        self.name = name
+        self._process = ClientProcess("unix:///nowhere")
+        self.pid = self.call("begin", name, **arguments)
+
+    def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of ``workers`` in the process."""
+        given = json.dumps([args, kwargs])
+        expression = f"module('tests.soak.workers').run({function!r}, {given!r})"
+        return self._process.begin(expression).result(LONG)
+
+    def pause(self) -> None:
+        self._process.pause()
+
+    def resume(self) -> None:
+        self._process.resume()
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self._process.__exit__()
+
+    def end(self) -> None:
+        """Let it end as a program does; its locks are released."""
+        self._process.end()
+        self._process.__exit__()
+
+    def show_stacks(self) -> None:
+        """Make it write down where its threads are."""
+        os.kill(self.pid, signal.SIGUSR1)
+
+
+class Crew:
+    """``settings`` are those of each worker in turn: some go through proxies."""
+
+    def __init__(
+        self, size: int, seed: str, folder: Path, settings: Sequence[dict[str, Any]], control: bool = False
+    ) -> None:
+        self._seed = seed
+        self._folder = folder
+        self._settings = settings
+        self._control = control
+        self._made = 0
+        self.met: Counter[str] = Counter()
+        self.workers: list[Worker] = []
+        try:
+            for place in range(size):
+                self.workers.append(self._make(place))
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _make(self, place: int) -> Worker:
+        name = f"w{self._made}"
+        self._made += 1
+        return Worker(
+            name,
+            seed=f"{self._seed}/{name}",
+            folder=str(self._folder),
+            settings=self._settings[place % len(self._settings)],
+            control=self._control,
+        )
+
+    def replace(self, place: int) -> None:
+        """Put a new process where one has ended."""
+        self.workers[place] = self._make(place)
+
+    def let_have_last_turns(self) -> list[str]:
+        """Let all workers take everything once more, and end; returns what the late ones did after LAST_TURNS."""
+        for worker in self.workers:
+            worker.call("have_last_turns")
+        give_up_at = time.monotonic() + LAST_TURNS
+        while waiting := [at for worker in self.workers for at in worker.call("served")]:
+            if time.monotonic() > give_up_at:
+                for worker in self.workers:
+                    worker.show_stacks()
+                break
+            time.sleep(0.05)
+        return waiting
+
+    def left(self) -> dict[str, dict[str, Any]]:
+        """What each process has left."""
+        return {worker.name: worker.call("left") for worker in self.workers}
+
+    def note_met(self) -> None:
+        """Count what the processes of now have met."""
+        for worker in self.workers:
+            self.met.update(worker.call("met"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(Exception):
+                worker.kill()

@@ -1,0 +1,257 @@
+"""Each kind of lock as a worker takes it, whatever the face, and what it promises while it is held."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from django_rlock import MultiLock, PermitExpirableSemaphore, ReadWriteLock, Semaphore, rlock
+from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.identity import current_owner
+from django_rlock.locks.holds import HOLDS
+from tests.soak.records import ALONE, PERMIT, READ
+
+ONE, PAIR, QUORUM = "one", "pair", "quorum"
+"""Aliases of RLOCK, and the places where locks live."""
+WATCHDOG_TIMEOUT, CLAIM_TIME, WAITER_ALIVE_TIME = 3.0, 1.0, 3.0
+OPTIONS = {"WATCHDOG_TIMEOUT": WATCHDOG_TIMEOUT, "CLAIM_TIME": CLAIM_TIME, "WAITER_ALIVE_TIME": WAITER_ALIVE_TIME}
+"""Of all aliases, in seconds: short, so that leases end and are renewed all the time."""
+LEASES = None, None, None, 1.2, 2.5
+"""Lease times to choose from, in seconds. None is renewed. None is shorter than CLAIM_TIME, see docs/guarantees.md."""
+EXTENSIONS = 1.2, 2.0, 3.0
+"""Seconds; a RedLock's lease may be no longer than QUARANTINE, which is WATCHDOG_TIMEOUT."""
+PERMITS = 3
+"""Permits of each semaphore."""
+NEW_NAME_EVERY = 20.0
+"""Seconds after which a plain semaphore's turn is another one's: its permits may have gone with who held them."""
+
+
+class Threads:
+    """The blocking methods."""
+
+    async def call(self, of: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(of, method)(*args, **kwargs)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - nothing else runs in this thread
+
+    async def elsewhere(self, *bodies: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Run bodies as other owners, and wait for their ends."""
+        threads = [threading.Thread(target=run_sync, args=(body(),), daemon=True) for body in bodies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+class Tasks:
+    """The methods with Django's ``a``."""
+
+    async def call(self, of: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(of, "await_" if method == "wait" else f"a{method}")(*args, **kwargs)
+
+    async def sleep(self, seconds: float) -> None:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+
+    async def elsewhere(self, *bodies: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        import asyncio
+
+        await asyncio.gather(*(body() for body in bodies))
+
+
+Face = Threads | Tasks
+
+
+class Promise(NamedTuple):
+    """What is known of a hold without asking: whether it is lost, until when its lease runs, and how long that was."""
+
+    lost: bool
+    deadline: float
+    lease: float
+
+
+class Grip:
+    """A lock that is taken once: for ``Hold``, its ``kind``, ``place``, ``names``, ``mode``, ``amount``, ``limit``."""
+
+    mode = ALONE
+    amount = limit = 1
+    extends = again = True
+    """Whether its lease can be extended, and whether its owner may take it again."""
+    tells = True
+    """Whether giving it back after a loss raises."""
+
+    def __init__(self, kind: str, place: str, names: Sequence[str], lock: Any) -> None:
+        self.kind = kind
+        self.place = place
+        self.names = list(names)
+        self.lock = lock
+
+    async def acquire(self, face: Face, wait: float | None, lease: float | None) -> bool:
+        return await face.call(self.lock, "acquire", wait_time=wait, lease_time=lease)
+
+    async def release(self, face: Face) -> None:
+        await face.call(self.lock, "release")
+
+    async def extend(self, face: Face, seconds: float) -> None:
+        await face.call(self.lock, "extend", seconds)
+
+    def promise(self) -> Promise:
+        owner = self.lock._named_owner or current_owner()
+        holds = HOLDS.of_lock(self.lock, owner)
+        deadline = min((hold.deadline for hold in holds), default=0.0)
+        lease = max((hold.lease for hold in holds), default=0.0)
+        return Promise(self.lock.lost or len(holds) < len(self.lock.parts), deadline, lease)
+
+    def token(self) -> int | None:
+        return self.lock.token if self.kind in {"fenced", "redlock"} else None
+
+
+class ReadGrip(Grip):
+    mode = READ
+
+
+class NamedGrip(Grip):
+    """Taken under a name, and released by another thread or task."""
+
+    again = False
+
+    async def release(self, face: Face) -> None:
+        failures: list[BaseException] = []
+
+        async def give_back() -> None:
+            try:
+                await face.call(self.lock, "release")
+            except Exception as error:  # noqa: BLE001 - raised by who waits for it
+                failures.append(error)
+
+        await face.elsewhere(give_back)
+        if failures:
+            raise failures[0]
+
+
+class SemaphoreGrip(Grip):
+    """Permits without owner or lease. A process that dies keeps its permits, so the name changes now and then."""
+
+    mode, limit = PERMIT, PERMITS
+    extends = again = tells = False
+
+    def __init__(self, name: str, amount: int, longest_wait: float | None = None) -> None:
+        super().__init__("semaphore", ONE, [name], Semaphore(name, using=ONE))
+        self.amount = amount
+        self._longest_wait = longest_wait
+
+    async def acquire(self, face: Face, wait: float | None, lease: float | None) -> bool:
+        await face.call(self.lock, "try_set_permits", PERMITS)
+        wait = self._longest_wait if wait is None else wait
+        return await face.call(self.lock, "acquire", self.amount, wait_time=wait)
+
+    async def release(self, face: Face) -> None:
+        await face.call(self.lock, "release", self.amount)
+
+    def promise(self) -> Promise:
+        return Promise(False, math.inf, math.inf)
+
+
+class PermitGrip(Grip):
+    """Permits with ids and leases."""
+
+    mode, limit = PERMIT, PERMITS
+    again = tells = False
+
+    def __init__(self, name: str, amount: int) -> None:
+        super().__init__("permits", ONE, [name], PermitExpirableSemaphore(name, using=ONE))
+        self.amount = amount
+        self.extends = amount == 1
+
+    async def acquire(self, face: Face, wait: float | None, lease: float | None) -> bool:
+        await face.call(self.lock, "try_set_permits", PERMITS)
+        options: dict[str, Any] = {"renewed": True} if lease is None else {"lease_time": lease}
+        self.permit = await face.call(self.lock, "acquire", self.amount, wait_time=wait, **options)
+        self.lease = lease or WATCHDOG_TIMEOUT
+        return self.permit is not None
+
+    async def release(self, face: Face) -> None:
+        await face.call(self.permit, "release")
+
+    async def extend(self, face: Face, seconds: float) -> None:
+        self.lease = max(self.lease, seconds)
+        await face.call(self.lock, "update_lease_time", self.permit, seconds)
+
+    def promise(self) -> Promise:
+        holds = self.permit._holds
+        deadline = min(hold.deadline for hold in holds) if holds else self.permit.deadline
+        return Promise(self.permit.lost, deadline, self.lease)
+
+
+def _lock(kind: str, name: str, place: str, **options: Any) -> Grip:
+    side = ReadGrip if kind == "read" else Grip
+    return side(kind, place, [name], rlock(name, kind=kind, using=place, **options))
+
+
+def _mixed(chance: Random) -> Grip:
+    return _lock(chance.choice(("fair", "rlock", "spin")), "mixed", ONE)
+
+
+def _named(chance: Random) -> Grip:
+    kind, name = chance.choice((("fair", "fair:0"), ("rlock", "plain"), ("fair", "mixed")))
+    return NamedGrip("named", ONE, [name], rlock(name, kind=kind, using=ONE, owner=str(uuid4())))
+
+
+def _side(name: str, **options: Any) -> Callable[[Random], Grip]:
+    def make(chance: Random) -> Grip:
+        lock = ReadWriteLock(name, using=ONE, **options)
+        if chance.random() < 0.7:
+            return ReadGrip("read", ONE, [name], lock.read_lock)
+        return Grip("write", ONE, [name], lock.write_lock)
+
+    return make
+
+
+def _multi(chance: Random) -> Grip:
+    members = [("fair", "fair:0"), ("fair", "fair:1"), ("rlock", "plain"), ("fair", "mixed"), ("rlock", "mixed")]
+    chosen = {name: kind for kind, name in chance.sample(members, chance.randint(2, 4))}
+    return Grip("multi", ONE, list(chosen), MultiLock(*(rlock(name, kind=chosen[name], using=ONE) for name in chosen)))
+
+
+def _multi_fair(_chance: Random) -> Grip:
+    names = "fair:0", "fair:1"
+    return Grip("multi", ONE, names, rlock(*names, using=ONE))
+
+
+def _semaphore(chance: Random) -> Grip:
+    return SemaphoreGrip(f"semaphore:{time.monotonic() // NEW_NAME_EVERY:.0f}", chance.randint(1, 2), longest_wait=2.0)
+
+
+def last_semaphore(chance: Random) -> Grip:
+    """The one that no killed process has taken permits of."""
+    return SemaphoreGrip("semaphore:last", chance.randint(1, 2))
+
+
+KINDS: dict[str, Callable[[Random], Grip]] = {
+    "fair": lambda _: _lock("fair", "fair:0", ONE),
+    "fair beside a multi": lambda _: _lock("fair", "fair:1", ONE),
+    "fair of the pair": lambda _: _lock("fair", "fair", PAIR),
+    "rlock": lambda _: _lock("rlock", "plain", ONE),
+    "rlock of the pair": lambda _: _lock("rlock", "plain", PAIR),
+    "spin": lambda _: _lock("spin", "spin", ONE),
+    "fenced": lambda _: _lock("fenced", "fenced", ONE),
+    "fenced of the pair": lambda _: _lock("fenced", "fenced", PAIR),
+    "mixed": _mixed,
+    "named": _named,
+    "read or write": _side("prices"),
+    "read or write, writers first": _side("stocks", prefer="writer"),
+    "multi": _multi,
+    "multi of fair locks": _multi_fair,
+    "redlock": lambda _: _lock("redlock", "red:0", QUORUM),
+    "redlock, the other": lambda _: _lock("redlock", "red:1", QUORUM),
+    "semaphore": _semaphore,
+    "permits": lambda chance: PermitGrip("permits", chance.randint(1, 2)),
+}
+"""Makes a grip for one turn."""

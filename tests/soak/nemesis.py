@@ -1,0 +1,125 @@
+"""When which deed is done, and to whom: all from one seed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NamedTuple
+
+import redis
+
+from example_project.embedded import EmbeddedServer, ServerError
+from tests.soak.records import Log
+from tests.soak.servers import start
+
+SOONEST, LATEST = 0.05, 2.5
+"""Seconds between two deeds to one place."""
+MOST = 10_000
+"""Deeds to one place at most."""
+
+
+class Deed(NamedTuple):
+    """``effect`` says what it explains, see ``records``."""
+
+    name: str
+    place: str
+    do: Callable[..., Any]
+    effect: str | None
+    needs_clock: bool
+
+
+def registering(deeds: list[Deed]) -> Callable[..., Any]:
+    """The decorator of functions that are to be among these deeds."""
+
+    def deed(place: str, effect: str | None = None, needs_clock: bool = False) -> Callable[..., Any]:
+        def register(do: Callable[..., Any]) -> Callable[..., Any]:
+            deeds.append(Deed(do.__name__.replace("_", " "), place, do, effect, needs_clock))
+            return do
+
+        return register
+
+    return deed
+
+
+@dataclass
+class Scene:
+    """What deeds are done to. ``over`` is set when the nemesis has to come to an end."""
+
+    log: Log
+    over: threading.Event
+
+    def last(self, seconds: float) -> None:
+        """Let what was done be for so long."""
+        self.over.wait(seconds)
+
+    def hang(self, server: EmbeddedServer, seconds: float) -> None:
+        """Let a server stand still for so long."""
+        server.pause()
+        try:
+            self.last(seconds)
+        finally:
+            server.resume()
+
+    def be_down(self, server: EmbeddedServer, seconds: float) -> None:
+        """Let a server be dead for so long."""
+        server.kill()
+        try:
+            self.last(seconds)
+        finally:
+            start(server)
+
+
+class Nemesis:
+    """Does deeds to each place in a thread of its own, until ``scene.over`` is set.
+
+    ``done`` counts them by name, ``failed`` those that came to nothing because a server did not do as it was bid.
+    """
+
+    def __init__(self, scene: Scene, deeds: Sequence[Deed], seed: str) -> None:
+        self.scene = scene
+        self.done: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self._threads = [
+            threading.Thread(
+                target=self._act, args=([deed for deed in deeds if deed.place == place], f"{seed}/{place}")
+            )
+            for place in sorted({deed.place for deed in deeds})
+        ]
+
+    def rage(self, seconds: float) -> None:
+        """For so long, and until what is under way has been mended."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            time.sleep(seconds)
+        finally:
+            self.scene.over.set()
+            for thread in self._threads:
+                thread.join()
+
+    def _act(self, deeds: Sequence[Deed], seed: str) -> None:
+        for deed, chance in plan(deeds, seed):
+            if self.scene.over.wait(chance.uniform(SOONEST, LATEST)):
+                return
+            began = time.monotonic()
+            try:
+                deed.do(self.scene, chance)
+                self.done[deed.name] += 1
+            except (redis.RedisError, ServerError, OSError) as error:
+                self.failed.append(f"{deed.name}: {error}")
+            finally:
+                self.scene.log.event(deed.name, deed.place, began, effect=deed.effect)
+
+
+def plan(deeds: Sequence[Deed], seed: str) -> Iterator[tuple[Deed, Random]]:
+    """Each deed once, then each once more, in ever new orders, and the chance by which it is done."""
+    source = Random(seed)
+    number = 0
+    while number < MOST:
+        for deed in source.sample(deeds, len(deeds)):
+            number += 1
+            yield deed, Random(f"{seed}/{number}")

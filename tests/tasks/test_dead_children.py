@@ -1,0 +1,119 @@
+"""Children of a worker that die in the middle of a task: the worker frees what they held, and nothing else."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from django_rlock import FairLock
+from django_rlock.tasklocks.holders import _has_ended
+from tests.celery_app import app, records, tasks
+from tests.celery_app.records import starts, until
+
+pytestmark = pytest.mark.usefixtures("worker", "locks_of_workers")
+
+SOON = 10
+"""Seconds that a lock may take to be free, on a busy machine: a third of its lease."""
+
+
+def kill(run, result):
+    os.kill(run["pid"], signal.SIGKILL)
+
+
+def revoke(run, result):
+    app.control.revoke(result.id, terminate=True, signal="SIGKILL")
+
+
+def wait_for_its_own_end(run, result):
+    pass
+
+
+DEATHS = [
+    pytest.param("killed", {}, kill, id="killed"),
+    pytest.param("revoked", {}, revoke, id="revoked"),
+    pytest.param("late", {"time_limit": 1}, wait_for_its_own_end, id="hard time limit"),
+    pytest.param("exit", {}, wait_for_its_own_end, id="exit"),
+]
+
+
+@pytest.mark.parametrize(("how", "options", "end"), DEATHS)
+def test_the_lock_of_a_dead_child_is_free_at_once(log, how, options, end):
+    result = tasks.dies.apply_async([log, how], **options)
+    (run,) = starts(log, 1)
+    end(run, result)
+    with FairLock(f"work:{log}", wait_time=SOON):
+        pass
+
+
+def test_all_locks_of_a_call_within_a_call_are_free(log):
+    tasks.dies_deep.delay(log, 2)
+    (run,) = starts(log, 1)
+    kill(run, None)
+    for depth in range(3):
+        with FairLock(f"work:{log}:{depth}", wait_time=SOON):
+            pass
+
+
+def test_who_has_the_lock_by_then_keeps_it(log):
+    tasks.dies.delay(log, "killed")
+    (first,) = starts(log, 1)
+    lock = FairLock(f"work:{log}")
+    lock.force_release()
+    with lock:
+        kill(first, None)
+        tasks.dies.delay(f"{log}-next", "exit")
+        with FairLock(f"work:{log}-next", wait_time=SOON):  # the worker has seen to the first child before
+            assert lock.owned()
+        records.client().srem(f"{log}:inside", f"{first['pid']}:{first['id']}")
+
+
+def test_a_duplicate_that_meets_the_lock_of_a_dead_worker_runs(start_worker, log):
+    with start_worker("victim", "--pool", "prefork", "-c", "1") as victim:
+        tasks.skips.apply_async([log, True], queue=victim.queue)
+        (run,) = starts(log, 1)
+        victim.kill()
+    until(lambda: _has_ended(run["pid"]))
+    result = tasks.skips.delay(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+
+
+MAIN_THREAD_ENDS = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_has_ended_when_its_last_thread_has():
+    """The kernel ends threads one by one: the first may be gone while another still has a command under way."""
+    with subprocess.Popen([sys.executable, "-c", MAIN_THREAD_ENDS], stdin=subprocess.PIPE) as ending:
+        state = Path(f"/proc/{ending.pid}/stat")
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z")
+        assert not _has_ended(ending.pid)
+        ending.communicate()
+    assert _has_ended(ending.pid)
+
+
+def test_a_process_that_is_being_reaped_has_ended():
+    """/proc loses it bit by bit; a check meanwhile must not take it for alive again."""
+    for _ in range(100):
+        ended = subprocess.Popen(["true"])
+        until(lambda pid=ended.pid: _has_ended(pid))
+        seen: list[bool] = []
+        reaped = threading.Event()
+
+        def look(pid=ended.pid, seen=seen, reaped=reaped) -> None:
+            while not reaped.is_set():
+                seen.append(_has_ended(pid))
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        until(lambda seen=seen: seen)
+        ended.wait()
+        reaped.set()
+        looking.join()
+        assert all(seen)

@@ -1,0 +1,100 @@
+"""The core of this suite on RabbitMQ, with both kinds of its queues; the locks stay on Redis."""
+
+import os
+import signal
+
+import pytest
+from celery import Celery
+
+from django_rlock import FairLock
+from tests.celery_app import RABBIT, RABBIT_QUEUES, app, records, use_rabbit
+from tests.celery_app.records import overlaps, starts
+from tests.rabbitmq import RabbitServer, RabbitUnavailableError
+
+pytestmark = pytest.mark.usefixtures("locks_of_workers")
+
+DUPLICATES = 10
+
+
+@pytest.fixture(scope="module")
+def rabbit():
+    try:
+        server = RabbitServer()
+    except RabbitUnavailableError as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def queues(request):
+    return request.param
+
+
+@pytest.fixture
+def start_worker(start_worker, rabbit, queues):
+    """Starts a worker on a queue of RabbitMQ."""
+
+    def start(name, *options):
+        environ = {RABBIT: rabbit.url, RABBIT_QUEUES: queues}
+        return start_worker(f"{name}-{queues}", "--pool", "prefork", *options, **environ)
+
+    return start
+
+
+@pytest.fixture
+def send(celery_servers, rabbit, queues):
+    """Sends a task of the tests' app to the queue of a worker."""
+    with Celery("publisher", set_as_current=False) as publisher:
+        publisher.conf.update(result_backend=app.conf.result_backend)
+        use_rabbit(publisher, rabbit.url, queues)
+
+        def send(worker, name, *args):
+            return publisher.send_task(f"tests.celery_app.tasks.{name}", args, queue=worker.queue)
+
+        yield send
+
+
+def forget(log, run):
+    """A killed run cannot say that it left."""
+    records.client().srem(f"{log}:inside", f"{run['pid']}:{run['id']}")
+
+
+@pytest.mark.parametrize("name", ["waits", "retries"])
+def test_duplicates_run_once_at_a_time(start_worker, send, log, name):
+    with start_worker("rabbits", "-c", "3") as worker:
+        results = [send(worker, name, log) for _ in range(DUPLICATES)]
+        assert [result.get(timeout=records.WAIT) for result in results] == [f"done {log}"] * DUPLICATES
+    runs = starts(log, DUPLICATES)
+    assert not overlaps(runs)
+    assert {run["id"] for run in runs} == {result.id for result in results}
+
+
+def test_a_killed_child_loses_no_work(start_worker, send, log):
+    with start_worker("rabbits", "-c", "2") as worker:
+        result = send(worker, "survives", log)
+        (killed,) = starts(log, 1)
+        os.kill(killed["pid"], signal.SIGKILL)
+        forget(log, killed)
+        (run,) = starts(log, 1)
+        records.record(f"{log}:go", "go")
+        assert result.get(timeout=records.WAIT) == f"done {log}"
+    assert run["id"] == killed["id"]
+    assert not overlaps([run])
+    assert not records.count(f"{log}:starts")
+
+
+def test_the_message_of_a_killed_worker_is_not_skipped(start_worker, send, log):
+    with start_worker("rabbits", "-c", "1") as victim:
+        result = send(victim, "survives", log)
+        (killed,) = starts(log, 1)
+        victim.kill()
+    forget(log, killed)
+    with FairLock(f"work:{log}", wait_time=records.WAIT), start_worker("rabbits", "-c", "1"):
+        assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
+        assert not records.count(f"{log}:starts")
+    with start_worker("rabbits", "-c", "1"):
+        records.record(f"{log}:go", "go")
+        assert result.get(timeout=records.WAIT) == f"done {log}"
+    assert len(starts(log, 1)) == 1
+    assert not records.count(f"{log}:starts")

@@ -1,0 +1,76 @@
+"""Messages that the broker delivers again while their task runs: one run that succeeds, one copy that is to come."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.celery_app import VISIBILITY, app, records, tasks
+from tests.celery_app.records import starts, until
+from tests.forms import long
+
+pytestmark = pytest.mark.usefixtures("locks_of_workers")
+
+TIMEOUT = 1.0
+"""The broker's visibility timeout, in seconds."""
+LONG = 10 * TIMEOUT
+
+
+@pytest.fixture(params=[1, *long(3)], ids=["one process", "three processes"])
+def hasty(request, start_worker):
+    """A worker whose broker soon takes messages for lost."""
+    options = ("--pool", "prefork", "-c", str(request.param))
+    with start_worker("hasty", *options, **{VISIBILITY: str(TIMEOUT)}) as worker:
+        yield worker
+        app.control.purge()
+
+
+def pending(queue, task_id):
+    """The messages of a task in the queue, and those that were delivered and not acknowledged."""
+    with app.connection_for_read() as connection:
+        channel: Any = connection.default_channel
+        with channel.client.pipeline() as both:  # at one moment, as one may be delivered between them
+            queued, delivered = both.lrange(queue, 0, -1).hvals("unacked").execute()
+    return sum(task_id.encode() in text for text in [*queued, *delivered])
+
+
+def test_a_task_that_outlasts_the_visibility_timeout_runs_once(hasty, log):
+    result = tasks.lasts.apply_async([log, True], queue=hasty.queue)
+    starts(log, 1)
+    most, ends = 0, time.monotonic() + LONG
+    while time.monotonic() < ends:
+        most = max(most, pending(hasty.queue, result.id))
+        time.sleep(0.05)
+    records.record(f"{log}:go", "go")
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    until(lambda: pending(hasty.queue, result.id) == 0)
+    assert not records.count(f"{log}:starts")
+    assert result.state == "SUCCESS"
+    assert most <= 3, "what runs, the copy that is to come, and one that takes its place"
+
+
+def test_the_copy_runs_when_the_first_run_fails(hasty, log):
+    result = tasks.fails_at_first.apply_async([log], queue=hasty.queue)
+    starts(log, 1)
+    time.sleep(2 * TIMEOUT)
+    records.record(f"{log}:go", "go")
+    starts(log, 1)
+    until(lambda: app.AsyncResult(result.id).state == "SUCCESS")  # the first result keeps the failure
+    until(lambda: pending(hasty.queue, result.id) == 0)
+    assert not records.count(f"{log}:starts")
+
+
+def test_the_copy_runs_when_the_process_of_the_first_run_dies(hasty, log):
+    result = tasks.lasts.apply_async([log, True], queue=hasty.queue)
+    (killed,) = starts(log, 1)
+    time.sleep(2 * TIMEOUT)
+    os.kill(killed["pid"], signal.SIGKILL)
+    records.client().srem(f"{log}:inside", f"{killed['pid']}:{killed['id']}")
+    (run,) = starts(log, 1)
+    records.record(f"{log}:go", "go")
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    until(lambda: pending(hasty.queue, result.id) == 0)
+    assert run["insiders"] == 1
+    assert not records.count(f"{log}:starts")

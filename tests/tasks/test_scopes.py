@@ -1,0 +1,420 @@
+"""Queue scope, on real workers: one message with a key from publish to its end, whatever becomes of it."""
+
+import logging
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import chain, chord
+from kombu import Queue
+
+from django_rlock import FairLock, LockUnavailableError, TaskQueuedError
+from django_rlock.celery import LockedTask
+from django_rlock.tasklocks import places
+from django_rlock.tasklocks.deliveries import COPY
+from tests.celery_app import app, records, tasks
+from tests.celery_app.records import overlaps, starts, until
+from tests.tasks.test_losses import deliver_again, forget, go
+
+pytestmark = pytest.mark.usefixtures("locks_of_workers")
+
+
+@pytest.fixture
+def unread(celery_servers, log):
+    """A queue that no worker reads."""
+    name = f"unread-{log}"
+    yield name
+    with app.connection_for_write() as connection:
+        Queue(name, channel=connection.default_channel).delete()
+
+
+@pytest.fixture
+def busy(start_worker):
+    """A worker with one process, which does nothing else meanwhile."""
+    with start_worker("busy", "--pool", "prefork", "-c", "1") as started:
+        yield started
+
+
+def waiting(queue):
+    with app.connection_for_read() as connection:
+        channel: Any = connection.default_channel
+        return channel.client.llen(queue)
+
+
+def place_of(log, celery_servers):
+    with celery_servers[0].client() as client:
+        return [client.pttl(key) for key in client.scan_iter(f"rlock_place:{{rlock:work:{log}}}:*")]
+
+
+def is_free(task, log, unread, *args):
+    """Whether a message would be sent now; it waits in a queue then, and is purged."""
+    before = waiting(unread)
+    result = task.apply_async([log, *args], queue=unread)
+    if waiting(unread) == before:
+        return False
+    task.release_lock(log, *args)
+    result.forget()
+    return True
+
+
+def kill_who_ran_last(log):
+    """Kill a process, whatever it runs by now; it cannot say that it left."""
+    runs = starts(log, 1)
+    runs += starts(log, records.count(f"{log}:starts"))
+    assert not overlaps(runs)
+    pid = runs[-1]["pid"]
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    for insider in records.client().smembers(f"{log}:inside"):
+        if str(insider).startswith(f"{pid}:"):
+            records.client().srem(f"{log}:inside", insider)
+
+
+# --- one message -----------------------------------------------------------------------------------------------------
+
+
+def test_one_message_waits(unread, log):
+    first = tasks.queues.apply_async([log], queue=unread)
+    second = tasks.queues.apply_async([log], queue=unread)
+    other = tasks.queues.apply_async([f"{log}-other"], queue=unread)
+    assert (second.id, waiting(unread)) == (first.id, 2)
+    assert other.id != first.id
+
+
+@pytest.mark.parametrize("task", [tasks.queues, tasks.queues_late])
+def test_a_run_counts_to_its_end(worker, log, unread, task):
+    first = task.delay(log, gated=True)
+    starts(log, 1)
+    assert task.delay(log, gated=True).id == first.id
+    go(log)
+    assert first.get(timeout=records.WAIT) == f"done {log}"
+    until(lambda: is_free(task, log, unread))
+    assert not records.count(f"{log}:starts")
+
+
+def test_it_raises_if_it_is_to(unread, log):
+    first = tasks.queues_or_raises.apply_async([log], queue=unread)
+    with pytest.raises(TaskQueuedError, match=first.id) as raised:
+        tasks.queues_or_raises.apply_async([log], queue=unread)
+    assert raised.value.task_id == first.id
+
+
+def test_tasks_that_share_a_key_are_no_duplicates(worker, log, unread):
+    tasks.skips.delay(log, gated=True)
+    starts(log, 1)
+    assert is_free(tasks.queues, log, unread)
+    go(log)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_on_commit(unread, log):
+    tasks.queues.apply_async_on_commit([log], queue=unread)
+    tasks.queues.apply_async_on_commit([log], queue=unread)
+    assert waiting(unread) == 1
+
+
+def test_without_redis_nothing_is_sent(unread, log, own_server):
+    own_server().kill()
+    with pytest.raises(LockUnavailableError):
+        tasks.queues.apply_async([log], queue=unread)
+    assert waiting(unread) == 0
+
+
+# --- given back ------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_cannot_be_sent_has_no_place(unread, log, celery_servers):
+    with app.connection_for_write("redis://localhost:1/0") as nowhere, pytest.raises(tasks.queues.OperationalError):
+        tasks.queues.apply_async([log], queue=unread, connection=nowhere, retry=False)
+    assert place_of(log, celery_servers) == []
+
+
+def test_a_sender_that_died_swallows_no_message(unread, log, monkeypatch):
+    monkeypatch.setattr(places, "SENDING", 0.5)
+    place = places.Place(tasks.queues, f"work:{log}", "dead", "token")
+    assert place.take() is None
+    assert tasks.queues.apply_async([log], queue=unread).id != "dead"
+    assert waiting(unread) == 1
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_second_sender_waits_until_the_first_has_sent_its_message(unread, log, is_sent):
+    place = places.Place(tasks.queues, f"work:{log}", "first", "token")
+    assert place.take() is None
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(tasks.queues.apply_async, [log], queue=unread)
+        place.keep(60) if is_sent else place.leave()
+        assert (second.result(records.WAIT).id == "first") is is_sent
+
+
+def test_a_place_is_left_when_redis_is_back(unread, log, own_server):
+    server = own_server()
+    place = places.Place(tasks.queues, f"work:{log}", "first", "token")
+    place.take()
+    place.keep(60)
+    server.pause()
+    place.leave()
+    server.resume()
+    until(lambda: tasks.queues.apply_async([log], queue=unread).id != "first")
+
+
+def test_a_sender_prolongs_no_place_that_was_left(unread, log, celery_servers):
+    place = places.Place(tasks.queues, f"work:{log}", "fast", "token")
+    place.take()
+    place.begin()  # in the worker, before the sender goes on
+    place.keep(60)
+    assert place_of(log, celery_servers) == []
+
+
+def test_a_message_that_vanished_is_forgotten(unread, log):
+    first = tasks.queues_briefly.apply_async([log], queue=unread)
+    until(lambda: tasks.queues_briefly.apply_async([log], queue=unread).id != first.id)
+    assert waiting(unread) == 2
+
+
+def test_a_place_lasts_from_the_time_to_start_and_no_longer_than_the_message(unread, log, celery_servers):
+    tasks.queues.apply_async([log], queue=unread, countdown=7200)
+    (left_ms,) = place_of(log, celery_servers)
+    assert 10_700_000 < left_ms <= 10_800_000
+    tasks.queues.release_lock(log)
+    tasks.queues.apply_async([log], queue=unread, expires=60)
+    (left_ms,) = place_of(log, celery_servers)
+    assert left_ms <= 60_000
+
+
+def test_a_message_that_is_revoked_before_it_starts(busy, log, unread):
+    tasks.skips.apply_async([f"{log}-first", True], queue=busy.queue)
+    starts(f"{log}-first", 1)
+    result = tasks.queues.apply_async([log], queue=busy.queue)
+    until(lambda: (app.control.inspect([busy.hostname]).query_task(result.id) or {}).get(busy.hostname))
+    app.control.revoke(result.id, destination=[busy.hostname], reply=True)
+    assert tasks.queues.apply_async([log], queue=busy.queue).id == result.id
+    go(f"{log}-first")
+    until(lambda: result.state == "REVOKED")
+    until(lambda: is_free(tasks.queues, log, unread))
+    assert not records.count(f"{log}:starts")
+
+
+def test_a_message_that_expires_before_it_starts(busy, log, unread, monkeypatch):
+    tasks.skips.apply_async([f"{log}-first", True], queue=busy.queue)
+    starts(f"{log}-first", 1)
+    monkeypatch.setattr(places, "_time_in_queue", lambda *_: 3600.0)  # so that its time alone does not end the place
+    result = tasks.queues.apply_async([log], queue=busy.queue, expires=1)
+    expires = time.time() + 1  # or before
+    until(lambda: time.time() > expires + 0.1)
+    assert tasks.queues.apply_async([log], queue=busy.queue).id == result.id
+    go(f"{log}-first")
+    until(lambda: result.state == "REVOKED")
+    until(lambda: is_free(tasks.queues, log, unread))
+
+
+@pytest.mark.parametrize("task", [tasks.queues, tasks.queues_and_is_lost])
+def test_a_run_whose_process_dies(worker, log, unread, task):
+    task.apply_async([log], {"gated": True} if task is tasks.queues else {})
+    (killed,) = starts(log, 1)
+    os.kill(killed["pid"], signal.SIGKILL)
+    forget(log, killed)
+    until(lambda: is_free(task, log, unread))
+
+
+@pytest.mark.parametrize("how", ["ignore", "reject", "error", "requeue"])
+def test_a_run_that_ends_otherwise(worker, log, unread, how):
+    result = tasks.queues_and_leaves.delay(log, how)
+    assert {run["id"] for run in starts(log, 2 if how == "requeue" else 1)} == {result.id}
+    until(lambda: is_free(tasks.queues_and_leaves, log, unread, how))
+
+
+def test_a_message_that_is_skipped(worker, log, unread):
+    with FairLock(f"work:{log}"):
+        assert tasks.queues.delay(log).get(timeout=records.WAIT) is None
+    until(lambda: is_free(tasks.queues, log, unread))
+
+
+def test_eager_mode_queues_nothing(log, celery_servers):
+    app.conf.task_always_eager = True
+    try:
+        assert [tasks.queues.delay(log).get() for _ in range(2)] == [f"done {log}"] * 2
+    finally:
+        app.conf.task_always_eager = False
+    assert place_of(log, celery_servers) == []
+
+
+def test_a_run_whose_message_comes_again_keeps_its_place(worker, log, unread):
+    result = tasks.queues_late.delay(log, gated=True)
+    (killed,) = starts(log, 1)
+    os.kill(killed["pid"], signal.SIGKILL)
+    forget(log, killed)
+    assert tasks.queues_late.delay(log, gated=True).id == result.id
+    (run,) = starts(log, 1)
+    assert (run["id"], run["insiders"]) == (result.id, 1)
+    assert tasks.queues_late.delay(log, gated=True).id == result.id
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    until(lambda: is_free(tasks.queues_late, log, unread))
+
+
+def test_the_place_outlives_a_worker_whose_message_does(worker, start_worker, log, unread):
+    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1") as victim:
+        result = tasks.queues_late.apply_async([log, True], queue=victim.queue)
+        (killed,) = starts(log, 1)
+        victim.kill()
+    forget(log, killed)
+    assert tasks.queues_late.delay(log, gated=True).id == result.id
+    app.control.add_consumer(victim.queue, destination=[worker.hostname], reply=True)
+    deliver_again()
+    (run,) = starts(log, 1)
+    assert run["id"] == result.id
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    until(lambda: is_free(tasks.queues_late, log, unread))
+
+
+def test_its_own_retry_is_the_same_message(worker, log, unread):
+    result = tasks.queues_and_retries.delay(log)
+    starts(log, 1)
+    assert records.wait_for(f"{log}:ends") == result.id
+    assert tasks.queues_and_retries.delay(log).id == result.id
+    starts(log, 1)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    until(lambda: is_free(tasks.queues_and_retries, log, unread))
+    assert not records.count(f"{log}:starts")
+
+
+def test_a_copy_takes_no_place_that_its_run_has_left(worker, log, unread):
+    result = tasks.queues.delay(log, gated=True)
+    starts(log, 1)
+    place = places.Place(tasks.queues, f"work:{log}", result.id, "token")
+    headers = {places.PLACE: place.header, COPY: True}
+    tasks.queues.apply_async([log, True], task_id=result.id, headers=headers, queue=unread)
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    until(lambda: is_free(tasks.queues, log, unread))
+
+
+def test_a_message_that_is_sent_again_keeps_its_place(worker, log, unread):
+    first = tasks.queues_again.delay(log, gated=True)
+    starts(log, 1)
+    second = tasks.queues_again.delay(log)
+    for _ in range(3):
+        assert records.wait_for(f"deferred:{second.id}")
+        assert tasks.queues_again.delay(log).id == second.id
+    go(log)
+    assert [each.get(timeout=records.WAIT) for each in (first, second)] == [f"done {log}"] * 2
+    until(lambda: is_free(tasks.queues_again, log, unread))
+    assert not overlaps(starts(log, 1))
+
+
+def test_it_is_freed_by_hand(unread, log):
+    tasks.queues.apply_async([log], queue=unread)
+    assert tasks.queues.release_lock(log)
+    assert not tasks.queues.release_lock(log)
+    assert is_free(tasks.queues, log, unread)
+
+
+# --- again, and until the start --------------------------------------------------------------------------------------
+
+
+def test_what_comes_during_a_run_runs_once_after_it(worker, log):
+    first = tasks.queues_again.delay(log, gated=True)
+    starts(log, 1)
+    others = {tasks.queues_again.delay(log).id for _ in range(10)}
+    assert len(others) == 1
+    assert first.id not in others
+    go(log)
+    (run,) = starts(log, 1)
+    assert {run["id"]} == others
+    assert run["insiders"] == 1
+    assert app.AsyncResult(run["id"]).get(timeout=records.WAIT) == f"done {log}"
+    assert not records.count(f"{log}:starts")
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["", "killed"])
+def test_no_change_is_missed(worker, log, kills):
+    """Whenever it is sent: a run begins after it, also where a process is killed meanwhile."""
+
+    def change(_):
+        records.client().incr(f"{log}:changes")
+        tasks.catches_up.delay(log)
+
+    def is_caught_up():
+        return records.last(f"{log}:seen") == int(records.client().get(f"{log}:changes") or 0)
+
+    with ThreadPoolExecutor(4) as senders:
+        for _ in range(2 if kills else 20):
+            list(senders.map(change, range(10)))
+            if kills:
+                kill_who_ran_last(log)
+            until(is_caught_up)
+    assert not overlaps(starts(log, records.count(f"{log}:starts")))
+
+
+def test_what_comes_while_one_waits_is_dropped(unread, log):
+    first = tasks.queues_again.apply_async([log], queue=unread)
+    assert tasks.queues_again.apply_async([log], queue=unread).id == first.id
+
+
+def test_until_the_start(worker, log, unread):
+    waits = tasks.queues_until_it_starts.apply_async([f"{log}-2"], queue=unread)
+    assert tasks.queues_until_it_starts.apply_async([f"{log}-2"], queue=unread).id == waits.id
+    both = [tasks.queues_until_it_starts.delay(log)]
+    starts(log, 1)
+    both.append(tasks.queues_until_it_starts.delay(log))
+    (run,) = starts(log, 1)
+    assert (run["id"], run["insiders"]) == (both[1].id, 2)
+    go(log)
+    go(log)
+    assert [each.get(timeout=records.WAIT) for each in both] == [f"done {log}"] * 2
+
+
+# --- parts of a canvas -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unwarned(monkeypatch):
+    monkeypatch.setattr(places, "_warned", set())
+
+
+def test_members_of_a_chord_all_run(worker, log, unread, unwarned, caplog):
+    tasks.queues.apply_async([log], queue=unread)
+    with caplog.at_level(logging.WARNING, "django_rlock.celery"):
+        result = chord([tasks.queues.s(log), tasks.queues.s(f"{log}-2"), tasks.queues.s(log)])(tasks.text_of.s())
+    assert result.get(timeout=records.WAIT).startswith("got [")
+    assert caplog.text.count("part of a chord") == 1
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda log: chain(tasks.queues.s(log), tasks.text_of.s()).apply_async(),
+        lambda log: chain(tasks.text_of.si(1), tasks.queues.si(log)).apply_async(),
+        lambda log: tasks.queues.apply_async([log], link=tasks.text_of.s()),
+    ],
+    ids=["first", "last", "link"],
+)
+def test_members_of_a_chain_all_run(worker, log, unread, unwarned, send):
+    tasks.queues.apply_async([log], queue=unread)
+    assert log in send(log).get(timeout=records.WAIT)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"lock_scope": "que"}, ValueError, "lock_scope must be one of"),
+        ({"lock_scope": "queue", "on_queued": "skip"}, ValueError, "on_queued must be one of"),
+        ({"on_queued": "again"}, ValueError, "needs lock_scope='queue'"),
+        ({"lock_scope": "until_start", "on_queued": "again"}, ValueError, "is for lock_scope='queue'"),
+        ({"lock_scope": "queue", "lock_key": ["a", "b"]}, TypeError, "takes one lock_key"),
+        ({"lock_scope": "queue", "lock_queue_time": 0}, ValueError, "lock_queue_time"),
+        ({"on_queue": "again"}, TypeError, "Did you mean 'on_queued'"),
+    ],
+)
+def test_what_is_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        type("job", (LockedTask,), {"name": "job", "lock_key": "job", "run": lambda self: None, **options})

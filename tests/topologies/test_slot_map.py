@@ -1,0 +1,166 @@
+"""The map of slots blocks no caller, although one that fetches it or waits for it may be interrupted or hang."""
+
+import itertools
+import sys
+import threading
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from django_rlock.cluster import Address, SlotMap, slots
+from django_rlock.connections import get_client
+from tests.eventually import PATIENCE, eventually
+
+
+class Interruption(BaseException):
+    """What a signal handler may raise."""
+
+
+@pytest.fixture
+def client(started, use) -> Any:
+    use(started("cluster"))
+    return get_client()
+
+
+@pytest.fixture
+def reply(client):
+    return client.ask_slots(client.start[0])
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A round of asking is abandoned soon."""
+    monkeypatch.setattr(slots, "ASK_WITHIN", 0.01)
+
+
+class Node:
+    """Replies when the test says so."""
+
+    def __init__(self, reply: Any) -> None:
+        self.asked: list[Address] = []
+        self.may_reply = threading.Event()
+        self._reply = reply
+
+    def was_asked(self) -> bool:
+        return bool(self.asked)
+
+    def ask(self, address: Address) -> Any:
+        self.asked.append(address)
+        assert self.may_reply.wait(PATIENCE)
+        return self._reply
+
+
+def in_a_thread(function: Any, *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(PATIENCE)
+    return not thread.is_alive()
+
+
+def refreshed(known: SlotMap) -> bool:
+    known.refresh()
+    return not known.stale
+
+
+def interrupted_at(place: int, function: Any, *args: Any) -> bool:
+    """Interrupt a call before the map's instruction with a number; returns whether it has that many."""
+    left = itertools.count(place, -1)
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != slots.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(left) == 0:
+            raise Interruption
+        return trace
+
+    before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # else Python 3.12 traces no instructions at all
+    sys.settrace(trace)
+    try:
+        function(*args)
+    except Interruption:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_all_wait_for_the_one_that_asks(client, reply):
+    node = Node(reply)
+    known = SlotMap(client, node.ask)
+    asking = in_a_thread(known.refresh)
+    eventually(node.was_asked)
+    waiting = [in_a_thread(known.refresh) for _ in range(8)]
+    eventually(lambda: len(known._round._waiting) == len(waiting))
+    node.may_reply.set()
+    assert all(map(ended, [asking, *waiting]))
+    assert len(node.asked) == 1
+    assert not known.stale
+    assert {known.owner(slot)[1] for slot in (0, 6000, 12000)} == {port for _, _, (_, port, *_), *_ in reply}
+
+
+def test_nobody_waits_longer_than_there_is_time(client, reply):
+    node = Node(reply)
+    known = SlotMap(client, node.ask)
+    asking = in_a_thread(known.refresh)
+    eventually(node.was_asked)
+    known.refresh(within=0.01)
+    assert known.stale
+    assert known.owner(0) == client.start[0], "which may tell"
+    node.may_reply.set()
+    assert ended(asking)
+
+
+def test_another_asks_when_one_hangs(client, reply, short):
+    hanging, well = Node(reply), Node(reply)
+    well.may_reply.set()
+    nodes = iter([hanging, well])
+    known = SlotMap(client, lambda address: next(nodes).ask(address))
+    asking = in_a_thread(known.refresh)
+    eventually(hanging.was_asked)
+    eventually(lambda: refreshed(known))
+    assert well.asked
+    hanging.may_reply.set()
+    assert ended(asking)
+
+
+def test_the_one_that_asks_may_be_interrupted_anywhere(client, reply, short):
+    node = Node(reply)
+    node.may_reply.set()
+    for place in itertools.count():
+        known = SlotMap(client, node.ask)
+        if not interrupted_at(place, known.refresh):
+            break
+        assert ended(in_a_thread(eventually, partial(refreshed, known)))
+        assert not known.stale
+    assert place > 100
+
+
+def test_one_that_waits_may_be_interrupted_anywhere(client, reply):
+    for place in itertools.count():
+        node = Node(reply)
+        known = SlotMap(client, node.ask)
+        asking = in_a_thread(known.refresh)
+        eventually(node.was_asked)
+        interrupted = interrupted_at(place, known.refresh, None, 0.001)
+        waiting = in_a_thread(known.refresh)
+        node.may_reply.set()
+        assert ended(asking)
+        assert ended(waiting)
+        assert not known.stale
+        if not interrupted:
+            break
+    assert place > 50
+
+
+def test_nobody_waits_for_one_that_has_ended_meanwhile():
+    asking = slots._Round(1000)
+    asking.end()
+    asking.wait(1000)

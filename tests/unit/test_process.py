@@ -1,0 +1,130 @@
+"""What a process owns is made once, whichever threads are the first to ask for it."""
+
+import sys
+import threading
+
+import pytest
+
+from django_rlock import connections, process
+from django_rlock import settings as settings_module
+from django_rlock.drivers import room
+from django_rlock.process import remembered
+from tests.eventually import PATIENCE
+
+TOGETHER = 4
+
+
+@pytest.fixture(autouse=True)
+def own_hooks(monkeypatch) -> None:
+    """What the tests register is forgotten after them."""
+    own = {event: {stage: list(each) for stage, each in stages.items()} for event, stages in process._hooks.items()}
+    monkeypatch.setattr(process, "_hooks", own)
+
+
+def forget() -> None:
+    process._run("settings")
+
+
+def ask_together(function):
+    """What each of some threads gets that call a function at the same time."""
+    start, got = threading.Barrier(TOGETHER), []
+
+    def ask() -> None:
+        start.wait(PATIENCE)
+        got.append(function())
+
+    threads = [threading.Thread(target=ask) for _ in range(TOGETHER)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(got) == TOGETHER
+    return got
+
+
+def test_threads_that_are_first_get_the_same_one():
+    making = threading.Barrier(TOGETHER)
+
+    @remembered("drivers")
+    def make(name: str, more: object = None) -> object:
+        making.wait(PATIENCE)  # until all of them are here
+        return object()
+
+    assert len(set(ask_together(lambda: make("x")))) == 1
+    assert make("x") is make("x", None) is make("x", more=None)
+
+
+@pytest.mark.parametrize("event", ["settings", "fork"])
+def test_another_is_made_after_a_change(event):
+    @remembered("drivers")
+    def make() -> object:
+        return object()
+
+    before = make()
+    assert make() is before
+    process._run(event)
+    assert make() is not before
+
+
+def test_what_is_being_made_during_a_change_is_made_again():
+    made: list[object] = []
+
+    @remembered("drivers")
+    def make() -> object:
+        made.append(object())
+        if len(made) == 1:
+            forget()
+        return made[-1]
+
+    assert make() is made[1] is make()
+
+
+def test_what_cannot_be_made_is_tried_again():
+    tries: list[int] = []
+
+    @remembered("drivers")
+    def make() -> object:
+        tries.append(1)
+        if len(tries) == 1:
+            raise LookupError
+        return object()
+
+    with pytest.raises(LookupError):
+        make()
+    assert make() is make()
+
+
+QUORUM = {"quorum": {"NODES": ["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"]}}
+
+
+@pytest.mark.parametrize(
+    ("using", "get"),
+    [
+        ("default", settings_module.get_settings),
+        ("default", room.sync_driver),
+        ("default", room.async_driver),
+        ("default", room.background_driver),
+        ("default", room.listener),
+        ("default", connections.source),
+        ("default", connections.server),
+        ("quorum#1", connections.node_client),
+        ("quorum", room.sync_driver),
+        ("quorum", room.async_driver),
+        ("quorum", room.background_driver),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_drivers_and_connections(settings, using, get):
+    for _ in range(20):
+        settings.RLOCK = dict(QUORUM)  # forgets those that are there
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            got = ask_together(lambda: get(using))
+        finally:
+            sys.setswitchinterval(interval)
+        assert len({id(each) for each in got}) == 1
+
+
+def test_an_argument_left_out_is_its_default():
+    assert connections.source("default") is connections.source("default", None)

@@ -1,0 +1,127 @@
+"""No password is shown, whatever it consists of."""
+
+import dataclasses
+from urllib.parse import quote
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from django_rlock.redaction import redacted, shown
+
+SECRET = "Zq7"
+SCHEMES = st.sampled_from(["redis", "rediss", "unix", "amqp+ssl"])
+NAMES = st.text("abc.-_", max_size=5)
+RAW = st.text(
+    st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]) | st.sampled_from("/@%?&=:#'\",[]"), max_size=8
+)
+PASSWORDS = st.builds("".join, st.tuples(RAW, st.just(SECRET), RAW))
+PASSWORDS_IN_VALUES = st.builds("".join, st.tuples(st.text(), st.just(SECRET), st.text()))
+QUERY_NAMES = st.sampled_from(["password", "PASSWORD", "ssl_password", "%70assword", "sentinel_passwd"])
+WORDS = st.text(st.characters(exclude_characters="@&?="))
+
+
+@given(SCHEMES, NAMES, PASSWORDS)
+@example("redis", "", f"a/{SECRET}@b%")
+@example("redis", "me", f"a?password={SECRET}")
+def test_user_and_password_before_the_host(scheme, user, password):
+    told = redacted(f"{scheme}://{user}:{password}@host:6379/0")
+    assert told in {f"{scheme}://***@host:6379/0", f"{scheme}://***@***"}
+
+
+@given(SCHEMES, NAMES, PASSWORDS)
+def test_an_encoded_password_leaves_the_rest_as_it_was(scheme, user, password):
+    url = f"{scheme}://{user}:{quote(password, safe='')}@host:6379/0?db=1"
+    assert redacted(url) == f"{scheme}://***@host:6379/0?db=1"
+
+
+@given(SCHEMES, QUERY_NAMES, PASSWORDS, st.sampled_from(["?", "?db=1&"]))
+@example("redis", "password", f"a@{SECRET}", "?")
+def test_password_in_the_query(scheme, name, password, before):
+    assert SECRET not in redacted(f"{scheme}://host:6379{before}{name}={password.replace('&', '%26')}&protocol=3")
+
+
+@given(SCHEMES, QUERY_NAMES, PASSWORDS)
+def test_an_encoded_password_in_the_query_leaves_the_rest_as_it_was(scheme, name, password):
+    url = f"{scheme}://host:6379?{name}={quote(password, safe='')}&protocol=3"
+    assert redacted(url) == f"{scheme}://host:6379?{name}=***&protocol=3"
+
+
+@given(WORDS, SCHEMES, PASSWORDS, WORDS)
+def test_a_url_within_a_text(before, scheme, password, after):
+    told = redacted(f"{before} {scheme}://:{quote(password)}@host/0 {after}")
+    assert told == f"{before} {scheme}://***@host/0 {after}"
+
+
+@given(st.lists(st.builds("{}://:{}@host".format, SCHEMES, PASSWORDS), min_size=2))
+def test_several_urls_within_a_text(urls):
+    assert SECRET not in redacted(" and ".join(urls))
+    assert SECRET not in redacted(",".join(urls))
+    assert SECRET not in redacted(repr(urls))
+
+
+@given(st.text())
+def test_a_text_without_urls_stays(text):
+    assume("://" not in text and "=" not in text)
+    assert redacted(text) == text
+
+
+@given(SCHEMES, PASSWORDS)
+@example("redis", f"{SECRET}&=")
+def test_password_in_both_places(scheme, password):
+    assert SECRET not in redacted(f"{scheme}://:{password}@host/0?password={password.replace('&', '%26')}&protocol=3")
+
+
+@given(SCHEMES, PASSWORDS)
+@example("redis", f"{SECRET}&=")
+def test_once_is_enough(scheme, password):
+    told = redacted(f"{scheme}://:{password}@host/0?password={password}")
+    assert redacted(told) == told
+
+
+URLS = st.builds("{}://{}:{}@host/0".format, SCHEMES, NAMES, PASSWORDS_IN_VALUES)
+KEYS = st.sampled_from(["PASSWORD", "password", "SECRET_KEY", "auth_token", "Passphrase"])
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text("abc /:", max_size=5)
+
+
+def containers(items):
+    return (
+        st.lists(items, max_size=3)
+        | st.lists(items, max_size=3).map(tuple)
+        | st.dictionaries(st.text("abc", max_size=3) | URLS, items, max_size=3)
+        | st.dictionaries(KEYS, items | PASSWORDS_IN_VALUES, max_size=2)
+    )
+
+
+@given(st.recursive(URLS | URLS.map(str.encode) | st.frozensets(URLS, max_size=2) | PLAIN, containers, max_leaves=10))
+def test_passwords_in_values_of_settings(value):
+    assert SECRET not in shown(value)
+
+
+@given(st.recursive(PLAIN | st.binary(), lambda items: st.lists(items) | st.dictionaries(st.text("abc"), items)))
+def test_values_without_passwords_are_shown_as_they_are(value):
+    assume("://" not in repr(value))
+    assert shown(value) == repr(value)
+
+
+def test_an_object_that_tells_a_url():
+    @dataclasses.dataclass
+    class Address:
+        url: str
+
+    assert SECRET not in shown([Address(f"redis://:{SECRET}@host")])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("redis://:x y@host", "'redis://***'"),
+        (["redis://:x@one", "redis://:y@two"], "['redis://***@one', 'redis://***@two']"),
+        ({"OPTIONS": {"PASSWORD": ["x"], "db": 1}}, "{'OPTIONS': {'PASSWORD': '***', 'db': 1}}"),
+        (("unix:///run/redis.sock?db=0",), "('unix:///run/redis.sock?db=0',)"),
+        (b"redis://:x@one", "b'redis://***@one'"),
+        ({"b", "a", "redis://:x@one"}, "{'a', 'b', 'redis://***@one'}"),
+    ],
+)
+def test_what_is_left(value, expected):
+    assert shown(value) == expected

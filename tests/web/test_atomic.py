@@ -1,0 +1,369 @@
+"""Locks and transactions without the decorator: ``atomic()``, ``until_commit``, and a warning for what has neither."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import Group
+from django.db import connection, transaction
+from django.test import TestCase
+
+from django_rlock import FairLock, LockLostError, LockUnavailableError, ReadWriteLock, rlock
+from django_rlock.locks import BaseLock
+from django_rlock.locks.holds import HOLDS
+from tests.background import until_clean
+from tests.conftest import OwnServer
+from tests.eventually import UNTIL_SERVED, eventually
+from tests.operators import free_by_force
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+IN_ORDER = ["acquire stock:7", "BEGIN", "COMMIT", "release stock:7"]
+
+
+def sell() -> None:
+    Group.objects.create(name="sold 7")
+
+
+def sold() -> bool:
+    return Group.objects.filter(name="sold 7").exists()
+
+
+def is_taken(name: str = "stock:7") -> bool:
+    """As Redis sees it."""
+    return rlock(name).locked()
+
+
+# ---- atomic() --------------------------------------------------------------------------------------------------------
+
+
+def test_the_transaction_is_inside_the_lock(events: list[str]) -> None:
+    with rlock("stock:7").atomic() as lock:
+        lock.check()
+        sell()
+    assert events == IN_ORDER
+    assert sold()
+
+
+def test_it_decorates_functions(events: list[str]) -> None:
+    @rlock("stock:7", wait_time=1).atomic(using="default")
+    def buy(name: str) -> str:
+        """Buys."""
+        sell()
+        return name
+
+    assert [buy("a"), buy.__name__, buy.__doc__] == ["a", "buy", "Buys."]
+    assert events == IN_ORDER
+    connection.queries_log.clear()
+    Group.objects.all().delete()
+    events.clear()
+    buy("b")
+    assert events == IN_ORDER
+
+
+def test_calls_of_a_decorated_function_run_by_themselves() -> None:
+    depth: list[int] = []
+
+    @rlock("stock:7").atomic(nested=True)
+    def countdown(left: int) -> None:
+        depth.append(rlock("stock:7").hold_count())
+        if left:
+            countdown(left - 1)
+
+    countdown(2)
+    assert depth == [1, 2, 3]
+    assert not is_taken()
+
+
+def test_an_error_rolls_back_before_the_release(events: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError), rlock("stock:7").atomic():
+        sell()
+        raise ZeroDivisionError
+    assert events == ["acquire stock:7", "BEGIN", "ROLLBACK", "release stock:7"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [rlock, lambda name: rlock(name, f"{name}:b"), lambda name: ReadWriteLock(name).write_lock],
+    ids=["one", "several", "writer"],
+)
+def test_a_lock_that_was_freed_rolls_back(make: Callable[[str], BaseLock], events: list[str]) -> None:
+    with pytest.raises(LockLostError), make("stock:7").atomic():
+        sell()
+        free_by_force("stock:7")
+    assert "COMMIT" not in events
+    assert not sold()
+    assert not is_taken("stock:7:b")
+
+
+def test_a_redis_that_is_away_rolls_back(own_server: OwnServer) -> None:
+    server = own_server()
+    with pytest.raises(LockUnavailableError), rlock("stock:7").atomic():
+        sell()
+        server.kill()
+    assert not sold()
+
+
+def test_what_is_committed_stays(caplog: pytest.LogCaptureFixture) -> None:
+    with rlock("stock:7").atomic():
+        sell()
+        transaction.on_commit(lambda: free_by_force("stock:7"))
+    assert sold()
+    assert "is done, but" in caplog.text
+
+
+def test_it_refuses_to_nest(events: list[str]) -> None:
+    with transaction.atomic(), pytest.raises(RuntimeError, match="nested=True"), rlock("stock:7").atomic():
+        raise AssertionError("The body ran.")
+    assert "acquire stock:7" not in events
+
+
+def test_nested_it_keeps_the_lock_until_the_outer_commit(events: list[str]) -> None:
+    with transaction.atomic():
+        with rlock("stock:7").atomic(nested=True):
+            sell()
+        assert is_taken()
+    assert events == ["BEGIN", "acquire stock:7", "COMMIT", "release stock:7"]
+
+
+def test_it_is_three_round_trips(server: Any, redis_client: Any) -> None:
+    with rlock("stock:7").atomic():
+        pass  # the scripts are known from here on
+    # The background may still clean up after an earlier test: what counts is the smallest round.
+    sent = []
+    for _ in range(10):
+        before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        with rlock("stock:7").atomic():
+            pass
+        sent.append(redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before)
+    assert min(sent) == 3
+
+
+def test_what_would_run_outside_is_refused() -> None:
+    async def aview() -> None: ...
+
+    def rows() -> Any:
+        yield 1
+
+    for each in aview, rows:
+        with pytest.raises(TypeError, match="plain functions"):
+            rlock("stock:7").atomic()(each)
+
+
+def test_one_object_is_for_one_block_at_a_time() -> None:
+    block = rlock("stock:7").atomic(nested=True)
+    for _ in range(2):
+        with block:
+            pass
+    with block, pytest.raises(RuntimeError, match="twice"), block:
+        raise AssertionError("The body ran.")
+    assert not is_taken()
+
+
+# ---- until_commit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("until_commit", [True, "default"])
+@pytest.mark.parametrize("names", [["stock:7"], ["stock:7", "stock:8"]], ids=len)
+def test_it_is_given_back_after_commit(until_commit: Any, names: list[str], events: list[str]) -> None:
+    with transaction.atomic():
+        with rlock(*names, until_commit=until_commit):
+            sell()
+        assert is_taken()
+    assert not is_taken()
+    acquired, released = [f"acquire {name}" for name in names], [f"release {name}" for name in names]
+    assert events[: len(names) * 2 + 2] == ["BEGIN", *acquired, "COMMIT", *released]
+
+
+def test_it_is_given_back_after_rollback(events: list[str]) -> None:
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+        with rlock("stock:7", until_commit=True):
+            sell()
+        raise ZeroDivisionError
+    assert events == ["BEGIN", "acquire stock:7", "ROLLBACK", "release stock:7"]
+
+
+def test_an_error_inside_the_block_does_not_give_it_back_early(events: list[str]) -> None:
+    with transaction.atomic():
+        with contextlib.suppress(ZeroDivisionError), rlock("stock:7", until_commit=True):
+            sell()
+            raise ZeroDivisionError
+        assert is_taken()
+    assert not is_taken()
+    assert sold()
+
+
+def test_a_savepoint_that_is_rolled_back_gives_it_back() -> None:
+    with transaction.atomic():
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+            with rlock("stock:7", until_commit=True):
+                sell()
+            raise ZeroDivisionError
+        assert not is_taken()
+    assert not sold()
+
+
+def test_a_savepoint_that_succeeds_does_not() -> None:
+    with transaction.atomic():
+        with transaction.atomic(), rlock("stock:7", until_commit=True):
+            sell()
+        assert is_taken()
+    assert not is_taken()
+
+
+def test_a_failing_callback_before_it_does_not_keep_it() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic(), rlock("stock:7", until_commit=True):
+        transaction.on_commit(fail)
+    assert not is_taken()
+
+
+def test_without_a_transaction_it_ends_with_its_block(events: list[str]) -> None:
+    with rlock("stock:7", until_commit=True):
+        assert is_taken()
+    with rlock("stock:7", until_commit=True), transaction.atomic():
+        sell()
+    assert events == ["acquire stock:7", "release stock:7", *IN_ORDER]
+
+
+def test_a_release_by_hand_waits_as_well(events: list[str]) -> None:
+    lock = rlock("stock:7", until_commit=True)
+    with transaction.atomic():
+        assert lock.acquire()
+        lock.release()
+        assert is_taken()
+    assert events == ["BEGIN", "acquire stock:7", "COMMIT", "release stock:7"]
+
+
+def test_two_blocks_in_one_transaction(events: list[str]) -> None:
+    with transaction.atomic():
+        for _ in range(2):
+            with rlock("stock:7", until_commit=True):
+                pass
+        assert rlock("stock:7").hold_count() == 2
+    assert not is_taken()
+    assert HOLDS.snapshot() == []
+
+
+def test_a_lock_that_was_lost_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with transaction.atomic():
+        with rlock("stock:7", until_commit=True):
+            sell()
+        free_by_force("stock:7")
+    assert sold()
+    assert "has ended, but" in caplog.text
+
+
+def test_a_connection_that_another_thread_drops_gives_it_back() -> None:
+    lock = rlock("stock:7", until_commit=True)
+    left: list[Any] = []
+
+    def work() -> None:
+        transaction.set_autocommit(True)
+        with contextlib.suppress(KeyboardInterrupt), transaction.atomic():
+            with lock:
+                pass
+            left.extend(connection.run_on_commit)
+            connection.run_on_commit = []
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join(UNTIL_SERVED)
+    assert is_taken()
+    left.clear()
+    until_clean()
+    eventually(lambda: not is_taken())
+
+
+def test_async_code_has_no_transactions() -> None:
+    async def take() -> None:
+        async with rlock("stock:7", until_commit=True):
+            pass
+
+    async def acquire() -> None:
+        await rlock("stock:7", until_commit=True).aacquire()
+
+    for each in take, acquire:
+        with pytest.raises(RuntimeError, match="async code"):
+            async_to_sync(each)()
+    assert not is_taken()
+
+
+def test_without_autocommit_nobody_tells_of_the_end() -> None:
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(RuntimeError, match="autocommit"), rlock("stock:7", until_commit=True):
+            raise AssertionError("The body ran.")
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, object()])
+def test_bad_values_are_named(value: Any) -> None:
+    with pytest.raises(TypeError, match="until_commit must be True, False or a database's alias, not"):
+        rlock("stock:7", until_commit=value)
+
+
+# ---- with nothing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_block_inside_a_transaction_warns_once_for_each_line(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with transaction.atomic(), rlock("stock:7"):
+            pass
+    with transaction.atomic(), contextlib.ExitStack() as stack:
+        stack.enter_context(rlock("stock:7"))
+    first, second = caplog.records
+    for record in first, second:
+        assert record.levelname == "WARNING"
+        assert "test_atomic.py:" in record.getMessage()
+        assert "until_commit" in record.getMessage()
+    assert first.getMessage() != second.getMessage()
+
+
+def test_no_warning_where_none_is_due(caplog: pytest.LogCaptureFixture) -> None:
+    with rlock("stock:7"):
+        pass
+    with rlock("stock:7"), transaction.atomic(), rlock("stock:7"):
+        pass
+    with transaction.atomic(), rlock("stock:7", until_commit=False):
+        pass
+    with transaction.atomic(), rlock("stock:7", until_commit=True):
+        pass
+    with rlock("stock:7").atomic():
+        pass
+    with transaction.atomic(), rlock("stock:7").atomic(nested=True):
+        pass
+    assert not caplog.records
+
+
+class InTestCase(TestCase):
+    """Whose own transaction nobody meant."""
+
+    def test_no_warning(self) -> None:
+        with self.assertNoLogs("django_rlock"), rlock("stock:7"):
+            pass
+
+    def test_atomic_does_not_nest(self) -> None:
+        with rlock("stock:7").atomic():
+            sell()
+        assert not is_taken()
+        assert sold()
+
+    def test_until_commit_ends_with_the_block(self) -> None:
+        with rlock("stock:7", until_commit=True):
+            sell()
+        assert not is_taken()
+
+    def test_until_commit_with_captured_callbacks(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True):
+            with transaction.atomic(), FairLock("stock:7", until_commit=True):
+                pass
+            assert is_taken()
+        assert not is_taken()
