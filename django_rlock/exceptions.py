@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def reason_of(error: BaseException) -> str:
+    """What an exception says, without its full stop; its type if it says nothing, as many time-outs do."""
+    return str(error).rstrip(".") or type(error).__name__
+
+
 class RLockError(Exception):
     """Base of all errors of this package; ``lock_name`` is the name given by the caller, or None.
 
@@ -200,7 +205,7 @@ class QuorumNotReachedError(LockUnavailableError):
     """Fewer than a majority of a RedLock's ``nodes`` replied; ``errors`` maps the others' names to their errors."""
 
     def __init__(self, lock_name: str, errors: dict[str, Exception], nodes: int) -> None:
-        told = "; ".join(f"{node}: {str(error).rstrip('.')}" for node, error in errors.items())
+        told = "; ".join(f"{node}: {reason_of(error)}" for node, error in errors.items())
         super().__init__(
             lock_name,
             f"only {nodes - len(errors)} of {nodes} nodes voted, and {nodes // 2 + 1} must agree ({told})",

@@ -24,7 +24,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
-from django_rlock.exceptions import LockUnavailableError
+from django_rlock.exceptions import LockUnavailableError, reason_of
 
 REPLY_GRACE = 1.0
 """How long a call may exceed its caller's deadline, in seconds, so that a single try has time for a reply."""
@@ -135,7 +135,7 @@ def is_final(error: Exception) -> bool:
 
 def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavailableError:
     """The error for a server that is unreachable or refuses, with advice if the reason is known."""
-    text = str(error)
+    text = reason_of(error)
     advice = None
     if "WRONGTYPE" in text:
         text = f"the key under its name holds another type of value, not a {noun}"
@@ -144,4 +144,4 @@ def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavaila
         advice = "Nothing was changed; raise maxmemory or free some, and keep locks away from a full cache."
     elif isinstance(error, AuthenticationError | NoPermissionError) or "NOPERM" in text:
         advice = "Nothing was changed; check the credentials and the ACL of the Redis user."
-    return LockUnavailableError(name, reason=text.rstrip("."), advice=advice, noun=noun)
+    return LockUnavailableError(name, reason=text, advice=advice, noun=noun)

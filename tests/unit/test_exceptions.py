@@ -19,6 +19,8 @@ from django_rlock import (
     RLockError,
     StaleTokenError,
 )
+from django_rlock.drivers.retrying import unavailable
+from django_rlock.exceptions import QuorumNotReachedError
 
 ERRORS = [
     LockTimeoutError("stock:1", waited=3.0, holder="web-2 pid 311", retry_after=22.9),
@@ -96,3 +98,11 @@ def test_a_timeout_says_who_holds_the_lock_and_for_how_long() -> None:
 def test_an_unavailable_lock_says_why_and_what_to_do() -> None:
     error = LockUnavailableError("stock:1", reason="connection refused", advice="Start the server.")
     assert str(error) == "Lock 'stock:1' is unavailable: connection refused. Start the server."
+
+
+def test_an_error_without_a_text_is_named_by_its_type():
+    """As a handshake of TLS that takes too long."""
+    silent = TimeoutError()
+    told = QuorumNotReachedError("stock:1", {"node1": silent, "node2": ValueError("it was refused.")}, nodes=3)
+    assert "(node1: TimeoutError; node2: it was refused)" in str(told)
+    assert unavailable("stock:1", silent).reason == "TimeoutError"

@@ -17,6 +17,7 @@ from django_rlock.drivers.quorum.proposals import Proposals
 from django_rlock.drivers.quorum.restarts import Restarts
 from django_rlock.drivers.quorum.votes import NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
+from django_rlock.exceptions import reason_of
 from django_rlock.links.link import Link
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import Server
@@ -80,7 +81,7 @@ class NodeSet:
         """Do not use a node until it has been reached again."""
         self.note_lost_link()
         if node not in self.down:
-            self.down[node] = str(error), is_down(error)
+            self.down[node] = reason_of(error), is_down(error)
             self._see_to_it()
 
     def tell_later(self, undo: QuorumCall, nodes: Collection[int], until: float) -> None:
@@ -117,7 +118,7 @@ class NodeSet:
                     self._visit(node)
                 except Exception as error:  # noqa: BLE001 - still down, perhaps for another reason
                     if node in self.down:
-                        self.down[node] = str(error), is_down(error)
+                        self.down[node] = reason_of(error), is_down(error)
 
     def _visit(self, node: int) -> None:
         """Check whether a node is up, and send it what it has missed."""

@@ -19,6 +19,7 @@ from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.drivers.tasks import links_of
+from django_rlock.exceptions import reason_of
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.tasks import TaskLink
 from django_rlock.redis_internals import error_from
@@ -189,7 +190,7 @@ class TaskTalks:
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             if self._servers[node].may_grow:
                 self.nodes.note_down(node, error)
-            raise NodeDownError(str(error), is_down(error)) from error
+            raise NodeDownError(reason_of(error), is_down(error)) from error
 
     async def _connect(self, node: int) -> None:
         links = links_of(asyncio.get_running_loop())

@@ -21,7 +21,7 @@ from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
-from django_rlock.exceptions import RLockError
+from django_rlock.exceptions import RLockError, reason_of
 from django_rlock.links.link import Link, replies_of
 from django_rlock.links.server import Server
 
@@ -224,7 +224,7 @@ class ThreadTalks:
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             if reached.may_grow:
                 self.nodes.note_down(node, error)
-            raise NodeDownError(str(error), is_down(error)) from error
+            raise NodeDownError(reason_of(error), is_down(error)) from error
 
     def _connected(self, node: int, reached: Server) -> NodeLink:
         """A new link, once the server that it leads to has been identified."""
