@@ -103,7 +103,7 @@ class Doubts:
         ear = self._ears.get(channel)
         if ear is not None:
             hold.ear = ear
-            self._hear(channel, hold.lock.key)  # it may have been freed before this
+            self._doubted.append(hold)  # it may have been freed before this
         elif len(self._ears) < MOST_CHANNELS:
             hear = partial(self._hear, channel)
             ear = Ear([each.call_at(channel, hear) for each in listeners(self._keeper.using)])

@@ -281,3 +281,23 @@ def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatc
         with RLock("third"):
             settle()
             assert sorted(hold.lock.name for hold in HOLDS.snapshot() if hold.ear) == ["first", "second"]
+
+
+def test_a_hold_that_begins_to_listen_looks_for_no_other(redis_client, monkeypatch):
+    """A process with very many holds would do nothing else."""
+    monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+    searched: list[str] = []
+    meant = Doubts._meant
+
+    def search(self: Doubts, heard: set[tuple[str, str]]) -> list[Hold]:
+        searched.extend(key for _, key in heard)
+        return meant(self, heard)
+
+    monkeypatch.setattr(Doubts, "_meant", search)
+    locks = [RLock(f"stock:{number}") for number in range(5)]
+    for lock in locks:
+        lock.acquire()
+        until_heard()
+    assert {*searched} <= {""}  # all of a channel, when its subscription is confirmed
+    for lock in locks:
+        lock.release()
