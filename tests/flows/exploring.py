@@ -105,12 +105,16 @@ class Explorer:
         self.limit = limit
         self.seen: set[Any] = set()
         self.branches: list[Branch] = []
-        self.random = random.Random(0)  # so that a sample has branches from everywhere
+        self.random = random.Random(0)
 
     def run(self) -> None:
         self._go(None)
         while self.branches and len(self.seen) < SAMPLE:
-            self._go(self.branches.pop(self.random.randrange(len(self.branches))))
+            self._go(self.branches.pop(self._next()))
+
+    def _next(self) -> int:
+        """Depth first, so that few branches are kept; a sample has some from everywhere."""
+        return -1 if THOROUGH else self.random.randrange(len(self.branches))
 
     def _go(self, branch: Branch | None) -> None:
         path: list[Action] = []
