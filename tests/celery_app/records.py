@@ -47,7 +47,7 @@ def until(is_true) -> None:
 
 
 def somebody_waits() -> bool:
-    """Whether somebody is in the midst of ``wait_for``."""
+    """Whether a task waits for an item of a list in ``wait_for``."""
     return any("b" in each["flags"] for each in client().client_list(_type="normal") if each["cmd"] == "blpop")
 
 

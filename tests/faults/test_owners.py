@@ -89,7 +89,7 @@ def test_lock_of_a_task_that_ended_and_is_kept_for_its_result_is_not_renewed(kin
 
 
 def test_an_owner_that_is_kept_has_ended_all_the_same(kind):
-    """As by a traceback that somebody keeps."""
+    """A kept traceback, for one, keeps the owner's object."""
     kept = []
 
     def take(name: str) -> None:

@@ -49,7 +49,7 @@ class _Slot:
         self._talk.hear(Answer(self._node, self._call, reply))
 
     def set_exception(self, error: BaseException, /) -> None:
-        told = error if isinstance(error, Exception) else RedisConnectionError(str(error))
+        told = error if isinstance(error, Exception) else RedisConnectionError(reason_of(error))
         self._talk.hear(Answer(self._node, self._call, told))
 
 
