@@ -48,7 +48,7 @@ UNSET_TIMEOUT = 5.0
 """How long to wait for a reply if the cache sets no SOCKET_TIMEOUT, in seconds."""
 
 CONNECT_WITHIN = 4
-"""How long connecting to a node of a RedLock may take, in node timeouts, but at least SHORTEST_LIMIT."""
+"""How long callers wait for a connection to a node of a RedLock, in node timeouts, but at least SHORTEST_LIMIT."""
 
 SHORTEST_LIMIT = 0.5
 """How long a background thread waits for a reply at least, in seconds, however short the leases are."""
@@ -396,15 +396,14 @@ def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
 
 def _longest(using: str, purpose: Purpose) -> float | None:
     """How long connecting and a reply may take, in seconds; None: as the cache's entry says."""
-    if NODE_MARK in using:
-        return connect_within(using)
     if purpose == "reports":
         return REPORT_WITHIN
-    return None if purpose == "calls" else background_limit(using)
+    # Callers of a RedLock wait for a node no longer than connect_within(); connecting goes on beside them.
+    return None if purpose == "calls" and NODE_MARK not in using else background_limit(using)
 
 
 def connect_within(using: str) -> float:
-    """How long connecting to a node of the alias may take, in seconds."""
+    """How long a caller waits for a connection to a node of the alias, in seconds."""
     return max(CONNECT_WITHIN * get_settings(using).node_timeout, SHORTEST_LIMIT)
 
 

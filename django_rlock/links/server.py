@@ -36,12 +36,13 @@ _monotonic = time.monotonic
 
 
 class LinkWait:
-    """A caller that waits for a link."""
+    """A caller that waits for a link; ``opening`` is whether one is being opened for it."""
 
-    __slots__ = ("error", "wake")
+    __slots__ = ("error", "opening", "wake")
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self.wake = wake
+        self.opening = False
         self.error: BaseException | None = None
 
 
@@ -108,6 +109,8 @@ class Server:
     def ask_for(self, claim: LinkWait) -> bool:
         """Start opening a link for a claim, which is woken when it is open. Returns False if all places are taken; the
         claim is then queued for a link that is given back."""
+        if claim.opening:
+            return True
         place = Place()
         self._taken.add(place)
         if len(self._taken) > self._places:
@@ -115,6 +118,7 @@ class Server:
             if claim not in self._claims:
                 self._claims.append(claim)
             return False
+        claim.opening = True
         try:
             threads.start(self._open_for, claim, place)
         except RuntimeError as error:
@@ -131,6 +135,7 @@ class Server:
             self.idle.append(self.open(place))
         except BaseException as error:  # noqa: BLE001 - the claim raises it
             claim.error = error
+        claim.opening = False
         claim.wake()
         if self._closed:
             self.close()

@@ -2,16 +2,19 @@
 
 import asyncio
 import gc
+import time
 from contextlib import ExitStack
 
 import pytest
 from redis.exceptions import InvalidResponse
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.tasks import _loops, links_of
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.links import resp
 from django_rlock.locks.redlock import RedLock
+from tests.eventually import eventually
 from tests.proxy import Proxy, load_scripts
 from tests.redlock.conftest import NODE_TIMEOUT
 from tests.topologies.servers import encrypted
@@ -190,3 +193,36 @@ async def test_a_connection_that_ends_while_it_is_made_is_made_anew(face, proxie
     await face.until(lambda: all(each.served.is_set() for each in cut))
     assert node_set("quorum").down == {}
     await face.release(lock)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_connecting_goes_on_beside_the_votes(face, proxies):
+    """Nodes that take longer to connect than callers wait are there for a later call, over the same connections."""
+    lock = RedLock("x", using="quorum")
+    of_the_call = [each.hold(b"LIB-NAME") for each in proxies]
+    with pytest.raises(QuorumNotReachedError, match="Timeout connecting"):
+        await face.acquire(lock, wait_time=0)
+    of_the_visit = [each.hold(b"LIB-NAME") for each in proxies]
+    further = [each.cut_before(b"LIB-NAME") for each in proxies]
+    await face.until(lambda: all(rule.served.is_set() for rule in of_the_visit))
+    time.sleep(node_set("quorum").connect_within)  # noqa: ASYNC251 - none of them is in time, under either face
+    for rule in of_the_call + of_the_visit:
+        rule.let_go.set()
+    reached = [node_set("quorum").server(node, "calls") for node, _ in enumerate(proxies)]
+    await face.until(lambda: node_set("quorum").down == {} and all(server.idle for server in reached))
+    assert await face.acquire(lock, wait_time=0)
+    await face.release(lock)
+    assert not any(rule.served.is_set() for rule in further)
+
+
+def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty, nodes):
+    known = node_set("quorum")
+    kept = known.server(0, "keeping")
+    kept.give_back(kept.open())
+    nodes[0].pause()
+    known.note_down(0, RedisTimeoutError("did not reply in time"))
+    with pytest.raises(RedisTimeoutError, match="Timeout reading"):
+        known._visit(0)
+    assert not known.is_up(0)
+    nodes[0].resume()
+    eventually(lambda: known.is_up(0))

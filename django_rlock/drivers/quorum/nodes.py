@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 
 from django_rlock import threads
 from django_rlock.connections import Purpose, connect_within, server
-from django_rlock.drivers.calls import next_nonce, pack
+from django_rlock.drivers.calls import next_nonce, pack, pack_command
 from django_rlock.drivers.quorum.proposals import Proposals
-from django_rlock.drivers.quorum.restarts import Restarts
+from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, Restarts
 from django_rlock.drivers.quorum.votes import NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.exceptions import reason_of
@@ -25,6 +25,8 @@ from django_rlock.process import Owned
 from django_rlock.redaction import redacted
 from django_rlock.settings import get_settings, server_aliases
 
+_WHO_ARE_YOU = pack_command(*WHO_ARE_YOU)
+
 LOOK_AGAIN = 0.5
 """How often a connection to a node that is down is tried, in seconds."""
 
@@ -32,7 +34,8 @@ LOOK_AGAIN = 0.5
 class NodeSet:
     """Which nodes have restarted, which are down, what their clocks say, and which still have to receive an undo.
 
-    A thread of its own sends nodes what could not be sent in time, and checks whether they are up again.
+    Each node that is down, or has missed something, is visited by a thread of its own until it is up and has received
+    that. Connecting may take longer there than callers wait.
     """
 
     def __init__(self, using: str) -> None:
@@ -49,10 +52,8 @@ class NodeSet:
         self._leases = options.longest_lease or options.watchdog_timeout
         self.untold: dict[tuple[int, QuorumCall], float] = {}
         self.closing: list[Callable[[], object]] = []
-        self._bell = threads.Bell()
-        self._seat = threads.Bell()
-        self._seat.ring()
-        self._runs = self._closed = False
+        self._seats = [_free_seat() for _ in self.names]
+        self._closed = False
 
     def server(self, node: int, purpose: Purpose) -> Server:
         """The links to a node."""
@@ -82,64 +83,70 @@ class NodeSet:
         self.note_lost_link()
         if node not in self.down:
             self.down[node] = reason_of(error), is_down(error)
-            self._see_to_it()
+            self._see_to(node)
 
     def tell_later(self, undo: QuorumCall, nodes: Collection[int], until: float) -> None:
         """Send a call to nodes as soon as they are reachable, if that is before a monotonic time."""
         self.untold.update({(node, undo): until for node in nodes})
-        self._see_to_it()
+        for node in nodes:
+            self._see_to(node)
 
     def close(self) -> None:
         """Forget the nodes, which are no longer in the settings."""
         self._closed = True
         for close in self.closing:
             close()
-        self._bell.ring()
 
-    # --- later -------------------------------------------------------------------------------------------------------
+    # --- visits ------------------------------------------------------------------------------------------------------
 
-    def _see_to_it(self) -> None:
-        self._bell.ring()
-        if not self._runs:
+    def _see_to(self, node: int) -> None:
+        if self._seats[node].has_rung:
             with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left: leases expire
-                threads.start(self._run, name="rlock-nodes")
+                threads.start(self._visit_until_done, node)
 
-    def _run(self) -> None:
-        if not self._seat.quiet():
-            return  # another thread has the seat
-        self._runs = True
-        while not self._closed:
-            if self.down or self.untold:
+    def _visit_until_done(self, node: int) -> None:
+        seat = self._seats[node]
+        while self._needs_visits(node) and seat.quiet():  # otherwise another thread has the seat
+            while self._needs_visits(node):
                 time.sleep(LOOK_AGAIN)
-            else:
-                self._bell.wait()
-            for node in range(len(self.names)):
                 try:
                     self._visit(node)
                 except Exception as error:  # noqa: BLE001 - still down, perhaps for another reason
                     if node in self.down:
                         self.down[node] = reason_of(error), is_down(error)
+            seat.ring()
+
+    def _needs_visits(self, node: int) -> bool:
+        return not self._closed and (not self.is_up(node) or bool(self._untold(node)))
+
+    def _untold(self, node: int) -> list[tuple[int, QuorumCall]]:
+        """What a node has still to receive."""
+        now = time.monotonic()
+        for key, until in list(self.untold.items()):
+            if until <= now:
+                self.untold.pop(key, None)
+        return [key for key in list(self.untold) if key[0] == node]
 
     def _visit(self, node: int) -> None:
         """Check whether a node is up, and send it what it has missed."""
-        now = time.monotonic()
-        untold = [key for key in list(self.untold) if key[0] == node]
-        for key in untold:
-            if self.untold[key] <= now:
-                self.untold.pop(key, None)
-        if not untold and self.is_up(node):
-            return
         reached = self.server(node, "keeping")
         link = reached.take_idle() or reached.open()
-        self.down.pop(node, None)
         try:
-            for key in untold:
+            link.ask(_WHO_ARE_YOU, self.connect_within)  # a link that was idle proves nothing
+            self.down.pop(node, None)
+            for key in self._untold(node):
                 _obey(link, key[1], self.connect_within)
                 self.untold.pop(key, None)
         except BaseException:
             link.close()
             raise
         reached.give_back(link)
+
+
+def _free_seat() -> threads.Bell:
+    seat = threads.Bell()
+    seat.ring()
+    return seat
 
 
 def _obey(link: Link, call: QuorumCall, limit: float) -> None:
