@@ -347,8 +347,7 @@ class LockFlows(Renewable):
         try:
             call = self._force_release_call(owner, new_request())
             reply = await self._run_forced(driver, call)
-            # If it is free now, the caller held it and the call was sent twice, then the first copy freed it.
-            freed = reply[1] == 1 or (call.sends > 1 and bool(own))
+            freed = bool(reply[1] == 1)
         finally:
             for hold, was_renewed in zip(own, renewed, strict=True):
                 self._note_forced(hold, freed, was_renewed)

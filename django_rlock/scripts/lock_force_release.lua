@@ -8,7 +8,7 @@
 -- KEYS[6]  deadlines of the waiters there: owner -> epoch ms
 -- KEYS[7]  prefix of the keys of a read-write lock's read holds
 -- KEYS[8]  Redisson's channel of read-write locks
--- KEYS[9]  requests that must not be executed again
+-- KEYS[9]  executed requests
 -- KEYS[10]  channel that notifies its holders
 -- ARGV[1]  nonce
 -- ARGV[2]  field of the owner that must hold it, or '' for any
@@ -16,16 +16,18 @@
 -- ARGV[4]  'read' or 'write' for that side of a read-write lock alone, '' for any lock
 -- ARGV[5]  request
 --
--- Returns {nonce, 1}, or {nonce, 0} if the lock, or that owner's hold, does not exist.
+-- Returns {nonce, 1}, or {nonce, 0} if the lock, or that owner's hold, does not exist. The request is remembered for
+-- longer than a copy of it may be under way: REMEMBERED, in ms. A copy would free the next holder.
 
+-- include: counting
 -- include: hand_on
 -- include: read_holds
 
 local lock, owner, side = KEYS[1], ARGV[2], ARGV[4]
 local mode = redis.call('hget', lock, 'mode') -- raises an error if the key is not a lock
 
-if redis.call('zscore', KEYS[9], ARGV[5]) then
-    return {ARGV[1], 0}
+if was_obeyed(KEYS[9], ARGV[5]) then
+    return {ARGV[1], 1}
 end
 
 local function is_meant(field)
@@ -56,6 +58,7 @@ if mode ~= 'read' and mode ~= 'write' then
     end
     hand_on(lock, KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
     redis.pcall('publish', KEYS[10], lock)
+    remember(KEYS[9], ARGV[5], 120000)
     return {ARGV[1], 1}
 end
 local message = free_sides()
@@ -67,4 +70,5 @@ if not settle(lock, KEYS[7]) then
 end
 redis.pcall('publish', KEYS[8], message)
 redis.pcall('publish', KEYS[10], lock)
+remember(KEYS[9], ARGV[5], 120000)
 return {ARGV[1], 1}

@@ -16,6 +16,7 @@ from django_rlock import (
     SpinLock,
     scripts,
 )
+from django_rlock.keys import alive_key, queue_key
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now, settle
 from tests.faults.copies import arrive, is_settled, often
@@ -228,6 +229,18 @@ async def test_force_release_frees_no_later_holder(face, each, proxy, redis_clie
     await face.call(lock, "force_release")
     HOLDS.clear()
     await changes_nothing(face, redis_client, late, lock)
+
+
+async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(face, proxy, redis_client):
+    """It hands the lock to the first waiter, and is sent again."""
+    waiter = f"{'a' * 36}:1"
+    redis_client.hset(KEY, "somebody", 1)
+    redis_client.zadd(queue_key(KEY), {waiter: 1})
+    redis_client.zadd(alive_key(KEY), {waiter[:36]: 9e15})
+    lost = proxy.lose_reply(scripts.LOCK_FORCE_RELEASE)
+    assert await face.call(FairLock("stock:42"), "force_release")
+    assert lost.served.is_set()
+    assert redis_client.hgetall(KEY) == {waiter: "1"}
 
 
 async def test_force_release_that_failed_frees_no_later_holder(face, kind, proxy, redis_client, monkeypatch):

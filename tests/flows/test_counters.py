@@ -19,7 +19,7 @@ from tests.flows.worlds import World
 
 
 @pytest.fixture
-def same_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def same_ids(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Restarts the numbers from which permits are made, so that runs can be compared."""
 
     def start_anew() -> None:
@@ -28,9 +28,14 @@ def same_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         # Not for all: what a thread in the background takes would be another one each time.
         monkeypatch.setattr(permits, "os", SimpleNamespace(urandom=lambda size: next(ids).to_bytes(size)))
 
-    # Which requests the server may forget early has nothing to do with who is woken.
-    monkeypatch.setattr(semaphore, "note_answered", lambda *_: None)
     return start_anew
+
+
+@pytest.fixture
+def same_names(same_ids: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The same where it does not matter which requests the server may forget early: it has no part in who is woken."""
+    monkeypatch.setattr(semaphore, "note_answered", lambda *_: None)
+    return same_ids
 
 
 class Numbers(World):
@@ -82,11 +87,14 @@ class Freeing(Actor):
             self.start(counter._add_permits(self.driver, 1))
 
 
-@pytest.mark.parametrize(
+each_counter = pytest.mark.parametrize(
     ("kind", "before", "after"),
     [(Semaphore, 0, b"1"), (PermitExpirableSemaphore, 0, b"1"), (CountDownLatch, 1, None)],
     ids=["semaphore", "permits", "latch"],
 )
+
+
+@each_counter
 def test_cancelled_anywhere(make_world, same_names, kind, before, after):
     """One of the two is cancelled at any step: when it was just woken, too. The other one gets in."""
 
@@ -103,6 +111,27 @@ def test_cancelled_anywhere(make_world, same_names, kind, before, after):
     def check(world: World) -> None:
         assert [actor.at for actor in world.actors] == ["done"] * 3
         assert [actor.result for actor in world.actors].count("cancelled") <= 1
+        assert world.client.get(KEY) == after
+
+    assert explore(build, check, limit=20_000) > 50
+
+
+@each_counter
+def test_one_command_is_sent_twice(make_world, same_ids, kind, before, after):
+    """Any command of the three; the first copy is executed, and its reply lost, or it comes at any later time."""
+
+    def build() -> World:
+        same_ids()
+        world = make_world(Numbers)
+        world.client.set(KEY, before)
+        world.may = {"copy": 1}
+        waiting, freeing = world.process(), world.process()
+        world.actors = [Asking(world, waiting, kind(NAME)) for _ in range(2)]
+        world.actors.append(Freeing(world, freeing, kind(NAME)))
+        return world
+
+    def check(world: World) -> None:
+        assert [actor.at for actor in world.actors] == ["done"] * 3
         assert world.client.get(KEY) == after
 
     assert explore(build, check, limit=20_000) > 50

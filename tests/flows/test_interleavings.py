@@ -3,9 +3,13 @@
 import pytest
 
 from django_rlock import FairLock
+from django_rlock.drivers.identity import Owner
+from django_rlock.exceptions import LockLostError
+from django_rlock.locks.attempt import Claim
+from django_rlock.locks.holds import HOLDS
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import explore
-from tests.flows.stepping import NAME, Beater, Returner, Visitor
+from tests.flows.stepping import KEY, LEASE, NAME, Action, Actor, Beater, Returner, Visitor, suspend
 from tests.flows.worlds import World
 
 
@@ -185,3 +189,67 @@ def test_one_command_of_a_long_hold_is_sent_twice(kind, make_world):
         return world
 
     assert explore(build, finish, limit=20_000) > 100
+
+
+def test_a_forced_release_is_sent_twice(kind, make_world):
+    """Two wait for a lock that is freed by force; a copy that comes late frees neither."""
+
+    def build() -> World:
+        world = make_world()
+        world.may = {"copy": 1}
+        world.client.hset(KEY, "somebody", 1)
+        for _ in range(2):
+            visitor = Visitor(world, world.process(), kind(NAME))
+            visitor.listen_before()
+            world.actors.append(visitor)
+        operator = Actor(world, world.process())
+        operator.start(kind(NAME)._free_by_force(operator.driver, Owner("operator"), None, ""))
+        world.actors.append(operator)
+        return world
+
+    assert explore(build, finish, limit=20_000) > 100
+
+
+class Forgetful(World):
+    """The server comes back empty once, while one is inside."""
+
+    def actions(self) -> list[Action]:
+        return [*super().actions(), *([("forget", 0)] if self.may["forget"] and self.client.exists(KEY) else [])]
+
+    def do(self, action: Action) -> None:
+        if action[0] != "forget":
+            super().do(action)
+            return
+        self.may["forget"] -= 1
+        self.client.delete(KEY)
+
+
+class Nested(Visitor):
+    """Enters twice. When the inner release has returned, the server has its lock, or it knows that it was lost."""
+
+    async def _visit(self, wait: float | None) -> str:
+        try:
+            await self.lock._take(self.driver, Claim(self.owner, wait, LEASE))
+            await self.lock._take(self.driver, Claim(self.owner, wait, LEASE))
+            await suspend("inside")
+            await self.lock._give_back(self.driver, self.owner)
+            hold = HOLDS.get(self.lock, self.owner)
+            assert hold is not None
+            assert hold.lost or self.world.client.hexists(KEY, hold.wire_name), "it counts as held, and is not"
+            await self.lock._give_back(self.driver, self.owner)
+        except LockLostError:
+            return "lost"
+        return "served"
+
+
+def test_an_inner_release_is_sent_twice_to_a_server_that_forgot(kind, make_world):
+    def build() -> World:
+        world = make_world(Forgetful)
+        world.may = {"copy": 1, "forget": 1}
+        world.actors = [Nested(world, world.process(), kind(NAME))]
+        return world
+
+    def check(world: World) -> None:
+        assert [actor.result for actor in world.actors] in (["served"], ["lost"])
+
+    assert explore(build, check) > 20

@@ -58,9 +58,9 @@ class Site:
             node.flushall()
 
     def names(self) -> list[str]:
-        """All keys there are, but the reports of our processes."""
+        """All keys there are, but the reports of our processes, and the requests of forced releases."""
         names = sorted(str(key) for node in self._nodes.values() for key in node.keys("*"))
-        return [name for name in names if not name.startswith("rlock_process")]
+        return [name for name in names if not name.startswith(("rlock_process", "rlock_requests"))]
 
     def start_counting(self) -> None:
         for node in self._nodes.values():

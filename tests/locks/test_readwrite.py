@@ -46,8 +46,8 @@ def held(lock, owner=None) -> Hold:
 
 
 def left(redis_client) -> list[str]:
-    """What is in Redis besides the reports of processes."""
-    return [key for key in redis_client.scan_iter() if not key.startswith("rlock_process")]
+    """What is in Redis besides the reports of processes, and the requests of forced releases."""
+    return [key for key in redis_client.scan_iter() if not key.startswith(("rlock_process", "rlock_requests"))]
 
 
 @pytest.fixture

@@ -147,6 +147,15 @@ def test_force_release_of_a_free_lock(run, heard):
     assert heard() == []
 
 
+def test_force_release_that_is_sent_again_leaves_the_next_holder(run, redis_client):
+    redis_client.hset(KEY, OTHER, 2)
+    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000, "", "r1") == 1
+    redis_client.hset(KEY, ME, 1)
+    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000, "", "r1") == 1
+    assert redis_client.hgetall(KEY) == {ME: "1"}
+    assert run(scripts.LOCK_FORCE_RELEASE, "", 5000, "", "r2") == 1
+
+
 def test_holders_hear_of_a_forced_release_and_of_no_other(run, redis_client, heard):
     redis_client.hset(KEY, OTHER, 2)
     assert run(scripts.LOCK_FORCE_RELEASE, ME, 5000, "", "r1") == 0
@@ -169,3 +178,7 @@ def test_force_release_hands_on_to_the_next(run, redis_client, heard, state):
 
 def test_extensions_are_settled_for_as_long_as_requests_are_remembered():
     assert f"'px', {milliseconds(REMEMBERED)})" in scripts.LOCK_EXTEND.source
+
+
+def test_forced_releases_are_remembered_as_long():
+    assert f"ARGV[5], {milliseconds(REMEMBERED)})" in scripts.LOCK_FORCE_RELEASE.source

@@ -3,9 +3,11 @@
 import pytest
 
 from django_rlock import scripts
+from django_rlock.keys import requests_key
 from tests.scripts.conftest import ALIVE, KEY, ME, OTHER, QUEUE, READS, RW_CHANNEL, THIRD, WRITERS
 
 LEASE, ALIVE_FOR = 30_000, 10_000
+REQUESTS = requests_key(KEY)
 
 
 def read(run, owner, count=1, lease=LEASE, yields=0, writer=""):
@@ -548,7 +550,7 @@ def test_force_release_of_all_readers(run, redis_client, heard, side):
     assert force(run, side="write") == 0
     assert heard() == []
     assert force(run, side=side) == 1
-    assert redis_client.keys() == []
+    assert redis_client.keys() == [REQUESTS]
     assert (RW_CHANNEL, "0") in heard()
 
 
@@ -570,7 +572,7 @@ def test_force_release_of_a_writer(run, redis_client, heard, owner, side):
     assert force(run, f"{OTHER}:write", side) == 0
     assert heard() == []
     assert force(run, owner, side) == 1
-    assert redis_client.keys() == []
+    assert redis_client.keys() == [REQUESTS]
     assert (RW_CHANNEL, "1") in heard()
 
 
@@ -594,7 +596,7 @@ def test_force_release_of_both_sides(run, redis_client, heard):
     write(run, ME)
     read(run, ME)
     assert force(run) == 1
-    assert redis_client.keys() == []
+    assert redis_client.keys() == [REQUESTS]
     assert (RW_CHANNEL, "1") in heard()
 
 
