@@ -1,0 +1,175 @@
+"""Without one of the protections against late and repeated commands, an order of steps is found in which it is missed.
+
+Each mutant is the package's own code with a few words replaced. The test that finds it is the one that passes without.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import textwrap
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from django_rlock import FairLock, RLock, Semaphore, scripts
+from django_rlock.exceptions import LockLostError
+from django_rlock.locks import allornone, attempt, counters, flows, latch, semaphore
+from django_rlock.scripts import Script
+from tests.flows import exploring, test_counters, test_interleavings, test_multi
+from tests.flows.test_counters import same_ids
+
+__all__ = ["same_ids"]
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def changed(place: Any, name: str, old: str, new: str) -> Mutate:
+    """A mutant of a function of a module, or of a method of a class."""
+
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        function = inspect.unwrap(getattr(place, name))
+        source = textwrap.dedent(inspect.getsource(function))
+        assert old in source, f"{name} has no {old!r} any more"
+        made: dict[str, Any] = {}
+        exec(source.replace(old, new), function.__globals__, made)
+        modules = [place] if isinstance(place, type) else _users(getattr(place, name))
+        for each in modules:
+            patch.setattr(each, name, made[name])
+
+    return mutate
+
+
+def _users(function: Any) -> list[ModuleType]:
+    """The modules that have a function under its name."""
+    return [
+        each
+        for each in (allornone, counters, flows, latch, semaphore)
+        if getattr(each, function.__name__, None) is function
+    ]
+
+
+def changed_scripts(old: str, new: str) -> Mutate:
+    """A mutant of all scripts that have a text."""
+
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        mutants = {
+            name: Script._from_source(each.name, each.source.replace(old, new), each.shared)
+            for name, each in vars(scripts).items()
+            if isinstance(each, Script) and old in each.source
+        }
+        assert mutants, f"no script has {old!r} any more"
+        for name, mutant in mutants.items():
+            patch.setattr(scripts, name, mutant)
+
+    return mutate
+
+
+def sent_twice(kind: Any, make_world: Any, **_: Any) -> None:
+    test_interleavings.test_one_command_is_sent_twice(kind, make_world, wait=None)
+
+
+def sent_twice_in_a_long_hold(kind: Any, make_world: Any, **_: Any) -> None:
+    test_interleavings.test_one_command_of_a_long_hold_is_sent_twice(kind, make_world)
+
+
+def sent_twice_by_a_group(make_world: Any, **_: Any) -> None:
+    test_multi.test_one_command_is_sent_twice(make_world, test_multi.FAIR, ("ab", "b"))
+
+
+def sent_twice_by_force(make_world: Any, **_: Any) -> None:
+    test_interleavings.test_a_forced_release_is_sent_twice(FairLock, make_world)
+
+
+def sent_twice_to_a_semaphore(make_world: Any, same_ids: Any, **_: Any) -> None:
+    test_counters.test_one_command_is_sent_twice(make_world, same_ids, Semaphore, 0, b"1")
+
+
+def forgotten(kind: Any, make_world: Any, **_: Any) -> None:
+    test_interleavings.test_an_inner_release_is_sent_twice_to_a_server_that_forgot(kind, make_world)
+
+
+def cancelled(kind: Any, make_world: Any, **_: Any) -> None:
+    test_interleavings.test_cancelled_anywhere(kind, make_world, split=False)
+
+
+def cancelled_beside_another(kind: Any, make_world: Any, **_: Any) -> None:
+    test_interleavings.test_cancelled_beside_another_of_its_process(kind, make_world)
+
+
+LOST, LEFT, SHORTENED = "LockLostError", "rlock:stock:42", "it shortened the lease"
+
+MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
+    "nothing is freed behind an acquire that was sent twice": (
+        changed(flows, "expect_copies", "hold.late_lease = lease", "pass"), sent_twice, LEFT,
+    ),
+    "a name is used again after its acquire was sent twice": (
+        changed(flows, "expect_copies", "hold.owner.renew_name()", "pass"), sent_twice_in_a_long_hold, LOST,
+    ),
+    "a name is used again after its release was sent twice": (
+        changed(flows.LockFlows, "_note_released", "hold.owner.renew_name()", "pass"), sent_twice_in_a_long_hold, LOST,
+    ),
+    "what may only prolong a lease shortens it": (
+        changed_scripts("return math.max(redis.call('pttl', key), tonumber(lease_ms))", "return tonumber(lease_ms)"),
+        sent_twice_in_a_long_hold, SHORTENED,
+    ),
+    "an extension that was sent twice is not settled": (
+        changed(flows.LockFlows, "_run_extension", "if call.sends > 1 and", "if False and"),
+        sent_twice_in_a_long_hold, SHORTENED,
+    ),
+    "an extension that was settled is executed": (
+        changed_scripts("return (tonumber(redis.call('get', settled)) or 0) > tonumber(nonce)", "return false"),
+        sent_twice_in_a_long_hold, SHORTENED,
+    ),
+    "the second of two releases finds the lock not held": (
+        changed(flows.LockFlows, "_note_released", "if not owned and not was_obeyed:", "if not owned:"),
+        sent_twice, LOST,
+    ),
+    "what was abandoned is cleaned up once": (
+        changed(flows.LockFlows, "_abandon", "again=in_doubt", "again=False"), cancelled, LEFT,
+    ),
+    "what was abandoned is not cleaned up": (
+        changed(flows.LockFlows, "_abandon", "if undo is None:", "if True:"), cancelled, LEFT,
+    ),
+    "a wake-up ends with the waiter that it woke": (
+        changed(attempt.Attempt, "wait", "waiter.close(asked)", "waiter.close()"), cancelled_beside_another, "served",
+    ),
+    "an inner release that was sent twice need not have found the lock": (
+        changed(flows.LockFlows, "_note_released", "hold.count == 0 and call.sends > 1", "call.sends > 1"),
+        forgotten, "it counts as held",
+    ),
+    "a forced release is executed again": (
+        changed_scripts("if was_obeyed(KEYS[9], ARGV[5]) then", "if false then"), sent_twice_by_force, LOST,
+    ),
+    "requests are executed again": (
+        changed_scripts("return redis.call('zscore', requests, request)", "return false"),
+        sent_twice_to_a_semaphore, "assert",
+    ),
+    "requests that were sent twice may be forgotten": (
+        changed(counters, "note_answered", "if call.sends == 1:", "if True:"), sent_twice_to_a_semaphore, "assert",
+    ),
+    "nothing is freed behind an acquire of a group": (
+        changed(allornone.AllOrNone, "_note_taken", "if has_copies:", "if False:"), sent_twice_by_a_group, "rlock:",
+    ),
+}  # fmt: skip
+LONG = {
+    "a name is used again after its release was sent twice",
+    "a wake-up ends with the waiter that it woke",
+    "an extension that was sent twice is not settled",
+}
+"""Those of which orders are found late."""
+
+
+@pytest.mark.parametrize(
+    ("mutate", "finds", "what"),
+    [pytest.param(*mutant, id=name, marks=[pytest.mark.thorough] * (name in LONG)) for name, mutant in MUTANTS.items()],
+)
+def test_without_it_an_order_is_found(request, monkeypatch, same_ids, mutate, finds, what):
+    monkeypatch.setattr(exploring, "SAMPLE", math.inf)  # until it is found
+    mutate(monkeypatch)
+    make_world = request.getfixturevalue("make_world")  # loads the scripts
+    with pytest.raises((AssertionError, LockLostError)) as found:
+        finds(kind=RLock, make_world=make_world, same_ids=same_ids)
+    assert what in repr(found.value)
