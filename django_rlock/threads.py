@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+SIGNALS_WITHIN = 1.0
+"""After how many seconds of a long sleep the main thread looks for signals by itself."""
 
 
 class Bell:
@@ -34,6 +38,18 @@ class Bell:
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until it rings (True) or for ``timeout`` seconds (False); None means no time limit."""
         return self._gate.acquire(True, -1 if timeout is None else min(max(timeout, 0.0), _thread.TIMEOUT_MAX))
+
+    def wait_for_long(self, timeout: float | None = None) -> bool:
+        """The same for a sleep of minutes. A signal that comes just before a thread sleeps is not handled before it
+        wakes, so the main thread wakes now and then.
+        """
+        left = math.inf if timeout is None else timeout
+        if _thread.get_ident() == threading.main_thread().ident:
+            while left > SIGNALS_WITHIN:
+                if self.wait(SIGNALS_WITHIN):
+                    return True
+                left -= SIGNALS_WITHIN
+        return self.wait(None if left == math.inf else left)
 
     @property
     def has_rung(self) -> bool:

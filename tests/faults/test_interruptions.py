@@ -1,7 +1,10 @@
 """Exceptions that signals raise anywhere in acquire and release: Celery's soft time limit, Ctrl-C."""
 
+import ctypes
 import gc
 import itertools
+import operator
+import signal
 import sys
 import threading
 from functools import partial
@@ -18,6 +21,7 @@ from django_rlock import (
     RLock,
     Semaphore,
     distributed_lock,
+    threads,
 )
 from django_rlock.connections import server
 from django_rlock.drivers.base import EVERYBODY, run_sync
@@ -37,6 +41,7 @@ from tests.faults.storms import places_of, summary
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 KEY = "rlock:stock:42"
+_raise_signal = ctypes.PyDLL(None)["raise"]
 
 
 @pytest.mark.thorough
@@ -357,6 +362,33 @@ def test_waiter_that_is_interrupted_while_it_leaves_takes_nobody_along(redis_cli
                 break
         if ends == 1:
             return
+
+
+class Gate:
+    """A raw lock before which a signal comes just before a thread sleeps on it, when Python no longer looks for any."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        self.asked: list[float] = []
+
+    def acquire(self, blocking: bool, timeout: float) -> bool:
+        self.asked.append(timeout)
+        raised, acquired = partial(_raise_signal, signal.SIGUSR2), partial(self.lock.acquire, blocking, timeout)
+        _, woken = map(operator.call, (raised, acquired))
+        return woken
+
+
+def test_a_signal_just_before_a_long_sleep_ends_it_soon(monkeypatch):
+    monkeypatch.setattr(threads, "SIGNALS_WITHIN", 0.02)
+    waiter: Any = run_sync(sync_driver("default").listen("channel", EVERYBODY))
+    waiter._bell._gate = gate = Gate(waiter._bell._gate)
+    former = signal.signal(signal.SIGUSR2, _interrupted)
+    try:
+        with pytest.raises(Interruption):
+            run_sync(waiter.wait(UNTIL_SERVED))
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+    assert gate.asked == [0.02]
 
 
 @pytest.fixture

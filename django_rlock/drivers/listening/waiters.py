@@ -83,7 +83,7 @@ class ThreadWaiter(ListenerWaiter):
         self._bell = threads.Bell()
 
     async def wait(self, timeout: float | None) -> bool:
-        return self._bell.wait(timeout)
+        return self._bell.wait_for_long(timeout)
 
     def wake(self) -> None:
         self._bell.ring()
