@@ -439,7 +439,7 @@ def tell(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)  # noqa: T201
 
 
-def set_up(urls: Sequence[str]) -> None:
+def set_up(urls: Sequence[str], **options: float) -> None:
     """Django with the locks on one server, or RedLock's on several; the alias "short" has short leases."""
     import django
     from django.conf import settings
@@ -451,7 +451,7 @@ def set_up(urls: Sequence[str]) -> None:
         INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_rlock"],
         CACHES={"default": {"BACKEND": backend, "LOCATION": urls[0]}},
         RLOCK={
-            "default": {**place, "WATCHDOG_TIMEOUT": LEASE},
+            "default": {**place, "WATCHDOG_TIMEOUT": LEASE, **options},
             "short": {**place, "WATCHDOG_TIMEOUT": SHORT_LEASE},
         },
     )

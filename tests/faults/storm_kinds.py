@@ -84,7 +84,9 @@ class Counted(Subject):
         One that is taken while the semaphore is being asked comes back by itself. After that its caller alone knows of
         it, and may have been interrupted before it was noted or given back.
         """
-        asking = Semaphore._acquire.__code__ in {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        codes = [frame.f_code for frame in frames if frame.f_globals["__name__"].startswith("django_rlock.")]
+        asking = Semaphore._acquire.__code__ in codes[:-1]
         missed_at = time.monotonic() + PERMIT_MISSED
         while asked(self.mine.available_permits) < 1:
             if not asking and time.monotonic() > missed_at:

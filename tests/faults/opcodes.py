@@ -1,0 +1,275 @@
+"""A process whose lock calls are interrupted at every opcode in turn, each time at a later one.
+
+    python -m tests.faults.opcodes <kind> <url> ... [--first N] [--stride N] [--action ACTION ...]
+
+A signal's handler may raise between any two opcodes of the main thread. A storm meets such places by chance; this meets
+each of them once, the same ones in every run. After each interruption another thread must get the very lock, another
+one must be woken by a release of the main thread, and a hold beside them must be renewed: none of them may wait for
+what the interrupted call has left. What that call itself leaves, its thread sweeps up, as a task or a request does.
+
+What is left locked stays so; therefore the others are tried once after several interruptions. It prints a line of JSON
+for each of these, one when the others went on, and a last one; it stops for ever where something does, and
+``storm_process.Watched`` notices that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dis
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import count
+from types import FrameType
+from typing import Any
+
+from tests.eventually import eventually
+from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Interruption, Renewal, is_swallowed, set_up, tell
+
+ACTIONS = ("pair", "wait", "again", "extend", "timeout", "second")
+IMPOSSIBLE = {"semaphore": {"again", "extend"}, "permits": {"again"}}
+"""What cannot be done with a kind."""
+STANDS_STILL = 0.002
+"""A thread that runs no opcode for so long waits, in seconds; on a slow machine it may not do so yet."""
+TOGETHER = 10
+"""Interruptions after which the others are tried."""
+MISSES = 3
+"""An action that was not interrupted in so many tries in a row has fewer opcodes. Python drops some interruptions."""
+BOUND = "PRECALL", "CALL", "PUSH_EXC_INFO", "COPY", "POP_EXCEPT", "RERAISE"
+SPARED = {opcode for name, opcode in dis.opmap.items() if name in BOUND}
+"""Python looks for signals after a call, and neither before it nor where an exception is handled. Raised before these
+opcodes, an exception would confuse the interpreter itself: argument names are left to the next call, the handled
+exception to the thread.
+"""
+UNSEEN = 120.0
+"""Waiters look for a missed wake-up after a share of this, in seconds: longer than a watcher is patient."""
+
+
+class Aim:
+    """Runs an action of the main thread and interrupts it at its n-th opcode, wherever that is."""
+
+    def __init__(self) -> None:
+        self.made = self.at = 0
+        self.began = threading.Event()
+        self.place = ""
+
+    def strike(self, action: Callable[[], object], at: int) -> Interruption | None:
+        """What interrupted the action, if it has so many opcodes."""
+        self.made, self.at, self.place = 0, at, ""
+        self.began.set()
+        sys.settrace(self._enter)
+        try:
+            action()
+        except Interruption as interruption:
+            return interruption
+        finally:
+            sys.settrace(None)
+            self.began.clear()
+        return None
+
+    def until_it_stands_still(self) -> None:
+        """Wait until the action waits, or has ended."""
+        self.began.wait()
+        before = -1
+        while before != self.made:
+            before = self.made
+            time.sleep(STANDS_STILL)
+
+    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any]:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._trace
+
+    def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
+        if event == "opcode":
+            self.made += 1
+            if self.made >= self.at and not self.place and not self._is_spared(frame):
+                self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+                raise Interruption
+        return self._trace
+
+    @staticmethod
+    def _is_spared(frame: FrameType) -> bool:
+        """Whether no signal's exception comes there, or it would be dropped."""
+        return frame.f_code.co_code[frame.f_lasti] in SPARED or is_swallowed(frame)
+
+
+class Stage:
+    """Who is there: the main thread, which is interrupted, a hold that must stay renewed, and two other threads."""
+
+    def __init__(self, kind: str) -> None:
+        from tests.faults.storm_kinds import renewed_subject, subject
+
+        self.subject = partial(subject, kind)
+        self.spare = self.subject("spare")
+        self.kept = renewed_subject(kind, "kept")
+        self.grant = self.kept.acquire()
+        self.aim = Aim()
+        self.other, self.another = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.left: list[Any] = []
+
+    def interrupt(self, action: str, at: int) -> bool:
+        """Interrupt an action at an opcode; returns whether it has so many."""
+        name = f"{action}:{at}"
+        mine = self.subject(name)
+        with self._holder(action, name, mine):
+            interruption = self.aim.strike(partial(getattr(self, f"_{action}"), mine), at)
+            tell(action=action, at=at, place=self.aim.place)
+        struck = interruption is not None
+        if interruption is not None:
+            mine.note_interrupted(interruption)
+        del interruption  # its frames keep alive what was interrupted,
+        gc.collect()  # and may be part of a circle
+        mine.sweep()
+        if action == "second":
+            self._behind.result()
+        self.left.append(mine)
+        if len(self.left) == TOGETHER:
+            self.see_others()
+        return struck
+
+    def see_others(self) -> None:
+        """Another thread gets each of the locks, and one is woken by the main thread."""
+        while self.left:
+            self.other.submit(_enter, self.left.pop().their_block()).result()
+        self._wake()
+        tell(others="go on")
+
+    def live_on(self) -> None:
+        """The hold that was there all the time is still renewed."""
+        eventually(Renewal(lambda: self.kept.lease(self.grant)).seen, within=2 * SHORT_LEASE)
+        self.kept.give_back(self.grant)
+
+    # --- actions of the main thread ----------------------------------------------------------------------------------
+
+    def _pair(self, mine: Any) -> None:
+        mine.give_back(mine.acquire())
+
+    def _wait(self, mine: Any) -> None:
+        mine.give_back(mine.acquire())
+
+    _second = _wait
+
+    def _again(self, mine: Any) -> None:
+        outer, inner = mine.acquire(), mine.acquire()
+        mine.give_back(inner)
+        mine.give_back(outer)
+
+    def _extend(self, mine: Any) -> None:
+        grant = mine.acquire()
+        mine.extend(grant, EXTENDED)
+        mine.give_back(grant)
+
+    def _timeout(self, mine: Any) -> None:
+        if grant := mine.acquire(wait_time=BRIEF):
+            mine.give_back(grant)
+
+    # --- the others --------------------------------------------------------------------------------------------------
+
+    def _holder(self, action: str, name: str, mine: Any) -> AbstractContextManager[object]:
+        """Who is inside meanwhile."""
+        if action == "wait":
+            return _Holder(self.other, mine, self.aim.until_it_stands_still)
+        if action == "second":
+            return _Holder(self.other, mine, partial(self._queue_behind, name, mine))
+        return _Holder(self.other, mine) if action == "timeout" else nullcontext()
+
+    def _queue_behind(self, name: str, mine: Any) -> None:
+        """Have another thread wait too. It gets what the main thread was woken for, if that is interrupted then."""
+        self.aim.until_it_stands_still()
+        self._behind = self.another.submit(_enter, mine.their_block())
+        _until_it_waits(self._behind, name)
+
+    def _wake(self) -> None:
+        grant = self.spare.acquire()
+        woken = self.other.submit(_enter, self.spare.their_block())
+        _until_it_waits(woken, "spare")
+        self.spare.give_back(grant)
+        woken.result()
+
+
+class _Holder:
+    """Another thread that is inside, until something has happened or the block is left."""
+
+    def __init__(self, thread: ThreadPoolExecutor, mine: Any, until: Callable[[], object] | None = None) -> None:
+        self._inside, self._left = threading.Event(), threading.Event()
+        self._until = until or self._left.wait
+        self._held = thread.submit(self._hold, mine)
+
+    def _hold(self, mine: Any) -> None:
+        with mine.their_block():
+            self._inside.set()
+            self._until()
+
+    def __enter__(self) -> None:
+        while not self._inside.wait(1):
+            if self._held.done():
+                self._held.result()
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._held.result()
+
+
+def _enter(block: Any) -> None:
+    with block:
+        pass
+
+
+def _until_it_waits(call: Future[Any], name: str) -> None:
+    from django_rlock.locks.holds import WAITS
+
+    while not (call.done() or any(wait.lock.name.startswith(name) for wait in WAITS.snapshot())):
+        time.sleep(STANDS_STILL / 10)
+    time.sleep(STANDS_STILL)  # mostly it sleeps by then; if not, it is woken early
+
+
+def actions_of(kind: str) -> list[str]:
+    """What can be done with a kind."""
+    return [action for action in ACTIONS if action not in IMPOSSIBLE.get(kind, ())]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("urls", nargs="+")
+    parser.add_argument("--action", choices=ACTIONS, nargs="+", help="one or more (all)")
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--stride", type=int, default=1)
+    options = parser.parse_args()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    set_up(options.urls, WAITER_ALIVE_TIME=UNSEEN, CLAIM_TIME=UNSEEN)
+    try:
+        interrupt_all(Stage(options.kind), options)
+        tell(ended=True)
+    except BaseException:  # noqa: BLE001 - the watcher reports it
+        traceback.print_exc()
+        os._exit(1)  # without waiting for threads that may have stopped
+    os._exit(0)
+
+
+def interrupt_all(stage: Stage, options: argparse.Namespace) -> None:
+    """Interrupt all actions at each opcode of the stride."""
+    gc.freeze()  # so that collecting takes little time
+    for action in options.action or actions_of(options.kind):
+        stage.interrupt(action, sys.maxsize)  # once in full, so that what is made on first use is there
+        misses = 0
+        for at in count(options.first, options.stride):
+            misses = 0 if stage.interrupt(action, at) else misses + 1
+            if misses == MISSES:
+                break
+    stage.see_others()
+    stage.live_on()
+
+
+if __name__ == "__main__":
+    main()
