@@ -14,7 +14,7 @@ from django_rlock.drivers.listening import listener as listening
 from django_rlock.reports.history import Recorder
 from example_project.embedded import EmbeddedServer
 from tests.background import caplog  # noqa: F401 - a fixture
-from tests.forms import THOROUGH
+from tests.forms import THOROUGH, is_of_the_short_form
 from tests.plugin import server_key
 
 # A machine that stalls fails no example. In CI, the profile that hypothesis takes there stays what it is otherwise.
@@ -25,12 +25,12 @@ OwnServer = Callable[..., EmbeddedServer]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, unless asked for it."""
+    """Leave out what is of the long form, unless asked for it."""
     if THOROUGH:
         return
-    long = [item for item in items if item.get_closest_marker("thorough")]
-    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    config.hook.pytest_deselected(items=long)
+    short = [item for item in items if is_of_the_short_form(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not is_of_the_short_form(item)])
+    items[:] = short
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def _no_history() -> Iterator[None]:
         yield
 
 
-_SILENCING = {"own_server", "proxy", "silent", "silent_alias", "topology", "own_cluster", "group", "use"}
+_SILENCING = {"hasty_nodes", "own_server", "proxy", "silent", "silent_alias", "topology", "own_cluster", "group", "use"}
 """Fixtures with which a test has a server be late, or none reply."""
 
 STALL = 5.0

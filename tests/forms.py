@@ -1,6 +1,7 @@
 """The suite's short form, which the gate runs, and its long form, of ``make test-all``."""
 
 import os
+import zlib
 from typing import Any
 
 import pytest
@@ -12,3 +13,21 @@ THOROUGH = bool(os.environ.get("RLOCK_TEST_THOROUGH"))
 def long(*values: Any) -> list[Any]:
     """Parameters of the long form."""
     return [pytest.param(value, marks=pytest.mark.thorough) for value in values]
+
+
+def is_of_the_short_form(item: pytest.Item) -> bool:
+    return not item.get_closest_marker("thorough") and _is_every_other(item)
+
+
+def _is_every_other(item: pytest.Item) -> bool:
+    """Of the combinations of a face with other parameters, and of all combinations of a lengthy test, the fields of one
+    colour on a chessboard. Which colour it is differs from test to test; so each parameter has its turn.
+    """
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return True
+    indices = item.callspec.indices
+    is_crossed = "face" in indices and len(indices) > 1
+    if not is_crossed and not item.get_closest_marker("lengthy"):
+        return True
+    colour = zlib.crc32(item.originalname.encode())
+    return (sum(indices.values()) + colour) % 2 == 0

@@ -4,6 +4,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from tests.background import forget_clean_up
 from tests.inspection.conftest import past  # noqa: F401 - a fixture
 
 LogIn = Callable[..., Client]
@@ -22,6 +23,12 @@ def log_in(db: None) -> LogIn:
         return client
 
     return log_in
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_earlier_tests() -> None:
+    """A test counts the commands of pages: none comes between that cleans up after an earlier test."""
+    forget_clean_up()
 
 
 @pytest.fixture

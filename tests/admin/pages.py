@@ -44,11 +44,12 @@ def said(client: Client) -> list[str]:
     return [unescape(message) for message in re.findall(r'<li class="(?:success|warning|error)">([^<]*)</li>', page)]
 
 
+UNCOUNTED = "info", "hello", "client", "select", "auth", "subscribe", "unsubscribe", "ping"
+
+
 def commands_of(client: redis.Redis) -> int:
-    """How many the server has run, but for those of connecting and of asking this."""
+    """How many the server has run, but for those of connecting, of listening and of asking this."""
     stats = client.info("commandstats")
     return sum(
-        about["calls"]
-        for name, about in stats.items()
-        if not name.removeprefix("cmdstat_").startswith(("info", "hello", "client", "select", "auth"))
+        about["calls"] for name, about in stats.items() if not name.removeprefix("cmdstat_").startswith(UNCOUNTED)
     )

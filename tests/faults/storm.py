@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -168,10 +169,14 @@ def is_swallowed(frame: FrameType | None) -> bool:
     """Whether Python would drop an exception that is raised in a frame: what garbage collection or an end calls."""
     while frame is not None:
         # A finalizer, a weak reference's callback, Hypothesis's callback of the garbage collector.
-        if frame.f_code.co_name in {"__del__", "_remove", "gc_callback"}:
+        if frame.f_code.co_name in {"__del__", "_remove", "gc_callback"} or is_weak_callback(frame.f_code):
             return True
         frame = frame.f_back
     return False
+
+
+def is_weak_callback(code: CodeType) -> bool:
+    return code.co_name == "remove" and code.co_filename == weakref.__file__
 
 
 def strike() -> None:

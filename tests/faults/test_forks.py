@@ -76,9 +76,10 @@ def test_end_of_the_block_in_the_child_frees_nothing(kind, redis_client):
         assert redis_client.hlen(KEY) == 1
 
 
+@pytest.mark.lengthy
 def test_child_takes_waits_and_is_renewed_by_itself(kind, redis_client, settings):
     """The parent has all threads running at the fork; the child needs its own."""
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 6.0, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}}
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3.0, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}}
     lock = kind("stock:42")
     with lock, kind("stock:43"):
         taken = threading.Event()
@@ -97,7 +98,7 @@ def test_child_takes_waits_and_is_renewed_by_itself(kind, redis_client, settings
             assert _listeners.value == {}
             with kind("stock:44") as own:
                 # Others must wait for it, longer than its lease.
-                other = threading.Thread(target=lambda: kind("stock:44").acquire(wait_time=7))
+                other = threading.Thread(target=lambda: kind("stock:44").acquire(wait_time=3.5))
                 other.start()
                 other.join()
                 own.check()
@@ -116,6 +117,7 @@ def test_child_of_which_python_was_not_notified(server):
     subprocess.run([sys.executable, "-c", FORKS_IN_C, server.url], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
+@pytest.mark.lengthy
 def test_fork_while_another_thread_acquires(kind, redis_client):
     """Mutexes and sockets that the other threads use at the fork are not the child's."""
     with kind("stock:42"):  # imports what there is to import: a child cannot take over another thread's import

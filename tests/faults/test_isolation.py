@@ -167,6 +167,7 @@ def test_callers_wait_for_a_place_within_their_time(kind, settings, redis_client
     assert connections.server("default").size <= 2
 
 
+@pytest.mark.lengthy
 def test_caller_without_a_place_learns_which_setting_to_raise(kind, settings):
     settings.RLOCK = {"default": {"MAX_CONNECTIONS": 1}}
     with kind("stock:42"):

@@ -47,6 +47,7 @@ def test_names_are_never_used_twice():
     assert len(names) == 100
 
 
+@pytest.mark.lengthy
 def test_lock_of_a_thread_that_ended_is_not_renewed(kind, redis_client, settings, caplog):
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3.0}}
     in_thread(lambda: kind("stock:42").acquire())

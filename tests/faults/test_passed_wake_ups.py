@@ -259,6 +259,7 @@ class Pair:
         assert not self._next.is_alive(), "the next one was not woken"
 
 
+@pytest.mark.lengthy
 def test_thread_that_is_interrupted_anywhere(scene, redis_client):
     """By a signal, at each call in turn."""
     for number in itertools.count(1):

@@ -59,6 +59,7 @@ def start(tables: str) -> Iterator[Callable[..., Future[Any]]]:
         yield lambda function, *args: threads.submit(run, function, *args)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("write", WRITES)
 def test_the_late_write_is_refused(write: Write, stock: Stock, start: Callable[..., Future[Any]]) -> None:
     """Two threads, real locks; the first one's pause is longer than its lease."""
@@ -95,6 +96,7 @@ def write(by_save):
 ''', globals())"""
 
 
+@pytest.mark.lengthy
 def test_a_process_that_is_stopped(stock: Stock, tables: str, server: EmbeddedServer) -> None:
     settings = {key: connections.databases[tables].get(key) for key in ("ENGINE", "NAME", "USER", "HOST")}
     settings["NAME"] = str(settings["NAME"])

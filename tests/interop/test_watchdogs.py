@@ -17,6 +17,7 @@ LASTING = HASTY_WATCHDOG * 2.5
 LASTING_MS = int(LASTING * 1000)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("scene", PLACES, indirect=True, ids="-".join)
 def test_watchdog_of_each_side_keeps_the_other_out(site, java):
     """All kinds at once, since it takes long."""

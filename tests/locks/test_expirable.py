@@ -195,6 +195,7 @@ async def test_renewed_permit_that_an_operator_took_is_lost(face, redis_client):
         await face.call(permit, "release")
 
 
+@pytest.mark.lengthy
 async def test_permit_that_was_not_given_back_is_looked_at_again(face, licences, redis_client, settings, monkeypatch):
     """The watchdog came by while its release was under way; it is forgotten one day all the same."""
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}
@@ -252,6 +253,7 @@ async def test_several_permits_have_no_lease_in_common(face, licences):
     await face.call(permit, "release")
 
 
+@pytest.mark.lengthy
 async def test_new_lease_of_a_permit_that_is_not_renewed(face, licences):
     permit = await face.call(licences, "acquire", lease_time=2)
     assert await face.call(licences, "update_lease_time", permit, 100) is True
@@ -272,6 +274,7 @@ async def test_nothing_is_renewed_while_a_new_lease_is_under_way(face, licences,
     await face.call(permit, "release")
 
 
+@pytest.mark.lengthy
 async def test_renewal_goes_on_when_a_new_lease_could_not_be_set(face, licences, proxy):
     permit = await face.call(licences, "acquire", renewed=True)
     proxy.swallow_reply(scripts.PERMIT_RENEW)
@@ -294,9 +297,9 @@ def test_permit_that_nobody_keeps_is_no_longer_renewed(licences, caplog):
 
 
 def test_permits_of_a_killed_process_come_back(server, licences):
-    with ClientProcess(server.url, {"WATCHDOG_TIMEOUT": 6.0}) as process:
+    with ClientProcess(server.url, {"WATCHDOG_TIMEOUT": 3.0}) as process:
         process.do(TAKE)
-        assert licences.acquire(3, wait_time=7) is None  # they are renewed while it lives
+        assert licences.acquire(3, wait_time=3.5) is None  # they are renewed while it lives
         process.kill()
         assert licences.acquire(3, wait_time=15)
 
@@ -425,6 +428,7 @@ async def test_acquire_that_arrives_after_its_undoing_takes_nothing(face, proxy,
     assert (redis_client.get(KEY), ends()) == ("3", {})
 
 
+@pytest.mark.lengthy
 async def test_release_that_fails_is_done_in_the_background(face, proxy, licences, redis_client):
     permit = await face.call(licences, "acquire", 2, renewed=True)
     stuck = proxy.hold(scripts.PERMIT_RELEASE)

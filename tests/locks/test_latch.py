@@ -136,6 +136,7 @@ async def test_lost_reply_counts_once(face, proxy, done, redis_client):
     assert redis_client.get(KEY) == "2"
 
 
+@pytest.mark.lengthy
 async def test_count_down_that_fails_is_done_in_the_background_and_once(face, proxy, done, redis_client):
     await face.call(done, "try_set_count", 3)
     stuck = proxy.hold(scripts.LATCH_COUNT_DOWN)

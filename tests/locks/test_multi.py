@@ -409,6 +409,7 @@ async def test_kept_member_that_was_lost_is_taken_again(face, redis_client, keep
     assert not redis_client.keys("rlock:*")
 
 
+@pytest.mark.lengthy
 async def test_kept_members_are_given_back_when_the_time_is_up(face, redis_client, keeping):
     async def body(lock) -> None:
         assert not await face.acquire(lock, wait_time=3)
@@ -433,6 +434,7 @@ def test_kept_members_are_given_back_when_it_is_cancelled(redis_client):
     asyncio.run(body())
 
 
+@pytest.mark.lengthy
 async def test_who_waits_the_other_way_round_is_let_through(face, redis_client, monkeypatch):
     """That one holds b, and waits for a with it."""
     order: list[str] = []

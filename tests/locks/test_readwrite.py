@@ -358,6 +358,7 @@ def test_many_waiting_writers_cost_little(redis_client):
 # --- whose lease ends what -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.lengthy
 async def test_writer_enters_when_the_last_living_hold_ends(face, settings):
     """Its first reply was the long lease of a reader that leaves early; the other's ends soon, and no message comes."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
@@ -371,6 +372,7 @@ async def test_writer_enters_when_the_last_living_hold_ends(face, settings):
     HOLDS.clear()
 
 
+@pytest.mark.lengthy
 async def test_dead_reader_keeps_nobody_out(face, own_server):
     """Redisson's testMultiInstanceReadLockZombieCleanup, and more: the others' renewals keep no dead share alive."""
     server = own_server()
@@ -393,6 +395,7 @@ async def test_dead_reader_keeps_nobody_out(face, own_server):
         await face.release(write_lock())
 
 
+@pytest.mark.lengthy
 async def test_writer_passes_readers_that_died(face, own_server):
     server = own_server()
     with ClientProcess(server.url, {"WATCHDOG_TIMEOUT": 3.0}) as dead:
@@ -416,6 +419,7 @@ async def test_watchdog_renews(face, side, redis_client):
     assert left(redis_client) == []
 
 
+@pytest.mark.lengthy
 async def test_both_holds_of_a_writer_are_renewed(face):
     """Redisson's testReadWriteTTL."""
     read, write = read_lock(), write_lock()
@@ -551,6 +555,7 @@ def test_readers_wake_when_the_last_writer_is_cancelled(redis_client):
     HOLDS.clear()
 
 
+@pytest.mark.lengthy
 async def test_writer_that_died_keeps_readers_out_for_its_alive_time_only(face, own_server, settings):
     server = own_server()
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}

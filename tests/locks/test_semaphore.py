@@ -399,6 +399,7 @@ async def test_acquire_that_arrives_after_its_undoing_takes_nothing(face, proxy,
     assert redis_client.get(KEY) == "5"
 
 
+@pytest.mark.lengthy
 async def test_release_that_fails_is_done_in_the_background_and_once(face, proxy, printers, redis_client):
     stuck = proxy.hold(scripts.SEMAPHORE_RELEASE)
     with pytest.raises(LockUnavailableError, match="The background thread retries for 60 s; do not repeat the call"):

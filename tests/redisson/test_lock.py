@@ -265,6 +265,7 @@ async def test_concurrency_single_instance(face, kind):
     assert counter == [15]
 
 
+@pytest.mark.lengthy
 @each_kind
 @pytest.mark.parametrize(("threads", "loops"), [(4, 2 * LOOPS), (25, 1)], ids=["loop", "once"])
 def test_concurrency_multi_instance(clients, redis_client, made, threads, loops):

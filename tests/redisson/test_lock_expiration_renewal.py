@@ -24,6 +24,7 @@ async def renewed(face) -> None:
     await face.until(lambda: hold.deadline > before)
 
 
+@pytest.mark.lengthy
 @sides
 async def test_lock_after_timeout(face, own_server, settings, make):
     """Ported from testLockAfterTimeout, testReadLockAfterTimeout and testWriteLockAfterTimeout.
@@ -44,6 +45,7 @@ async def test_lock_after_timeout(face, own_server, settings, make):
     await face.release(make("lock"))
 
 
+@pytest.mark.lengthy
 async def test_lock_reentrant_renew(face, settings):
     """The end of an inner hold ends no renewal, neither its own lock's nor another owner's."""
     settings.RLOCK = {"default": SHORT}

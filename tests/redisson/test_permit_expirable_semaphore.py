@@ -71,6 +71,7 @@ async def test_available_permits(face, redis_client, semaphore):
     assert await numbers(face, semaphore) == [2, 0, 2]
 
 
+@pytest.mark.lengthy
 async def test_expiration(face, redis_client, semaphore):
     """What has a time to live goes with all that belongs to it; what was asked is forgotten in two minutes."""
     await face.call(semaphore, "try_set_permits", 1, ttl=3)

@@ -53,6 +53,7 @@ async def all_lost(face) -> None:
     await face.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
 
 
+@pytest.mark.lengthy
 async def test_read_lock_expiration(face):
     """A writer enters when the last reader leaves: the lease that another one had has ended without effect."""
     long, short = ReadLock("lock", owner="long"), ReadLock("lock", owner="short")
@@ -68,6 +69,7 @@ async def test_read_lock_expiration(face):
     await face.result(writer)
 
 
+@pytest.mark.lengthy
 async def test_read_lock_expiration_renewal(face, settings):
     """Readers for longer than the watchdog's timeout; every release finds its hold."""
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 5.0}}
@@ -124,6 +126,7 @@ async def test_read_lock_lease_timeout_diff_threads_rrw(face):
     await all_lost(face)
 
 
+@pytest.mark.lengthy
 async def test_read_lock_lease_timeout(face, redis_client):
     """The reader itself may write when its lease has ended, which the end of an inner hold counts anew."""
     read, write = ReadLock("lock", lease_time=2), WriteLock("lock", wait_time=0)
@@ -239,6 +242,7 @@ def test_concurrency_multi_instance(clients, redis_client, pairs, loops):
     assert redis_client.get("counter") == str(PROCESSES * pairs * loops)
 
 
+@pytest.mark.lengthy
 async def test_multi_instance_zombie_read_lock_performance(face, clients):
     """A writer gets in soon after twenty readers who died with three holds each."""
     (dead,) = clients(1, WATCHDOG_TIMEOUT=4.0)

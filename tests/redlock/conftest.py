@@ -37,7 +37,7 @@ def nodes(_five_servers: list[EmbeddedServer], settings: Settings) -> list[Embed
 
 
 @pytest.fixture
-def hasty(nodes: list[EmbeddedServer], settings: Settings) -> None:
+def hasty_nodes(nodes: list[EmbeddedServer], settings: Settings) -> None:
     """Short waits for nodes, in tests in which a quorum does not reply anyway."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 0.15}}
 

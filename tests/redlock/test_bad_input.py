@@ -112,6 +112,7 @@ async def test_a_chosen_owner_acquires_nothing(face, nodes):
     assert not any(holders(nodes))
 
 
+@pytest.mark.lengthy
 async def test_one_server_under_two_names(face, nodes, settings):
     """An address may lead to the same server as another; its run id shows that."""
     path = nodes[0].url

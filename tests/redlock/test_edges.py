@@ -123,7 +123,7 @@ def test_info_of_nodes(held, nodes):
     assert [each.name for each in iter_locks("quorum", scan=True)] == ["x"]
 
 
-def test_nodes_that_have_lost_it_and_one_that_is_paused(held, nodes):
+def test_nodes_that_have_lost_it_and_one_that_is_paused(held, nodes, hasty_nodes):
     with nodes[0].client() as client:
         client.delete("rlock:x")
     nodes[4].pause()
@@ -137,7 +137,7 @@ def test_nodes_that_have_lost_it_and_one_that_is_paused(held, nodes):
     assert json.loads(json.dumps(info.as_dict()))["nodes"]["locks0"] == ""
 
 
-def test_too_few_nodes_to_tell(nodes):
+def test_too_few_nodes_to_tell(nodes, hasty_nodes):
     for server in nodes[:3]:
         server.pause()
     try:

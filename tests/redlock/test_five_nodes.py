@@ -172,6 +172,7 @@ async def test_many_at_once(face, nodes, lock):
 # --- nodes that fail --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.lengthy
 async def test_works_while_two_are_paused(face, nodes, lock):
     with paused(nodes[:2]):
         for _ in range(3):
@@ -194,6 +195,7 @@ async def test_works_while_two_are_down(face, nodes, lock):
     await face.release(lock)
 
 
+@pytest.mark.lengthy
 async def test_too_few_nodes(face, nodes, lock):
     with paused(nodes[:3]), pytest.raises(QuorumNotReachedError, match="only 2 of 5 nodes voted") as failure:
         await face.acquire(lock, wait_time=0.2)
@@ -203,7 +205,8 @@ async def test_too_few_nodes(face, nodes, lock):
     await none_has_it(face, nodes)
 
 
-async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, hasty, lock):
+@pytest.mark.lengthy
+async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, hasty_nodes, lock):
     async def acquire() -> bool:
         async with face.inside(lock):
             return True
@@ -214,7 +217,7 @@ async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, hasty, l
     assert await face.result(waiting)
 
 
-async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty, lock, monkeypatch):
+async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty_nodes, lock, monkeypatch):
     """As long as one server would have to reply; here that is longer than any stall of the machine."""
     monkeypatch.setattr(calls.Question, "grace", PATIENCE)
     async with face.inside(lock):
@@ -224,6 +227,7 @@ async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty, loc
         assert await face.result(asking) is True
 
 
+@pytest.mark.lengthy
 async def test_a_wait_without_end_outlasts_the_quarantine(face, nodes, lock, settings, monkeypatch):
     monkeypatch.setattr(topology, "PATIENCE", 0.1)
     times = {"QUARANTINE": 6.0, "WATCHDOG_TIMEOUT": 6.0, "NODE_TIMEOUT": 0.3}
@@ -234,7 +238,7 @@ async def test_a_wait_without_end_outlasts_the_quarantine(face, nodes, lock, set
         assert lock.token
 
 
-async def test_a_late_grant_is_given_back(face, nodes, hasty, lock):
+async def test_a_late_grant_is_given_back(face, nodes, hasty_nodes, lock):
     """Three nodes get the command while they are paused, and obey when no one waits for it any more."""
     with paused(nodes[:3]), pytest.raises(QuorumNotReachedError):
         await face.acquire(lock, wait_time=0)
@@ -243,7 +247,7 @@ async def test_a_late_grant_is_given_back(face, nodes, hasty, lock):
     assert not any(holders(nodes))
 
 
-async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, hasty, monkeypatch):
+async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, hasty_nodes, monkeypatch):
     """All threads stood still until NODE_TIMEOUT had passed: the nodes were in time."""
     talk = Talk if face.name == "sync" else TaskTalk
     listen = talk.listen
@@ -363,6 +367,7 @@ def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
 # --- renewed, suspect, lost -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.lengthy
 async def test_renewed_by_a_quorum(face, nodes, lock):
     with paused(nodes[:2]):
         async with face.inside(lock):
@@ -371,6 +376,7 @@ async def test_renewed_by_a_quorum(face, nodes, lock):
             assert not lock.lost
 
 
+@pytest.mark.lengthy
 async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(face, nodes, lock):
     await face.acquire(lock)
     with paused(nodes[:3]):
@@ -385,6 +391,7 @@ async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(face, node
         await face.release(lock)
 
 
+@pytest.mark.lengthy
 async def test_no_longer_suspect_when_a_renewal_succeeds(face, nodes, lock):
     async with face.inside(lock):
         with paused(nodes[:3]):
@@ -463,6 +470,7 @@ async def test_a_node_that_missed_the_release_is_told_later(face, nodes, lock):
     await none_has_it(face, nodes)
 
 
+@pytest.mark.lengthy
 async def test_keys_end_when_the_holder_is_killed(face, nodes):
     urls = [server.url for server in nodes]
     options = {"NODES": urls, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": 3.0, "NODE_TIMEOUT": 0.15}
@@ -487,6 +495,7 @@ async def test_tokens_rise_though_a_minority_loses_all(face, nodes, lock):
     assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.lengthy
 async def test_a_token_is_passed_on_to_a_quorum(face, nodes, lock):
     """The counter of one node runs ahead; before anybody has its token, the others count on from it."""
     ahead = 8 * 10**15

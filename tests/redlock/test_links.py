@@ -195,7 +195,8 @@ async def test_a_connection_that_ends_while_it_is_made_is_made_anew(face, proxie
     await face.release(lock)
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.lengthy
+@pytest.mark.usefixtures("hasty_nodes")
 async def test_connecting_goes_on_beside_the_votes(face, proxies):
     """Nodes that take longer to connect than callers wait are there for a later call, over the same connections."""
     lock = RedLock("x", using="quorum")
@@ -215,7 +216,7 @@ async def test_connecting_goes_on_beside_the_votes(face, proxies):
     assert not any(rule.served.is_set() for rule in further)
 
 
-def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty, nodes):
+def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty_nodes, nodes):
     known = node_set("quorum")
     kept = known.server(0, "keeping")
     kept.give_back(kept.open())

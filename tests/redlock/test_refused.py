@@ -55,6 +55,7 @@ def status(view: Any) -> int:
     return answered
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("connected", [False, True], ids=["first", "connected"])
 def test_a_majority_that_refuses_connections_is_not_waited_for(
     servers: list[EmbeddedServer], view: Any, connected: bool
@@ -72,6 +73,7 @@ def test_a_minority_that_refuses_changes_nothing(servers: list[EmbeddedServer], 
     assert status(view) == 200
 
 
+@pytest.mark.lengthy
 def test_nodes_that_are_back_are_used(servers: list[EmbeddedServer], view: Any) -> None:
     for server in servers:
         server.kill()
@@ -82,6 +84,7 @@ def test_nodes_that_are_back_are_used(servers: list[EmbeddedServer], view: Any) 
     assert status(view) == 200
 
 
+@pytest.mark.lengthy
 def test_nodes_that_were_silent_and_then_refuse(servers: list[EmbeddedServer], settings: Settings, view: Any) -> None:
     """What is known of a node that is down is what it said last."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 0.15}}

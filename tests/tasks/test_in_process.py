@@ -282,6 +282,7 @@ def test_work_that_is_done_stands_when_the_release_fails(make, own_server, caplo
     assert "has done its work, but: Lock 'job' is unavailable" in caplog.text
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("acks_late", [True, False])
 def test_a_message_that_cannot_be_sent_again_is_not_thrown_away(app, make, own_server, somebody_else, acks_late):
     broker = own_server(None, port=0)

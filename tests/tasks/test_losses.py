@@ -159,6 +159,7 @@ def test_the_lock_is_free_however_the_task_leaves(worker, log, how):
         pass
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("task", [tasks.retries_itself, tasks.is_retried], ids=["retry", "autoretry_for"])
 def test_a_retry_of_the_tasks_own_is_not_skipped(worker, log, task):
     result = task.delay(log)

@@ -38,7 +38,7 @@ def project(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("options", [["-n", "2"], *long([])], ids=["xdist", "one process"])
+@pytest.mark.parametrize("options", [[], *long(["-n", "2"])], ids=["one process", "xdist"])
 def test_in_a_project(project, options):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--ds", "project_settings", *options]
     run = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)

@@ -177,6 +177,7 @@ def own_cluster(use):
         yield chosen
 
 
+@pytest.mark.lengthy
 async def test_node_dies_and_comes_back(face, topology):
     node = owner(topology)
     lock = RLock("stock:42")
@@ -193,6 +194,7 @@ async def test_node_dies_and_comes_back(face, topology):
     await face.until(lambda: all(map(is_ready, topology.servers)))
 
 
+@pytest.mark.lengthy
 async def test_another_node_takes_over(face, own_cluster):
     """The holder's lock is gone with its node; the waiter goes on where its slot is served now."""
     for node in own_cluster.servers:
@@ -345,6 +347,7 @@ def test_the_cache_itself(topology, use):
     assert cache.get("c") is None
 
 
+@pytest.mark.lengthy
 async def test_renewed_where_another_node_took_over(face, own_cluster):
     """No one else asks that node: neither a waiter nor another acquire learns of its death for the watchdog."""
     for node in own_cluster.servers:

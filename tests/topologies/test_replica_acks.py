@@ -72,6 +72,7 @@ async def test_too_few(face, kind, group, behind, use, acks):
     assert not group.redis.exists(KEY)
 
 
+@pytest.mark.lengthy
 async def test_says_how_many_confirmed(face, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=3)
     with pytest.raises(LockUnavailableError, match=r"1 of the 2 replicas"):

@@ -71,6 +71,7 @@ async def test_what_was_replicated_is_kept(face, kind, topology):
     assert not command(replica, "EXISTS", KEY)
 
 
+@pytest.mark.lengthy
 async def test_holder_learns_that_it_was_not_replicated(face, topology):
     primary, replica = topology.servers
     lock = RLock("stock:42")
@@ -86,6 +87,7 @@ async def test_holder_learns_that_it_was_not_replicated(face, topology):
         assert command(replica, "EXISTS", KEY)
 
 
+@pytest.mark.lengthy
 async def test_acquire_and_release_in_the_middle_of_it(face, topology):
     """A release reports whether it worked; if not, it is done in the background."""
     primary, replica = topology.servers
