@@ -1,4 +1,4 @@
-"""The table of layers in docs/architecture.md is the contract that import-linter checks."""
+"""docs/architecture.md: its table of layers is the contract that import-linter checks, and the files it names exist."""
 
 import re
 import tomllib
@@ -14,12 +14,22 @@ def contract() -> list[set[str]]:
     return [set(re.findall(r"\w+", row)) for row in reversed(layers)]
 
 
+def page() -> str:
+    return (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+
 def documented() -> list[set[str]]:
     """The rows of the page."""
-    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    table = page.split("| layer | what it is |\n|---|---|\n")[1].split("\n\n")[0]
+    table = page().split("| layer | what it is |\n|---|---|\n")[1].split("\n\n")[0]
     return [set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in table.splitlines()]
 
 
 def test_the_page_shows_the_contract():
     assert documented() == contract()
+
+
+def test_the_files_that_it_names_exist():
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|lua))`", page())
+    assert "locks/watchdog.py" in named
+    places = [ROOT, ROOT / "django_rlock", ROOT / "django_rlock/drivers"]
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
