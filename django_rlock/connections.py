@@ -30,7 +30,7 @@ from django_rlock.links.link import Link, Place
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import Server
 from django_rlock.process import Owned, remembered
-from django_rlock.redaction import redacted
+from django_rlock.redaction import hide_secrets, redacted
 from django_rlock.redis_internals import error_from, own_client, primary_url, take_socket
 from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url, server_aliases
 
@@ -118,6 +118,9 @@ class Source:
         try:
             connection.connect()
             return Link(take_socket(connection), place)
+        except Exception as error:
+            hide_secrets(error)  # redis-py 6.4 shows the sentinels' password where none of them replies
+            raise
         finally:
             connection.disconnect()
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
-def reason_of(error: BaseException) -> str:
-    """What an exception says, without its full stop; its type if it says nothing, as many time-outs do."""
-    return str(error).rstrip(".") or type(error).__name__
+from django_rlock.redaction import reason_of
 
 
 class RLockError(Exception):

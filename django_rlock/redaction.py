@@ -12,17 +12,36 @@ from urllib.parse import unquote_plus
 
 HIDDEN = "***"
 _SECRETS = "pass", "secret", "token"
+_SECRET_NAME = rf"[\w.-]*(?:{'|'.join(_SECRETS)})[\w.-]*"
+_QUOTED = r"""b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?=[\s,)}\]]|$)"""
 # Raw passwords contain slashes, at signs and question marks, so only white space certainly ends a URL.
 _CREDENTIALS = re.compile(r"(?<=://)\S*@")
 _IN_QUERY = re.compile(r"[?&]([^\s=&?]*)=(?=([^\s&]*))")
+# As redis-py's objects show themselves: raw, so a value may contain commas and brackets, and nothing certainly ends it.
+_ASSIGNED = re.compile(rf"(?<![\w.?&%-])({_SECRET_NAME}=).*", re.IGNORECASE | re.DOTALL)
+_IN_DICT = re.compile(rf"""(['"]{_SECRET_NAME}\\*['"]:\s*)(?:{_QUOTED}|.*)""", re.IGNORECASE | re.DOTALL)
 
 
 def redacted(text: str) -> str:
-    """The text with ``***`` for the user and password of each URL in it, and for passwords in queries.
+    """The text with ``***`` for the user and password of each URL in it, for passwords in queries, and for the values
+    of names that tell a secret, as in ``{"password": "…"}`` and ``password=…``.
 
-    A URL ends at white space.
+    A URL ends at white space, a value after ``=`` with the text.
     """
-    return _CREDENTIALS.sub(f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
+    without = _CREDENTIALS.sub(f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
+    return _ASSIGNED.sub(rf"\1{HIDDEN}", _IN_DICT.sub(rf"\1{HIDDEN}", without))
+
+
+def reason_of(error: BaseException) -> str:
+    """The text of an exception, without passwords and its full stop; its type if it has none, as many time-outs do."""
+    return redacted(str(error)).rstrip(".") or type(error).__name__
+
+
+def hide_secrets(error: BaseException | None) -> None:
+    """Hide passwords in the texts of an exception and of those that led to it: a traceback shows them all."""
+    while error is not None:
+        error.args = tuple(redacted(each) if isinstance(each, str) else each for each in error.args)
+        error = error.__cause__ or error.__context__
 
 
 def shown(value: object) -> str:

@@ -24,7 +24,8 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
-from django_rlock.exceptions import LockUnavailableError, reason_of
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.redaction import reason_of
 
 REPLY_GRACE = 1.0
 """How long a call may exceed its caller's deadline, in seconds, so that a single try has time for a reply."""

@@ -19,7 +19,7 @@ from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
 from django_rlock.inspection import reading
 from django_rlock.inspection.parsing import Report
 from django_rlock.inspection.reading import State
-from django_rlock.redaction import redacted
+from django_rlock.redaction import hide_secrets, redacted
 from django_rlock.scripts import ENDLESS
 from django_rlock.settings import get_settings, is_url, server_aliases
 
@@ -137,6 +137,7 @@ def asking(name: str, using: str) -> Iterator[Server]:
     except LockUnavailableError:
         raise
     except SERVER_ERRORS as error:
+        hide_secrets(error)
         raise unavailable(name, error) from error
 
 

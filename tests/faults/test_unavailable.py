@@ -3,11 +3,14 @@
 import re
 import threading
 import time
+import traceback
 
 import pytest
+import redis
 from django_redis import get_redis_connection
+from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_rlock import LockLostError, LockUnavailableError, RLock, scripts
+from django_rlock import LockLostError, LockUnavailableError, RedLock, RLock, scripts
 from django_rlock.drivers.cleaning import CleanUps
 from django_rlock.drivers.room import listener
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -57,6 +60,26 @@ async def test_down_at_start(face, kind, own_server, wait):
     server.start()
     async with face.inside(kind("stock:42")):
         pass
+
+
+class TellingConnection(redis.Connection):
+    """Fails with a text that shows its options, as redis-py 6.4 does where no sentinel replies."""
+
+    def connect(self):
+        told = f"<redis.connection.Connection(host=one,password={self.password})>"
+        raise RedisConnectionError(f"No master found for 'mymaster' : Redis<{told}> - no reply") from ValueError(told)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_no_password_in_its_text_and_traceback(face, settings, nodes):
+    options = {"PASSWORD": "hidden", "CONNECTION_POOL_KWARGS": {"connection_class": TellingConnection}}
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://one", "OPTIONS": options}
+    settings.CACHES = {**settings.CACHES, "1": cache, "2": cache, "3": cache}
+    settings.RLOCK = {"default": {"CACHE": "1"} if nodes == 1 else {"NODES": ["1", "2", "3"]}}
+    error = await refused(face, RedLock("stock:42") if nodes == 3 else RLock("stock:42"), blocking=False)
+    assert "host=one,password=***" in str(error)
+    assert "hidden" not in repr(error)
+    assert "hidden" not in "".join(traceback.format_exception(error))
 
 
 async def test_comes_up_within_the_wait(face, kind, own_server):

@@ -112,6 +112,56 @@ def test_an_object_that_tells_a_url():
     assert SECRET not in shown([Address(f"redis://:{SECRET}@host")])
 
 
+def test_redis_pys_text_where_no_sentinel_replies():
+    """As redis-py 6.4 writes it."""
+    text = (
+        "No master found for 'mymaster' : "
+        "Redis<<redis.connection.ConnectionPool(<redis.connection.Connection(host=one,port=1,password={0})>)>"
+        " - ConnectionError('Error 111 connecting to one:1. Connection refused.'), "
+        "Redis<<redis.connection.ConnectionPool(<redis.connection.Connection(password={0},host=two,port=1)>)>"
+        " - ConnectionError('Error 111 connecting to two:1. Connection refused.')"
+    )
+    told = redacted(text.format(SECRET))
+    assert told.startswith("No master found for 'mymaster' : Redis<<")
+    assert told.endswith("(host=one,port=1,password=***")
+
+
+NAMES_OF_SECRETS = st.sampled_from(["password", "PASSWORD", "ssl_password", "auth_token", "secret-key"])
+ANY_PASSWORDS = PASSWORDS | PASSWORDS_IN_VALUES
+
+
+FORMS = st.sampled_from(["{}={}", "({}={},host=h)", "<Pool(<Connection({}={},port=1)>)>"])
+
+
+@given(NAMES_OF_SECRETS, ANY_PASSWORDS, FORMS)
+@example("password", f"'a',{SECRET}", "({}={},host=h)")
+def test_password_after_its_name(name, password, form):
+    told = redacted(f"It failed: {form.format(name, password)}")
+    assert SECRET not in told
+    assert redacted(told) == told
+
+
+@given(NAMES_OF_SECRETS, ANY_PASSWORDS, st.sampled_from([str, repr, lambda text: repr(repr(text) + "'")]))
+def test_password_in_the_repr_of_options(name, password, write):
+    for text in (write({"host": "h", name: password}), write([f"{name}={password!r}", "x"])):
+        assert SECRET not in redacted(f"It failed: {text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Options(db=1, password='x')", "Options(db=1, password=***"),
+        ('{"password": "it\'s", "db": 1}', '{"password": ***, "db": 1}'),
+        ("{'password': b'x'}", "{'password': ***}"),
+        ("Connection.__init__() got an unexpected keyword argument 'password'", None),
+        ("invalid username-password pair or user is disabled.", None),
+        ("<Connection(host=h,port=1)>", None),
+    ],
+)
+def test_what_is_left_around_named_secrets(text, expected):
+    assert redacted(text) == (expected or text)
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -17,12 +17,11 @@ from django_rlock.drivers.quorum.proposals import Proposals
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, Restarts
 from django_rlock.drivers.quorum.votes import NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
-from django_rlock.exceptions import reason_of
 from django_rlock.links.link import Link
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import Server
 from django_rlock.process import Owned
-from django_rlock.redaction import redacted
+from django_rlock.redaction import reason_of, redacted
 from django_rlock.settings import get_settings, server_aliases
 
 _WHO_ARE_YOU = pack_command(*WHO_ARE_YOU)

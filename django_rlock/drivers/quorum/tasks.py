@@ -19,9 +19,9 @@ from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.drivers.tasks import links_of
-from django_rlock.exceptions import reason_of
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.tasks import TaskLink
+from django_rlock.redaction import reason_of
 from django_rlock.redis_internals import error_from
 
 

@@ -21,9 +21,10 @@ from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
-from django_rlock.exceptions import RLockError, reason_of
+from django_rlock.exceptions import RLockError
 from django_rlock.links.link import Link, replies_of
 from django_rlock.links.server import Server
+from django_rlock.redaction import reason_of
 
 
 class NodeLink:
