@@ -7,6 +7,8 @@ import re
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_rlock.redaction import shown
+
 Address = tuple[str, int]
 
 _ADDRESS = re.compile(r"(\[(?P<ipv6>[^\s/?@\[\]]+)\]|(?P<host>[^\s:/?@\[\]]+)):(?P<port>\d{1,5})")
@@ -60,10 +62,10 @@ def _address(setting: str, value: object) -> Address:
 
 
 def _refused(setting: str, value: object) -> ImproperlyConfigured:
-    shown = re.sub(".*@", "***@", repr(value))  # no password
+    told = re.sub(".*@", "***@", shown(value))  # a URL may lack its scheme here
     return ImproperlyConfigured(
         f"{setting}, in the OPTIONS of a Redis Cluster in CACHES, must be {_EXAMPLES[setting]}, "
-        f'whose addresses may also be written ("10.0.0.1", 6379) or "[2001:db8::1]:6379"; not {shown}.'
+        f'whose addresses may also be written ("10.0.0.1", 6379) or "[2001:db8::1]:6379"; not {told}.'
     )
 
 

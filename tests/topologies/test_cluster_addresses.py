@@ -193,6 +193,8 @@ def test_where_a_node_is_reached(use, addresses, host, port, reached):
         {"?:6379": "203.0.113.5:7001"},
         {"10.0.0.1:6379": "redis://:hidden@203.0.113.5:7001"},
         {"10.0.0.1:6379": "locks:hid/den@203.0.113.5:7001"},
+        {"10.0.0.1:6379": "redis://203.0.113.5:7001?password=hidden"},
+        {"10.0.0.1:6379": {"host": "203.0.113.5", "password": "hidden"}},
     ],
     ids=repr,
 )
@@ -209,7 +211,18 @@ async def test_other_addresses_are_refused_with_an_example(face, use, addresses)
     assert check_settings() == []
 
 
-@pytest.mark.parametrize("nodes", ["10.0.0.2:6379", [6379], [("10.0.0.2",)], ["10.0.0.2"], ["redis://x:hidden@h:1"]])
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "10.0.0.2:6379",
+        [6379],
+        [("10.0.0.2",)],
+        ["10.0.0.2"],
+        ["redis://x:hidden@h:1"],
+        ["redis://h:1?password=hidden"],
+        "redis://h:1?password=hidden",
+    ],
+)
 def test_other_startup_nodes_are_refused_with_an_example(use, nodes):
     use(configured(STARTUP_NODES=nodes))
     (problem,) = check_settings()
