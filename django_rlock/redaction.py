@@ -16,6 +16,9 @@ _SECRET_NAME = rf"[\w.-]*(?:{'|'.join(_SECRETS)})[\w.-]*"
 _QUOTED = r"""b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?=[\s,)}\]]|$)"""
 # Raw passwords contain slashes, at signs and question marks, so only white space certainly ends a URL.
 _CREDENTIALS = re.compile(r"(?<=://)\S*@")
+# Without an @, what follows a colon is a port or, where the host is missing, a password.
+_PORT = r"""\d{1,5}(?:/\d*/?)?(?:\?[\w%]+=|[,;]\w+://|[,;.:'")\]}>]*(?:\s|$))"""
+_NO_HOST = re.compile(rf"(?<=://)((?:\[[^\s\[\]]*\]|(?:(?![,;]\w+://)[^\s:/?#@\[\]])*):)(?!(?<!://:){_PORT})\S+")
 _IN_QUERY = re.compile(r"[?&]([^\s=&?]*)=(?=([^\s&]*))")
 # As redis-py's objects show themselves: raw, so a value may contain commas and brackets, and nothing certainly ends it.
 _ASSIGNED = re.compile(rf"(?<![\w.?&%-])({_SECRET_NAME}=).*", re.IGNORECASE | re.DOTALL)
@@ -28,8 +31,10 @@ def redacted(text: str) -> str:
 
     A URL ends at white space, a value after ``=`` with the text.
     """
-    without = _CREDENTIALS.sub(f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
-    return _ASSIGNED.sub(rf"\1{HIDDEN}", _IN_DICT.sub(rf"\1{HIDDEN}", without))
+    told = _CREDENTIALS.sub(f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
+    for secret in (_NO_HOST, _IN_DICT, _ASSIGNED):
+        told = secret.sub(rf"\1{HIDDEN}", told)
+    return told
 
 
 def reason_of(error: BaseException) -> str:

@@ -60,6 +60,43 @@ def test_several_urls_within_a_text(urls):
     assert SECRET not in redacted(repr(urls))
 
 
+NO_PORT = st.text("abc-_~%/:'\",", max_size=3)
+
+
+@given(SCHEMES, NAMES, NO_PORT, PASSWORDS)
+@example("redis", "", "6379", SECRET)
+@example("redis", "me", "6379-", SECRET)
+@example("redis", "me", "1/", SECRET)
+@example("redis", "me", "1#", SECRET)
+def test_password_before_a_host_that_is_missing(scheme, user, before, password):
+    assume("?" not in password and "://" not in password)
+    told = redacted(f"{scheme}://{user}:{before}{password}".replace("@", ""))
+    assert told == f"{scheme}://{user}:***"
+
+
+@pytest.mark.parametrize("before", ["", "me"])
+def test_numeric_password_before_a_host_that_is_missing(before):
+    assert redacted(f"redis://{before}:123456") == f"redis://{before}:***"
+    assert redacted("redis://:6379") == "redis://:***"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("redis://host:6379", "redis://host:6379/0?db=1", "redis://[::1]:6379", "redis://[::1]", "unix:///a:b"),
+        *("redis://a:1,redis://b:2", "redis://a:1;redis://b:2/0", "['redis://a:1', \"redis://b:2\"]"),
+        *(
+            "Not reached: redis://a:1.",
+            "redis://a: no reply",
+            "{'redis://a': {}}",
+            "redis://a:1: no reply (redis://b:2).",
+        ),
+    ],
+)
+def test_ports_are_shown(text):
+    assert redacted(text) == text
+
+
 @given(st.text())
 def test_a_text_without_urls_stays(text):
     assume("://" not in text and "=" not in text)

@@ -200,6 +200,9 @@ GOOD_URLS = [
     "unix://:pass@/run/redis.sock",
 ]
 BAD_URLS = [
+    "redis://:secret",
+    "redis://me:secret",
+    "redis://me:1/secret",
     "redis://:secret@host:port/0",
     "redis://:secret@host:70000",
     "redis://:secret@host:-1",
