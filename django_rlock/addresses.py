@@ -1,20 +1,26 @@
-"""The URLs of servers: which ones redis-py accepts, which ones a cache has, and which databases they name."""
+"""The URLs of servers, and redis-py's options: which ones it accepts, which ones a cache has, and which databases they
+name.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
 from redis.connection import parse_url
 
+from django_rlock.redaction import shown
+
 SCHEMES = "redis://", "rediss://", "unix://"
 EXAMPLE = "redis://user:password@host:6379/0, with special characters of a password percent-encoded"
 """The form of a URL, for errors."""
 _DATABASE = re.compile(r"/?[0-9]*/?")
+_LONGEST_LIMIT = 24 * 86400
+"""The longest time limit, in seconds: a socket counts milliseconds in 31 bits."""
 _BACKENDS = "django_redis.", "django.core.cache.backends.redis."
 _OWN_CONNECTIONS = {"CONNECTION_FACTORY", "CONNECTION_POOL_CLASS", "pool_class"}
 
@@ -74,6 +80,31 @@ def database_named(options: Mapping[str, Any]) -> tuple[str, str]:
     """The database in redis-py's options for connections: its server's address or path, and its number."""
     server = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return str(server), str(options.get("db") or 0)
+
+
+def refuse_unusable(options: Mapping[str, Any], owner: str = "its") -> None:
+    """Raise ValueError for a value in redis-py's options for connections that it refuses only when it connects."""
+    for name, (is_usable, wanted) in _OPTIONS.items():
+        if name in options and not is_usable(options[name]):
+            raise ValueError(f"{owner} {name} must be {wanted}, not {shown(options[name])}")
+
+
+def _is_limit(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (is_number and 0 < cast("float", value) <= _LONGEST_LIMIT)
+
+
+def _is_port(value: object) -> bool:
+    return isinstance(value, int | str) and re.fullmatch(r"\d{1,5}", str(value)) is not None and 0 < int(value) < 65536
+
+
+_LIMIT = _is_limit, "None or a number of seconds above 0, and of at most 24 days"
+_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "host": (lambda value: value is None or isinstance(value, str), "a string"),
+    "port": (_is_port, "a number from 1 to 65535"),
+    "socket_timeout": _LIMIT,
+    "socket_connect_timeout": _LIMIT,
+}
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

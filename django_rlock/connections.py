@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
-from django_rlock.addresses import database_named
+from django_rlock.addresses import database_named, refuse_unusable
 from django_rlock.cluster import ASK_WITHIN, Address, ClusterClient, SlotMap
 from django_rlock.links.link import Link, Place
 from django_rlock.links.resp import ErrorReply
@@ -150,9 +150,9 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
     known = _clients.value.get(using)
     if known is not None:
         return known
-    entry = get_settings(using).cache
+    entry, pool = get_settings(using).cache, source(using).pool
     if is_url(entry) or isinstance(_redis_cache(using), RedisCache):
-        return _clients.value.setdefault(using, redis.Redis(connection_pool=source(using).pool))
+        return _clients.value.setdefault(using, redis.Redis(connection_pool=pool))
     return cast("redis.Redis", django_redis.get_redis_connection(entry, write=True))
 
 
@@ -312,6 +312,7 @@ def _make_source(using: str) -> Source:
         else:
             factory = made.client.connection_factory
             pool = _make_pool(type(factory)(factory.options), primary_url(made))  # with its own sentinels
+        refuse_unusable(pool.connection_kwargs)
         if isinstance(pool, redis.sentinel.SentinelConnectionPool):
             _check_sentinel(using, entry, pool)
             _hurry(pool.sentinel_manager)
@@ -357,9 +358,10 @@ def _check_sentinel(using: str, entry: str, pool: Any) -> None:
 def _hurry(manager: Any) -> None:
     """Make redis-py ask the next sentinel soon: it tries an unreachable one ten times, for minutes."""
     for sentinel in manager.sentinels:
+        options = sentinel.connection_pool.connection_kwargs
+        refuse_unusable(options, "a sentinel's")
         _sentinels.value.add(sentinel)
         sentinel.set_retry(Retry(NoBackoff(), 0))
-        options = sentinel.connection_pool.connection_kwargs
         for name in ("socket_timeout", "socket_connect_timeout"):
             options[name] = min(options.get(name) or UNSET_TIMEOUT, SENTINEL_WITHIN)
 
