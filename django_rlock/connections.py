@@ -30,7 +30,7 @@ from django_rlock.links.link import Link, Place
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import Server
 from django_rlock.process import Owned, remembered
-from django_rlock.redaction import hide_secrets, redacted
+from django_rlock.redaction import hide_secrets, redacted, shown
 from django_rlock.redis_internals import error_from, own_client, primary_url, take_socket
 from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url, server_aliases
 
@@ -88,7 +88,7 @@ Purpose = Literal["calls", "keeping", "listening", "reports"]
 """The use of a link. Callers share the alias's MAX_CONNECTIONS; each background thread has links of its own."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Source:
     """How redis-py connects to one server: a connection class and its options, taken from a pool.
 
@@ -102,6 +102,9 @@ class Source:
     def of(cls, pool: Any) -> Source:
         options = _without(_NOT_FOR_LINKS, pool.connection_kwargs)
         return cls(pool, options | {"protocol": 2, "health_check_interval": 0})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({shown(self.options)})"
 
     @property
     def reply_limit(self) -> float:
