@@ -1,6 +1,7 @@
 """Distributed locks for Django and Celery, equal to Redisson's in Redis."""
 
-from django_rlock.decorators import distributed_lock
+from typing import TYPE_CHECKING, Any
+
 from django_rlock.exceptions import (
     KeyTemplateError,
     LockLostError,
@@ -35,6 +36,9 @@ from django_rlock.locks import (
 )
 from django_rlock.version import __version__
 
+if TYPE_CHECKING:
+    from django_rlock.decorators import distributed_lock
+
 __all__ = [
     "ConstantBackoff",
     "CountDownLatch",
@@ -67,3 +71,20 @@ __all__ = [
     "fenced",
     "rlock",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the decorator on first access: it needs many modules that locks do not.
+
+    It is accessed while modules are imported. The kinds of locks are accessed by calls, which a signal may interrupt
+    in the middle of an import; so they are there from the beginning.
+    """
+    if name != "distributed_lock":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from django_rlock.decorators import distributed_lock
+
+    return distributed_lock
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

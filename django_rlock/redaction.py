@@ -13,16 +13,17 @@ from urllib.parse import unquote_plus
 HIDDEN = "***"
 _SECRETS = "pass", "secret", "token"
 _SECRET_NAME = rf"[\w.-]*(?:{'|'.join(_SECRETS)})[\w.-]*"
+# Patterns are compiled on first use: that takes longer than most modules take to import, and few processes need it.
 _QUOTED = r"""b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?=[\s,)}\]]|$)"""
 # Raw passwords contain slashes, at signs and question marks, so only white space certainly ends a URL.
-_CREDENTIALS = re.compile(r"(?<=://)\S*@")
+_CREDENTIALS = r"(?<=://)\S*@"
 # Without an @, what follows a colon is a port or, where the host is missing, a password.
 _PORT = r"""\d{1,5}(?:/\d*/?)?(?:\?[\w%]+=|[,;]\w+://|[,;.:'")\]}>]*(?:\s|$))"""
-_NO_HOST = re.compile(rf"(?<=://)((?:\[[^\s\[\]]*\]|(?:(?![,;]\w+://)[^\s:/?#@\[\]])*):)(?!(?<!://:){_PORT})\S+")
-_IN_QUERY = re.compile(r"[?&]([^\s=&?]*)=(?=([^\s&]*))")
+_NO_HOST = rf"(?<=://)((?:\[[^\s\[\]]*\]|(?:(?![,;]\w+://)[^\s:/?#@\[\]])*):)(?!(?<!://:){_PORT})\S+"
+_IN_QUERY = r"[?&]([^\s=&?]*)=(?=([^\s&]*))"
 # As redis-py's objects show themselves: raw, so a value may contain commas and brackets, and nothing certainly ends it.
-_ASSIGNED = re.compile(rf"(?<![\w.?&%-])({_SECRET_NAME}=).*", re.IGNORECASE | re.DOTALL)
-_IN_DICT = re.compile(rf"""(['"]{_SECRET_NAME}\\*['"]:\s*)(?:{_QUOTED}|.*)""", re.IGNORECASE | re.DOTALL)
+_ASSIGNED = rf"(?is)(?<![\w.?&%-])({_SECRET_NAME}=).*"
+_IN_DICT = rf"""(?is)(['"]{_SECRET_NAME}\\*['"]:\s*)(?:{_QUOTED}|.*)"""
 
 
 def redacted(text: str) -> str:
@@ -31,9 +32,9 @@ def redacted(text: str) -> str:
 
     A URL ends at white space, a value after ``=`` with the text.
     """
-    told = _CREDENTIALS.sub(f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
+    told = re.sub(_CREDENTIALS, f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
     for secret in (_NO_HOST, _IN_DICT, _ASSIGNED):
-        told = secret.sub(rf"\1{HIDDEN}", told)
+        told = re.sub(secret, rf"\1{HIDDEN}", told)
     return told
 
 
@@ -57,7 +58,7 @@ def shown(value: object) -> str:
 def _without_secrets_in_queries(text: str) -> Iterator[str]:
     """The text in pieces. Of a value without a secret only the name is a piece, as it may contain another query."""
     start = 0
-    for found in _IN_QUERY.finditer(text):
+    for found in re.finditer(_IN_QUERY, text):
         if found.start() < start:
             continue  # inside a secret
         name, value = found.groups()

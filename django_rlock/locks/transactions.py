@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.identity import Owner, thread_owner
@@ -32,6 +31,8 @@ from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.sections import Section
 
 if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from django_rlock.locks.base import BaseLock
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,0 +1,45 @@
+"""What ``import django_rlock`` loads: each module costs every process of a project some of its start."""
+
+import subprocess
+import sys
+
+import pytest
+
+import django_rlock
+
+NEEDED = {
+    *("addresses", "callbacks", "cluster", "connections", "drivers", "exceptions", "fencing", "keys", "links", "locks"),
+    *("process", "redaction", "redis_internals", "scripts", "settings", "signals", "threads", "version"),
+}
+"""What takes a lock."""
+OFTEN = {*NEEDED, "arguments", "decorators", "keytemplates", "keyvalues", "locked_calls", "view_classes", "web"}
+"""And what decorates a view with one."""
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The packages and modules right below this package that an interpreter has after a statement."""
+    program = f"""
+import django, sys
+from django.conf import settings
+settings.configure()
+django.setup()
+{statement}
+print(*{{name.split(".")[1] for name in sys.modules if name.startswith("django_rlock.")}})
+"""
+    return {*subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()}
+
+
+def test_only_what_takes_a_lock_is_loaded() -> None:
+    assert loaded_by("import django_rlock") == NEEDED
+    assert loaded_by("from django_rlock import rlock, Semaphore, fenced") == NEEDED
+
+
+def test_the_decorator_is_loaded_when_it_is_used() -> None:
+    assert loaded_by("from django_rlock import distributed_lock") == OFTEN
+
+
+def test_all_that_is_exported_is_there() -> None:
+    assert {*django_rlock.__all__} <= {*dir(django_rlock)}
+    assert all(getattr(django_rlock, name) is not None for name in django_rlock.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'distributed_locks'"):
+        _ = django_rlock.distributed_locks
