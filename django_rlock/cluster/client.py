@@ -33,8 +33,7 @@ class ClusterClient:
         self._addresses = NodeAddresses(factory.options.get("NODE_ADDRESSES", {}))
         self.start = [_address_in(params["url"]), *startup_nodes(factory.options.get("STARTUP_NODES", ()))]
         """The nodes that the settings name."""
-        self._cluster: Any = None  # redis-py's cluster client is half typed
-        self._pid = os.getpid()
+        self._clusters: dict[int, Any] = {}  # by process; redis-py's cluster client is half typed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connected(), name)
@@ -77,17 +76,20 @@ class ClusterClient:
 
     def disconnect(self) -> None:
         """Close open connections."""
-        if self._cluster is not None and self._pid == os.getpid():
-            self._cluster.disconnect_connection_pools()
+        cluster = self._clusters.get(os.getpid())
+        if cluster is not None:
+            cluster.disconnect_connection_pools()
 
     def _connected(self) -> Any:
-        if self._cluster is None or self._pid != os.getpid():
-            try:
-                self._cluster = self._connect()
-            except RedisClusterException as error:  # which is not a RedisError
-                raise redis.ConnectionError(str(error)) from error
-            self._pid = os.getpid()
-        return self._cluster
+        return self._clusters.get(os.getpid()) or self._connected_first()
+
+    def _connected_first(self) -> Any:
+        """Threads that are the first to ask, at the same time, get the same one; another closes itself."""
+        try:
+            made = self._connect()
+        except RedisClusterException as error:  # which is not a RedisError
+            raise redis.ConnectionError(str(error)) from error
+        return self._clusters.setdefault(os.getpid(), made)
 
     def _connect(self) -> Any:
         factory = self._factory

@@ -16,9 +16,8 @@ class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]  # django
         params = self.make_connection_params(url)
         # Unlike the base class, distinguish caches with the same URL and different options.
         key = repr((params, self.options))
-        if key not in self._clients:
-            self._clients[key] = ClusterClient(self, params)
-        return self._clients[key]
+        # Threads that are the first to ask, at the same time, get the same one.
+        return self._clients.get(key) or self._clients.setdefault(key, ClusterClient(self, params))
 
     def disconnect(self, connection: ClusterClient) -> None:
         connection.disconnect()

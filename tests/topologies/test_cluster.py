@@ -7,6 +7,7 @@ import operator
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,8 @@ from django.core.cache import cache
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock.checks import check_settings
-from django_rlock.connections import slot_map
+from django_rlock.cluster import ClusterClient
+from django_rlock.connections import cluster_client, slot_map
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.identity import current_owner
 from django_rlock.drivers.room import async_driver, background_driver, sync_driver
@@ -363,3 +365,38 @@ async def test_renewed_where_another_node_took_over(face, own_cluster):
     until_renewed(hold)
     assert hold.lost is None
     await face.release(lock)
+
+
+# --- one client for each process --------------------------------------------------------------------------------------
+
+
+def two_at_once(monkeypatch, call, method):
+    """What two threads get of a call that both make before either has ended a method of ClusterClient."""
+    together, run = threading.Barrier(2, timeout=UNTIL_SERVED), getattr(ClusterClient, method)
+
+    def meet(*args):
+        together.wait()
+        return run(*args)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setattr(ClusterClient, method, meet)
+        return [each.result(UNTIL_SERVED) for each in [threads.submit(call), threads.submit(call)]]
+
+
+def known_client():
+    known = cluster_client("default")
+    assert known is not None
+    return known
+
+
+def test_first_two_threads_get_one_client(topology, monkeypatch):
+    url = f"{topology.location}?client_name={uuid4()}"  # which nobody has asked for
+    first, second = two_at_once(monkeypatch, partial(known_client()._factory.connect, url), "__init__")
+    assert first is second
+
+
+def test_first_two_threads_share_the_connections(topology, monkeypatch):
+    client = ClusterClient(known_client()._factory, known_client()._params)
+    first, second = two_at_once(monkeypatch, client._connected, "_connect")
+    assert first is second
+    assert first is client._connected()
