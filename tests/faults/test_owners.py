@@ -72,6 +72,24 @@ def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings):
     asyncio.run(body())
 
 
+def test_lock_of_a_task_whose_loop_was_closed_is_not_renewed(kind, settings):
+    """As a worker does that ends its loop: the task is pending for ever, and is kept here."""
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
+    loop = asyncio.new_event_loop()
+    taken = loop.create_future()
+
+    async def never_ends() -> None:
+        taken.set_result(await kind("stock:42").aacquire())
+        await loop.create_future()
+
+    task = loop.create_task(never_ends())
+    assert loop.run_until_complete(taken)
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    with kind("stock:42", wait_time=10, lease_time=30):
+        assert not task.done()
+
+
 def test_lock_of_a_task_that_ended_and_is_kept_for_its_result_is_not_renewed(kind, settings):
     import asyncio
 

@@ -69,6 +69,13 @@ async def test_limits_of_sentinels(face, settings):
     assert "a sentinel's socket_timeout must be " in text
 
 
+async def test_client_that_spreads_keys(face, settings):
+    options = {"CLIENT_CLASS": "django_redis.client.ShardClient"}
+    text = await refused(face, settings, {**entry(DJANGO_REDIS, **options), "LOCATION": ["redis://one", "redis://two"]})
+    assert "whose client is ShardClient: it spreads keys over servers that know nothing of each other" in text
+    assert "NODES for RedLock" in text
+
+
 def test_what_redis_py_takes_as_a_number_stays(settings):
     options = {"socket_timeout": 5, "socket_connect_timeout": None, "port": "6380"}
     settings.CACHES = {**settings.CACHES, "locks": entry(DJANGOS, "redis:///0", **options)}
