@@ -21,8 +21,9 @@ _CREDENTIALS = r"(?<=://)\S*@"
 _PORT = r"""\d{1,5}(?:/\d*/?)?(?:\?[\w%]+=|[,;]\w+://|[,;.:'")\]}>]*(?:\s|$))"""
 _NO_HOST = rf"(?<=://)((?:\[[^\s\[\]]*\]|(?:(?![,;]\w+://)[^\s:/?#@\[\]])*):)(?!(?<!://:){_PORT})\S+"
 _IN_QUERY = r"[?&]([^\s=&?]*)=(?=([^\s&]*))"
-# As redis-py's objects show themselves: raw, so a value may contain commas and brackets, and nothing certainly ends it.
-_ASSIGNED = rf"(?is)(?<![\w.?&%-])({_SECRET_NAME}=).*"
+# As objects of redis-py 6 show themselves: raw, so a value may contain commas and brackets, and nothing certainly ends
+# it. Later versions hide it themselves, and what follows says why they failed.
+_ASSIGNED = rf"(?is)(?<![\w.?&%-])({_SECRET_NAME}=)(?!<REDACTED>).*"
 _IN_DICT = rf"""(?is)(['"]{_SECRET_NAME}\\*['"]:\s*)(?:{_QUOTED}|.*)"""
 
 

@@ -193,6 +193,8 @@ def test_password_in_the_repr_of_options(name, password, write):
         ("Connection.__init__() got an unexpected keyword argument 'password'", None),
         ("invalid username-password pair or user is disabled.", None),
         ("<Connection(host=h,port=1)>", None),
+        ("<Connection(password=<REDACTED>,host=h)> - no reply", None),
+        ("<Connection(password=<REDACTED>,ssl_password=x,host=h)>", "<Connection(password=<REDACTED>,ssl_password=***"),
     ],
 )
 def test_what_is_left_around_named_secrets(text, expected):
