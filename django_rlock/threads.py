@@ -97,13 +97,28 @@ class _Call:
             self.error = error
         self._bell.ring()
 
-    def wait(self) -> None:
-        self._bell.wait()
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._bell.wait(timeout)
+
+    @property
+    def outcome(self) -> Any:
+        """Its value, or its exception."""
+        return self.value if self.error is None else self.error
 
 
 def elsewhere(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own, where no signal interrupts it; return or raise its outcome."""
     (outcome,) = gather([partial(function, *args)])
+    return _value(outcome)
+
+
+def within(seconds: float, function: Callable[..., T], *args: Any) -> T | None:
+    """The same; None if it takes longer than ``seconds``. Its thread then goes on without the caller."""
+    call = _Call(partial(function, *args))
+    return _value(call.outcome) if call.wait(seconds) else None
+
+
+def _value(outcome: T | BaseException) -> T:
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
@@ -114,4 +129,4 @@ def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
     calls = [_Call(function) for function in functions]
     for call in calls:
         call.wait()
-    return [call.value if call.error is None else call.error for call in calls]
+    return [call.outcome for call in calls]

@@ -72,6 +72,7 @@ def _replies_in_time(request: pytest.FixtureRequest) -> Iterator[None]:
         if not _SILENCING & {*request.fixturenames}:
             patch.setattr(retrying, "REPLY_GRACE", STALL)
             patch.setattr(listening, "CONFIRM_WITHIN", STALL)
+            patch.setattr("django_rlock.inspection.ANSWER_WITHIN", STALL)
         yield
 
 

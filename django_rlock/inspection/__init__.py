@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_rlock import threads
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection.building import Builder
 from django_rlock.inspection.infos import (
@@ -54,6 +55,8 @@ __all__ = [
     "wait_for_graph",
 ]
 
+ANSWER_WITHIN = 1.0
+"""How long a call that timed out may take to find out who holds the lock, in seconds."""
 _ALL = 10_000
 """Locks at most that are read again for the sake of deadlocks, where all locks are read anyway."""
 
@@ -160,13 +163,21 @@ def _locks_place(alias: str) -> tuple[object, str]:
     return options.nodes or options.cache, options.key_prefix
 
 
+# Methods of locks ask in a thread of its own: an interrupted caller would leave redis-py's mutexes locked.
+
+
 def _describe(lock: BaseLock) -> LockInfo | None:
-    info = lock_info(lock.name, lock.using)
+    info = threads.elsewhere(lock_info, lock.name, lock.using)
     return info and replace(info, kind=info.kind or lock.kind)
 
 
 def describe_holder(lock: Waitable) -> str | None:
-    """Who holds a lock, in one line; None when it is free or Redis unreachable. One report is read, not all."""
+    """Who holds a lock, in one line; None when it is free, or Redis unreachable or slow."""
+    return threads.within(ANSWER_WITHIN, _read_holder, lock)
+
+
+def _read_holder(lock: Waitable) -> str | None:
+    """One report is read, not all."""
     with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
         states = server.read_states([lock.key])
         processes = {owner[:CLIENT_LENGTH] for state in states.values() for owner in state.holds}

@@ -2,10 +2,11 @@
 
     python -m tests.faults.opcodes <kind> <url> ... [--first N] [--stride N] [--action ACTION ...]
 
-A signal's handler may raise between any two opcodes of the main thread. A storm meets such places by chance; this meets
-each of them once, the same ones in every run. After each interruption another thread must get the very lock, another
-one must be woken by a release of the main thread, and a hold beside them must be renewed: none of them may wait for
-what the interrupted call has left. What that call itself leaves, its thread sweeps up, as a task or a request does.
+A signal's handler may raise between any two opcodes of the main thread. A storm meets such places by chance; this
+meets each of them once, the same ones in every run. After each interruption another thread must get the very lock,
+another one must be woken by a release of the main thread, a third must be told in time who holds a lock that it does
+not get, and a hold beside them must be renewed: none of them may wait for what the interrupted call has left. What
+that call itself leaves, its thread sweeps up, as a task or a request does.
 
 What is left locked stays so; therefore the others are tried once after several interruptions. It prints a line of JSON
 for each of these, one when the others went on, and a last one; it stops for ever where something does, and
@@ -26,7 +27,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from types import FrameType
@@ -35,7 +36,7 @@ from typing import Any
 from tests.eventually import eventually
 from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Interruption, Renewal, is_swallowed, set_up, tell
 
-ACTIONS = ("pair", "wait", "again", "extend", "timeout", "second")
+ACTIONS = ("pair", "wait", "again", "extend", "timeout", "block", "second")
 IMPOSSIBLE = {"semaphore": {"again", "extend"}, "permits": {"again"}}
 """What cannot be done with a kind."""
 STANDS_STILL = 0.002
@@ -106,8 +107,10 @@ class Stage:
     """Who is there: the main thread, which is interrupted, a hold that must stay renewed, and two other threads."""
 
     def __init__(self, kind: str) -> None:
+        from django_rlock import LockTimeoutError
         from tests.faults.storm_kinds import renewed_subject, subject
 
+        self._timed_out = LockTimeoutError
         self.subject = partial(subject, kind)
         self.spare = self.subject("spare")
         self.kept = renewed_subject(kind, "kept")
@@ -137,10 +140,12 @@ class Stage:
         return struck
 
     def see_others(self) -> None:
-        """Another thread gets each of the locks, and one is woken by the main thread."""
+        """Another thread gets each of the locks, is woken by the main thread, and has a block of its own time out."""
         while self.left:
             self.other.submit(_enter, self.left.pop().their_block()).result()
         self._wake()
+        with _Holder(self.another, self.spare):
+            self.other.submit(self._block, self.spare).result()
         tell(others="go on")
 
     def live_on(self) -> None:
@@ -172,6 +177,10 @@ class Stage:
         if grant := mine.acquire(wait_time=BRIEF):
             mine.give_back(grant)
 
+    def _block(self, mine: Any) -> None:
+        with suppress(self._timed_out), mine.brief_block():
+            pass
+
     # --- the others --------------------------------------------------------------------------------------------------
 
     def _holder(self, action: str, name: str, mine: Any) -> AbstractContextManager[object]:
@@ -180,7 +189,7 @@ class Stage:
             return _Holder(self.other, mine, self.aim.until_it_stands_still)
         if action == "second":
             return _Holder(self.other, mine, partial(self._queue_behind, name, mine))
-        return _Holder(self.other, mine) if action == "timeout" else nullcontext()
+        return _Holder(self.other, mine) if action in {"timeout", "block"} else nullcontext()
 
     def _queue_behind(self, name: str, mine: Any) -> None:
         """Have another thread wait too. It gets what the main thread was woken for, if that is interrupted then."""
@@ -232,6 +241,13 @@ def _until_it_waits(call: Future[Any], name: str) -> None:
     time.sleep(STANDS_STILL)  # mostly it sleeps by then; if not, it is woken early
 
 
+def _wait_for_answers() -> None:
+    """Let who asks for a holder stop where redis-py does."""
+    from django_rlock import inspection
+
+    inspection.ANSWER_WITHIN = UNSEEN
+
+
 def actions_of(kind: str) -> list[str]:
     """What can be done with a kind."""
     return [action for action in ACTIONS if action not in IMPOSSIBLE.get(kind, ())]
@@ -248,6 +264,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     set_up(options.urls, WAITER_ALIVE_TIME=UNSEEN, CLAIM_TIME=UNSEEN)
+    _wait_for_answers()
     try:
         interrupt_all(Stage(options.kind), options)
         tell(ended=True)

@@ -6,11 +6,13 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from typing import Any, TypeVar
 
 from django_rlock import LockUnavailableError, PermitExpirableSemaphore, Semaphore, rlock
 from django_rlock.drivers.identity import current_owner
 from django_rlock.locks.holds import HOLDS
+from tests.faults.storm import BRIEF
 
 PERMIT_MISSED = 0.2
 """A semaphore without a free permit for so long, in seconds, has lost it with a caller who was interrupted."""
@@ -41,6 +43,12 @@ class Subject:
     def block(self) -> Any:
         """For ``with``."""
         return self.mine
+
+    def brief_block(self) -> Any:
+        """For a ``with`` that is given up after ``BRIEF``."""
+        brief = copy(self.mine)
+        brief.wait_time = BRIEF
+        return brief
 
     def their_block(self) -> Any:
         """For ``with`` and ``async with`` of another owner."""
@@ -109,6 +117,9 @@ class Permits(Subject):
         return self.mine.permit(renewed=True)
 
     their_block = block
+
+    def brief_block(self) -> Any:
+        return self.mine.permit(renewed=True, wait_time=BRIEF)
 
     def acquire(self, **options: Any) -> Any:
         return self.mine.acquire(renewed=True, **options)

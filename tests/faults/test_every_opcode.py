@@ -12,7 +12,7 @@ from tests.faults.opcodes import actions_of
 from tests.faults.storm import KINDS
 from tests.faults.storm_process import NODES, BrokenOffError, StoppedError, Watched
 
-SHORT = ("pair", "wait", "again", "extend", "timeout")
+SHORT = ("pair", "wait", "again", "extend", "timeout", "block")
 STRIDE = 12
 """Of the short form. A line has some eight opcodes, so two or three runs, which begin elsewhere, meet every place."""
 
