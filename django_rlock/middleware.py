@@ -10,6 +10,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from django_rlock.callbacks import log
 from django_rlock.drivers.identity import Owner, task_owner, thread_owner
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
@@ -96,7 +97,9 @@ def _left(owner: Owner, about: dict[str, str]) -> Iterator[BaseLock]:
 
 
 def _tell_left(hold: Hold, about: dict[str, str]) -> None:
-    logger.warning(
+    log(
+        logger,
+        logging.WARNING,
         "%r ended and still held lock %r, acquired at %s, which is released now. Take it with 'with', or release it in "
         "'finally'.",
         about["route"],
@@ -106,4 +109,4 @@ def _tell_left(hold: Hold, about: dict[str, str]) -> None:
 
 
 def _tell_failure(failure: RLockError, about: dict[str, str]) -> None:
-    logger.warning("After %r: %s", about["route"], failure)
+    log(logger, logging.WARNING, "After %r: %s", about["route"], failure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -151,4 +153,16 @@ class SettledLog:
 def caplog(caplog: pytest.LogCaptureFixture) -> SettledLog:
     """What is logged, also by background threads, but for what they have still to say of earlier tests."""
     settle()
+    caplog.handler.addFilter(_note_thread)
     return SettledLog(caplog)
+
+
+def _note_thread(record: logging.LogRecord) -> bool:
+    record.handled_in = threading.current_thread().name
+    return True
+
+
+def is_handed_over(caplog: Any) -> bool:
+    """Whether what the package logged waited for mutexes of ``logging`` in the thread for callbacks only."""
+    own = (record for record in caplog.records if record.name.startswith("django_rlock."))
+    return {record.handled_in for record in own} == {"rlock-callbacks"}

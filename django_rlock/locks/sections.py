@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from django_rlock.callbacks import log
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.locks.blocks import released_when_dropped
 
@@ -70,6 +71,6 @@ class Section:
     def _note(self, failure: RLockError) -> None:
         """Log a failure that comes too late to undo anything; raise any other."""
         if isinstance(failure, LockUnavailableError) or (self.is_committed and isinstance(failure, LockLostError)):
-            logger.error("The work under lock %r is done, but: %s", self.lock.name, failure)
+            log(logger, logging.ERROR, "The work under lock %r is done, but: %s", self.lock.name, failure)
         else:
             raise failure

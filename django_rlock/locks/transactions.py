@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from django_rlock.callbacks import log
 from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.identity import Owner, thread_owner
 from django_rlock.drivers.room import sync_driver
@@ -177,7 +178,7 @@ def _give_back(lock: BaseLock, owner: Owner) -> None:
     try:
         run_flow(lock._give_back, sync_driver(lock.using), owner)
     except RLockError as failure:
-        logger.error("The transaction under lock %r has ended, but: %s", lock.name, failure)  # noqa: TRY400
+        log(logger, logging.ERROR, "The transaction under lock %r has ended, but: %s", lock.name, failure)
 
 
 # --- a lock inside a transaction -------------------------------------------------------------------------------------
@@ -197,7 +198,9 @@ def warn_inside_transaction(lock: BaseLock) -> None:
     if connection is None or HOLDS.of_lock(lock, lock._named_owner or thread_owner()):
         return  # an outer block holds it, and releases it later
     _looks[line] = MOST_LOOKS
-    logger.warning(
+    log(
+        logger,
+        logging.WARNING,
         "%s:%d takes lock %r inside an open transaction of database %r, and releases it before COMMIT: the next owner "
         "reads the old rows. Write 'with rlock(...).atomic():' outside of the transaction, or rlock(..., "
         "until_commit=True). To accept that, say until_commit=False.",

@@ -28,6 +28,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import keys, scripts
+from django_rlock.callbacks import log
 from django_rlock.drivers.base import monotonic, run_flow
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
@@ -232,7 +233,7 @@ def _left_to(other: str, task: LockedTask, place: Place) -> AsyncResult[Any]:
     if task.on_queued == "raise":
         raise TaskQueuedError(lock.name, other)
     reason = f"task {other} waits or runs with its key"
-    logger.info("Task %s was not sent: %s", task.name, reason)
+    log(logger, logging.INFO, "Task %s was not sent: %s", task.name, reason)
     task_deduplicated.tell(lock, task=task, task_id=other, reason=reason)
     return task.AsyncResult(other)
 
@@ -249,7 +250,9 @@ def _is_of_a_canvas(task: LockedTask, options: Mapping[str, Any]) -> bool:
         return False
     if task.name not in _warned:
         _warned.add(task.name)
-        logger.warning(
+        log(
+            logger,
+            logging.WARNING,
             "Task %s is part of a chord, group or chain, or has a callback, where each message counts: such messages "
             "are all sent, and only their runs are locked.",
             task.name,
@@ -278,4 +281,4 @@ def logged(task: LockedTask) -> Iterator[None]:
     try:
         yield
     except LockUnavailableError as error:
-        logger.warning("The place of a message of task %s in the queue: %s", task.name, error)
+        log(logger, logging.WARNING, "The place of a message of task %s in the queue: %s", task.name, error)

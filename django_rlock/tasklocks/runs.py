@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
+from django_rlock.callbacks import log
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.inspection import describe_holder
@@ -270,7 +271,7 @@ class Run:
         signal.tell(self.lock, task=self.task, task_id=self.task_id, reason=str(reason))
 
     def _log(self, level: int, text: str, *args: object) -> None:
-        logger.log(level, "Task %s[%s] " + text, self.task.name, self.task_id, *args)  # noqa: G003 - a constant
+        log(logger, level, "Task %s[%s] " + text, self.task.name, self.task_id, *args)
 
 
 class _Block:

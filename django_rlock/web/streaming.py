@@ -17,6 +17,7 @@ from typing import Any
 from django.core.exceptions import SynchronousOnlyOperation
 from django.http.response import HttpResponseBase
 
+from django_rlock.callbacks import log
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import current_owner
 from django_rlock.exceptions import RLockError
@@ -91,7 +92,7 @@ def _give_back(handle: BaseLock, hold: Hold) -> None:
         _give_back_later(hold)
     except RLockError as failure:
         # There is no caller to raise it to.
-        logger.error("A response was completed: %s", failure)  # noqa: TRY400
+        log(logger, logging.ERROR, "A response was completed: %s", failure)
 
 
 def _give_back_later(hold: Hold) -> None:

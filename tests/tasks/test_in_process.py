@@ -25,6 +25,7 @@ from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks import holds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired, task_skipped
+from tests.background import is_handed_over
 from tests.eventually import UNTIL_SERVED
 from tests.operators import free_by_force
 
@@ -225,6 +226,7 @@ def test_what_a_body_did_not_release_is_released(make, caplog):
         make(body).apply()
         assert is_locked("outer")
         assert re.findall("did not release lock '(.+)'", caplog.text) == ["left behind"]
+        assert is_handed_over(caplog)
         assert not is_locked("left behind")
         assert is_locked("cool-down"), "a lease that the body chose runs on"
         FairLock("cool-down").release()

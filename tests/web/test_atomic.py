@@ -14,7 +14,7 @@ from django.test import TestCase
 from django_rlock import FairLock, LockLostError, LockUnavailableError, ReadWriteLock, rlock
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
-from tests.background import until_clean
+from tests.background import is_handed_over, until_clean
 from tests.conftest import OwnServer
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.operators import free_by_force
@@ -113,6 +113,7 @@ def test_what_is_committed_stays(caplog: pytest.LogCaptureFixture) -> None:
         transaction.on_commit(lambda: free_by_force("stock:7"))
     assert sold()
     assert "is done, but" in caplog.text
+    assert is_handed_over(caplog)
 
 
 def test_it_refuses_to_nest(events: list[str]) -> None:
@@ -257,6 +258,7 @@ def test_a_lock_that_was_lost_is_told(caplog: pytest.LogCaptureFixture) -> None:
         free_by_force("stock:7")
     assert sold()
     assert "has ended, but" in caplog.text
+    assert is_handed_over(caplog)
 
 
 def test_a_connection_that_another_thread_drops_gives_it_back() -> None:

@@ -16,6 +16,7 @@ from pytest_django import Settings
 
 from django_rlock import distributed_lock, rlock
 from django_rlock.locks.holds import HOLDS, context
+from tests.background import is_handed_over
 from tests.conftest import OwnServer
 from tests.web.conftest import Holder
 
@@ -221,6 +222,7 @@ def test_what_a_request_leaves_is_released(get: Any, url: str, caplog: pytest.Lo
     assert "stock:7" in record.getMessage()
     assert f"GET {url}" in record.getMessage()
     assert re.search(rf"{re.escape(__file__)}:\d+", record.getMessage())
+    assert is_handed_over(caplog)
 
 
 @STACKS
