@@ -74,14 +74,9 @@ if holds and not fields['mode'] then
     if member ~= owner then
         redis.call('zrem', queue, member)
     end
-    local lease = tonumber(ARGV[4])
-    -- A longer lease stays: this command may be late, and another process may have taken the lock under the same name.
-    -- But a lease that may be a claim, which no other process shares, becomes the requested lease.
-    if count ~= '1' or member ~= owner or left > tonumber(ARGV[5]) then
-        lease = math.max(left, lease)
-    end
-    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-    redis.call('pexpire', lock, lease)
+    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too. A longer lease stays,
+    -- that of a claim too: nothing tells the command that confirms a grant from a late copy of it.
+    redis.call('pexpire', lock, math.max(left, tonumber(ARGV[4])))
     if holds ~= count then
         redis.call('hset', lock, owner, count)
     end
