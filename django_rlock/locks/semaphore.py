@@ -151,8 +151,10 @@ class Semaphore(BaseSemaphore):
 
     async def _drain_permits(self, driver: Driver) -> int:
         """Take all free permits and return their number; a negative number is returned and reset to 0."""
-        drain_keys = self.key, keys.drained_key(self.key, new_request())
-        taken: int = await self._change(driver, self._call(scripts.SEMAPHORE_DRAIN, drain_keys, REMEMBERED_MS))
+        key, request = self.key, new_request()
+        drain_keys = key, keys.drained_key(key, request), keys.requests_key(key)
+        call = self._call(scripts.SEMAPHORE_DRAIN, drain_keys, request, REMEMBERED_MS)
+        taken: int = await self._change_once(driver, call)
         return taken
 
     acquire, aacquire = faces(_acquire)

@@ -2,8 +2,10 @@
 --
 -- KEYS[1]  number of free permits
 -- KEYS[2]  what this request took, in case it is repeated
+-- KEYS[3]  executed requests, and those that were given up
 -- ARGV[1]  nonce
--- ARGV[2]  how long that is remembered, ms
+-- ARGV[2]  request
+-- ARGV[3]  how long what it took is remembered, ms
 --
 -- Returns {nonce, permits taken}; the negative number that was reset.
 
@@ -13,9 +15,12 @@ local taken = redis.call('get', KEYS[2])
 if taken then
     return {ARGV[1], tonumber(taken)}
 end
+if was_obeyed(KEYS[3], ARGV[2]) then
+    return {ARGV[1], 0}
+end
 local left = number_at(KEYS[1])
 if left ~= 0 then
     redis.call('decrby', KEYS[1], left)
 end
-redis.call('set', KEYS[2], left, 'px', ARGV[2])
+redis.call('set', KEYS[2], left, 'px', ARGV[3])
 return {ARGV[1], left}

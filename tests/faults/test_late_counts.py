@@ -134,15 +134,25 @@ async def test_semaphore_is_made_once(face, proxy, printers, redis_client, there
     await counts_nothing(face, redis_client, late)
 
 
-async def test_change_that_failed_is_not_made_later(face, proxy, printers, redis_client, monkeypatch):
+@pytest.mark.parametrize(
+    ("script", "method", "args"),
+    [
+        (scripts.SEMAPHORE_ADD, "add_permits", [5]),
+        (scripts.SEMAPHORE_DRAIN, "drain_permits", []),
+        (scripts.SEMAPHORE_DELETE, "delete", []),
+    ],
+)
+async def test_change_that_failed_is_not_made_later(
+    face, proxy, printers, redis_client, monkeypatch, script, method, args
+):
     """Its caller had a reply, and may have made another change."""
     with monkeypatch.context() as patch:
         patch.setattr("django_rlock.locks.counters.RELEASE_PATIENCE", 0.0)
-        late = proxy.copy_late(scripts.SEMAPHORE_ADD)
+        late = proxy.copy_late(script)
         for _ in range(3):
-            proxy.cut_before(scripts.SEMAPHORE_ADD)
+            proxy.cut_before(script)
         with pytest.raises(LockUnavailableError):
-            await face.call(printers, "add_permits", 5)
+            await face.call(printers, method, *args)
     await counts_nothing(face, redis_client, late)
 
 

@@ -16,7 +16,7 @@ EXPIRABLE = [KEY, PERMITS, CHANNEL]
 ALL_KEYS = {
     "counter_read": [KEY],
     "semaphore_acquire": [KEY, REQUESTS],
-    "semaphore_drain": [KEY, DRAINED],
+    "semaphore_drain": [KEY, DRAINED, REQUESTS],
     "semaphore_delete": [KEY, PERMITS, REQUESTS],
     "permit_set": [*EXPIRABLE, REQUESTS],
     "permit_acquire": [*EXPIRABLE, REQUESTS],
@@ -235,7 +235,7 @@ def test_add_of_too_many_changes_nothing(run, redis_client, left, heard, there, 
 def test_drain_takes_all_and_says_so_again(run, redis_client, left, there):
     redis_client.set(KEY, there, px=LEASE)
     for _ in range(2):
-        assert run(scripts.SEMAPHORE_DRAIN, KEEP) == there
+        assert run(scripts.SEMAPHORE_DRAIN, "r1", KEEP) == there
         assert left() == "0"
     assert redis_client.pttl(KEY) > 0
     assert 0 < redis_client.pttl(DRAINED) <= KEEP
@@ -245,9 +245,16 @@ def test_drain_takes_all_and_says_so_again(run, redis_client, left, there):
 def test_drain_of_nothing(run, redis_client, there):
     if there is not None:
         redis_client.set(KEY, there)
-    assert run(scripts.SEMAPHORE_DRAIN, KEEP) == 0
+    assert run(scripts.SEMAPHORE_DRAIN, "r1", KEEP) == 0
     redis_client.set(KEY, 5)
-    assert run(scripts.SEMAPHORE_DRAIN, KEEP) == 0  # a copy that comes late
+    assert run(scripts.SEMAPHORE_DRAIN, "r1", KEEP) == 0  # a copy that comes late
+    assert redis_client.get(KEY) == "5"
+
+
+def test_drain_that_was_given_up_takes_nothing(run, redis_client):
+    redis_client.set(KEY, 5)
+    run(scripts.REQUEST_RETIRE, "r1", KEEP)
+    assert run(scripts.SEMAPHORE_DRAIN, "r1", KEEP) == 0
     assert redis_client.get(KEY) == "5"
 
 
@@ -503,7 +510,7 @@ CALLS = [
     (scripts.SEMAPHORE_RELEASE, ("r1", 1, KEEP, 1)),
     (scripts.SEMAPHORE_SET, ("r1", 1, KEEP, 0)),
     (scripts.SEMAPHORE_ADD, ("r1", 1, KEEP)),
-    (scripts.SEMAPHORE_DRAIN, (KEEP,)),
+    (scripts.SEMAPHORE_DRAIN, ("r1", KEEP)),
     (scripts.SEMAPHORE_DELETE, ("r1", KEEP)),
     (scripts.PERMIT_ACQUIRE, (A, LEASE)),
     (scripts.PERMIT_LEAVE, (A, KEEP)),
