@@ -2,18 +2,18 @@
 --
 -- KEYS[1]  the place: <token>:<task id>, with ? before it until the message is sent
 -- ARGV[1]  nonce
--- ARGV[2]  the value that it must have, without ?, or '' for any
+-- ARGV[2]  the value that it must have, without ?
 -- ARGV[3]  how long it is kept from now on, ms; 0 leaves it
 --
--- Returns {nonce, 1}, or {nonce, 0} when it does not have that value.
+-- Returns {nonce, 1, ''}; or {nonce, 0, the value that it has or ''} when that is another one.
 
 local known = redis.call('get', KEYS[1])
-if not known or (ARGV[2] ~= '' and known ~= ARGV[2] and known ~= '?' .. ARGV[2]) then
-    return {ARGV[1], 0}
+if not known or (known ~= ARGV[2] and known ~= '?' .. ARGV[2]) then
+    return {ARGV[1], 0, known or ''}
 end
 if ARGV[3] == '0' then
     redis.call('del', KEYS[1])
 else
     redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3])
 end
-return {ARGV[1], 1}
+return {ARGV[1], 1, ''}

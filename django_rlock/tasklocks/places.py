@@ -141,7 +141,11 @@ class Place:
 
     def free(self) -> bool:
         """Free the place, whichever message has it; returns whether it was taken."""
-        return bool(self._run(ScriptCall(self.lock.name, scripts.TASK_PLACE, (self._key,), ("", 0)))[0])
+        freed, known = self._run(self._change_call(0))
+        if known:
+            self._value = known.decode().removeprefix(_UNSENT)
+            freed = self._change(0)  # by its value: a copy may come late
+        return bool(freed)
 
     def _try_to_take(self, mark: str) -> tuple[str, str, int]:
         args = self._value, milliseconds(SENDING), mark
@@ -149,8 +153,8 @@ class Place:
         known, run, left_ms = self._run(call)
         return known.decode(), run.decode(), left_ms
 
-    def _change(self, ms: int) -> None:
-        self._run(self._change_call(ms))
+    def _change(self, ms: int) -> bool:
+        return bool(self._run(self._change_call(ms))[0])
 
     def _change_call(self, ms: int) -> ScriptCall:
         return ScriptCall(self.lock.name, scripts.TASK_PLACE, (self._key,), (self._value, ms))

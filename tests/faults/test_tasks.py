@@ -9,6 +9,7 @@ from celery.app.trace import build_tracer
 
 from django_rlock import FairLock, scripts
 from django_rlock.celery import LockedTask
+from django_rlock.tasklocks.places import Place
 from tests.eventually import UNTIL_SERVED
 
 MORE_THAN_ARE_TRIED = 5
@@ -53,3 +54,37 @@ def test_a_task_is_sent_anew_that_redis_refused_and_then_did_not_know(app, proxy
         sent = connection.SimpleQueue("anew").get(timeout=UNTIL_SERVED)
     assert sent.headers["id"] == "1"
     assert sent.headers["rlock_token"], "it may be sent twice, and is looked up only as a copy"
+
+
+@pytest.fixture
+def place(app):
+    """Makes the place of a message with a token, which all take in turn."""
+
+    @app.task(base=LockedTask, shared=False, name="job", lock_key="job", lock_scope="queue")
+    def task() -> None:
+        """Do nothing."""
+
+    return lambda token: Place(task, "job", "1", token)
+
+
+CHANGES = {
+    "keep": lambda place: place("first").keep(60),
+    "begin": lambda place: place("first").begin(),
+    "leave": lambda place: place("first").leave(),
+    "free": lambda place: place("").free(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_late_change_of_a_place_leaves_the_next_message_in_it(place, proxy, redis_client, change):
+    place("first").take()
+    late = proxy.copy_late(b"first:1")
+    CHANGES[change](place)
+    assert late.served.is_set()
+    redis_client.flushdb()
+    place("second").take()
+    late.let_go.set()
+    assert late.obeyed.wait(UNTIL_SERVED)
+    [key] = redis_client.keys("rlock_place:*")
+    assert redis_client.get(key) == "?second:1"
+    assert redis_client.pttl(key) <= 5000
