@@ -912,8 +912,9 @@ def test_p15_a_late_grant_is_given_back(mutant, mutate, settings):
 
 
 @pytest.mark.parametrize("mutant", [None, "no_lasting_tombstones"])
-def test_p15_what_outlasts_a_tombstone_takes_nothing(mutant, mutate, settings, monkeypatch):
-    """Two of three nodes get the command long after they have executed its undo."""
+@pytest.mark.parametrize("lease", [4.0, 1.0])
+def test_p15_what_outlasts_a_tombstone_takes_nothing(lease, mutant, mutate, settings, monkeypatch):
+    """Two of three nodes get the command long after they have executed its undo, also after a lease."""
     if mutant is not None:
         mutate(mutant)
     receive = SimNode.receive
@@ -923,7 +924,7 @@ def test_p15_what_outlasts_a_tombstone_takes_nothing(mutant, mutate, settings, m
         self.world.at(self.world.now + delay, lambda: receive(self, call, *args))
 
     monkeypatch.setattr(SimNode, "receive", changed)
-    setting = Setting(nodes=3, clients=1, lease=4.0, loss=0, copies=0, slow=0, rate_error=0, wait=0.0)
+    setting = Setting(nodes=3, clients=1, lease=lease, loss=0, copies=0, slow=0, rate_error=0, wait=0.0)
     with simulated(settings, setting, 0) as world:
         [client] = world.clients
         client.start(client.visit(0.0))

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from typing import Any
 
+from django_rlock.drivers.calls import REMEMBERED
 from django_rlock.drivers.quorum.votes import Ballot, QuorumCall, Voting
 from django_rlock.drivers.retrying import REPLY_GRACE
 from django_rlock.scripts import ENDLESS, LOST, OK
@@ -164,7 +165,8 @@ class Release(QuorumCall):
 
     def lasting(self) -> Release:
         owner, left, lease_ms, _ = self.args
-        return Release(self.name, self.script, self.keys, (owner, left, lease_ms, lease_ms), lease=self.lease)
+        refused = int(1000 * max(self.lease, REMEMBERED))
+        return Release(self.name, self.script, self.keys, (owner, left, lease_ms, refused), lease=self.lease)
 
     async def over(self, voting: Voting) -> list[Any]:
         return await self.settle(await voting.tell(self.lasting() if voting.lost_links else self), voting)

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from django_rlock import threads
 from django_rlock.connections import Purpose, connect_within, server
-from django_rlock.drivers.calls import next_nonce, pack, pack_command
+from django_rlock.drivers.calls import REMEMBERED, next_nonce, pack, pack_command
 from django_rlock.drivers.quorum.proposals import Proposals
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, Restarts
 from django_rlock.drivers.quorum.votes import NodeDownError, QuorumCall
@@ -48,7 +48,7 @@ class NodeSet:
         self.proposals = Proposals()
         self.down: dict[int, tuple[str, bool]] = {}
         self._lost_until = -math.inf
-        self._leases = options.longest_lease or options.watchdog_timeout
+        self._late = max(options.longest_lease or options.watchdog_timeout, REMEMBERED)
         self.untold: dict[tuple[int, QuorumCall], float] = {}
         self.closing: list[Callable[[], object]] = []
         self._seats = [_free_seat() for _ in self.names]
@@ -70,12 +70,12 @@ class NodeSet:
 
     @property
     def lost_links(self) -> bool:
-        """See ``votes.Means``. A command that is delayed longer than a lease can take no more than one lease."""
+        """See ``votes.Means``."""
         return time.monotonic() < self._lost_until
 
     def note_lost_link(self) -> None:
         """Record that a connection was given up on which a command may still be under way."""
-        self._lost_until = time.monotonic() + self._leases
+        self._lost_until = time.monotonic() + self._late
 
     def note_down(self, node: int, error: Exception) -> None:
         """Do not use a node until it has been reached again."""
