@@ -1,0 +1,410 @@
+"""A story of each script that writes, for ``test_every_script``.
+
+It sends the script, does what its sender may do next, and mostly leaves a lock held. ``strike`` is called just before
+the command under test.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery
+
+from django_rlock import (
+    CountDownLatch,
+    FairLock,
+    FencedLock,
+    MultiLock,
+    PermitExpirableSemaphore,
+    RLock,
+    Semaphore,
+    rlock,
+    scripts,
+)
+from django_rlock.celery import LockedTask
+from django_rlock.drivers.base import run_flow
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.identity import client_id, new_request, thread_owner
+from django_rlock.drivers.room import sync_driver
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.permits import Permit
+from django_rlock.locks.redlock import RedLock
+from django_rlock.locks.semaphore import _Acquire
+from django_rlock.scripts import Script
+from django_rlock.tasklocks.places import Place
+from tests.background import settle, until_renewed
+from tests.eventually import UNTIL_SERVED
+
+NAME, KEY = "stock:42", "rlock:stock:42"
+
+Strike = Callable[[], object]
+Story = Callable[[Strike], object]
+STORIES: dict[Script, Story] = {}
+
+
+def story(script: Script) -> Callable[[Story], Story]:
+    """Add a story of a script."""
+
+    def add(tell: Story) -> Story:
+        STORIES[script] = tell
+        return tell
+
+    return add
+
+
+def send(call: ScriptCall) -> list[Any]:
+    """What a hook of a lock makes, sent as all calls are."""
+    driver = sync_driver("default")
+    return run_flow(driver.run, call, driver.now() + UNTIL_SERVED)
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
+def takes(make: Callable[..., Any]) -> Story:
+    """Take it, and again under another lease."""
+
+    def tell(strike: Strike) -> None:
+        strike()
+        with make(lease_time=5):
+            pass
+        make(lease_time=60).acquire()
+
+    return tell
+
+
+def releases(make: Callable[..., Any]) -> Story:
+    def tell(strike: Strike) -> None:
+        with make(lease_time=5):
+            strike()
+        make(lease_time=60).acquire()
+
+    return tell
+
+
+def renews(make: Callable[..., Any]) -> Story:
+    """Renew it, and choose another lease."""
+
+    def tell(strike: Strike) -> None:
+        lock = make()
+        lock.acquire()
+        strike()
+        [hold] = HOLDS.snapshot()
+        until_renewed(hold)
+        lock.release()
+        make(lease_time=10).acquire()
+
+    return tell
+
+
+def fair(**options: Any) -> Any:
+    return FairLock(NAME, **options)
+
+
+def plain(**options: Any) -> Any:
+    return RLock(NAME, **options)
+
+
+def fenced(**options: Any) -> Any:
+    return FencedLock(NAME, **options)
+
+
+def reading(**options: Any) -> Any:
+    return rlock(NAME, kind="read", **options)
+
+
+def writing(**options: Any) -> Any:
+    return rlock(NAME, kind="write", **options)
+
+
+def several(**options: Any) -> Any:
+    return MultiLock(RLock(NAME), FairLock("stock:43"), **options)
+
+
+STORIES |= {
+    scripts.FAIR_ACQUIRE: takes(fair),
+    scripts.RLOCK_ACQUIRE: takes(plain),
+    scripts.FENCED_ACQUIRE: takes(fenced),
+    scripts.READ_ACQUIRE: takes(reading),
+    scripts.WRITE_ACQUIRE: takes(writing),
+    scripts.MULTI_ACQUIRE: takes(several),
+    scripts.FAIR_RELEASE: releases(fair),
+    scripts.RLOCK_RELEASE: releases(plain),
+    scripts.READ_RELEASE: releases(reading),
+    scripts.WRITE_RELEASE: releases(writing),
+    scripts.MULTI_RELEASE: releases(several),
+    scripts.LOCK_RENEW: renews(plain),
+    scripts.READ_RENEW: renews(reading),
+    scripts.WRITE_RENEW: renews(writing),
+}
+
+
+@story(scripts.LOCK_EXTEND)
+def extend(strike: Strike) -> None:
+    lock = plain(lease_time=60)
+    lock.acquire()
+    strike()
+    lock.extend(5)
+    lock.extend(50)
+
+
+@story(scripts.LOCK_FORCE_RELEASE)
+def force_release(strike: Strike) -> None:
+    plain(owner="somebody").acquire()
+    strike()
+    plain().force_release()
+    HOLDS.clear()
+    plain(lease_time=60).acquire()
+
+
+@story(scripts.FAIR_LEAVE)
+def leave(strike: Strike) -> None:
+    """A waiter gives up, and is the holder later."""
+    abandoned = thread_owner().wire_name
+    thread_owner().renew_name()
+    with plain(lease_time=60):
+        send(fair()._acquire_call(abandoned, 1, 60, waiting=True))
+        strike()
+        send(fair()._leave_call(abandoned))
+    fair(lease_time=60).acquire()
+
+
+@story(scripts.FAIR_BEAT)
+def beat(strike: Strike) -> None:
+    """A process whose waiter had its turn since, and has left."""
+    with plain(owner="somebody", lease_time=60):
+        waiting = thread_owner().wire_name
+        send(fair()._acquire_call(waiting, 1, 60, waiting=True))
+        strike()
+        send(fair()._beat_call([(fair(), waiting)], 10))
+        send(fair()._leave_call(waiting))
+    thread_owner().renew_name()
+    fair(lease_time=60).acquire()
+
+
+@story(scripts.WRITE_BEAT)
+def beat_of_a_writer(strike: Strike) -> None:
+    reading(owner="somebody", lease_time=60).acquire()
+    lock, waiting = writing(prefer="writer"), f"{client_id()}:waits"
+    send(lock._acquire_call(waiting, 1, 60, waiting=True))
+    strike()
+    send(lock._beat_call([(lock, waiting)], 10))
+
+
+@story(scripts.WRITE_WITHDRAW)
+def withdraw(strike: Strike) -> None:
+    reading(owner="somebody", lease_time=60).acquire()
+    lock, first, second = writing(prefer="writer"), f"{client_id()}:1st", f"{client_id()}:2nd"
+    send(lock._acquire_call(first, 1, 60, waiting=True))
+    strike()
+    send(lock._withdraw_call(first))
+    send(lock._acquire_call(second, 1, 60, waiting=True))
+
+
+# --- RedLock: what it sends to one of its nodes ----------------------------------------------------------------------
+
+
+def node_calls() -> tuple[Any, str, Callable[[], object]]:
+    """The lock, the owner of an attempt, and the next owner's attempt."""
+    lock, owner, after = RedLock(NAME), new_request(), new_request()
+    return lock, owner, lambda: send(lock._acquire_call(after, 1, 25, False))
+
+
+@story(scripts.REDLOCK_ACQUIRE)
+def vote(strike: Strike) -> None:
+    """For an attempt that is given up: the node is free."""
+    lock, owner, _ = node_calls()
+    strike()
+    send(lock._acquire_call(owner, 1, 5, False))
+    send(lock._leave_call(owner).lasting())
+
+
+@story(scripts.REDLOCK_BUMP)
+def bump(strike: Strike) -> None:
+    """Count on from a token, for an owner that is gone when the next one has drawn its own."""
+    lock, owner, then = node_calls()
+    call = lock._acquire_call(owner, 1, 5, False)
+    [*_, token, _] = send(call)
+    strike()
+    send(call.bump.to(token + 1_000_000))
+    send(lock._leave_call(owner))
+    then()
+
+
+@story(scripts.REDLOCK_RELEASE)
+def last_release(strike: Strike) -> None:
+    lock, owner, then = node_calls()
+    send(lock._acquire_call(owner, 1, 5, False))
+    strike()
+    send(lock._release_call(owner, 0, 5))
+    then()
+
+
+@story(scripts.REDLOCK_RENEW)
+def renewal(strike: Strike) -> None:
+    lock, owner, then = node_calls()
+    send(lock._acquire_call(owner, 1, 5, False))
+    strike()
+    send(lock._renew_call(owner, 30))
+    send(lock._release_call(owner, 0, 5))
+    then()
+
+
+@story(scripts.REDLOCK_SEED)
+def seed(strike: Strike) -> None:
+    """A node that has forgotten a holder gets it back, and the holder leaves."""
+    lock, owner, _ = node_calls()
+    strike()
+    send(lock._renew_call(owner, 30).seed.with_holds(2))
+    send(lock._leave_call(owner).lasting())
+
+
+# --- semaphores and latches ------------------------------------------------------------------------------------------
+
+
+def changes(make: Callable[..., Any], method: str, *args: Any, there: int | None = 3) -> Story:
+    """A number is changed, and has another value when the story ends."""
+
+    def tell(strike: Strike) -> None:
+        counter = make("printers")
+        if there is not None:
+            set_number(there)
+        strike()
+        getattr(counter, method)(*args)
+        settle()
+        set_number(7)
+
+    return tell
+
+
+def set_number(number: int) -> None:
+    """As others may."""
+    Semaphore("printers").delete()
+    Semaphore("printers").try_set_permits(number)
+
+
+def permits() -> PermitExpirableSemaphore:
+    set_number(3)
+    return PermitExpirableSemaphore("printers")
+
+
+def take(licences: PermitExpirableSemaphore, lease: float) -> Permit:
+    permit = licences.acquire(lease_time=lease)
+    assert permit
+    return permit
+
+
+STORIES |= {
+    scripts.SEMAPHORE_ACQUIRE: changes(Semaphore, "acquire"),
+    scripts.SEMAPHORE_RELEASE: changes(Semaphore, "release"),
+    scripts.SEMAPHORE_SET: changes(Semaphore, "try_set_permits", 5, there=None),
+    scripts.SEMAPHORE_ADD: changes(Semaphore, "add_permits", 2),
+    scripts.SEMAPHORE_DRAIN: changes(Semaphore, "drain_permits"),
+    scripts.SEMAPHORE_DELETE: changes(Semaphore, "delete"),
+    scripts.PERMIT_SET: changes(PermitExpirableSemaphore, "set_permits", 5),
+    scripts.LATCH_SET: changes(CountDownLatch, "try_set_count", 5, there=None),
+    scripts.LATCH_COUNT_DOWN: changes(CountDownLatch, "count_down"),
+    scripts.LATCH_DELETE: changes(CountDownLatch, "delete"),
+}
+
+
+@story(scripts.SEMAPHORE_LEAVE)
+def leave_semaphore(strike: Strike) -> None:
+    """A request that took a permit is given up; others take some later."""
+    set_number(3)
+    request = _Acquire(Semaphore("printers"), 1)
+    send(request._acquire_call(request.id, 1, 120, False))
+    strike()
+    send(request._leave_call(request.id))
+    assert Semaphore("printers").acquire(2)
+
+
+@story(scripts.REQUEST_RETIRE)
+def retire(strike: Strike) -> None:
+    set_number(3)
+    strike()
+    send(Semaphore("printers")._retire_call(new_request()))
+    assert Semaphore("printers").acquire(2)
+
+
+@story(scripts.PERMIT_ACQUIRE)
+def take_permit(strike: Strike) -> None:
+    licences = permits()
+    strike()
+    take(licences, 5).release()
+    licences.acquire(lease_time=60)
+
+
+@story(scripts.PERMIT_RELEASE)
+def release_permit(strike: Strike) -> None:
+    licences = permits()
+    permit = take(licences, 5)
+    strike()
+    permit.release()
+    licences.acquire(2, lease_time=60)
+
+
+@story(scripts.PERMIT_LEAVE)
+def leave_permit(strike: Strike) -> None:
+    licences = permits()
+    permit = take(licences, 5)
+    strike()
+    send(licences._leave_call(permit.ids[0]))
+    licences.acquire(2, lease_time=60)
+
+
+@story(scripts.PERMIT_RENEW)
+def renew_permit(strike: Strike) -> None:
+    licences = permits()
+    permit = take(licences, 60)
+    strike()
+    licences.update_lease_time(permit, 5)
+    licences.update_lease_time(permit, 50)
+
+
+# --- Celery ----------------------------------------------------------------------------------------------------------
+
+
+def place(token: str) -> Place:
+    """The place of a message of a task."""
+    with Celery("scripts", broker="memory://", set_as_current=False) as app:
+
+        @app.task(base=LockedTask, shared=False, name="job", lock_key="job", lock_scope="queue")
+        def job() -> None:
+            """Do nothing."""
+
+        return Place(job, "job", "1", token)
+
+
+@story(scripts.TASK_PLACE)
+def keep_place(strike: Strike) -> None:
+    place("first").take()
+    strike()
+    place("first").keep(60)
+    place("first").leave()
+    place("second").take()
+
+
+@story(scripts.TASK_QUEUE)
+def take_place(strike: Strike) -> None:
+    strike()
+    place("first").take()
+    place("first").leave()
+    place("second").take()
+
+
+def task_call(script: Script, *args: str | int) -> ScriptCall:
+    return ScriptCall("job", script, (f"rlock_task:{script.name}",), args)
+
+
+@story(scripts.TASK_DONE)
+def note_success(strike: Strike) -> None:
+    strike()
+    send(task_call(scripts.TASK_DONE, "id", 60_000))
+
+
+@story(scripts.TASK_EXPECT)
+def expect_copy(strike: Strike) -> None:
+    """A copy of a message is expected, and then the one that comes after it."""
+    strike()
+    send(task_call(scripts.TASK_EXPECT, "0:a", "", 60_000))
+    send(task_call(scripts.TASK_EXPECT, "0:b", "0:a", 60_000))

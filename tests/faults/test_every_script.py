@@ -1,0 +1,117 @@
+"""Every script that writes, executed twice in a row and once more at the end: the outcome is that of a usual run.
+
+"Twice" means that its first reply is lost, so that it is sent again at once. "Late" means that its first copy arrives
+after the story, as from a load balancer that had kept it.
+"""
+
+import re
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from django_rlock import keys, scripts
+from django_rlock.drivers.identity import thread_owner
+from django_rlock.locks.holds import HOLDS
+from django_rlock.scripts import Script
+from tests.eventually import UNTIL_SERVED, eventually
+from tests.faults.copies import is_settled, often
+from tests.faults.stories import STORIES
+from tests.faults.storm_process import STAYS
+
+__all__ = ["often"]
+
+OWNER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:\d+")
+NUMBER = "rlock:printers"
+LEASES = """
+local time, leases = redis.call('time'), {}
+for place, ends in ipairs(redis.call('zrange', KEYS[1], 0, -1, 'withscores')) do
+    if place % 2 == 0 then
+        leases[place / 2] = ends - time[1] * 1000 - math.floor(time[2] / 1000)
+    end
+end
+return leases
+"""
+"""The leases of a semaphore's permits, in ms. Their ids are no text."""
+READ_ONLY = {
+    scripts.LOCK_STATE,
+    scripts.LOCK_HOLDERS,
+    scripts.LOCKS_EXIST,
+    scripts.READ_STATE,
+    scripts.WRITE_STATE,
+    scripts.COUNTER_READ,
+    scripts.PERMIT_STATE,
+    scripts.LATCH_PASS,
+    scripts.TASK_READ,
+}
+READING = {"exists", "get", "hget", "hkeys", "hmget", "pttl", "zcard", "zscore"}
+PASSES = re.compile(rf"{STAYS.pattern}|rlock_(drained:|process)")
+"""Keys that say nothing of who holds what."""
+
+
+def test_each_script_has_a_story_or_only_reads():
+    found = {each for each in vars(scripts).values() if isinstance(each, Script)}
+    assert found == STORIES.keys() | READ_ONLY
+    assert not STORIES.keys() & READ_ONLY
+
+
+@pytest.mark.parametrize("script", READ_ONLY, ids=lambda script: script.name)
+def test_those_that_only_read_send_no_command_that_writes(script):
+    own = files(scripts).joinpath(f"{script.name}.lua").read_text()
+    assert set(re.findall(r"redis\.p?call\('(\w+)'", own)) <= READING
+
+
+@pytest.mark.parametrize("deed", ["twice", "late"])
+@pytest.mark.parametrize("script", STORIES, ids=lambda script: script.name)
+def test_same_outcome_as_in_a_usual_run(script, deed, proxy, redis_client):
+    STORIES[script](lambda: None)
+    usual = outcome(redis_client)
+    begin_anew(redis_client)
+    rules: list[Any] = []
+    strike = {"twice": proxy.lose_reply, "late": proxy.copy_late}[deed]
+    STORIES[script](lambda: rules.append(strike(script)))
+    [rule] = rules
+    assert rule.served.is_set()
+    if deed == "late":
+        rule.let_go.set()
+        assert rule.obeyed.wait(UNTIL_SERVED)
+    eventually(lambda: is_like(outcome(redis_client), usual))
+    eventually(is_settled)
+    assert is_like(outcome(redis_client), usual)
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """What a story leaves held is for others to free."""
+    yield
+    HOLDS.clear()
+
+
+def begin_anew(redis_client):
+    HOLDS.clear()
+    thread_owner().renew_name()
+    redis_client.flushdb()
+
+
+def outcome(redis_client):
+    """Each key, and each permit, with what is under it and its lease in ms, whatever the owners' names."""
+    names = [key for key in redis_client.scan_iter() if not PASSES.match(key)]
+    found = {OWNER.sub("owner", key): (content(redis_client, key), redis_client.pttl(key)) for key in names}
+    leases = redis_client.eval(LEASES, 1, keys.permits_key(NUMBER))
+    permits = {number: ("", left) for number, left in enumerate(leases)}
+    return found | permits
+
+
+def content(redis_client, key):
+    kind = redis_client.type(key)
+    if kind == "hash":
+        return sorted((OWNER.sub("owner", field), value) for field, value in redis_client.hgetall(key).items())
+    return redis_client.zcard(key) if kind == "zset" else redis_client.get(key)
+
+
+def is_like(found, usual):
+    """Whether both are the same, but for the time that has passed."""
+    return found.keys() == usual.keys() and all(
+        found[key][0] == there and 0.5 <= found[key][1] / left <= 2  # of an endless one -1 / -1
+        for key, (there, left) in usual.items()
+    )
