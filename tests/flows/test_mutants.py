@@ -5,66 +5,20 @@ Each mutant is the package's own code with a few words replaced. The test that f
 
 from __future__ import annotations
 
-import inspect
 import math
-import textwrap
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from django_rlock import FairLock, RLock, Semaphore, scripts
+from django_rlock import FairLock, RLock, Semaphore
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks import allornone, attempt, counters, flows, latch, semaphore
-from django_rlock.scripts import Script
-from tests.flows import exploring, test_counters, test_interleavings, test_multi
+from django_rlock.locks import allornone, attempt, counters, flows
+from tests.flows import exploring, test_counters, test_grants, test_interleavings, test_multi
 from tests.flows.test_counters import same_ids
+from tests.mutants import Mutate, changed, changed_scripts
 
 __all__ = ["same_ids"]
-
-Mutate = Callable[[pytest.MonkeyPatch], None]
-
-
-def changed(place: Any, name: str, old: str, new: str) -> Mutate:
-    """A mutant of a function of a module, or of a method of a class."""
-
-    def mutate(patch: pytest.MonkeyPatch) -> None:
-        function = inspect.unwrap(getattr(place, name))
-        source = textwrap.dedent(inspect.getsource(function))
-        assert old in source, f"{name} has no {old!r} any more"
-        made: dict[str, Any] = {}
-        exec(source.replace(old, new), function.__globals__, made)
-        modules = [place] if isinstance(place, type) else _users(getattr(place, name))
-        for each in modules:
-            patch.setattr(each, name, made[name])
-
-    return mutate
-
-
-def _users(function: Any) -> list[ModuleType]:
-    """The modules that have a function under its name."""
-    return [
-        each
-        for each in (allornone, counters, flows, latch, semaphore)
-        if getattr(each, function.__name__, None) is function
-    ]
-
-
-def changed_scripts(old: str, new: str) -> Mutate:
-    """A mutant of all scripts that have a text."""
-
-    def mutate(patch: pytest.MonkeyPatch) -> None:
-        mutants = {
-            name: Script._from_source(each.name, each.source.replace(old, new), each.shared)
-            for name, each in vars(scripts).items()
-            if isinstance(each, Script) and old in each.source
-        }
-        assert mutants, f"no script has {old!r} any more"
-        for name, mutant in mutants.items():
-            patch.setattr(scripts, name, mutant)
-
-    return mutate
 
 
 def sent_twice(kind: Any, make_world: Any, **_: Any) -> None:
@@ -85,6 +39,18 @@ def sent_twice_by_force(make_world: Any, **_: Any) -> None:
 
 def sent_twice_to_a_semaphore(make_world: Any, same_ids: Any, **_: Any) -> None:
     test_counters.test_one_command_is_sent_twice(make_world, same_ids, Semaphore, 0, b"1")
+
+
+def sent_twice_to_a_fair_lock(make_world: Any, **_: Any) -> None:
+    sent_twice_in_a_long_hold(FairLock, make_world)
+
+
+def granted_twice(make_world: Any, **_: Any) -> None:
+    test_grants.test_faults(make_world, {"repeat": 1}, (2, 2))
+
+
+def paused(make_world: Any, **_: Any) -> None:
+    test_grants.test_faults(make_world, {"pass": 2}, (2, 1))
 
 
 def forgotten(kind: Any, make_world: Any, **_: Any) -> None:
@@ -149,6 +115,21 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
     ),
     "requests that were sent twice may be forgotten": (
         changed(counters, "note_answered", "if call.sends == 1:", "if True:"), sent_twice_to_a_semaphore, "assert",
+    ),
+    "a fair lock's acquire may shorten a lease": (
+        changed_scripts("math.max(left, tonumber(ARGV[4]))", "tonumber(ARGV[4])"), sent_twice_to_a_fair_lock, SHORTENED,
+    ),
+    "the message of another ticket is believed": (
+        changed(attempt.Attempt, "_is_granted", "waiter.ticket != self.ticket", "not waiter.ticket"),
+        granted_twice, "it counts as held",
+    ),
+    "a message is believed when the claim has ended": (
+        changed(attempt.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
+        paused, "it entered with a hold that had ended",
+    ),
+    "a claim is counted from its message": (
+        changed(attempt.Attempt, "_is_granted", "until = self.sent_at + claim", "until = now + claim"),
+        paused, "it counts as held",
     ),
     "nothing is freed behind an acquire of a group": (
         changed(allornone.AllOrNone, "_note_taken", "if has_copies:", "if False:"), sent_twice_by_a_group, "rlock:",
