@@ -82,7 +82,7 @@ def releases(make: Callable[..., Any]) -> Story:
 
 
 def renews(make: Callable[..., Any]) -> Story:
-    """Renew it, and choose another lease."""
+    """Renew it, and choose a longer lease."""
 
     def tell(strike: Strike) -> None:
         lock = make()
@@ -90,8 +90,7 @@ def renews(make: Callable[..., Any]) -> Story:
         strike()
         [hold] = HOLDS.snapshot()
         until_renewed(hold)
-        lock.release()
-        make(lease_time=10).acquire()
+        lock.extend(70)
 
     return tell
 

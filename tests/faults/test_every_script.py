@@ -18,6 +18,7 @@ from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.copies import is_settled, often
 from tests.faults.stories import STORIES
 from tests.faults.storm_process import STAYS
+from tests.mutants import changed_scripts
 
 __all__ = ["often"]
 
@@ -64,20 +65,64 @@ def test_those_that_only_read_send_no_command_that_writes(script):
 @pytest.mark.parametrize("deed", ["twice", "late"])
 @pytest.mark.parametrize("script", STORIES, ids=lambda script: script.name)
 def test_same_outcome_as_in_a_usual_run(script, deed, proxy, redis_client):
+    usual = play_usually(script, redis_client)
+    play(script, script, deed, proxy)
+    eventually(lambda: is_like(outcome(redis_client), usual))
+    eventually(is_settled)
+    assert is_like(outcome(redis_client), usual)
+
+
+MUTANTS = {
+    "an extension that was settled is executed": ("LOCK_EXTEND", "not is_settled(KEYS[2], ARGV[1])", "true"),
+    "a lock's renewal may shorten": ("LOCK_RENEW", "no_shorter(lock, ARGV[2])", "ARGV[2]"),
+    "a reader's renewal may shorten": (
+        "READ_RENEW",
+        "math.max(lease, tonumber(ARGV[3]))",
+        "ARGV[3]",
+    ),
+    "a permit's extension is executed": ("PERMIT_RENEW", "not is_settled(KEYS[4], ARGV[1])", "true"),
+    "what left a semaphore leaves again": ("SEMAPHORE_LEAVE", "if was_obeyed(KEYS[3], undone) then", "if false then"),
+    "a node forgets an attempt": ("REDLOCK_ACQUIRE", "if redis.call('zscore', KEYS[3], ARGV[2]) then", "if false then"),
+    "a node adds a holder that left": ("REDLOCK_SEED", " or redis.call('zscore', KEYS[2], ARGV[2])", ""),
+    "a copy of a message follows any": (
+        "TASK_EXPECT",
+        "known ~= ARGV[2] and known ~= ARGV[3]",
+        "false",
+    ),
+    "a place is any message's": ("TASK_PLACE", "known ~= ARGV[2] and known ~= '?' .. ARGV[2]", "false"),
+}
+
+
+@pytest.mark.parametrize(("name", "old", "new"), MUTANTS.values(), ids=MUTANTS.keys())
+def test_another_outcome_without_a_protection(monkeypatch, request, redis_client, name, old, new):
+    script = getattr(scripts, name)
+    changed_scripts(old, new)(monkeypatch)
+    usual = play_usually(script, redis_client)
+    play(script, getattr(scripts, name), "late", request.getfixturevalue("proxy"))  # which loads the mutant too
+    eventually(is_settled)
+    assert not is_like(outcome(redis_client), usual)
+
+
+def play_usually(script, redis_client):
+    """The outcome when nothing goes wrong."""
     STORIES[script](lambda: None)
     usual = outcome(redis_client)
-    begin_anew(redis_client)
+    HOLDS.clear()
+    thread_owner().renew_name()
+    redis_client.flushdb()
+    return usual
+
+
+def play(script, sent, deed, proxy):
+    """Tell a script's story with a command that is obeyed twice, or late; what is sent may be a mutant of it."""
     rules: list[Any] = []
     strike = {"twice": proxy.lose_reply, "late": proxy.copy_late}[deed]
-    STORIES[script](lambda: rules.append(strike(script)))
+    STORIES[script](lambda: rules.append(strike(sent)))
     [rule] = rules
     assert rule.served.is_set()
     if deed == "late":
         rule.let_go.set()
         assert rule.obeyed.wait(UNTIL_SERVED)
-    eventually(lambda: is_like(outcome(redis_client), usual))
-    eventually(is_settled)
-    assert is_like(outcome(redis_client), usual)
 
 
 @pytest.fixture(autouse=True)
@@ -85,12 +130,6 @@ def forget():
     """What a story leaves held is for others to free."""
     yield
     HOLDS.clear()
-
-
-def begin_anew(redis_client):
-    HOLDS.clear()
-    thread_owner().renew_name()
-    redis_client.flushdb()
 
 
 def outcome(redis_client):

@@ -1,0 +1,70 @@
+"""Without one of the protections in the flows, a test of late copies fails."""
+
+import pytest
+
+from django_rlock import LockUnavailableError, Semaphore, scripts
+from django_rlock.exceptions import RLockError
+from django_rlock.locks import counters, flows, watchdog
+from django_rlock.locks.holds import HOLDS
+from tests.faces import BlockingFace
+from tests.faults import test_late_copies as copies
+from tests.faults import test_late_counts as counts
+from tests.faults.copies import often
+from tests.mutants import changed
+
+__all__ = ["often"]
+
+PLAIN = copies.KINDS["rlock"]
+
+
+async def entered_late(face, proxy, redis_client, _patch):
+    await copies.test_inner_acquire_after_the_next_hold_began_changes_nothing(face, PLAIN, proxy, redis_client)
+
+
+async def renewed_late(face, proxy, redis_client, _patch):
+    await copies.test_renewal_that_failed_and_comes_late_changes_nothing(face, PLAIN, proxy, redis_client)
+
+
+async def freed_late(face, proxy, redis_client, patch):
+    await copies.test_force_release_that_failed_frees_no_later_holder(face, PLAIN[0], proxy, redis_client, patch)
+
+
+async def changed_late(face, proxy, redis_client, patch):
+    redis_client.set(counts.NUMBER, 3)
+    await counts.test_change_that_failed_is_not_made_later(
+        face, proxy, Semaphore("printers"), redis_client, patch, scripts.SEMAPHORE_ADD, "add_permits", [5]
+    )
+
+
+MUTANTS = {
+    "a name is used again after it entered twice": (
+        changed(flows.LockFlows, "_enter_again", "if call.sends > 1:", "if False:"), entered_late,
+    ),
+    "a name is used again after its renewal was sent twice": (
+        changed(watchdog.Renewals, "_renew", "isinstance(reply, Exception) or call.sends > 1", "False"), renewed_late,
+    ),
+    "a forced release that failed is not retired": (
+        changed(flows.LockFlows, "_run_forced", "clean_up(self.using, retire, driver.now() + REMEMBERED)", "pass"),
+        freed_late,
+    ),
+    "a change that failed is not retired": (
+        changed(counters.Counter, "_change_once", "retire(self, call)", "pass"), changed_late,
+    ),
+}  # fmt: skip
+
+
+LONG = {"a forced release that failed is not retired"}
+"""Those that are noticed after a wait for what does not come."""
+
+
+@pytest.mark.parametrize(
+    ("mutate", "finds"),
+    [pytest.param(*mutant, id=name, marks=[pytest.mark.thorough] * (name in LONG)) for name, mutant in MUTANTS.items()],
+)
+def test_without_it_a_late_copy_is_noticed(monkeypatch, proxy, redis_client, mutate, finds):
+    mutate(monkeypatch)
+    face = BlockingFace()
+    with pytest.raises((AssertionError, RLockError)) as found:
+        face.run(finds(face, proxy, redis_client, monkeypatch))
+    assert not isinstance(found.value, LockUnavailableError)
+    HOLDS.clear()  # what the test that failed still held
