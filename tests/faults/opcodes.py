@@ -248,6 +248,22 @@ def _wait_for_answers() -> None:
     inspection.ANSWER_WITHIN = UNSEEN
 
 
+def share_a_mutex() -> None:
+    """Have all callers take a mutex that an interruption may leave locked, to see that this is noticed."""
+    from django_rlock.links.server import Server
+
+    mutex, take = threading.Lock(), Server.take_idle
+
+    def take_alone(server: Server) -> Any:
+        mutex.acquire()
+        try:
+            return take(server)
+        finally:
+            mutex.release()
+
+    Server.take_idle = take_alone  # type: ignore[assignment]
+
+
 def actions_of(kind: str) -> list[str]:
     """What can be done with a kind."""
     return [action for action in ACTIONS if action not in IMPOSSIBLE.get(kind, ())]
@@ -260,11 +276,14 @@ def main() -> None:
     parser.add_argument("--action", choices=ACTIONS, nargs="+", help="one or more (all)")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1)
+    parser.add_argument("--mutex", action="store_true", help="put a mutex in the way of all, as a negative control")
     options = parser.parse_args()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     set_up(options.urls, WAITER_ALIVE_TIME=UNSEEN, CLAIM_TIME=UNSEEN)
     _wait_for_answers()
+    if options.mutex:
+        share_a_mutex()
     try:
         interrupt_all(Stage(options.kind), options)
         tell(ended=True)

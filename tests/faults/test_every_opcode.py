@@ -17,14 +17,14 @@ STRIDE = 12
 """Of the short form. A line has some eight opcodes, so two or three runs, which begin elsewhere, meet every place."""
 
 
-def interrupt_every(kind, *actions, first=1, stride=1):
+def interrupt_every(kind, *actions, first=1, stride=1, options=()):
     """How many opcodes were interrupted; it fails with the places one of which stops something."""
     tried = 0
     suspects: list[dict[str, object]] = []
     with ExitStack() as stack:
         servers = [stack.enter_context(EmbeddedServer()) for _ in range(NODES if kind == "redlock" else 1)]
         command = [sys.executable, "-m", "tests.faults.opcodes", kind, *(server.url for server in servers)]
-        command += ["--first", str(first), "--stride", str(stride), "--action", *actions]
+        command += ["--first", str(first), "--stride", str(stride), "--action", *actions, *options]
         process = stack.enter_context(Watched(command))
         try:
             while "ended" not in (message := json.loads(process.line())):
@@ -48,3 +48,10 @@ def test_interrupted_here_and_there():
 @pytest.mark.parametrize(("kind", "action"), [(kind, action) for kind in KINDS for action in actions_of(kind)])
 def test_interrupted_at_every_opcode(kind, action):
     assert interrupt_every(kind, action) > 1000
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_mutex_that_is_left_locked_is_found():
+    with pytest.raises(pytest.fail.Exception, match=r"opcodes\.py:\d+ take_alone"):
+        interrupt_every("rlock", "pair", options=["--mutex"])
