@@ -112,6 +112,8 @@ class LockedTask(_DjangoTask):
     Request = "django_rlock.tasklocks.requests:TimedRequest"
 
     _rlock: TaskOptions
+    _stores_start = False
+    """Whether ``track_started`` is set, by the task or the app."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -122,6 +124,10 @@ class LockedTask(_DjangoTask):
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
         cls._rlock = TaskOptions.of(cls)  # task_annotations may have changed an option
+        if cls.track_started:
+            # Celery would store STARTED before the call, also for a copy of a message whose task has succeeded; and
+            # most backends of databases overwrite SUCCESS. So a run stores it, once it holds its lock and counts.
+            cls._stores_start, cls.track_started = True, False
 
     @property
     def lock(self) -> BaseLock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.states import RETRY, STARTED
 
 from django_rlock.callbacks import log
 from django_rlock.drivers.identity import thread_owner
@@ -119,6 +121,8 @@ class Run:
             if standing is Standing.SETTLING:
                 raise self._sent_anew(delivery, RLockError(standing.value), self._delay(delivery), is_copy=True)
             delivery.note_run()
+        if self.task._stores_start and delivery.keeps_outcome:  # noqa: SLF001
+            self._store(delivery.message, {"pid": os.getpid(), "hostname": delivery.message.hostname}, STARTED)
         delivery.forget()
         if self._place is not None:
             self._place.begin()
@@ -202,7 +206,7 @@ class Run:
         """
         message = delivery.message
         if not is_copy and delivery.keeps_outcome:
-            self._store_retry(message, error)
+            self._store(message, error, RETRY)
         signature = self.task.signature_from_request(message, countdown=countdown, retries=message.retries)
         headers = delivery.next_copy(is_copy)
         try:
@@ -218,14 +222,14 @@ class Run:
         message.ignore_result = True  # so that Celery stores no state now
         return Retry(exc=error, when=countdown, sig=signature)  # type: ignore[arg-type] # numbers.Real
 
-    def _store_retry(self, message: Context, error: RLockError) -> None:
-        """Store the state. If that fails, the message is sent all the same, because the work matters more."""
+    def _store(self, message: Context, outcome: object, state: str) -> None:
+        """Store the task's state. If that fails, it goes on all the same, because the work matters more."""
         try:
-            self.task.backend.mark_as_retry(self.task_id, error, request=message)
+            self.task.backend.store_result(self.task_id, outcome, state, request=message)
         except SoftTimeLimitExceeded:
             raise
         except Exception as failure:  # noqa: BLE001 - each backend has its own errors
-            self._log(logging.WARNING, "is sent again, but its state could not be stored: %s", failure)
+            self._log(logging.WARNING, "goes on, but its state %s could not be stored: %s", state, failure)
 
     # --- around the body ---------------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 import os
 import signal
 import time
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
+from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
 
 from django_rlock.celery import LockedTask
@@ -69,6 +70,23 @@ def asks(self, log):
 
 @locked(lock_using="short", acks_late=True, reject_on_worker_lost=True, **soon)
 def survives(self, log):
+    return work(self, log, gated=True)
+
+
+class Obedient(RedisBackend):
+    """Results of which each state is stored, even after a success, as some backends on databases do."""
+
+    def _store_result(self, task_id, result, state, traceback=None, request=None, **_):
+        meta = self._get_result_meta(result, state, traceback, request)  # type: ignore[attr-defined]
+        self.set(self.get_key_for_task(task_id), self.encode({**meta, "task_id": task_id}))
+        return result
+
+
+obedient = cached_property(lambda _: Obedient(app=app, url=app.conf.result_backend))
+
+
+@locked(backend=obedient, track_started=True, acks_late=True, reject_on_worker_lost=True, **soon)
+def tells_when_it_starts(self, log):
     return work(self, log, gated=True)
 
 

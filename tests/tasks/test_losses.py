@@ -88,6 +88,19 @@ def test_a_copy_that_comes_during_the_run_waits_for_its_end(worker, log):
     assert not records.count(f"{log}:starts")
 
 
+def test_a_copy_does_not_overwrite_a_success_by_its_start(worker, log):
+    result = tasks.tells_when_it_starts.delay(log)
+    (run,) = starts(log, 1)
+    assert result.state == "STARTED"
+    assert result.info == {"pid": run["pid"], "hostname": worker.hostname}
+    deliver_again()
+    assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
+    go(log)
+    until(lambda: app.AsyncResult(result.id).state == "SUCCESS")
+    assert "succeeded" in records.wait_for(f"deduplicated:{result.id}")
+    assert app.AsyncResult(result.id).state == "SUCCESS"
+
+
 def test_a_copy_is_known_by_its_id(worker, log):
     """The broker does not mark it as redelivered, as when a worker died between sending it again and the ack."""
     first = tasks.skips.delay(log, gated=True)
