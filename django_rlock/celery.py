@@ -57,7 +57,8 @@ class LockedTask(_DjangoTask):
       (None: no limit) the task fails with LockTimeoutError. The task's ``max_retries`` is counted separately, for the
       task's own errors;
     * ``"wait"``: the task waits in the worker's slot, for ``lock_wait_time`` or without limit if that is not set; then
-      it fails with LockTimeoutError;
+      it fails with LockTimeoutError. With ``acks_late`` it is sent again, to go on waiting, each time that the wait has
+      taken almost half the visibility timeout;
     * ``"raise"``: the task fails with LockTimeoutError;
     * a function: it gets the task and the LockTimeoutError, and returns the task's result.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -67,18 +68,19 @@ def _is_known(using: str) -> bool:
 
 
 def _doubts(task: LockedTask) -> Iterator[CheckMessage]:
-    from django_rlock.tasklocks.deliveries import visibility_timeout
+    from django_rlock.tasklocks.deliveries import UNNOTICED, visibility_timeout
 
     conf: Any = task.app.conf
-    wait = task._rlock.wait_time  # noqa: SLF001
+    visibility = visibility_timeout(task.app)
     if task.on_locked == "wait":
-        if task.soft_time_limit and (wait is None or wait >= task.soft_time_limit):
+        wait = task._rlock.wait_time  # noqa: SLF001
+        wait = min(math.inf if wait is None else wait, UNNOTICED * visibility if task.acks_late else math.inf)
+        if task.soft_time_limit and wait >= task.soft_time_limit:
             yield _warning(task, f"waits for the lock until its soft time limit of {task.soft_time_limit:g} s ends it; "
                            f"set lock_wait_time to less", "W020")  # fmt: skip
         if conf.worker_pool == "prefork" and conf.worker_prefetch_multiplier != 1:
             yield _warning(task, "waits in its slot, where other messages wait behind it; "
                            "set worker_prefetch_multiplier to 1, or on_locked to 'retry'", "W020")  # fmt: skip
-    visibility = visibility_timeout(task.app)
     longest = task.time_limit or task._rlock.lease_time  # noqa: SLF001
     if task.acks_late and longest and longest > visibility:
         yield _warning(task, f"may run for {longest:g} s, and the broker delivers it again after "

@@ -16,6 +16,7 @@ task itself replaces the copies of earlier attempts.
 from __future__ import annotations
 
 import enum
+import math
 import uuid
 from functools import cached_property
 from time import monotonic
@@ -38,6 +39,8 @@ DEFAULT_VISIBILITY = 3600.0
 """The visibility timeout of kombu's Redis transport if the app sets none, in seconds."""
 _SHORTEST_VISIBILITY = 1.0
 """No app sets less, in seconds. A run that waited for less than half of it does not read the slow settings."""
+UNNOTICED = 0.45
+"""The share of its visibility timeout that a message may wait in a worker, so that no copy comes meanwhile."""
 MARKED_FOR = 3
 """How many visibility timeouts a success is remembered, unless the task sets a time."""
 SETTLING = 30.0
@@ -46,8 +49,10 @@ PATIENCE = 1.0
 """How long to retry a record while Redis is unreachable, in seconds."""
 
 RETRIES, COPY, TOKEN, PARENTS = "rlock_retries", "rlock_copy", "rlock_token", "rlock_parents"
+WAITED = "rlock_waited"
 """Headers of a message that was sent again: how often; whether another delivery of it may have run; its own token, and
-the tokens of its predecessors, of which one may still be recorded."""
+the tokens of its predecessors, of which one may still be recorded; if it was sent again to go on waiting, how long it
+waited for the lock in workers' slots, in seconds."""
 RECEIVED = "rlock_received"
 """Set in the request of a run: when the worker received the message, in monotonic seconds."""
 
@@ -65,7 +70,8 @@ class Delivery:
     """One delivery of a task's message. ``using`` is the alias that stores what is known of the task.
 
     ``retries`` counts the task's own retries, ``lock_retries`` how often the message was sent again. ``has_begun`` is
-    whether the task may have run already, so that it must not be skipped.
+    whether the task may have run already, so that it must not be skipped; ``is_copy`` whether another delivery may be
+    running it now. ``waited`` is how long it has waited for the lock in workers' slots before, in seconds.
     """
 
     def __init__(self, task: Task[..., Any], message: Context, using: str, done_marker_time: float | None) -> None:
@@ -79,7 +85,9 @@ class Delivery:
         self._token = str(message.get(TOKEN) or "")
         self._parents: list[str] = list(message.get(PARENTS) or ())
         self._is_redelivered = bool((message.delivery_info or {}).get("redelivered"))
-        self.has_begun = bool(message.get(COPY)) or self._is_redelivered or self.retries > 0
+        self.is_copy = bool(message.get(COPY)) or self._is_redelivered
+        self.has_begun = self.is_copy or self.retries > 0
+        self.waited = float(message.get(WAITED) or 0)
         self._known: str | None = None
 
     # --- what is known -----------------------------------------------------------------------------------------------
@@ -88,6 +96,15 @@ class Delivery:
     def visibility(self) -> float:
         """After how many seconds the broker delivers the message again."""
         return visibility_timeout(self._task.app)
+
+    @property
+    def unnoticed(self) -> float:
+        """How long it may wait in a worker before the broker would deliver it again, in seconds."""
+        return self.visibility * UNNOTICED
+
+    def left_of(self, wait_time: float | None) -> float:
+        """How much of a time to wait is left; None waits for ever. In seconds."""
+        return math.inf if wait_time is None else max(0.0, wait_time - self.waited)
 
     @property
     def _marked_for(self) -> float:
@@ -163,14 +180,15 @@ class Delivery:
         args = str(self.message.id), milliseconds(self._marked_for)
         self._run(NoteTask, scripts.TASK_DONE, self._keys[:1], *args)
 
-    def next_copy(self, is_copy: bool) -> dict[str, Any]:
-        """The headers of the copy that follows this delivery."""
+    def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
+        """The headers of the copy that follows this delivery. One that goes on waiting is no retry."""
         token, parents = uuid.uuid4().hex, self._parents
         if self._known is not None:
             parents = [self._token, self._known.partition(":")[2]]
         elif self._token:
             token = self._token
-        return {RETRIES: self.lock_retries + 1, COPY: is_copy, TOKEN: token, PARENTS: parents}
+        retries = self.lock_retries + (not waited)
+        return {RETRIES: retries, COPY: is_copy, TOKEN: token, PARENTS: parents, WAITED: waited}
 
     def note_copy(self, headers: dict[str, Any]) -> None:
         """Record that only this copy counts, unless another one was recorded since ``standing()``."""
@@ -184,7 +202,7 @@ class Delivery:
     def forget(self) -> None:
         """Remove our headers, so that a ``retry()`` in the body starts counting from 0."""
         if self.message.headers:
-            ours = {RETRIES, COPY, TOKEN, PARENTS, RECEIVED}
+            ours = {RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED}
             headers = self.message.headers.items()
             self.message.headers = {name: value for name, value in headers if name not in ours}
 

@@ -55,11 +55,8 @@ class Run:
         if request is not None and not request.is_eager:
             self.delivery = Delivery(task, request, options.using, options.done_marker_time)
             self._place = Place.of_message(task, request.get(PLACE), self.task_id)
-        self.lock = options.lock(
-            self._names(args, kwargs),
-            wait_time=options.wait_time if self.delivery else options.wait_time_without_message(),
-            lease_time=options.lease_time,
-        )
+        self.lock = options.lock(self._names(args, kwargs), lease_time=options.lease_time)
+        self.lock.wait_time = self._wait_time(self.delivery)
 
     def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """The names of the locks. Runs with ``"until_start"`` may overlap, but not the copies of one message."""
@@ -67,6 +64,22 @@ class Run:
         if self.options.scope != "until_start":
             return names
         return [f"{name}:{self.task_id or uuid.uuid4()}" for name in names]
+
+    def _wait_time(self, delivery: Delivery | None) -> float | None:
+        """How long to wait in the slot: not for the run whose copy this is, and not until the broker sends a copy."""
+        if delivery is None:
+            return self.options.wait_time_without_message()
+        wait_time = delivery.left_of(self.options.wait_time)
+        if wait_time and delivery.is_copy and _Holders(self.lock).has(self.task_id):
+            return 0.0
+        if self.task.acks_late:
+            wait_time = min(wait_time, delivery.unnoticed)
+        return None if wait_time == math.inf else wait_time
+
+    def _is_to_wait_on(self, delivery: Delivery) -> bool:
+        """Whether the wait ended early, so that the broker sends no copy."""
+        left = delivery.left_of(self.options.wait_time)
+        return self.lock.wait_time is not None and self.lock.wait_time < left
 
     def execute_in_place(self, body: Callable[[], Any]) -> Any:
         """Run the body as ``execute`` does, then leave the message's place in the queue unless it comes again."""
@@ -143,12 +156,16 @@ class Run:
             return self.execute(body)
         delivery, on_locked = self.delivery, self.options.on_locked
         if delivery is not None:
+            error.waited += delivery.waited
             has_begun = delivery.has_begun or found.has(self.task_id)
             if has_begun or (on_locked == "skip" and seems_dead(self.options, error.retry_after)):
                 self._end_if_settled(delivery)
                 # Its holder may be about to release it, or may be dead: then the end of the lease is the time to retry.
                 countdown = min(self._delay(delivery), math.inf if error.retry_after is None else error.retry_after)
                 raise self._sent_anew(delivery, error, countdown, is_copy=has_begun) from error
+            if self._is_to_wait_on(delivery):
+                self._end_if_settled(delivery)
+                raise self._sent_anew(delivery, error, 0, waited=error.waited) from error
             if (on_locked == "retry" and self._may_retry(delivery)) or (
                 on_locked == "skip" and self.options.runs_again
             ):
@@ -194,10 +211,12 @@ class Run:
 
     def _delay(self, delivery: Delivery) -> float:
         """How long the message waits, in a worker's memory; the broker must not redeliver it meanwhile. In seconds."""
-        delay = min(self.options.delay(delivery.lock_retries), delivery.visibility * 0.45)
+        delay = min(self.options.delay(delivery.lock_retries), delivery.unnoticed)
         return delay * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
-    def _sent_anew(self, delivery: Delivery, error: RLockError, countdown: float, is_copy: bool = False) -> Exception:
+    def _sent_anew(
+        self, delivery: Delivery, error: RLockError, countdown: float, is_copy: bool = False, waited: float = 0.0
+    ) -> Exception:
         """Send the message again with all its options, and return the exception that reports this to the worker.
 
         ``Task.retry`` is not used: it counts against the task's own ``max_retries``, and without a broker it discards
@@ -208,7 +227,7 @@ class Run:
         if not is_copy and delivery.keeps_outcome:
             self._store(message, error, RETRY)
         signature = self.task.signature_from_request(message, countdown=countdown, retries=message.retries)
-        headers = delivery.next_copy(is_copy)
+        headers = delivery.next_copy(is_copy, waited)
         try:
             signature.set(headers={**(signature.options.get("headers") or {}), **headers}).apply_async()
         except self.task.OperationalError:

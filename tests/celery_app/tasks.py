@@ -48,6 +48,16 @@ def waits(self, log, gated=False):
     return work(self, log, gated)
 
 
+@locked(on_locked="wait", acks_late=True, reject_on_worker_lost=True, **soon)
+def waits_late(self, log, gated=False):
+    return work(self, log, gated)
+
+
+@locked(on_locked="wait", lock_wait_time=0.8, acks_late=True)
+def waits_late_and_briefly(self, log):
+    return work(self, log)
+
+
 @locked(on_locked="retry", max_retries=1, **soon)
 def retries(self, log, gated=False):
     return work(self, log, gated)

@@ -65,3 +65,7 @@ def test_messages_behind_one_that_waits(found, app):
 
 def test_waits_that_end_in_time(found):
     assert found(on_locked="wait", soft_time_limit=5, lock_wait_time=4) == []
+
+
+def test_a_wait_that_is_interrupted_before_its_message_comes_again(found):
+    assert found(on_locked="wait", acks_late=True, soft_time_limit=2000) == []

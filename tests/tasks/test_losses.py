@@ -88,6 +88,18 @@ def test_a_copy_that_comes_during_the_run_waits_for_its_end(worker, log):
     assert not records.count(f"{log}:starts")
 
 
+def test_a_copy_of_a_task_that_waits_does_not_wait_for_its_own_run(worker, log):
+    result = tasks.waits_late.delay(log, gated=True)
+    starts(log, 1)
+    deliver_again()
+    for _ in range(2):
+        assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    assert "succeeded" in records.wait_for(f"deduplicated:{result.id}")
+    assert not records.count(f"{log}:starts")
+
+
 def test_a_copy_does_not_overwrite_a_success_by_its_start(worker, log):
     result = tasks.tells_when_it_starts.delay(log)
     (run,) = starts(log, 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from django_rlock import FairLock, LockTimeoutError
 from tests.celery_app import VISIBILITY, app, records, tasks
 from tests.celery_app.records import starts, until
 from tests.forms import long
@@ -74,3 +75,26 @@ def test_the_copy_runs_when_the_process_of_the_first_run_dies(hasty, log):
     until(lambda: pending(hasty.queue, result.id) == 0)
     assert run["insiders"] == 1
     assert not records.count(f"{log}:starts")
+
+
+def test_a_task_that_waits_leaves_its_slot_before_its_message_comes_again(hasty, log):
+    with FairLock(f"work:{log}"):
+        result = tasks.waits_late.apply_async([log], queue=hasty.queue)
+        assert "was not free" in records.wait_for(f"deferred:{result.id}")
+        other = tasks.lasts.apply_async([f"{log}-other"], queue=hasty.queue)
+        assert other.get(timeout=records.WAIT) == f"done {log}-other"
+        assert records.wait_for(f"deferred:{result.id}")
+        assert pending(hasty.queue, result.id) <= 2, "what waits, or what it has sent to follow it"
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    assert len(starts(log, 1)) == 1
+    until(lambda: pending(hasty.queue, result.id) == 0)
+    assert not records.count(f"{log}:starts")
+
+
+def test_the_time_that_a_task_waits_is_counted_over_its_slots(hasty, log):
+    with FairLock(f"work:{log}"):
+        result = tasks.waits_late_and_briefly.apply_async([log], queue=hasty.queue)
+        with pytest.raises(LockTimeoutError) as raised:
+            result.get(timeout=records.WAIT)
+    assert raised.value.waited >= 0.8
+    assert records.count(f"deferred:{result.id}")
