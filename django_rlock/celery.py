@@ -13,12 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.contrib.django.task import DjangoTask
+from celery.signals import worker_init
 from celery.utils import uuid
 
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks import BaseLock, Duration
 from django_rlock.locks.holds import context
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
+from django_rlock.tasklocks.checks import tell_worker
 from django_rlock.tasklocks.holders import label
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, mark_of, send_once
@@ -204,6 +206,11 @@ OPTIONS = frozenset(
     | {"on_locked", "on_skipped", "on_queued", "done_marker_time"}
 )
 """The names of a task's options."""
+
+
+@worker_init.connect(weak=False)
+def _tell_worker(**_: Any) -> None:
+    tell_worker()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from django_rlock.decorators import PLACES, TEMPLATES
 from django_rlock.keytemplates import check_converters, check_names
 from django_rlock.settings import get_aliases, unknown_alias
 from django_rlock.view_classes import OPERATIONS
+from django_rlock.web.urlconf import import_views
 
 HINT = "See key templates in the documentation of django-rlock: docs/decorator.md#key-templates"
 
@@ -31,8 +32,7 @@ def check_routes(**_: Any) -> list[CheckMessage]:
 def check_aliases(**_options: Any) -> list[CheckMessage]:
     """E011: a decorator names an alias that RLOCK does not have. Only imported modules are checked, which include those
     that the URLconf imports."""
-    if getattr(django_settings, "ROOT_URLCONF", None):
-        _ = get_resolver().url_patterns  # which imports the views
+    import_views()
     try:
         known = get_aliases()
     except ImproperlyConfigured:

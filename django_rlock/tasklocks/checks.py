@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Error
@@ -12,23 +15,65 @@ from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.settings import get_aliases, get_settings, unknown_alias
+from django_rlock.web.urlconf import import_views
 
 if TYPE_CHECKING:
     from django_rlock.celery import LockedTask
 
+logger = logging.getLogger("django_rlock.checks")
+
 HINT = "See the documentation of django-rlock: docs/celery.md"
+_SKIP = "CELERY_SKIP_CHECKS"
+"""Celery's environment variable."""
 
 
 def check_tasks(**_: Any) -> list[CheckMessage]:
-    """Check the options of tasks, if the project has imported any.
+    """Check the options of tasks, if the project uses Celery.
 
     E020: an alias that RLOCK does not have, or that has NODES although a scope needs one server; or a key that reads an
     attribute which the task does not have. W020: ``"wait"`` for longer than the soft time limit, or while messages
     queue behind the task in the worker. W021: with ``acks_late``, a hard time limit, or else a ``lock_lease_time``,
     above the visibility timeout.
     """
-    if "django_rlock.celery" not in sys.modules:
-        return []
+    import_views()
+    if "celery" in sys.modules:
+        _import_tasks()
+    return _found() if "django_rlock.celery" in sys.modules else []
+
+
+def tell_worker() -> None:
+    """Log, in a worker that has imported its tasks, what is wrong: Celery shows nothing of the checks that it runs."""
+    if not os.environ.get(_SKIP):
+        for message in _found():
+            logger.log(message.level, "%s", message)
+
+
+def _import_tasks() -> None:
+    """Import the tasks that the app of the project is to find, as a worker does when it starts."""
+    from celery import current_app
+
+    loader: Any = current_app.loader
+    if loader.worker_initialized:
+        return  # it is importing them
+    with _no_checks():
+        loader.import_default_modules()
+
+
+@contextmanager
+def _no_checks() -> Iterator[None]:
+    """Keep Celery from running all checks once more, this one among them, before it imports tasks."""
+    former = os.environ.get(_SKIP)
+    os.environ[_SKIP] = "1"
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[_SKIP]
+        else:
+            os.environ[_SKIP] = former
+
+
+def _found() -> list[CheckMessage]:
     return [message for task in _locked_tasks() for message in (*_errors(task), *_doubts(task))]
 
 
@@ -72,16 +117,18 @@ def _doubts(task: LockedTask) -> Iterator[CheckMessage]:
 
     conf: Any = task.app.conf
     visibility = visibility_timeout(task.app)
+    # Celery 5.6.0 does not give a task the limits of its app.
+    soft_limit = task.soft_time_limit or conf.task_soft_time_limit
     if task.on_locked == "wait":
         wait = task._rlock.wait_time  # noqa: SLF001
         wait = min(math.inf if wait is None else wait, UNNOTICED * visibility if task.acks_late else math.inf)
-        if task.soft_time_limit and wait >= task.soft_time_limit:
-            yield _warning(task, f"waits for the lock until its soft time limit of {task.soft_time_limit:g} s ends it; "
+        if soft_limit and wait >= soft_limit:
+            yield _warning(task, f"waits for the lock until its soft time limit of {soft_limit:g} s ends it; "
                            f"set lock_wait_time to less", "W020")  # fmt: skip
         if conf.worker_pool == "prefork" and conf.worker_prefetch_multiplier != 1:
             yield _warning(task, "waits in its slot, where other messages wait behind it; "
                            "set worker_prefetch_multiplier to 1, or on_locked to 'retry'", "W020")  # fmt: skip
-    longest = task.time_limit or task._rlock.lease_time  # noqa: SLF001
+    longest = task.time_limit or conf.task_time_limit or task._rlock.lease_time  # noqa: SLF001
     if task.acks_late and longest and longest > visibility:
         yield _warning(task, f"may run for {longest:g} s, and the broker delivers it again after "
                        f"{visibility:g} s; set visibility_timeout to more, so that no copy waits", "W021")  # fmt: skip

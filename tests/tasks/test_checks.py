@@ -1,5 +1,10 @@
 """System checks of tasks."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import celery
 import pytest
 from celery import Celery
@@ -56,6 +61,64 @@ def test_it_tells_what_is_wrong(found, options, number, text):
     ((told, message),) = found(**options)
     assert told == number
     assert text in message
+
+
+def test_limits_of_the_app(found, app):
+    app.conf.task_soft_time_limit = 5
+    app.conf.task_time_limit = 4000
+    assert [number for number, _ in found(on_locked="wait", acks_late=True)] == ["W020", "W021"]
+
+
+PROJECT = {
+    "shop/__init__.py": """
+from celery import Celery
+
+app = Celery("shop", broker="memory://")
+app.autodiscover_tasks()
+""",
+    "shop/settings.py": """
+SECRET_KEY = "-"
+INSTALLED_APPS = ["django_rlock", "shop"]
+CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://localhost:1/0"}}
+USE_TZ = True
+""",
+    "shop/tasks.py": """
+from celery import shared_task
+from django_rlock.celery import LockedTask
+
+@shared_task(base=LockedTask, lock_key="order:<pk>", lock_using="nope")
+def book(pk): ...
+""",
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Runs a module in a fresh project whose task names an unknown alias; returns what it says of that, if anything."""
+    for name, text in PROJECT.items():
+        path: Path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    environ = {name: value for name, value in os.environ.items() if name != "CELERY_SKIP_CHECKS"}
+    environ |= {"DJANGO_SETTINGS_MODULE": "shop.settings", "PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+
+    def run(*arguments):
+        command = [sys.executable, "-m", *arguments]
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                return next((line for line in process.stdout if "E020" in line or "ready." in line), "")
+            finally:
+                process.kill()
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["django check", "celery -A shop worker -P solo -l INFO"])
+def test_tasks_that_a_worker_is_to_find_are_checked(project, command):
+    assert "(django_rlock.E020) shop.tasks.book: lock_using" in project(*command.split())
 
 
 def test_messages_behind_one_that_waits(found, app):
