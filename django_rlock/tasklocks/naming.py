@@ -155,13 +155,14 @@ class _Values:
         self._label = task.name or task.__name__
         run: Any = inspect.getattr_static(task, "run")
         function: Any = getattr(run, "__func__", run)
-        is_validated = _validates(function)
-        if is_validated:
-            function = function.__wrapped__
+        wrapper = function if _validates(function) else None
+        if wrapper is not None:
+            function = wrapper.__wrapped__
         # The parameters that a message fills: those of the body, without the task that ``bind=True`` passes first.
         body = function if isinstance(run, staticmethod) else MethodType(function, task)
         self._arguments = Arguments(body)
-        self._models = _models(function) if is_validated else {}
+        self._models = _models(function) if wrapper is not None else {}
+        self._context = _context(wrapper) if self._models else {}
 
     @property
     def names(self) -> list[str] | None:
@@ -200,15 +201,34 @@ class _Values:
         if model is None or value is None:
             return value
         try:
-            return model.model_validate(value)
-        except ValueError as error:  # pydantic's
-            raise KeyTemplateError(f"{self._label}: argument {name!r} is no {model.__name__}: {error}", "") from error
+            # Not strictly: a sender's tuple, which would be refused, comes to the worker as a list.
+            return model.model_validate(value, context=self._context)
+        except ValueError as error:
+            raise KeyTemplateError(
+                f"{self._label}: argument {name!r} is no {model.__name__}: {_faults(error)}.", ""
+            ) from None  # pydantic's error shows the value
 
 
 def _validates(function: Any) -> bool:
     """Whether it is the wrapper that Celery puts around a body for ``pydantic=True``."""
     globals_of = getattr(function, "__globals__", {})
     return hasattr(function, "__wrapped__") and globals_of.get("__name__") == "celery.app.base"
+
+
+def _context(wrapper: Any) -> dict[str, Any]:
+    """What Celery's wrapper passes to validators. Only its closures have it, or in later versions those of a helper."""
+    own = inspect.getclosurevars(wrapper).nonlocals
+    helpers = [each for each in own.values() if getattr(each, "__globals__", None) is wrapper.__globals__]
+    known = dict(own)
+    for each in helpers:
+        known |= inspect.getclosurevars(each).nonlocals
+    return {**known["context"], "celery_app": known["app"], "celery_task_name": known["task_name"]}
+
+
+def _faults(error: Any) -> str:
+    """What pydantic found: the fields, and the kinds of faults, whose names contain no value."""
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    return ", ".join(f"{'.'.join(map(str, each['loc'])) or 'it'} ({each['type']})" for each in found)
 
 
 def _models(body: Callable[..., Any]) -> dict[str, Any]:

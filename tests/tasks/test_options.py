@@ -1,7 +1,9 @@
 """The options of a task: what is refused, and when, and which lock they name."""
 
+import traceback
 import uuid
 from datetime import date, timedelta
+from typing import Annotated
 
 import pytest
 from celery import Celery
@@ -187,6 +189,25 @@ def test_validated_arguments_make_the_key(app, lock_name):
         assert one != name(options, {"number": 8})
     assert name({"lock_key": lambda task, order: f"order:{order.number}"}, {"number": "07"}) == "order:7"
     assert name({}, {"number": 7}, {"number": 1}) == name({}, {"number": 7}, note={"number": "1"})
-    task = locked(app, pydantic=True)(ship)
-    with pytest.raises(KeyTemplateError, match="'order' is no Order"):
-        task.delay({"number": "seven"})
+    task, bad = locked(app, pydantic=True)(ship), "a secret"
+    with pytest.raises(KeyTemplateError, match=r"'order' is no Order: number \(int_parsing\)") as raised:
+        task.delay({"number": bad})
+    assert "secret" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_validators_get_the_context_of_the_task(app, lock_name):
+    pydantic = pytest.importorskip("pydantic")
+
+    def prefixed(value, info):
+        return f"{info.context['prefix']}-{info.context['celery_task_name']}-{value}"
+
+    checked = Annotated[str, pydantic.AfterValidator(prefixed)]
+    order_model = pydantic.create_model("Order", number=(checked, ...))
+
+    def ship(order):
+        pass
+
+    ship.__annotations__ = {"order": order_model}
+    options = {"pydantic": True, "pydantic_context": {"prefix": "shop"}, "lock_key": "<order.number>"}
+    assert lock_name(ship, options, {"number": "7"}) == "shop-shop.task-7"
+    assert locked(app, **options)(ship).delay({"number": "7"}).id
