@@ -131,6 +131,9 @@ def distributed_lock(
         atomic,
         condition,
     )
+    for template in templates:
+        if isinstance(template, type):
+            raise TypeError(_without_a_template(template))
     _check_options(options)
     if using != DEFAULT_ALIAS:
         frame = sys._getframe(1)  # noqa: SLF001 - the public way reads the files of the whole stack
@@ -147,13 +150,29 @@ class _Decorator:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         named_by = self.options.templates[0]
         if callable(named_by) and (kwargs or len(args) != 1 or not _is_function(args[0])):
-            # distributed_lock was put above a function without being called, and this is a call of that function.
-            name = getattr(named_by, "__name__", repr(named_by))
-            raise TypeError(
-                f"@distributed_lock above {name}() has no key template, which names the lock; write "
-                f"@distributed_lock('{name}:<pk>')."
-            )
+            raise TypeError(_without_a_template(named_by))  # this is a call of the function
         return _decorate(self.options, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, as without this method, with the advice for who takes it for a decorated function."""
+        named_by = vars(self)["options"].templates[0] if vars(self) else None  # a copy has no attributes at first
+        what = f"What distributed_lock(...) returns has no attribute {name!r}"
+        raise AttributeError(f"{what}. {_without_a_template(named_by)}" if callable(named_by) else f"{what}.")
+
+
+def _without_a_template(named_by: Any) -> str:
+    """What to write where distributed_lock was put above a function or a class without being called."""
+    name = getattr(named_by, "__name__", repr(named_by))
+    if isinstance(named_by, type):
+        return (
+            f"@distributed_lock above class {name} has no key template, which names the lock. Write "
+            f"@distributed_lock('{name.lower()}:<pk>') above a method, or for all methods of a class-based view "
+            f"@method_decorator(distributed_lock('{name.lower()}:<pk>'), name='dispatch') above the class."
+        )
+    return (
+        f"@distributed_lock above {name}() has no key template, which names the lock; write "
+        f"@distributed_lock('{name}:<pk>')."
+    )
 
 
 def _is_function(value: Any) -> bool:

@@ -1,15 +1,16 @@
 """Plain functions and coroutine functions under @distributed_lock."""
 
 import asyncio
+import copy
 import subprocess
 import sys
 import threading
 from datetime import timedelta
-from functools import wraps
+from functools import update_wrapper, wraps
 from typing import Any, assert_type
 
 import pytest
-from celery import shared_task
+from celery import Celery, shared_task
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from pytest_django import Settings
@@ -418,6 +419,27 @@ def test_without_a_key_template_it_says_what_to_write() -> None:
     for args, kwargs in [((RequestFactory().post("/"), 7), {}), ((RequestFactory().post("/"),), {"pk": 7}), ((), {})]:
         with pytest.raises(TypeError, match=r"above buy\(\) has no key template.*@distributed_lock\('buy:<pk>'\)"):
             called(*args, **kwargs)
+
+
+def test_above_a_class_it_says_what_to_write() -> None:
+    advice = r"above class View has no key.*@method_decorator\(distributed_lock\('view:<pk>'\), name='dispatch'\)"
+    with pytest.raises(TypeError, match=advice):
+        distributed_lock(View)  # type: ignore[arg-type]
+
+
+def test_below_a_task_without_a_key_template_it_says_what_to_write() -> None:
+    advice = r"no attribute '__name__'.*above generator\(\) has no key template"
+    with Celery("bare", set_as_current=False) as app, pytest.raises(AttributeError, match=advice):
+        app.task(lazy=False)(distributed_lock(generator))
+
+
+def test_a_decorator_can_be_examined_and_copied() -> None:
+    bare = distributed_lock(generator)
+    assert not hasattr(bare, "as_view")
+    assert copy.copy(bare).options is bare.options  # type: ignore[attr-defined]
+    assert update_wrapper(lambda: None, bare).__doc__
+    with pytest.raises(AttributeError, match=r"no attribute 'as_view'\.$"):
+        _ = distributed_lock("stock").as_view  # type: ignore[attr-defined]
 
 
 def test_a_view_that_does_not_take_what_its_template_names_fails_at_import() -> None:
