@@ -6,6 +6,7 @@ The environment says where its servers are; ``use()`` says it to a process that 
 import faulthandler
 import os
 
+from billiard.pool import Pool
 from celery import Celery
 from celery.signals import task_retry, worker_init, worker_process_init, worker_ready
 
@@ -14,6 +15,9 @@ from tests.celery_app.records import record
 
 VISIBILITY = "RLOCK_TEST_VISIBILITY"
 """The broker's visibility timeout, in seconds, and what has a worker look at it as often as that takes."""
+
+BLIND = "RLOCK_TEST_BLIND"
+"""Set for a worker in which Celery's pool does not notice that a child has ended."""
 
 RABBIT, RABBIT_QUEUES = "RLOCK_TEST_RABBIT", "RLOCK_TEST_RABBIT_QUEUES"
 """The address of a RabbitMQ to take for messages, and what queues are made there: classic or quorum."""
@@ -78,6 +82,12 @@ def _tell_deduplicated(task_id, reason, **_):
 def _listen_in_workers(**_):
     task_deferred.connect(_tell_deferred)
     task_deduplicated.connect(_tell_deduplicated)
+
+
+@worker_init.connect
+def _keep_the_pool_blind(**_):
+    if BLIND in os.environ:
+        Pool._join_exited_workers = lambda *_, **__: False  # type: ignore[attr-defined]
 
 
 @worker_process_init.connect

@@ -11,7 +11,7 @@ import pytest
 
 from django_rlock import FairLock
 from django_rlock.tasklocks.holders import _has_ended
-from tests.celery_app import app, records, tasks
+from tests.celery_app import BLIND, app, records, tasks
 from tests.celery_app.records import starts, until
 
 pytestmark = pytest.mark.usefixtures("worker", "locks_of_workers")
@@ -47,6 +47,18 @@ def test_the_lock_of_a_dead_child_is_free_at_once(log, how, options, end):
     end(run, result)
     with FairLock(f"work:{log}", wait_time=SOON):
         pass
+
+
+def test_the_worker_watches_its_children_itself(start_worker, log):
+    """Celery's pool notices an end seconds later, now and then; here it never does."""
+    with start_worker("blind", "--pool", "prefork", "-c", "1", **{BLIND: "1"}) as blind:
+        tasks.dies.apply_async([log, "killed"], queue=blind.queue)
+        (run,) = starts(log, 1)
+        kill(run, None)
+        with FairLock(f"work:{log}", wait_time=SOON):
+            pass
+        assert f"pid:{run['pid']} exited" not in blind.last_lines(100)
+        blind.kill()  # it would wait for the task
 
 
 def test_all_locks_of_a_call_within_a_call_are_free(log):
