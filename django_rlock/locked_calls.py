@@ -26,7 +26,7 @@ from django_rlock.locks.durations import UNSET
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.sections import Section
-from django_rlock.locks.transactions import MOST_LOOKS
+from django_rlock.locks.transactions import is_to_be_checked
 from django_rlock.settings import get_settings
 from django_rlock.web.requests import reported, request_of
 from django_rlock.web.responses import LOCK_ERRORS, answer, refusal
@@ -83,7 +83,7 @@ class LockedCall:
         self.left_out: OpenedInside | None = None
         self.encloses = opens_inside(func)
         self.is_async_dispatch = False
-        self._looks_left = 0 if options.atomic is False else MOST_LOOKS
+        self._entries = 0
         # Reading attributes may query the database.
         self.reads_attributes = any(
             placeholder.path
@@ -205,9 +205,9 @@ class LockedCall:
         return databases(self.options.atomic, request is not None, self.left_out)
 
     def _warn_inside_transaction(self, lock: BaseLock, request: Any) -> None:
-        if self._looks_left <= 0:
+        entries, self._entries = self._entries, self._entries + 1
+        if self.options.atomic is False or not is_to_be_checked(entries):
             return
-        self._looks_left -= 1
         alias = open_database()
         # Re-entering is harmless: the outer block holds the lock until its own end.
         if alias is not None and not HOLDS.of_lock(lock, thread_owner()):

@@ -40,10 +40,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger("django_rlock.locks")
 
-MOST_LOOKS = 100
-"""How often a line or a function is checked: whether it runs inside a transaction hardly ever changes, and checking
-takes time."""
-_looks: dict[tuple[str, int], int] = {}
+OFTEN = 100
+"""How often a line or a function is checked each time, and then each how many times: whether it runs inside a
+transaction hardly ever changes, and checking takes time."""
+WARNED = -1
+_entries: dict[tuple[str, int], int] = {}
+"""How often each line was entered; WARNED, where there is nothing left to say."""
+
+
+def is_to_be_checked(entries: int) -> bool:
+    """Whether what was entered so many times before is to be checked for an open transaction."""
+    return entries < OFTEN or entries % OFTEN == 0
 
 
 def open_databases() -> Iterator[BaseDatabaseWrapper]:
@@ -190,14 +197,16 @@ def warn_inside_transaction(lock: BaseLock) -> None:
     while frame.f_code.co_filename == contextlib.__file__ and frame.f_back is not None:
         frame = frame.f_back
     line = frame.f_code.co_filename, frame.f_lineno
-    looks = _looks.get(line, 0)
-    if looks >= MOST_LOOKS:
+    entries = _entries.get(line, 0)
+    if entries == WARNED:
         return
-    _looks[line] = looks + 1
+    _entries[line] = entries + 1
+    if not is_to_be_checked(entries):
+        return
     connection = next(open_databases(), None)
     if connection is None or HOLDS.of_lock(lock, lock._named_owner or thread_owner()):
         return  # an outer block holds it, and releases it later
-    _looks[line] = MOST_LOOKS
+    _entries[line] = WARNED
     log(
         logger,
         logging.WARNING,

@@ -14,6 +14,7 @@ from django.test import TestCase
 from django_rlock import FairLock, LockLostError, LockUnavailableError, ReadWriteLock, rlock
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.transactions import OFTEN
 from tests.background import is_handed_over, until_clean
 from tests.conftest import OwnServer
 from tests.eventually import UNTIL_SERVED, eventually
@@ -327,6 +328,14 @@ def test_a_block_inside_a_transaction_warns_once_for_each_line(caplog: pytest.Lo
         assert "test_atomic.py:" in record.getMessage()
         assert "until_commit" in record.getMessage()
     assert first.getMessage() != second.getMessage()
+
+
+def test_a_block_that_was_long_outside_of_transactions_warns_yet(caplog: pytest.LogCaptureFixture) -> None:
+    for inside in (False, True):
+        for _ in range(2 * OFTEN):
+            with transaction.atomic() if inside else contextlib.nullcontext(), rlock("stock:7"):
+                pass
+    assert len(caplog.records) == 1
 
 
 def test_no_warning_where_none_is_due(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """The order of locks and transactions: acquire, BEGIN, view, COMMIT, release."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_rlock import LockLostError, LockUnavailableError, distributed_lock, rlock
+from django_rlock.locks.transactions import OFTEN
 from django_rlock.signals import lock_lost
 from tests.conftest import OwnServer
 from tests.eventually import UNTIL_SERVED
@@ -346,6 +348,17 @@ def test_a_function_inside_a_transaction_warns_once(caplog: pytest.LogCaptureFix
     (record,) = caplog.records
     assert "warned_once" in record.getMessage()
     assert "atomic=True" in record.getMessage()
+
+
+def test_a_function_that_was_long_outside_of_transactions_warns_yet(caplog: pytest.LogCaptureFixture) -> None:
+    @distributed_lock("stock:<pk>")
+    def warned_late(pk: int) -> None: ...
+
+    for inside in (False, True):
+        for _ in range(2 * OFTEN):
+            with transaction.atomic() if inside else contextlib.nullcontext():
+                warned_late(7)
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("atomic", [False, "auto"])
