@@ -21,9 +21,9 @@ def follow(python: str, folder: Path, port: int, *options: str) -> str:
     With ``--in-process`` the locks are kept by ``override_locks()``. CalledProcessError where something fails.
     """
     folder.mkdir(exist_ok=True)
-    _run([python, "-m", "django", "startproject", "mysite", "."], folder)
+    run_in_project([python, "-m", "django", "startproject", "mysite", "."], folder)
     assert _write_files(folder, f"127.0.0.1:{port}") == FILES
-    return _run([python, str(PROGRAM), *options], folder, DJANGO_SETTINGS_MODULE="mysite.settings")
+    return run_in_project([python, str(PROGRAM), *options], folder, DJANGO_SETTINGS_MODULE="mysite.settings")
 
 
 def _write_files(folder: Path, address: str) -> set[str]:
@@ -40,7 +40,7 @@ def _write_files(folder: Path, address: str) -> set[str]:
     return written
 
 
-def _run(command: list[str], folder: Path, **environ: str) -> str:
+def run_in_project(command: list[str], folder: Path, **environ: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "PYTHON", "RLOCK_"))}
     result = subprocess.run(
         command,

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ from django.test import RequestFactory
 
 from django_rlock import rlock
 from django_rlock.settings import AliasSettings, get_settings
+from example_project.embedded import EmbeddedServer
 from tests.docs.pages import PAGES, ROOT
+from tests.docs.readme import follow_readme
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -66,6 +69,12 @@ def test_the_settings_of_the_installation_are_valid(settings) -> None:
     settings.CACHES = {"default": settings.CACHES["default"] | {"BACKEND": project.CACHES["default"]["BACKEND"]}}
     settings.RLOCK = project.RLOCK
     assert get_settings().cache == "default"
+
+
+def test_a_project_of_its_blocks_works(tmp_path) -> None:
+    with EmbeddedServer(port=0) as server:
+        assert server.port
+        follow_readme(sys.executable, tmp_path, server.port)
 
 
 def test_the_table_of_settings_names_each_with_its_default() -> None:

@@ -1,5 +1,6 @@
 """Builds the wheel, installs it beside the oldest and the newest versions that it allows, and runs projects there: one
-of ours, and that of docs/quickstart.md, over Redis and with the locks of ``override_locks()``.
+of ours, one of the blocks of README.md, and that of docs/quickstart.md, over Redis and with the locks of
+``override_locks()``.
 
 ``python -m tests.smoke [--python PYTHON] [lowest newest views]``; a project with views only has neither Celery nor
 django-ninja. Exits with 1 where one of them fails. It needs the package index.
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from example_project.embedded import EmbeddedServer
 from tests.docs.quickstart import follow
+from tests.docs.readme import follow_readme
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Path(__file__).with_name("smokeproject")
@@ -63,6 +65,7 @@ def passes(name: str, installed: Future[Path], folder: Path, servers: Sequence[E
         shutil.copytree(PROJECT, folder / PROJECT.name)
         run([str(python), "-m", f"{PROJECT.name}.smoke"], folder, environ)
         if "celery" in EXTRAS[name]:
+            follow_readme(str(python), folder / "readme", servers[1].port or 0)  # both sell cake
             for options in ([], ["--in-process"]) if has_wheels_for_testing(str(python)) else ([],):
                 follow(str(python), folder / f"quickstart{len(options)}", servers[0].port or 0, *options)
     except subprocess.CalledProcessError as error:
