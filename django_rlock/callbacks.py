@@ -28,8 +28,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
-        self._seat = threads.Bell()
-        self._seat.ring()
+        self._seat = threads.free_seat()
         self._runs = False
         self._dropped = 0
 

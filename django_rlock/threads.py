@@ -61,6 +61,13 @@ class Bell:
         return self._gate.acquire(False)
 
 
+def free_seat() -> Bell:
+    """A bell that has rung: of several threads, the one that quiets it has the seat, until it rings it again."""
+    seat = Bell()
+    seat.ring()
+    return seat
+
+
 def start(function: Callable[..., object], *args: Any, name: str | None = None) -> None:
     """Run ``function`` in a daemon thread. Raises RuntimeError when no thread is left, or at the interpreter's exit.
 

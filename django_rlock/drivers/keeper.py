@@ -59,7 +59,7 @@ class Keeper:
         self.wakes_at = math.inf
         self.late_at = math.inf
         self._bell = threads.Bell()
-        self._seat: threads.Bell = _free_seat()
+        self._seat: threads.Bell = threads.free_seat()
         self._runs = False
         self._leaving: threads.Bell | None = None
         self._began = False
@@ -89,7 +89,7 @@ class Keeper:
         self._log_late(late)
         if late >= lease * _HUNG or not self._runs:
             # A hanging thread that continues later sees that the seat has changed, and ends.
-            self._seat, self._runs = _free_seat(), False
+            self._seat, self._runs = threads.free_seat(), False
             self._start()
 
     def _start(self) -> None:
@@ -191,12 +191,6 @@ class Keeper:
 
     def _log_failure(self, error: BaseException) -> None:
         log(logger, logging.ERROR, "A background job of %r failed; it runs again: %r", self.using, error)
-
-
-def _free_seat() -> threads.Bell:
-    seat = threads.Bell()
-    seat.ring()
-    return seat
 
 
 def _stop_all(keepers: dict[str, Keeper]) -> None:

@@ -20,6 +20,7 @@ from django_rlock.drivers.quorum.threads import ThreadTalks
 from django_rlock.drivers.quorum.topology import Quorum
 from django_rlock.drivers.replicas import ConfirmingNode, take_confirmed
 from django_rlock.drivers.server import Node, OneServer, PlainNode
+from django_rlock.drivers.spared import SparedNode
 from django_rlock.drivers.tasks import TASKS
 from django_rlock.drivers.threads import BACKGROUND, THREADS
 from django_rlock.links.link import Link
@@ -110,7 +111,8 @@ def _node(face: Face, using: str, purpose: Any, confirms: bool, address: Address
     limit = source(using, address).reply_limit
     if purpose == "keeping":
         limit = min(limit, background_limit(using))
-    node = PlainNode(face, server(using, address, purpose), limit)
+    make_node = PlainNode if purpose == "calls" or address is None else SparedNode
+    node = make_node(face, server(using, address, purpose), limit)
     return ConfirmingNode(node, using) if confirms else node
 
 

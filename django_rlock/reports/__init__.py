@@ -219,8 +219,7 @@ class Reporter:
         self.recorder = Recorder(self._homes_of)
         self._homes: dict[str, dict[str, str]] = {}
         self._bell = threads.Bell()
-        self._seat = threads.Bell()
-        self._seat.ring()
+        self._seat = threads.free_seat()
         self._began = self._runs = self._stopped = False
         self._leaving: threads.Bell | None = None
         self.wakes_at = math.inf

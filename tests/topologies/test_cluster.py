@@ -1,7 +1,6 @@
 """Locks in a Redis Cluster: each where its slot is, also while that moves; its messages by the slot's shard."""
 
 import contextlib
-import itertools
 import math
 import operator
 import socket
@@ -20,9 +19,7 @@ from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock.checks import check_settings
 from django_rlock.cluster import ClusterClient
 from django_rlock.connections import cluster_client, slot_map
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.identity import current_owner
-from django_rlock.drivers.room import async_driver, background_driver, sync_driver
+from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.inspection import iter_locks
 from django_rlock.inspection.sources import asking
 from django_rlock.locks import flows, watchdog
@@ -213,30 +210,6 @@ async def test_another_node_takes_over(face, own_cluster):
     await face.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
         await face.release(lock)
-
-
-def test_a_silent_node_delays_no_other_nodes_renewals(own_cluster):
-    """A round of the background thread asks all nodes at once."""
-    for node in own_cluster.servers:
-        command(node, "CONFIG SET", "cluster-require-full-coverage", "no")
-    silent, other = [lock_on(own_cluster, node) for node in own_cluster.servers[:2]]
-    driver = background_driver("default")
-    with silent, other:
-        calls = [lock._renew_call(current_owner().wire_name, 1000) for lock in (silent, other)]
-        own_cluster.servers[0].pause()
-        try:
-            asking = threading.Thread(target=lambda: run_sync(driver.run_all(calls)))
-            asking.start()
-            eventually(lambda: other.remaining_lease() > 900)
-            assert asking.is_alive()
-        finally:
-            own_cluster.servers[0].resume()
-        asking.join()
-
-
-def lock_on(topology, node):
-    names = (f"stock:{number}" for number in itertools.count())
-    return RLock(next(name for name in names if owner_of(topology, topology.redis.keyslot(f"rlock:{name}")) is node))
 
 
 async def test_messages_are_heard_again(face, topology):

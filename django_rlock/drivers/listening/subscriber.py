@@ -63,8 +63,7 @@ class Subscriber:
         self._open = connect
         self._reply_limit = reply_limit
         self._inbox: deque[str] = deque()
-        self._seat = threads.Bell()
-        self._seat.ring()
+        self._seat = threads.free_seat()
         self._runs = self._stopped = False
         self._inner, self._outer = socket.socketpair()
         self._inner.setblocking(False)

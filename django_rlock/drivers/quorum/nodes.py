@@ -51,7 +51,7 @@ class NodeSet:
         self._late = max(options.longest_lease or options.watchdog_timeout, REMEMBERED)
         self.untold: dict[tuple[int, QuorumCall], float] = {}
         self.closing: list[Callable[[], object]] = []
-        self._seats = [_free_seat() for _ in self.names]
+        self._seats = [threads.free_seat() for _ in self.names]
         self._closed = False
 
     def server(self, node: int, purpose: Purpose) -> Server:
@@ -140,12 +140,6 @@ class NodeSet:
             link.close()
             raise
         reached.give_back(link)
-
-
-def _free_seat() -> threads.Bell:
-    seat = threads.Bell()
-    seat.ring()
-    return seat
 
 
 def _obey(link: Link, call: QuorumCall, limit: float) -> None:
