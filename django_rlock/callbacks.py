@@ -18,7 +18,6 @@ from django_rlock.process import Owned, on_exit
 
 MOST = 10_000
 """How many calls may be queued; when full, new ones are dropped, and their number is logged."""
-_EXIT_WITHIN = 1.0
 
 logger = logging.getLogger("django_rlock.callbacks")
 
@@ -77,7 +76,7 @@ def post(function: Callable[..., object], *args: Any) -> None:
     _callbacks.value.post(function, *args)
 
 
-def flush(within: float = _EXIT_WITHIN) -> bool:
+def flush(within: float) -> bool:
     """Wait until everything posted has been called, for at most ``within`` seconds; returns whether it was."""
     return _callbacks.value.flush(within)
 

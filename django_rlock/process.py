@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import itertools
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import cache, update_wrapper
 from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
 
@@ -28,7 +30,12 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 SETTINGS = frozenset({"RLOCK", "CACHES"})
 """The settings whose change makes a process forget what it derived from them."""
 
-_hooks: dict[str, dict[Stage, list[Callable[[], object]]]] = {
+EXIT_WITHIN = 2.0
+"""How long the interpreter's exit may take because of this package, in seconds."""
+
+_monotonic = time.monotonic
+
+_hooks: dict[str, dict[Stage, list[Callable[..., object]]]] = {
     event: {stage: [] for stage in STAGES} for event in ("fork", "settings", "exit")
 }
 
@@ -77,8 +84,8 @@ def on_changed_settings(stage: Stage, hook: Callable[[], object]) -> None:
     _hooks["settings"][stage].append(hook)
 
 
-def on_exit(stage: Stage, hook: Callable[[], object]) -> None:
-    """Call ``hook`` when the interpreter exits."""
+def on_exit(stage: Stage, hook: Callable[[float], object]) -> None:
+    """Call ``hook`` when the interpreter exits, with the number of seconds that it may take."""
     _hooks["exit"][stage].append(hook)
 
 
@@ -120,10 +127,13 @@ def remembered(stage: Stage) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
+def _hooks_of(event: str) -> Iterator[Callable[..., object]]:
+    return itertools.chain.from_iterable(_hooks[event].values())
+
+
 def _run(event: str) -> None:
-    for hooks in _hooks[event].values():
-        for hook in hooks:
-            hook()
+    for hook in _hooks_of(event):
+        hook()
 
 
 _pid = os.getpid()
@@ -150,7 +160,10 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     notice_fork()
-    _run("exit")
+    give_up_at = _monotonic() + EXIT_WITHIN
+    for hook in _hooks_of("exit"):
+        # Half of what is left: the first hooks free locks, and the others still get something if those are blocked.
+        hook(max(give_up_at - _monotonic(), 0.0) / 2)
 
 
 def _on_setting(*, setting: str, **_: object) -> None:

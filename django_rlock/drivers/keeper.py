@@ -29,7 +29,6 @@ LATE = 1 / 6
 _HUNG = 1 / 2
 """A thread that is later than this share of the lease is abandoned and replaced by a new one."""
 _IDLE_ROUNDS = 10
-_EXIT_BUDGET = 1.0
 
 
 class Job(Protocol):
@@ -212,9 +211,9 @@ def keepers() -> list[Keeper]:
     return list(_keepers.value.values())
 
 
-def _leave_all() -> None:
+def _leave_all(within: float) -> None:
     """Let all aliases leave at the same time, so that an unreachable server takes no time from the others."""
-    give_up_at = time.monotonic() + _EXIT_BUDGET
+    give_up_at = time.monotonic() + within
     for done in [each.leave() for each in keepers()]:
         done.wait(give_up_at - time.monotonic())
 

@@ -48,7 +48,6 @@ _SHORTEST_TTL = 60.0
 _CLOCK_PAUSE = 60.0
 _CLOCK_STEP = 0.2
 _FORGET_AFTER = 30 * 86400.0
-_EXIT_WITHIN = 1.0
 
 
 def report_key(client: str) -> str:
@@ -369,6 +368,10 @@ def _counted(is_event: bool) -> None:
     _reporter.value.counted(is_event)
 
 
+def _leave(within: float) -> None:
+    _reporter.value.leave(within)
+
+
 NEWCOMERS.tell = _tell
 NEWCOMERS.counted = _counted
-on_exit("reports", lambda: _reporter.value.leave(_EXIT_WITHIN))
+on_exit("reports", _leave)

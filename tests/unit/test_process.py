@@ -2,13 +2,18 @@
 
 import sys
 import threading
+import time
 
 import pytest
 
-from django_rlock import connections, process
+from django_rlock import callbacks, connections, process, reports, threads
 from django_rlock import settings as settings_module
+from django_rlock.callbacks import Callbacks
+from django_rlock.drivers import keeper as keeping
 from django_rlock.drivers import room
+from django_rlock.drivers.keeper import Keeper
 from django_rlock.process import remembered
+from django_rlock.reports import Reporter
 from tests.eventually import PATIENCE
 
 TOGETHER = 4
@@ -33,10 +38,10 @@ def ask_together(function):
         start.wait(PATIENCE)
         got.append(function())
 
-    threads = [threading.Thread(target=ask) for _ in range(TOGETHER)]
-    for thread in threads:
+    asking = [threading.Thread(target=ask) for _ in range(TOGETHER)]
+    for thread in asking:
         thread.start()
-    for thread in threads:
+    for thread in asking:
         thread.join(PATIENCE)
     assert len(got) == TOGETHER
     return got
@@ -128,3 +133,28 @@ def test_drivers_and_connections(settings, using, get):
 
 def test_an_argument_left_out_is_its_default():
     assert connections.source("default") is connections.source("default", None)
+
+
+# --- the exit ---------------------------------------------------------------------------------------------------------
+
+
+def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
+    """No thread does what they wait for."""
+    began, waits = time.monotonic(), list[float]()
+
+    class Bell(threads.Bell):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return False
+
+    its, reporter, calls = Keeper("default"), Reporter(), Callbacks()
+    its._began = reporter._began = calls._runs = True
+    monkeypatch.setattr(keeping._keepers, "value", {"default": its})
+    monkeypatch.setattr(reports._reporter, "value", reporter)
+    monkeypatch.setattr(callbacks._callbacks, "value", calls)
+    monkeypatch.setattr(threads, "Bell", Bell)
+    monkeypatch.setattr(process, "_monotonic", lambda: began + sum(waits))
+    process._at_exit()
+    assert len(waits) == 3
+    assert all(waits)
+    assert sum(waits) <= 2
