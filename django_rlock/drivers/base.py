@@ -87,8 +87,9 @@ class Driver(Protocol):
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         """A waiter on a channel to which this process is already subscribed, else None."""
 
-    def listen(self, channel: str, token: str | None) -> Coroutine[Any, Any, Waiter]:
-        """Return a waiter on a channel, once the server has confirmed the subscription.
+    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
+        """Return a waiter on a channel, once the server has confirmed the subscription, or the monotonic time ``until``
+        has come.
 
         It is woken by messages that carry ``token`` after a ticket, or by every message if ``token`` is EVERYBODY. With
         None it waits in turn with the other such waiters of this process; each message wakes one of them.

@@ -29,6 +29,8 @@ from django_rlock.redaction import reason_of
 
 REPLY_GRACE = 1.0
 """How long a call may exceed its caller's deadline, in seconds, so that a single try has time for a reply."""
+SHORTEST = 0.05
+"""The minimum time for a reply, in seconds, however long it took to connect, and to try before."""
 PATIENCE = 30.0
 """How long a call without a deadline retries an unreachable server, in seconds."""
 _BACKOFF = 0.05, 1.0
@@ -60,14 +62,16 @@ class Retrying:
         """See ``base.Driver``."""
         nonce = next_nonce()
         call.sent_at = now = _monotonic()
+        limit = math.inf if until is None else _time_left(max(until, now), now)
         try:
-            return await self._exchange(call, pack(call, nonce), nonce, _time_left(until, now))
+            return await self._exchange(call, pack(call, nonce), nonce, limit)
         except (RedisError, OSError) as error:
             failure: Exception = error
         return await self._run_again(call, until, failure)
 
     async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:
-        give_up_at = call.sent_at + PATIENCE if until is None else until
+        # All tries share one REPLY_GRACE.
+        give_up_at = call.sent_at + PATIENCE if until is None else max(until, call.sent_at)
         pauses = 0
         verb = "EVALSHA"
         refused = False
@@ -112,8 +116,8 @@ def backoff(tries: int, shortest: float, longest: float) -> float:
     return EqualJitterBackoff(longest, shortest).compute(min(tries - 1, _DOUBLED))
 
 
-def _time_left(until: float | None, now: float) -> float:
-    return math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE
+def _time_left(give_up_at: float, now: float) -> float:
+    return max(give_up_at + REPLY_GRACE - now, SHORTEST)
 
 
 def is_down(error: BaseException | None) -> bool:

@@ -51,10 +51,10 @@ class AliasDriver:
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         return None if self._hear is None else self._hear.listener.overhear(channel, token, self._hear.make)
 
-    def listen(self, channel: str, token: str | None) -> Coroutine[Any, Any, Waiter]:
+    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
         if self._hear is None:
             raise AssertionError("This alias has no listener to wake waiters.")
-        return self._hear.listener.listen(channel, token, self._hear.make)
+        return self._hear.listener.listen(channel, token, self._hear.make, until)
 
 
 class Hearing:

@@ -16,7 +16,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock.drivers.base import monotonic
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner, task_owner
-from django_rlock.drivers.threads import SHORTEST, let_go
+from django_rlock.drivers.retrying import SHORTEST
+from django_rlock.drivers.threads import let_go
 from django_rlock.links.link import Link, demotion_in, replies_of
 from django_rlock.links.server import LinkWait, Server
 from django_rlock.links.tasks import TaskLink

@@ -16,13 +16,11 @@ from django_rlock import threads
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner, thread_owner
+from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.links.link import Link, check_nonce, demotion_in, replies_of
 from django_rlock.links.server import Server
 
 T = TypeVar("T")
-
-SHORTEST = 0.05
-"""The minimum time left for a reply, in seconds, however long it took to connect."""
 
 
 class ThreadFace:

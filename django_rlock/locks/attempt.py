@@ -168,17 +168,20 @@ class Attempt:
         asked = False
         try:
             # If already subscribed, the first try joins the queue; otherwise it may succeed without SUBSCRIBE.
-            taken = await self.once(waiting=waiter is not None)
-            if not taken:
-                tried = waiter is not None
-                if waiter is None:
-                    waiter = await self.driver.listen(channel, token)
+            tried = waiter is not None
+            taken = await self.once(waiting=tried)
+            if not taken and waiter is None and self._has_time():
+                waiter = await self.driver.listen(channel, token, self.until)
+            if not taken and waiter is not None:
                 taken = await self._wait_turn(waiter, tried)
             asked = True
             return taken
         finally:
             if waiter is not None:
                 waiter.close(asked)
+
+    def _has_time(self) -> bool:
+        return self.until is None or self.driver.now() < self.until
 
     async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
         wait = Wait(self.lock, self.owner, self.wire_name, self.driver.now(), waiter)

@@ -131,7 +131,7 @@ class SteppingDriver:
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         return Waiter(self, channel, token) if channel in self.process.channels else None
 
-    async def listen(self, channel: str, token: str | None) -> Waiter:
+    async def listen(self, channel: str, token: str | None, until: float | None = None) -> Waiter:
         waiter = Waiter(self, channel, token)
         try:
             await suspend("subscribe")

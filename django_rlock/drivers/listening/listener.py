@@ -10,6 +10,7 @@ another one.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import weakref
 from collections import deque
@@ -74,14 +75,15 @@ class Listener:
         # The channel may just have been dropped as idle.
         return waiter if self.channels.get(name) is channel and channel.confirmed else None
 
-    async def listen(self, name: str, token: str | None, make: MakeWaiter) -> ListenerWaiter:
-        """Return a waiter, once the channel is subscribed or CONFIRM_WITHIN has passed."""
+    async def listen(self, name: str, token: str | None, make: MakeWaiter, until: float | None) -> ListenerWaiter:
+        """Return a waiter, once the channel is subscribed, or CONFIRM_WITHIN has passed, or ``until`` has come."""
         waiter = make(self, name, token)
         try:
             channel = self._join(waiter)
             if not channel.confirmed:
                 self._settle(channel, waiter)
-                await waiter.wait(CONFIRM_WITHIN)  # a message wakes it too, and proves the subscription
+                left = math.inf if until is None else until - time.monotonic()
+                await waiter.wait(min(CONFIRM_WITHIN, left))  # a message wakes it too, and proves the subscription
         except BaseException:
             waiter.close(asked=False)
             raise
