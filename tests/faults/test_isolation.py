@@ -296,6 +296,26 @@ def test_listening_connection_that_dies_silently_is_replaced(own_server, monkeyp
     eventually(lambda: subscriber.link is not None and subscriber.link is not first)
 
 
+def test_listening_connection_that_is_used_all_the_time_is_replaced_too(own_server, settings):
+    """Each further SUBSCRIBE would give a dead connection more time."""
+    own = own_server()
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}  # a reply may take half a second
+    known = listener("default")
+    kept = [known.call_at("first", str)]
+    eventually(lambda: known.channels["first"].confirmed)
+    (subscriber,) = known.subscribers.values()
+    first = subscriber.link
+    own.pause()
+
+    def is_replaced() -> bool:
+        time.sleep(0.3)  # a buffer that is full would be noticed in any case
+        kept.append(known.call_at(f"channel {len(kept)}", str))
+        return subscriber.link is not first
+
+    eventually(is_replaced)
+    own.resume()
+
+
 # --- clean-up ---------------------------------------------------------------------------------------------------------
 
 

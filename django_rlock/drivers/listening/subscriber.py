@@ -175,7 +175,10 @@ class Subscriber:
         if self.link is not None:
             self.link.send(b"".join(commands), self._reply_limit)
             self.link.sock.settimeout(0)
-            self._reply_by = time.monotonic() + self._reply_limit
+            # Further commands do not put this off: a process that sends them all the time would never notice a dead
+            # connection. What arrives meanwhile ends it, and then PING looks whether the connection still lives.
+            if self._reply_by is None:
+                self._reply_by = time.monotonic() + self._reply_limit
 
     def _read(self, link: Link) -> None:
         while replies := link.arrived():
