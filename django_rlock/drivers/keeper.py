@@ -78,10 +78,15 @@ class Keeper:
         if not self._runs:
             self._start()
 
-    def check(self, now: float) -> None:
-        """Called by acquire when a round is late: log that, and replace the thread if it has ended or hangs."""
+    def check(self, now: float, lease: float | None = None) -> None:
+        """Called by acquire when a round is late: log that, and replace the thread if it has ended or hangs.
+
+        ``lease`` says how late that is: how long the lock that was just taken is held unless a round prolongs it, in
+        seconds (None: WATCHDOG_TIMEOUT).
+        """
         late = now - self.wakes_at
-        lease = self._lease()
+        if lease is None:
+            lease, _ = self._leases()
         if late < lease * LATE or self._stopped:
             return
         self.late_at = now + lease * LATE
@@ -126,15 +131,18 @@ class Keeper:
                     self._log_failure(error)
                     time.sleep(SLOWEST_TICK)
         finally:
-            if self._seat is seat:
+            if self._seat is seat:  # the next acquire starts another thread
                 self._runs = False
+                seat.ring()
+                self.late_at = self.wakes_at = math.inf
 
     def _turn(self) -> None:
         """One round, and the sleep after it."""
         self._bell.quiet()
         began = time.monotonic()
-        if began > self.late_at:
-            self._log_late(began - self.wakes_at)
+        late = began - self.wakes_at
+        if began > self.late_at and late > self._leases()[0] * LATE:
+            self._log_late(late)
         # After some rounds without work the thread sleeps until it is needed. It does not do so at once, because locks
         # that are taken and released in quick succession would then wake it each time.
         may_sleep = self._idle >= _IDLE_ROUNDS
@@ -151,14 +159,16 @@ class Keeper:
 
     def _promise(self, due: float) -> None:
         # Set the later time first: otherwise a caller could find the thread late because it promised an earlier round.
-        self.late_at = due + self._lease() * LATE
+        self.late_at = due + min(self._leases()) * LATE
         self.wakes_at = due
 
-    def _lease(self) -> float:
+    def _leases(self) -> tuple[float, float]:
+        """How long locks are held unless a round prolongs them, in seconds: usually, and on a message's word."""
         try:
-            return get_settings(self.using).watchdog_timeout
+            options = get_settings(self.using)
         except ImproperlyConfigured:  # a test has taken the alias away
-            return math.inf
+            return math.inf, math.inf
+        return options.watchdog_timeout, options.claim_time
 
     def round(self) -> float:
         """Run all jobs; return when the next round should begin."""

@@ -248,7 +248,7 @@ def watch(hold: Hold) -> None:
     its.jobs[Renewals].inbox.append(hold.key)
     its.wake_by(hold.renew_at if hold.renewed else hold.deadline)
     if (taken_at := hold.deadline - hold.runs_for) > its.late_at:
-        its.check(taken_at)
+        its.check(taken_at, hold.runs_for if hold.is_unconfirmed else None)
 
 
 def watch_group(held: GroupHold) -> None:

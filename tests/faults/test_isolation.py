@@ -225,20 +225,6 @@ def test_slow_callback_costs_no_lock(redis_client):
     HOLDS.clear()
 
 
-def test_background_thread_that_ended_is_replaced(kind, redis_client, caplog):
-    with kind("stock:41"):
-        its = keeper("default")
-        its._stopped = True  # as if it had died
-        its.ring()
-        eventually(lambda: not its._runs)
-        its._stopped = False
-        its.late_at = its.wakes_at = time.monotonic() - 1000
-        with kind("stock:42") as lock:
-            hold = next(hold for hold in HOLDS.snapshot() if hold.lock is lock)
-            until_renewed(hold)
-    assert "is late by" in caplog.text
-
-
 def test_waiter_goes_on_when_its_listener_cannot_connect(monkeypatch, settings, redis_client):
     """Beats find what no message reported."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}

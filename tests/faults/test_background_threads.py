@@ -1,0 +1,102 @@
+"""A background thread that has ended or hangs is replaced, and that is logged."""
+
+import threading
+import time
+
+import pytest
+
+from django_rlock import FairLock, RLock
+from django_rlock.drivers.cleaning import CleanUps
+from django_rlock.drivers.keeper import Keeper, keeper
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.watchdog import watch
+from django_rlock.threads import Bell
+from tests.background import no_threads, until_renewed
+from tests.eventually import PATIENCE, eventually
+
+
+def test_one_that_ended_is_replaced(kind, redis_client, caplog):
+    with kind("stock:41"):
+        its = keeper("default")
+        its._stopped = True  # as if it had died
+        its.ring()
+        eventually(lambda: not its._runs)
+        its._stopped = False
+        its.late_at = its.wakes_at = time.monotonic() - 1000
+        with kind("stock:42") as lock:
+            hold = next(hold for hold in HOLDS.snapshot() if hold.lock is lock)
+            until_renewed(hold)
+    assert "is late by" in caplog.text
+
+
+def test_one_that_ended_is_replaced_by_the_next_acquire(monkeypatch, settings, redis_client):
+    """Although no round is late yet."""
+    settings.RLOCK = {"default": {}}  # a new background thread
+    failed = threading.Event()
+
+    def fail(self: Keeper, *_: object) -> None:
+        self._promise(time.monotonic() + 0.5)
+        failed.set()
+        raise SystemExit
+
+    monkeypatch.setattr(Keeper, "_turn", fail)
+    monkeypatch.setattr(Keeper, "_log_failure", fail)
+    its = keeper("default")
+    its.ring()
+    assert failed.wait(PATIENCE)
+    eventually(lambda: not its._runs)
+    monkeypatch.undo()
+    with RLock("stock:42"):
+        until_renewed(*HOLDS.snapshot())
+
+
+def test_one_that_hangs_is_replaced(monkeypatch, settings, redis_client, caplog):
+    """It ends when it can go on."""
+    settings.RLOCK = {"default": {}}  # a new background thread
+    hangs, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    run, clean_up_now = Keeper._run, CleanUps.round
+
+    def run_and_say_so(self: Keeper, seat: Bell) -> None:
+        first = not hangs.is_set()
+        run(self, seat)
+        if first:
+            ended.set()
+
+    def hang_once(self: CleanUps, now: float) -> float:
+        if not hangs.is_set():
+            hangs.set()
+            goes_on.wait(PATIENCE)
+        return clean_up_now(self, now)
+
+    monkeypatch.setattr(Keeper, "_run", run_and_say_so)
+    monkeypatch.setattr(CleanUps, "round", hang_once)
+    its = keeper("default")
+    its.ring()
+    assert hangs.wait(PATIENCE)
+    its.late_at = its.wakes_at = time.monotonic() - 1000
+    with RLock("stock:42"):
+        until_renewed(*HOLDS.snapshot())
+        assert not ended.is_set()
+        goes_on.set()
+        assert ended.wait(PATIENCE)
+        until_renewed(*HOLDS.snapshot())
+    assert "is late by" in caplog.text
+
+
+@pytest.mark.parametrize("is_unconfirmed", [False, True])
+def test_how_late_one_may_be(is_unconfirmed, redis_client, caplog):
+    """A FairLock whose grant is known by a message only cannot wait as long as another."""
+    with no_threads():
+        lock = FairLock("stock:42")
+        lock.acquire()
+        (hold,) = HOLDS.snapshot()
+        if is_unconfirmed:
+            hold.granted_until(hold.since + 5)
+        its = keeper("default")
+        its._runs = True
+        its._promise(hold.deadline - hold.runs_for - 3)
+        before = its._seat
+        watch(hold)
+        assert (its._seat is not before) == is_unconfirmed
+        lock.release()
+    assert ("is late by 3.0 s" in caplog.text) == is_unconfirmed
