@@ -163,11 +163,14 @@ class Server:
     def drop(self, link: Link, broken: bool) -> None:
         """Close a link. If its connection is ``broken``, close the idle links too, which are probably broken."""
         link.close()
-        while broken:
-            try:
+        if broken:
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the idle links."""
+        with contextlib.suppress(IndexError):
+            while True:
                 self.idle.popleft().close()
-            except IndexError:
-                return
 
     def prune(self, now: float) -> float:
         """Close all links but one that were unused for KEEP_IDLE; return when to check again."""
@@ -183,9 +186,7 @@ class Server:
     def close(self) -> None:
         """Close idle links now, and links in use when they are returned: the settings no longer name the server."""
         self._closed = True
-        with contextlib.suppress(IndexError):
-            while True:
-                self.idle.popleft().close()
+        self.close_idle()
 
     @property
     def may_grow(self) -> bool:

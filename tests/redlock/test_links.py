@@ -216,6 +216,29 @@ async def test_connecting_goes_on_beside_the_votes(face, proxies):
     assert not any(rule.served.is_set() for rule in further)
 
 
+async def test_nodes_that_were_slow_to_connect_vote_as_soon_as_they_have(face, proxies):
+    """A caller without a time limit does not wait until the background has reached them as well."""
+    lock = RedLock("x", using="quorum")
+    known = node_set("quorum")
+    of_the_call = [each.hold(b"LIB-NAME") for each in proxies]
+    for each in proxies:
+        each.hold(b"LIB-NAME")  # of the background
+        for _ in range(100):
+            each.cut_before(b"LIB-NAME")  # and of its further visits
+    with pytest.MonkeyPatch.context() as hasty:
+        hasty.setattr(known, "connect_within", 0.2)
+        acquiring = face.start(acquire_and_give_back, face, lock)
+        await face.until(lambda: known.down.keys() >= {0, 1})
+    for rule in of_the_call:
+        rule.let_go.set()
+    await face.result(acquiring)
+
+
+async def acquire_and_give_back(face, lock):
+    assert await face.acquire(lock)
+    await face.release(lock)
+
+
 def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty_nodes, nodes):
     known = node_set("quorum")
     kept = known.server(0, "keeping")

@@ -62,10 +62,14 @@ class NodeSet:
         """Whether the node was reachable at the last try."""
         return node not in self.down
 
+    def may_be_up(self, node: int) -> bool:
+        """Whether it is worth a try: it was reachable, or a connection to it has opened since callers gave up on it."""
+        return self.is_up(node) or bool(self.server(node, "calls").idle)
+
     def require_up(self, node: int) -> None:
-        """Raise NodeDownError for a node that was unreachable at the last try, so that no caller waits for it again."""
+        """Raise NodeDownError for a node that is not worth a try, so that no caller waits for it again."""
         known = self.down.get(node)
-        if known is not None:
+        if known is not None and not self.may_be_up(node):
             raise NodeDownError(*known)
 
     @property
@@ -81,8 +85,13 @@ class NodeSet:
         """Do not use a node until it has been reached again."""
         self.note_lost_link()
         if node not in self.down:
+            self.server(node, "calls").close_idle()
             self.down[node] = reason_of(error), is_down(error)
             self._see_to(node)
+
+    def note_up(self, node: int) -> None:
+        """Use a node again, which has just replied."""
+        self.down.pop(node, None)
 
     def tell_later(self, undo: QuorumCall, nodes: Collection[int], until: float) -> None:
         """Send a call to nodes as soon as they are reachable, if that is before a monotonic time."""
@@ -108,6 +117,8 @@ class NodeSet:
         while self._needs_visits(node) and seat.quiet():  # otherwise another thread has the seat
             while self._needs_visits(node):
                 time.sleep(LOOK_AGAIN)
+                if self._closed:  # by now the node's alias may be another server's
+                    return
                 try:
                     self._visit(node)
                 except Exception as error:  # noqa: BLE001 - still down, perhaps for another reason
@@ -132,7 +143,7 @@ class NodeSet:
         link = reached.take_idle() or reached.open()
         try:
             link.ask(_WHO_ARE_YOU, self.connect_within)  # a link that was idle proves nothing
-            self.down.pop(node, None)
+            self.note_up(node)
             for key in self._untold(node):
                 _obey(link, key[1], self.connect_within)
                 self.untold.pop(key, None)

@@ -211,3 +211,4 @@ class TaskTalks:
             link.break_off(error)
             raise
         self._introduced.add(link)
+        self.nodes.note_up(node)

@@ -236,6 +236,7 @@ class ThreadTalks:
         except BaseException:
             link.close()
             raise
+        self.nodes.note_up(node)
         return NodeLink(node, link)
 
     def _is_alive(self, link: NodeLink) -> bool:
@@ -263,8 +264,8 @@ class ThreadTalks:
             self.close()
 
     def without_link(self) -> list[int]:
-        """The nodes that have no idle link and are not known to be down."""
-        return [node for node, kept in enumerate(self._kept) if not kept and self.nodes.is_up(node)]
+        """The nodes to which no link is kept, and which may be up."""
+        return [node for node, kept in enumerate(self._kept) if not kept and self.nodes.may_be_up(node)]
 
     def close(self) -> None:
         """Close idle links now, and links in use when they are returned: the settings have changed."""
