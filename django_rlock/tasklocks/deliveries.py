@@ -173,7 +173,7 @@ class Delivery:
     @property
     def is_remembered(self) -> bool:
         """Whether its success is to be recorded."""
-        return bool(self._marked_for) and (bool(self._task.acks_late) or self.may_be_a_copy)
+        return (bool(self._task.acks_late) or self.may_be_a_copy) and bool(self._marked_for)
 
     def note_success(self) -> None:
         """Record the success, so that copies that come later end at once."""

@@ -70,7 +70,9 @@ class Run:
         if delivery is None:
             return self.options.wait_time_without_message()
         wait_time = delivery.left_of(self.options.wait_time)
-        if wait_time and delivery.is_copy and _Holders(self.lock).has(self.task_id):
+        if not wait_time:
+            return 0.0
+        if delivery.is_copy and _Holders(self.lock).has(self.task_id):
             return 0.0
         if self.task.acks_late:
             wait_time = min(wait_time, delivery.unnoticed)
