@@ -1,8 +1,10 @@
 """No server, thread or user's function that fails or hangs takes a lock on a healthy server with it."""
 
 import asyncio
+import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -180,6 +182,14 @@ def test_caller_without_a_place_learns_which_setting_to_raise(kind, settings):
     kind("stock:42").release()
 
 
+def test_what_a_closed_connection_has_not_sent_is_dropped(redis_client):
+    """By the kernel: nothing that an interrupted call left there is executed later."""
+    link = connections.server("default").take(PATIENCE)
+    with socket.socket(fileno=os.dup(link.fileno())) as same:
+        link.close()
+        assert struct.unpack("ii", same.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)
+
+
 def test_places_of_interrupted_callers_are_free_again(kind, settings):
     settings.RLOCK = {"default": {"MAX_CONNECTIONS": 2}}
     for _ in range(10):
@@ -310,13 +320,30 @@ def calls(number: int) -> list[ScriptCall]:
 
 
 def test_clean_up_that_may_be_obeyed_before_its_cause_comes_again(monkeypatch, redis_client):
-    """At growing gaps, until it cannot matter any more; the first one counts from the first success."""
+    """At growing gaps, until it cannot matter any more."""
     monkeypatch.setattr(cleaning, "AGAIN_AFTER", 0.02)
     call = calls(1)[0]
     began = time.monotonic()
     clean_up("default", call, began + 0.3, again=True)
     eventually(lambda: keeper("default").jobs[CleanUps].is_empty and call.sent_at >= began + 0.3)
     assert call.sends <= 6
+
+
+def test_clean_up_comes_again_after_the_first_success(own_server, monkeypatch):
+    """Not after the attempt was given up, which may have been long before the server was back."""
+    own = own_server()
+    monkeypatch.setattr(cleaning, "AGAIN_AFTER", 100.0)
+    its = keeper("default").jobs[CleanUps]
+    own.kill()
+    (call,) = calls(1)
+    clean_up("default", call, time.monotonic() + 1000, again=True)
+    settle()
+    assert [each.gap for _, _, each in its._due] == [100], "it has failed"
+    own.start()
+    eventually(lambda: [each.gap for _, _, each in list(its._due)] == [200])
+    ((at, _, _),) = its._due
+    assert at >= call.sent_at + 100
+    its.clear()
 
 
 def test_clean_up_of_what_may_not_come_again_comes_once(redis_client):

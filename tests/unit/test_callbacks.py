@@ -1,0 +1,27 @@
+"""The thread for callbacks."""
+
+import threading
+
+from django_rlock import callbacks
+from django_rlock.callbacks import Callbacks
+from tests.eventually import PATIENCE, eventually
+
+
+def test_what_waits_behind_a_slow_callback_is_bounded(monkeypatch, caplog):
+    """What is dropped is counted, and logged once the slow one has returned."""
+    monkeypatch.setattr(callbacks, "MOST", 3)
+    begun, goes_on, called = threading.Event(), threading.Event(), list[int]()
+
+    def slow() -> None:
+        begun.set()
+        goes_on.wait(PATIENCE)
+
+    calls = Callbacks()
+    calls.post(slow)
+    assert begun.wait(PATIENCE)
+    for number in range(5):
+        calls.post(called.append, number)
+    goes_on.set()
+    eventually(lambda: len(called) == 3)
+    assert called == [0, 1, 2]
+    assert "2 log records, metrics and callbacks were dropped" in caplog.text
