@@ -82,14 +82,18 @@ def _run_named(name: str, function: Callable[..., object], args: tuple[Any, ...]
     function(*args)
 
 
-class _Call:
-    """A function called in another thread, or in this one if no thread can be started, and its outcome."""
+class Call:
+    """A function called in another thread, or in this one if no thread can be started, and its outcome.
 
-    __slots__ = ("_bell", "_function", "error", "value")
+    ``notify`` is called there at the end.
+    """
 
-    def __init__(self, function: Callable[[], object]) -> None:
+    __slots__ = ("_bell", "_function", "_notify", "error", "value")
+
+    def __init__(self, function: Callable[[], object], notify: Callable[[], object] | None = None) -> None:
         self._bell = Bell()
         self._function = function
+        self._notify = notify or self._bell.ring
         self.error: BaseException | None = None
         self.value: Any = None
         try:
@@ -102,7 +106,7 @@ class _Call:
             self.value = self._function()
         except BaseException as error:  # noqa: BLE001 - for the caller
             self.error = error
-        self._bell.ring()
+        self._notify()
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._bell.wait(timeout)
@@ -111,6 +115,10 @@ class _Call:
     def outcome(self) -> Any:
         """Its value, or its exception."""
         return self.value if self.error is None else self.error
+
+    def result(self) -> Any:
+        """Its value; raises its exception."""
+        return _value(self.outcome)
 
 
 def elsewhere(function: Callable[..., T], *args: Any) -> T:
@@ -121,8 +129,8 @@ def elsewhere(function: Callable[..., T], *args: Any) -> T:
 
 def within(seconds: float, function: Callable[..., T], *args: Any) -> T | None:
     """The same; None if it takes longer than ``seconds``. Its thread then goes on without the caller."""
-    call = _Call(partial(function, *args))
-    return _value(call.outcome) if call.wait(seconds) else None
+    call = Call(partial(function, *args))
+    return call.result() if call.wait(seconds) else None
 
 
 def _value(outcome: T | BaseException) -> T:
@@ -133,7 +141,7 @@ def _value(outcome: T | BaseException) -> T:
 
 def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
     """Call functions concurrently, each in a thread of its own; return their values, or exceptions in place of them."""
-    calls = [_Call(function) for function in functions]
+    calls = [Call(function) for function in functions]
     for call in calls:
         call.wait()
     return [call.outcome for call in calls]

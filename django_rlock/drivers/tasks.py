@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_rlock import threads
 from django_rlock.drivers.base import monotonic
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner, task_owner
@@ -108,49 +110,71 @@ def _drop_closed_loops() -> None:
             links.give_back()
 
 
+class LoopBell:
+    """Wakes the one task that waits for it, from any thread. One ring is kept until it is used.
+
+    asyncio.Event takes a mutex of all loops when a task first waits for it, and a signal may leave that locked.
+    """
+
+    __slots__ = ("_loop", "_sleep", "has_rung")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sleep: asyncio.Future[None] | None = None
+        self.has_rung = False
+
+    def ring(self) -> None:
+        self.call(self.ring_here)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the bell's loop."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(function)
+
+    def ring_here(self) -> None:
+        """Ring it in its loop."""
+        self.has_rung = True
+        if self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until it rings (True) or for ``timeout`` seconds (False); None means no time limit."""
+        if not self.has_rung:
+            self._sleep = self._loop.create_future()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._sleep
+            except TimeoutError:
+                return False
+        self.has_rung = False
+        return True
+
+
 async def take_link(server: Server, limit: float) -> Link:
     """Return an idle or a new link, within ``limit`` seconds. Raises what redis-py raises if it cannot connect."""
     link = server.take_idle()
     if link is not None:
         return link
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    claim = LinkWait(lambda: _wake(loop, ready))
+    bell = LoopBell()
+    claim = LinkWait(bell.ring)
     try:
-        return await _await(server, claim, ready, loop.time() + limit)
+        return await _await(server, claim, bell, monotonic() + limit)
     finally:
         server.forget(claim)
 
 
-async def _await(server: Server, claim: LinkWait, ready: asyncio.Event, until: float) -> Link:
-    loop = asyncio.get_running_loop()
+async def _await(server: Server, claim: LinkWait, bell: LoopBell, until: float) -> Link:
     while True:
         opens = server.ask_for(claim)
-        left = until - loop.time()
+        left = until - monotonic()
         if left <= 0:
             raise server.none_in_time(opens)
-        await sleep_until(ready, left if opens else min(left, _LOOK_AGAIN))
-        ready.clear()
+        await bell.wait(left if opens else min(left, _LOOK_AGAIN))
         if claim.error is not None:
             raise claim.error
         link = server.take_idle()
         if link is not None:
             return link
-
-
-async def sleep_until(event: asyncio.Event, timeout: float | None) -> bool:
-    """Sleep until an event (True) or for ``timeout`` seconds (False); None means no time limit."""
-    try:
-        async with asyncio.timeout(timeout):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was closed
-        loop.call_soon_threadsafe(event.set)
 
 
 def detach(server: Server, link: TaskLink) -> None:
@@ -174,7 +198,11 @@ class TaskFace:
         await asyncio.sleep(seconds)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.to_thread(function, *args)
+        # Not by to_thread(): to start its thread, the loop takes a mutex shared by the executors of all threads.
+        bell = LoopBell()
+        call = threads.Call(partial(function, *args), bell.ring)
+        await bell.wait()
+        return call.result()
 
     async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         return await asyncio.gather(*coros)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
 from django_rlock import threads
 from django_rlock.drivers.base import EVERYBODY
+from django_rlock.drivers.tasks import LoopBell
 
 
 class Lines(Protocol):
@@ -93,35 +92,27 @@ class ThreadWaiter(ListenerWaiter):
 
 
 class TaskWaiter(ListenerWaiter):
-    """Sleeps on an event of its loop."""
+    """Sleeps on a bell of its loop."""
 
-    __slots__ = ("_event", "_loop")
+    __slots__ = ("_bell",)
 
     def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
         super().__init__(lines, channel, token)
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
+        self._bell = LoopBell()
 
     async def wait(self, timeout: float | None) -> bool:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        self._event.clear()
-        return True
+        return await self._bell.wait(timeout)
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # its loop was closed
-            self._loop.call_soon_threadsafe(self._arrive)
+        self._bell.call(self._arrive)
 
     def _arrive(self) -> None:
-        self._event.set()
+        self._bell.ring_here()
         if self._left:
             self._pass_on()
 
     def _has_unused_wake_up(self) -> bool:
-        return self._event.is_set()
+        return self._bell.has_rung
 
 
 class CallingWaiter(ListenerWaiter):
