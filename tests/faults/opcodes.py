@@ -1,12 +1,13 @@
 """A process whose lock calls are interrupted at every opcode in turn, each time at a later one.
 
-    python -m tests.faults.opcodes <kind> <url> ... [--first N] [--stride N] [--action ACTION ...]
+    python -m tests.faults.opcodes <kind> <url> ... [--face FACE] [--first N] [--stride N] [--action ACTION ...]
 
 A signal's handler may raise between any two opcodes of the main thread. A storm meets such places by chance; this
 meets each of them once, the same ones in every run. After each interruption another thread must get the very lock,
 another one must be woken by a release of the main thread, a third must be told in time who holds a lock that it does
 not get, and a hold beside them must be renewed: none of them may wait for what the interrupted call has left. What
-that call itself leaves, its thread sweeps up, as a task or a request does.
+that call itself leaves, its thread sweeps up, as a task or a request does. With another ``--face`` the main thread runs
+a loop whose task makes the call, and another loop is woken.
 
 What is left locked stays so; therefore the others are tried once after several interruptions. It prints a line of JSON
 for each of these, one when the others went on, and a last one; it stops for ever where something does, and
@@ -19,6 +20,7 @@ import argparse
 import dis
 import faulthandler
 import gc
+import json
 import os
 import signal
 import sys
@@ -34,14 +36,18 @@ from types import FrameType
 from typing import Any
 
 from tests.eventually import eventually
-from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Interruption, Renewal, is_swallowed, set_up, tell
+from tests.faults.opcode_faces import FACES, Tasks, Threads
+from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Renewal, is_swallowed, set_up, tell
 
+ALL_KINDS = (*KINDS, "latch", "named")
 ACTIONS = ("pair", "wait", "again", "extend", "timeout", "block", "second")
-IMPOSSIBLE = {"semaphore": {"again", "extend"}, "permits": {"again"}}
+IMPOSSIBLE = {"semaphore": {"again", "extend"}, "latch": {"again", "extend"}, "permits": {"again"}}
 """What cannot be done with a kind."""
+HELD_BEFORE = {"again", "extend"}
+"""Actions on what the main thread has taken before."""
 STANDS_STILL = 0.002
 """A thread that runs no opcode for so long waits, in seconds; on a slow machine it may not do so yet."""
-TOGETHER = 10
+TOGETHER = 20
 """Interruptions after which the others are tried."""
 MISSES = 3
 """An action that was not interrupted in so many tries in a row has fewer opcodes. Python drops some interruptions."""
@@ -56,29 +62,25 @@ UNSEEN = 120.0
 
 
 class Aim:
-    """Runs an action of the main thread and interrupts it at its n-th opcode, wherever that is."""
+    """Interrupts the main thread at its n-th opcode after ``begin``, wherever that is."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Callable[[], object]) -> None:
+        self._interrupt = interrupt
         self.made = self.at = 0
         self.began = threading.Event()
         self.place = ""
 
-    def strike(self, action: Callable[[], object], at: int) -> Interruption | None:
-        """What interrupted the action, if it has so many opcodes."""
+    def begin(self, at: int) -> None:
         self.made, self.at, self.place = 0, at, ""
         self.began.set()
         sys.settrace(self._enter)
-        try:
-            action()
-        except Interruption as interruption:
-            return interruption
-        finally:
-            sys.settrace(None)
-            self.began.clear()
-        return None
+
+    def end(self) -> None:
+        sys.settrace(None)
+        self.began.clear()
 
     def until_it_stands_still(self) -> None:
-        """Wait until the action waits, or has ended."""
+        """Wait until the main thread waits, or has come to an end."""
         self.began.wait()
         before = -1
         while before != self.made:
@@ -94,7 +96,7 @@ class Aim:
             self.made += 1
             if self.made >= self.at and not self.place and not self._is_spared(frame):
                 self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
-                raise Interruption
+                self._interrupt()
         return self._trace
 
     @staticmethod
@@ -106,16 +108,17 @@ class Aim:
 class Stage:
     """Who is there: the main thread, which is interrupted, a hold that must stay renewed, and two other threads."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, face: Threads | Tasks) -> None:
         from django_rlock import LockTimeoutError
         from tests.faults.storm_kinds import renewed_subject, subject
 
         self._timed_out = LockTimeoutError
+        self.face = face
         self.subject = partial(subject, kind)
         self.spare = self.subject("spare")
         self.kept = renewed_subject(kind, "kept")
         self.grant = self.kept.acquire()
-        self.aim = Aim()
+        self.aim = Aim(face.interrupt)
         self.other, self.another = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.left: list[Any] = []
 
@@ -124,7 +127,7 @@ class Stage:
         name = f"{action}:{at}"
         mine = self.subject(name)
         with self._holder(action, name, mine):
-            interruption = self.aim.strike(partial(getattr(self, f"_{action}"), mine), at)
+            interruption = self._strike(action, mine, at)
             tell(action=action, at=at, place=self.aim.place)
         struck = interruption is not None
         if interruption is not None:
@@ -139,13 +142,35 @@ class Stage:
             self.see_others()
         return struck
 
+    def _strike(self, action: str, mine: Any, at: int) -> BaseException | None:
+        """What interrupted the action, if it has so many opcodes."""
+        try:
+            self.face.run(self._play(action, mine, at))
+        except self.face.interrupted_by as interruption:
+            return interruption
+        finally:
+            self.aim.end()
+        return None
+
+    async def _play(self, action: str, mine: Any, at: int) -> None:
+        held = await self.face.call(mine, "acquire") if action in HELD_BEFORE else None
+        self.aim.begin(at)
+        try:
+            await getattr(self, f"_{action}")(mine, held)
+        finally:
+            self.aim.end()
+        if held:
+            await self.face.call(mine, "give_back", held)
+
     def see_others(self) -> None:
         """Another thread gets each of the locks, is woken by the main thread, and has a block of its own time out."""
         while self.left:
-            self.other.submit(_enter, self.left.pop().their_block()).result()
-        self._wake()
+            for block in self.left.pop().blocks_afterwards():
+                self.other.submit(self.face.enter_elsewhere, block).result()
+        self.face.run(self._wake())
         with _Holder(self.another, self.spare):
-            self.other.submit(self._block, self.spare).result()
+            self.other.submit(self._time_out).result()
+        gc.freeze()  # so that collecting takes little time
         tell(others="go on")
 
     def live_on(self) -> None:
@@ -155,31 +180,21 @@ class Stage:
 
     # --- actions of the main thread ----------------------------------------------------------------------------------
 
-    def _pair(self, mine: Any) -> None:
-        mine.give_back(mine.acquire())
+    async def _pair(self, mine: Any, _: object) -> None:
+        await self.face.call(mine, "give_back", await self.face.call(mine, "acquire"))
 
-    def _wait(self, mine: Any) -> None:
-        mine.give_back(mine.acquire())
+    _wait = _second = _again = _pair
 
-    _second = _wait
+    async def _extend(self, mine: Any, held: object) -> None:
+        await self.face.call(mine, "extend", held, EXTENDED)
 
-    def _again(self, mine: Any) -> None:
-        outer, inner = mine.acquire(), mine.acquire()
-        mine.give_back(inner)
-        mine.give_back(outer)
+    async def _timeout(self, mine: Any, _: object) -> None:
+        if grant := await self.face.call(mine, "acquire", wait_time=BRIEF):
+            await self.face.call(mine, "give_back", grant)
 
-    def _extend(self, mine: Any) -> None:
-        grant = mine.acquire()
-        mine.extend(grant, EXTENDED)
-        mine.give_back(grant)
-
-    def _timeout(self, mine: Any) -> None:
-        if grant := mine.acquire(wait_time=BRIEF):
-            mine.give_back(grant)
-
-    def _block(self, mine: Any) -> None:
-        with suppress(self._timed_out), mine.brief_block():
-            pass
+    async def _block(self, mine: Any, _: object) -> None:
+        with suppress(self._timed_out):
+            await self.face.enter(mine.brief_block())
 
     # --- the others --------------------------------------------------------------------------------------------------
 
@@ -194,15 +209,19 @@ class Stage:
     def _queue_behind(self, name: str, mine: Any) -> None:
         """Have another thread wait too. It gets what the main thread was woken for, if that is interrupted then."""
         self.aim.until_it_stands_still()
-        self._behind = self.another.submit(_enter, mine.their_block())
+        self._behind = self.another.submit(self.face.enter_elsewhere, mine.their_block())
         _until_it_waits(self._behind, name)
 
-    def _wake(self) -> None:
-        grant = self.spare.acquire()
-        woken = self.other.submit(_enter, self.spare.their_block())
+    async def _wake(self) -> None:
+        grant = await self.face.call(self.spare, "acquire")
+        woken = self.other.submit(self.face.enter_elsewhere, self.spare.their_block())
         _until_it_waits(woken, "spare")
-        self.spare.give_back(grant)
+        await self.face.call(self.spare, "give_back", grant)
         woken.result()
+
+    def _time_out(self) -> None:
+        with suppress(self._timed_out):
+            self.face.enter_elsewhere(self.spare.brief_block())
 
 
 class _Holder:
@@ -226,11 +245,6 @@ class _Holder:
     def __exit__(self, *_: object) -> None:
         self._left.set()
         self._held.result()
-
-
-def _enter(block: Any) -> None:
-    with block:
-        pass
 
 
 def _until_it_waits(call: Future[Any], name: str) -> None:
@@ -271,8 +285,11 @@ def actions_of(kind: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("urls", nargs="+")
+    parser.add_argument("kind", choices=ALL_KINDS)
+    parser.add_argument("urls", nargs="*")
+    parser.add_argument("--cache", type=json.loads, help="the entry of CACHES as JSON, if there is no URL")
+    parser.add_argument("--replica-acks", type=int, default=0)
+    parser.add_argument("--face", choices=FACES, default="threads")
     parser.add_argument("--action", choices=ACTIONS, nargs="+", help="one or more (all)")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1)
@@ -280,12 +297,12 @@ def main() -> None:
     options = parser.parse_args()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    set_up(options.urls, WAITER_ALIVE_TIME=UNSEEN, CLAIM_TIME=UNSEEN)
+    set_up(options.urls, options.cache, options.replica_acks, WAITER_ALIVE_TIME=UNSEEN, CLAIM_TIME=UNSEEN)
     _wait_for_answers()
     if options.mutex:
         share_a_mutex()
     try:
-        interrupt_all(Stage(options.kind), options)
+        interrupt_all(Stage(options.kind, FACES[options.face]()), options)
         tell(ended=True)
     except BaseException:  # noqa: BLE001 - the watcher reports it
         traceback.print_exc()
@@ -295,7 +312,6 @@ def main() -> None:
 
 def interrupt_all(stage: Stage, options: argparse.Namespace) -> None:
     """Interrupt all actions at each opcode of the stride."""
-    gc.freeze()  # so that collecting takes little time
     for action in options.action or actions_of(options.kind):
         stage.interrupt(action, sys.maxsize)  # once in full, so that what is made on first use is there
         misses = 0

@@ -27,7 +27,7 @@ import time
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
@@ -62,8 +62,8 @@ ROUNDS_AFTERWARDS = 3
 _raise_signal = ctypes.PyDLL(None)["raise"]
 
 
-class Interruption(BaseException):
-    """As KeyboardInterrupt, or a server's abort."""
+class Interruption(KeyboardInterrupt):
+    """As Ctrl-C, or a server's abort. It ends an event loop, unlike other exceptions."""
 
 
 class SoftLimitError(Exception):
@@ -444,17 +444,22 @@ def tell(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)  # noqa: T201
 
 
-def set_up(urls: Sequence[str], **options: float) -> None:
-    """Django with the locks on one server, or RedLock's on several; the alias "short" has short leases."""
+def set_up(
+    urls: Sequence[str], cache: Mapping[str, Any] | None = None, replica_acks: int = 0, **options: float
+) -> None:
+    """Django with the locks on one server, or where a cache is, or RedLock's on several; the alias "short" has short
+    leases.
+    """
     import django
     from django.conf import settings
 
-    backend = "django_redis.cache.RedisCache"
-    place: dict[str, Any] = {"NODES": urls, "QUARANTINE": 0} if len(urls) > 1 else {"CACHE": "default"}
+    place: dict[str, Any] = {"CACHE": "default", "REPLICA_ACKS": replica_acks}
+    if len(urls) > 1:
+        place = {"NODES": urls, "QUARANTINE": 0}
     settings.configure(
         SECRET_KEY="not a secret",
         INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_rlock"],
-        CACHES={"default": {"BACKEND": backend, "LOCATION": urls[0]}},
+        CACHES={"default": cache or {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": urls[0]}},
         RLOCK={
             "default": {**place, "WATCHDOG_TIMEOUT": LEASE, **options},
             "short": {**place, "WATCHDOG_TIMEOUT": SHORT_LEASE},

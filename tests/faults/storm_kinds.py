@@ -9,7 +9,14 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, TypeVar
 
-from django_rlock import LockUnavailableError, PermitExpirableSemaphore, Semaphore, rlock
+from django_rlock import (
+    CountDownLatch,
+    LockTimeoutError,
+    LockUnavailableError,
+    PermitExpirableSemaphore,
+    Semaphore,
+    rlock,
+)
 from django_rlock.drivers.identity import current_owner
 from django_rlock.locks.holds import HOLDS
 from tests.faults.storm import BRIEF
@@ -54,15 +61,28 @@ class Subject:
         """For ``with`` and ``async with`` of another owner."""
         return self.theirs
 
+    def blocks_afterwards(self) -> list[Any]:
+        """What others enter when it has been given back."""
+        return [self.their_block()]
+
     def acquire(self, **options: Any) -> Any:
         """What ``give_back`` wants to have; something false where it was not granted."""
         return self.mine.acquire(**options)
 
+    async def aacquire(self, **options: Any) -> Any:
+        return await self.mine.aacquire(**options)
+
     def give_back(self, grant: Any) -> None:
         self.mine.release()
 
+    async def agive_back(self, grant: Any) -> None:
+        await self.mine.arelease()
+
     def extend(self, grant: Any, seconds: float) -> None:
         self.mine.extend(seconds)
+
+    async def aextend(self, grant: Any, seconds: float) -> None:
+        await self.mine.aextend(seconds)
 
     def lease(self, grant: Any) -> float:
         """How much of it the server counts as left, in seconds."""
@@ -75,10 +95,28 @@ class Subject:
         """An action was interrupted where the error was raised."""
 
     def sweep(self, down_to: int = 0) -> None:
-        """Release what the running thread was left with, when something interrupted it before its own release."""
+        """Release what the running thread was left with, when something interrupted it before its own release, and what
+        tasks were that have ended.
+        """
         for part in self.mine.parts:
-            while (hold := HOLDS.get(part, current_owner())) is not None and hold.count > down_to:
+            owner = part._named_owner or current_owner()
+            while (hold := HOLDS.get(part, owner)) is not None and hold.count > down_to:
                 part.release()
+            for hold in HOLDS.snapshot():
+                if hold.owner_ended and hold.lock.name == part.name:
+                    part.force_release(hold.wire_name)
+
+
+class Named(Subject):
+    """A lock whose owner has a name. Afterwards others take it under that name too."""
+
+    def blocks_afterwards(self) -> list[Any]:
+        return [self.their_block(), self.block()]
+
+    def sweep(self, down_to: int = 0) -> None:
+        """Free it as well: what an interrupted call took under a name stays until its lease ends."""
+        super().sweep(down_to)
+        self.mine.force_release(self.mine.owner)
 
 
 class Counted(Subject):
@@ -124,11 +162,20 @@ class Permits(Subject):
     def acquire(self, **options: Any) -> Any:
         return self.mine.acquire(renewed=True, **options)
 
+    async def aacquire(self, **options: Any) -> Any:
+        return await self.mine.aacquire(renewed=True, **options)
+
     def give_back(self, grant: Any) -> None:
         grant.release()
 
+    async def agive_back(self, grant: Any) -> None:
+        await grant.arelease()
+
     def extend(self, grant: Any, seconds: float) -> None:
         self.mine.update_lease_time(grant, seconds)
+
+    async def aextend(self, grant: Any, seconds: float) -> None:
+        await self.mine.aupdate_lease_time(grant, seconds)
 
     def lease(self, grant: Any) -> float:
         return asked(lambda: self.mine.lease_time(grant)) or 0.0
@@ -138,6 +185,58 @@ class Permits(Subject):
         for hold in HOLDS.snapshot():
             if hold.lock.name == self.mine.name and hold.owner_ended:
                 self.mine.try_release(hold.wire_name)
+
+
+class Gate(Subject):
+    """A latch that is used like a lock: who passes closes it, and opens it to give it back."""
+
+    again = leased = False
+
+    def block(self) -> Any:
+        return self
+
+    def brief_block(self) -> Any:
+        brief = copy(self)
+        brief.mine = super().brief_block()
+        return brief
+
+    their_block = block
+
+    def __enter__(self) -> None:
+        if not self.acquire():
+            raise LockTimeoutError(self.mine.name, self.mine.wait_time)
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back(True)
+
+    async def __aenter__(self) -> None:
+        if not await self.aacquire():
+            raise LockTimeoutError(self.mine.name, self.mine.wait_time)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.agive_back(True)
+
+    def acquire(self, **options: Any) -> bool:
+        while self.mine.wait(**options):
+            if self.mine.try_set_count(1):
+                return True
+        return False
+
+    async def aacquire(self, **options: Any) -> bool:
+        while await self.mine.await_(**options):
+            if await self.mine.atry_set_count(1):
+                return True
+        return False
+
+    def give_back(self, grant: Any) -> None:
+        self.mine.count_down()
+
+    async def agive_back(self, grant: Any) -> None:
+        await self.mine.acount_down()
+
+    def sweep(self, down_to: int = 0) -> None:
+        """Open it: nobody knows whether it was closed."""
+        self.mine.delete()
 
 
 def _lock(kind: str, name: str, using: str) -> Subject:
@@ -151,6 +250,14 @@ def _side(kind: str, name: str, using: str) -> Subject:
 
 def _multi(_kind: str, name: str, using: str) -> Subject:
     return Subject(rlock(f"{name}:1", f"{name}:2", using=using))
+
+
+def _named(_kind: str, name: str, using: str) -> Subject:
+    return Named(rlock(name, using=using, owner=f"owner of {name}"), rlock(name, using=using))
+
+
+def _latch(_kind: str, name: str, using: str) -> Subject:
+    return Gate(CountDownLatch(name, using=using))
 
 
 def _semaphore(_kind: str, name: str, using: str) -> Subject:
@@ -171,14 +278,16 @@ _MAKERS = {
     "multi": _multi,
     "semaphore": _semaphore,
     "permits": _permits,
+    "latch": _latch,
+    "named": _named,
 }
 
 
 def subject(kind: str, name: str, using: str = "default") -> Subject:
-    """A name of one of storm.KINDS."""
+    """A name of a kind."""
     return _MAKERS[kind](kind, name, using)
 
 
 def renewed_subject(kind: str, name: str) -> Subject:
     """A name of this kind under a lease of seconds, which is renewed; of another kind where this one has no lease."""
-    return subject("fair" if kind == "semaphore" else kind, name, using="short")
+    return subject("fair" if kind in {"semaphore", "latch"} else kind, name, using="short")

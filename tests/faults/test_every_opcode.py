@@ -1,29 +1,33 @@
 """A signal may raise at any opcode of a lock call: nobody else waits for what the interrupted thread has left."""
 
 import json
-import random
 import sys
 from contextlib import ExitStack
 
 import pytest
 
 from example_project.embedded import EmbeddedServer
-from tests.faults.opcodes import actions_of
-from tests.faults.storm import KINDS
+from tests.faults.opcode_faces import FACES
+from tests.faults.opcodes import ALL_KINDS, actions_of
 from tests.faults.storm_process import NODES, BrokenOffError, StoppedError, Watched
+from tests.topologies.servers import TOPOLOGIES
 
 SHORT = ("pair", "wait", "again", "extend", "timeout", "block")
-STRIDE = 12
-"""Of the short form. A line has some eight opcodes, so two or three runs, which begin elsewhere, meet every place."""
+STRIDE = 3
+"""Of the short form: so many runs of the suite with consecutive seeds meet every place."""
 
 
-def interrupt_every(kind, *actions, first=1, stride=1, options=()):
+def interrupt_every(kind, *actions, face="threads", topology=None, first=1, stride=1, options=()):
     """How many opcodes were interrupted; it fails with the places one of which stops something."""
     tried = 0
     suspects: list[dict[str, object]] = []
     with ExitStack() as stack:
-        servers = [stack.enter_context(EmbeddedServer()) for _ in range(NODES if kind == "redlock" else 1)]
-        command = [sys.executable, "-m", "tests.faults.opcodes", kind, *(server.url for server in servers)]
+        if topology is None:
+            servers = [stack.enter_context(EmbeddedServer()) for _ in range(NODES if kind == "redlock" else 1)]
+            where = [server.url for server in servers]
+        else:
+            where = ["--cache", json.dumps(stack.enter_context(TOPOLOGIES[topology]()).cache)]
+        command = [sys.executable, "-m", "tests.faults.opcodes", kind, *where, "--face", face]
         command += ["--first", str(first), "--stride", str(stride), "--action", *actions, *options]
         process = stack.enter_context(Watched(command))
         try:
@@ -31,23 +35,37 @@ def interrupt_every(kind, *actions, first=1, stride=1, options=()):
                 suspects = [*suspects, message] if "at" in message else []
                 tried += bool(message.get("place"))
         except (StoppedError, BrokenOffError) as stopped:
-            pytest.fail(
-                "\n".join([*("{action}, opcode {at}: {place}".format(**each) for each in suspects), str(stopped)])
-            )
+            places = ("{action}, opcode {at}: {place}".format(**each) for each in suspects)
+            pytest.fail("\n".join([f"{kind}, first {first}, stride {stride}", *places, str(stopped)]))
     return tried
 
 
 @pytest.mark.timeout(600)  # a machine may be slow; what stops is noticed by its watcher
-def test_interrupted_here_and_there():
-    first = random.SystemRandom().randint(1, STRIDE)
-    assert interrupt_every("fair", *SHORT, first=first, stride=STRIDE) > 100 * len(SHORT)
+def test_interrupted_here_and_there(request):
+    """The same places again for the same seed."""
+    first = 1 + request.config.getoption("randomly_seed", 0) % STRIDE
+    assert interrupt_every("fair", *SHORT, first=first, stride=STRIDE) > 300 * len(SHORT)
+
+
+ELSEWHERE = ("cluster", ()), ("sentinel", ()), ("sentinel", ("--replica-acks", "1"))
+LONG = [
+    *((kind, action, face, None, ()) for face in FACES for kind in ALL_KINDS for action in actions_of(kind)),
+    *(
+        (kind, action, face, topology, options)
+        for face in FACES
+        for topology, options in ELSEWHERE
+        for kind in ("fair", "read")
+        for action in SHORT
+    ),
+]
+"""Each action for each kind and face on a single server (or a RedLock's), and for two kinds on other topologies."""
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("kind", "action"), [(kind, action) for kind in KINDS for action in actions_of(kind)])
-def test_interrupted_at_every_opcode(kind, action):
-    assert interrupt_every(kind, action) > 1000
+@pytest.mark.parametrize(("kind", "action", "face", "topology", "options"), LONG)
+def test_interrupted_at_every_opcode(kind, action, face, topology, options):
+    assert interrupt_every(kind, action, face=face, topology=topology, options=options) > 1000
 
 
 @pytest.mark.thorough

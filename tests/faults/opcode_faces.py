@@ -1,0 +1,93 @@
+"""How the interrupted thread makes its calls, and what interrupts it there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from tests.faults.storm import Interruption
+
+LOST_AFTER = 0.2
+"""When a cancelled task that has not ended never will, in seconds."""
+
+
+class Threads:
+    """The blocking methods. What is awaited here never suspends."""
+
+    interrupted_by: type[BaseException] = Interruption
+
+    def run(self, body: Coroutine[Any, Any, None]) -> None:
+        from django_rlock.drivers.base import run_sync
+
+        run_sync(body)
+
+    def interrupt(self) -> None:
+        raise Interruption
+
+    def enter_elsewhere(self, block: Any) -> None:
+        """Enter and leave a block, in another thread than the interrupted one."""
+        with block:
+            pass
+
+    async def enter(self, block: Any) -> None:
+        with block:
+            pass
+
+    async def call(self, of: Any, method: str, *args: Any, **options: Any) -> Any:
+        return getattr(of, method)(*args, **options)
+
+
+class Tasks:
+    """The methods with Django's ``a``, in a loop that ends when it is interrupted."""
+
+    interrupted_by: type[BaseException] = Interruption
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, body: Coroutine[Any, Any, None]) -> None:
+        try:
+            self._loop.run_until_complete(body)
+        except Interruption:
+            self._end_loop()
+            self._loop = asyncio.new_event_loop()
+            raise
+
+    def _end_loop(self) -> None:
+        """As asyncio.run does, but for a task whose wake-up asyncio itself has lost: that never ends."""
+        if tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=LOST_AFTER))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def interrupt(self) -> None:
+        raise Interruption
+
+    def enter_elsewhere(self, block: Any) -> None:
+        asyncio.run(self.enter(block))
+
+    async def enter(self, block: Any) -> None:
+        async with block:
+            pass
+
+    async def call(self, of: Any, method: str, *args: Any, **options: Any) -> Any:
+        return await getattr(of, f"a{method}")(*args, **options)
+
+
+class CancelledTasks(Tasks):
+    """The task is cancelled, and notices it where it waits; its loop goes on."""
+
+    interrupted_by = asyncio.CancelledError
+
+    def run(self, body: Coroutine[Any, Any, None]) -> None:
+        self._task = self._loop.create_task(body)
+        self._loop.run_until_complete(self._task)
+
+    def interrupt(self) -> None:
+        self._loop.call_soon(self._task.cancel)
+
+
+FACES: dict[str, type[Threads | Tasks]] = {"threads": Threads, "tasks": Tasks, "cancelled": CancelledTasks}
