@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from benchmarks import stage
@@ -31,13 +31,24 @@ PATIENCE = 120.0
 """How long a worker may take for the tasks that it was sent, in seconds."""
 ROOT = Path(__file__).parents[1]
 _BROKER = "RLOCK_BENCH_BROKER"
+_PLAIN = "plain"
 _NAMES = {
+    "two round trips, raw socket": "raw",
     "LockedTask": "locked",
     "LockedTask, acks_late": "locked_late",
     "celery-once": "once",
     "celery-singleton": "singleton",
-    "plain": "plain",
+    _PLAIN: "plain",
 }
+_WHOSE = {"worker": "cpu time of the worker", "both": "cpu time of the worker and the sender"}
+"""What is timed. Some libraries take their locks where a task is sent."""
+
+
+class _Cost(NamedTuple):
+    """CPU seconds."""
+
+    worker: float
+    both: float
 
 
 def run(quick: bool) -> list[Table]:
@@ -61,34 +72,29 @@ class _Bench:
 
     def cpu(self, tasks: int, rounds: int) -> Table:
         """All contenders in turn on one worker, so that a busy machine slows them all equally."""
-        times: dict[str, list[float]] = {name: [] for name in _NAMES}
+        costs: dict[str, list[_Cost]] = {name: [] for name in _NAMES}
         with _worker(1) as worker:
             self._wait()  # until it has started
             for number in range(-1, rounds):  # the first round warms up
                 for name in rotated(list(_NAMES), number):
-                    spent = self._time(worker, _NAMES[name], tasks)
+                    cost = self._cost(worker, _NAMES[name], tasks)
                     if number >= 0:
-                        times[name].append(spent)
-        rows = [
-            median_row(
-                f"{name}, cpu time of the worker",
-                [mine / plain for mine, plain in zip(times[name], times["plain"], strict=True)],
-                "× plain",
-                at_most=RATIO_LIMIT if name.startswith("LockedTask") else None,
-            )
-            for name in _NAMES
-            if name != "plain"
-        ]
-        rows.append(median_row("a plain task", [1e6 * spent / tasks for spent in times["plain"]], "µs"))
+                        costs[name].append(cost)
+        rows = [*_ratios(costs, "worker", RATIO_LIMIT), *_ratios(costs, "both")]
+        for whose, described in _WHOSE.items():
+            spent = [1e6 * getattr(cost, whose) / tasks for cost in costs[_PLAIN]]
+            rows.append(median_row(f"a plain task, {described}", spent, "µs"))
         return Table("Celery: an empty task in a prefork worker of one process", rows)
 
-    def _time(self, worker: subprocess.Popen[bytes], name: str, tasks: int) -> float:
-        """CPU seconds of the worker and its child for a number of tasks."""
+    def _cost(self, worker: subprocess.Popen[bytes], name: str, tasks: int) -> _Cost:
+        """What a number of tasks cost the worker with its child, and this process, which sends them."""
         processes = [worker.pid, *_children(worker.pid)]
-        began = _cpu_time(processes)
+        worker_began, sender_began = _cpu_time(processes), time.process_time()
         self._send(name, tasks)
+        sender = time.process_time() - sender_began
         self._wait()
-        return _cpu_time(processes) - began
+        spent = _cpu_time(processes) - worker_began
+        return _Cost(spent, spent + sender)
 
     def _send(self, name: str, tasks: int, key: int | None = None) -> None:
         """Send tasks of one key, or each with its own."""
@@ -139,6 +145,20 @@ class _Bench:
                     raise TimeoutError(f"The duplicates were not drained within {PATIENCE:g} s.")
                 time.sleep(0.05)
         return counts.by_clients.total() / duplicates
+
+
+def _ratios(costs: Mapping[str, Sequence[_Cost]], whose: str, limit: float | None = None) -> list[Row]:
+    """What each contender costs, relative to the plain task in the same round."""
+    return [
+        median_row(
+            f"{name}, {_WHOSE[whose]}",
+            [getattr(mine, whose) / getattr(plain, whose) for mine, plain in zip(spent, costs[_PLAIN], strict=True)],
+            "× plain",
+            at_most=limit if name.startswith("LockedTask") else None,
+        )
+        for name, spent in costs.items()
+        if name != _PLAIN
+    ]
 
 
 @contextmanager

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import redis
@@ -23,7 +23,8 @@ BROKER_VARIABLE = "RLOCK_BENCH_BROKER"
 if not settings.configured:  # in a worker
     configure()
 
-from django_rlock.celery import LockedTask  # noqa: E402 - it needs Django's settings
+from benchmarks.peers import raw_pair  # noqa: E402 - these need Django's settings
+from django_rlock.celery import LockedTask  # noqa: E402
 
 app = Celery("benchmarks", broker=os.environ[BROKER_VARIABLE], set_as_current=False)
 app.conf.update(
@@ -35,11 +36,19 @@ app.conf.update(
     ONCE={"backend": "celery_once.backends.Redis", "settings": {"url": os.environ[URL_VARIABLE]}},
 )
 task: Any = partial(app.task, shared=False)
+_pair_of_process = cache(raw_pair)
+"""Makes the connection of a process at its first run, which is after the fork."""
 
 
 @task
 def plain(number: int) -> None:
     """No lock at all."""
+
+
+@task
+def raw(_number: int) -> None:
+    """The lower bound for a lock that the worker takes and releases: its two round trips."""
+    _pair_of_process()()
 
 
 @task(base=LockedTask, lock_key="bench:<number>")

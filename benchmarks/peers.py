@@ -32,7 +32,7 @@ def sync_pairs() -> dict[str, Pair]:
         "RLock": as_pair(RLock("bench:rlock")),
         "FairLock": as_pair(FairLock("bench:fair")),
         "python-redis-lock": as_pair(redis_lock.Lock(client, "bench:python-redis-lock", expire=LEASE)),
-        "raw socket": _raw_pair(),
+        "raw socket": raw_pair(),
     }
 
 
@@ -65,7 +65,7 @@ def sync_pairs_made_per_call() -> dict[str, Pair]:
     return {"redis-py": theirs, "rlock()": ours, "python-redis-lock": python_redis_lock}
 
 
-def _raw_pair() -> Pair:
+def raw_pair() -> Pair:
     """The lower bound for any client: the two scripts of RLock, packed beforehand, on a socket of its own."""
     acquire, release = _raw_commands()
     connection = socket.create_connection(_address())
