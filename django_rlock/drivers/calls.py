@@ -112,9 +112,15 @@ def pack_command(*words: Argument) -> bytes:
 
 
 def _head(verb: str, script: Script, keys: tuple[str, ...], args: int) -> bytes:
-    words: tuple[Argument, ...] = (verb, script.sha if verb == "EVALSHA" else script.source, len(keys))
     packed = keys.packed if isinstance(keys, ManyKeys) else _pack_keys(keys)
-    return b"*%d\r\n%b%b" % (len(words) + len(keys) + 1 + args, pack_words(words), packed)
+    return _kept_start(verb, script, len(keys), args) + packed
+
+
+@lru_cache(maxsize=1024)
+def _kept_start(verb: str, script: Script, keys: int, args: int) -> bytes:
+    """What is before the keys; kept for locks of new names, whose heads are not."""
+    words: tuple[Argument, ...] = (verb, script.sha if verb == "EVALSHA" else script.source, keys)
+    return b"*%d\r\n%b" % (len(words) + keys + 1 + args, pack_words(words))
 
 
 @lru_cache(maxsize=1024)
