@@ -9,15 +9,14 @@ such socket; its locks end with their leases.
 
 from __future__ import annotations
 
-import json
 import logging
+import marshal
 import os
 import selectors
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, Any
 
 from celery.signals import worker_init, worker_ready
@@ -78,11 +77,11 @@ class _Parent:
         """Handle the end of a child."""
         self._selector.unregister(pipe)
         try:
-            text = os.pread(file, _MOST, 0).rstrip(b"\0 ")
+            written = os.pread(file, _MOST, 0)
         finally:
             os.close(pipe)
             os.close(file)
-        for note in json.loads(text) if text else ():
+        for note in marshal.loads(written) if written else ():  # noqa: S302 - from a child of this process
             lease = note["lease"] or max(get_settings(using).watchdog_timeout for using, _, _ in note["locks"])
             self._left.append((time.monotonic() + lease, {**note, "client": client}))
 
@@ -111,47 +110,53 @@ class _Child:
         finally:
             os.close(reader)
         self._notes: list[Note] = []
-        self._length = 0
 
     def close(self) -> None:
         os.close(self._writer)
         self._file.close()
 
-    @contextmanager
-    def holding(self, note: Note) -> Iterator[None]:
-        """Note that locks may be held; nested calls add their own.
-
-        The last note stays until the next run: a lock that is no longer held will not be freed.
-        """
+    def add(self, note: Note) -> None:
         self._notes.append(note)
         self._write()
-        try:
-            yield
-        finally:
-            self._notes.remove(note)
-            if self._notes:
-                self._write()
+
+    def remove(self, note: Note) -> None:
+        """Remove a note, unless it is the last one: a lock that is no longer held will not be freed."""
+        self._notes.remove(note)
+        if self._notes:
+            self._write()
 
     def _write(self) -> None:
-        text = json.dumps(self._notes).encode()
-        os.pwrite(self._file.fileno(), text.ljust(self._length), 0)  # the rest of a longer, earlier note is overwritten
-        self._length = len(text)
+        # What is left of a longer, earlier text is not read.
+        os.pwrite(self._file.fileno(), marshal.dumps(self._notes), 0)
+
+
+class _Noted:
+    """A block in which a child may hold locks; nested blocks add their own notes."""
+
+    __slots__ = ("_child", "_note")
+
+    def __init__(self, child: _Child, note: Note) -> None:
+        self._child = child
+        self._note = note
+
+    def __enter__(self) -> None:
+        self._child.add(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        self._child.remove(self._note)
 
 
 _parent: _Parent | None = None
 _child: _Child | None = None
 
 
-@contextmanager
-def noted(task_id: str, lock: BaseLock, kind: str | None) -> Iterator[None]:
+def noted(task_id: str, lock: BaseLock, kind: str | None) -> AbstractContextManager[None]:
     """Let the parent know, while a task runs, which locks to free when this process is gone."""
     child = _this_child()
     if child is None:
-        yield
-        return
+        return nullcontext()
     locks = [(each.using, kind, each.name) for each in lock.parts]
-    with child.holding({"task": task_id, "lease": lock.lease_time, "locks": locks}):
-        yield
+    return _Noted(child, {"task": task_id, "lease": lock.lease_time, "locks": locks})
 
 
 def _this_child() -> _Child | None:
