@@ -7,10 +7,9 @@ import math
 import os
 import random
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.states import RETRY, STARTED
 
 from django_rlock.callbacks import log
-from django_rlock.drivers.identity import thread_owner
+from django_rlock.drivers.identity import Owner, thread_owner
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.inspection import describe_holder
 from django_rlock.locks import BaseLock
@@ -107,7 +106,7 @@ class Run:
         """Run the body under the lock; if the lock cannot be taken, do what the options say instead."""
         stage = "taking"
         try:
-            with self._nothing_left(), self._shown(), _Block(self.lock):
+            with _Surroundings(self), noted(self.task_id, self.lock, self.options.kind), _Block(self.lock):
                 self._begin()
                 stage = "running"
                 result = body()
@@ -119,7 +118,7 @@ class Run:
             return self._when_taken(error, body)
         except LockUnavailableError as error:
             if stage == "releasing":
-                self._log(logging.ERROR, "has done its work, but: %s", error)
+                self.log(logging.ERROR, "has done its work, but: %s", error)
                 return result
             if stage == "running" or self.delivery is None:
                 raise
@@ -148,7 +147,7 @@ class Run:
             try:
                 self.delivery.note_success()
             except LockUnavailableError as error:
-                self._log(logging.ERROR, "has done its work, which could not be recorded: %s", error)
+                self.log(logging.ERROR, "has done its work, which could not be recorded: %s", error)
 
     # --- the lock is taken -------------------------------------------------------------------------------------------
 
@@ -238,7 +237,7 @@ class Run:
         try:
             delivery.note_copy(headers)
         except LockUnavailableError as unavailable:
-            self._log(logging.WARNING, "is sent again, which could not be recorded: %s", unavailable)
+            self.log(logging.WARNING, "is sent again, which could not be recorded: %s", unavailable)
         self._tell(task_deferred, "was sent again: %s", error)
         message.ignore_result = True  # so that Celery stores no state now
         return Retry(exc=error, when=countdown, sig=signature)  # type: ignore[arg-type] # numbers.Real
@@ -250,53 +249,54 @@ class Run:
         except SoftTimeLimitExceeded:
             raise
         except Exception as failure:  # noqa: BLE001 - each backend has its own errors
-            self._log(logging.WARNING, "goes on, but its state %s could not be stored: %s", state, failure)
+            self.log(logging.WARNING, "goes on, but its state %s could not be stored: %s", state, failure)
 
-    # --- around the body ---------------------------------------------------------------------------------------------
+    def _tell(self, signal: LockSignal, text: str, reason: object) -> None:
+        self.log(logging.INFO, text, reason)
+        signal.tell(self.lock, task=self.task, task_id=self.task_id, reason=str(reason))
 
-    @contextmanager
-    def _shown(self) -> Iterator[None]:
-        """Set the task's ``self.lock``, and let the worker's parent free the lock when this process is gone."""
-        token = locks_held.set({**locks_held.get({}), self.task.name: self.lock})
-        try:
-            with noted(self.task_id, self.lock, self.options.kind):
-                yield
-        finally:
-            locks_held.reset(token)
+    def log(self, level: int, text: str, *args: object) -> None:
+        log(logger, level, "Task %s[%s] " + text, self.task.name, self.task_id, *args)
 
-    # --- leaving -----------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _nothing_left(self) -> Iterator[None]:
-        """Release locks that the thread took in the body and did not release, as when a time limit interrupts it.
+class _Surroundings:
+    """Sets the task's ``self.lock`` inside. At the end, releases locks that the thread took inside and did not release,
+    as when a time limit interrupts the body.
 
-        A lease chosen by the body runs on, as after ``rlock(name, lease_time=60).acquire()``.
-        """
-        owner = thread_owner()
-        before = {hold: hold.count for hold in HOLDS.of(owner)}
-        try:
-            yield
-        finally:
-            own = HOLDS.of_lock(self.lock, owner)
-            for hold in HOLDS.of(owner):
-                if hold.count > before.get(hold, 0) and (hold.renewed or hold in own):
-                    self._give_back(hold, before.get(hold, 0))
+    A lease chosen by the body runs on, as after ``rlock(name, lease_time=60).acquire()``.
+    """
+
+    __slots__ = ("_before", "_owner", "_run", "_token")
+
+    _before: dict[Hold, int]
+    _owner: Owner
+    _token: Token[Mapping[str, BaseLock]]
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        run = self._run
+        self._owner = owner = thread_owner()
+        self._before = {hold: hold.count for hold in HOLDS.of(owner)}
+        self._token = locks_held.set({**locks_held.get({}), run.task.name: run.lock})
+
+    def __exit__(self, *_: object) -> None:
+        locks_held.reset(self._token)
+        for hold in HOLDS.of(self._owner):
+            count = self._before.get(hold, 0)
+            if hold.count > count and (hold.renewed or hold in HOLDS.of_lock(self._run.lock, self._owner)):
+                self._give_back(hold, count)
 
     def _give_back(self, hold: Hold, count: int) -> None:
         lock: Any = hold.lock
-        self._log(logging.WARNING, "did not release lock %r; it is released now.", lock.name)
+        tell = partial(self._run.log, logging.WARNING)
+        tell("did not release lock %r; it is released now.", lock.name)
         while hold in HOLDS and hold.count > count:
             try:
                 lock.release()
             except RLockError as error:
-                self._log(logging.WARNING, "could not release it: %s", error)
-
-    def _tell(self, signal: LockSignal, text: str, reason: object) -> None:
-        self._log(logging.INFO, text, reason)
-        signal.tell(self.lock, task=self.task, task_id=self.task_id, reason=str(reason))
-
-    def _log(self, level: int, text: str, *args: object) -> None:
-        log(logger, level, "Task %s[%s] " + text, self.task.name, self.task_id, *args)
+                tell("could not release it: %s", error)
 
 
 class _Block:
@@ -315,7 +315,7 @@ class _Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.__exit__(kind, error, trace)
+        self._lock._end_block(error)  # noqa: SLF001
 
 
 class _Holders:
