@@ -113,9 +113,11 @@ class Tallies:
 
     def of(self, lock: Named) -> Tally:
         """The tally of a lock's group."""
+        if lock.template:
+            return self.at(group_of(lock))
         # To find it by the lock's own name is faster than to make the group's.
         tally = self._by_name.get(lock.name)
-        if tally is None or tally.template != lock.template or tally.using != lock.using:
+        if tally is None or tally.using != lock.using:
             tally = self.at(group_of(lock))
             if len(self._by_name) >= _MAX_NAMES:
                 self._by_name.clear()
