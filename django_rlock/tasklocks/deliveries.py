@@ -79,16 +79,20 @@ class Delivery:
         self._task = task
         self._using = using
         self._done_marker_time = done_marker_time
-        self._keys = keys.task_keys(get_settings(using).key_prefix, str(message.id))
         self.retries = int(message.retries or 0)
-        self.lock_retries = int(message.get(RETRIES) or 0)
-        self._token = str(message.get(TOKEN) or "")
-        self._parents: list[str] = list(message.get(PARENTS) or ())
+        ours = vars(message).get
+        self.lock_retries = int(ours(RETRIES) or 0)
+        self._token = str(ours(TOKEN) or "")
+        self._parents: list[str] = list(ours(PARENTS) or ())
         self._is_redelivered = bool((message.delivery_info or {}).get("redelivered"))
-        self.is_copy = bool(message.get(COPY)) or self._is_redelivered
+        self.is_copy = bool(ours(COPY)) or self._is_redelivered
         self.has_begun = self.is_copy or self.retries > 0
-        self.waited = float(message.get(WAITED) or 0)
+        self.waited = float(ours(WAITED) or 0)
         self._known: str | None = None
+
+    @cached_property
+    def _keys(self) -> tuple[str, str]:
+        return keys.task_keys(get_settings(self._using).key_prefix, str(self.message.id))
 
     # --- what is known -----------------------------------------------------------------------------------------------
 

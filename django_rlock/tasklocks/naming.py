@@ -35,6 +35,7 @@ class Naming:
         key: Any = inspect.getattr_static(task, "lock_key")
         self._function = key if callable(key) else None
         self._templates = [] if key is None or callable(key) else self._parsed(key)
+        self._used = frozenset().union(*(template.names for template in self._templates))
         self.sources = [each.source for each in self._templates]
         """The key templates of the names, in their order; empty if a function makes the names."""
         if key is None:
@@ -79,9 +80,8 @@ class Naming:
     ) -> list[str]:
         if not self._templates:
             return [f"{task.name}:{self._digest(self._values.of_call(args, kwargs))}"]
-        used = {name for template in self._templates for name in template.names}
         own = {"task": {"name": task.name, "id": task_id}, "self": task}
-        values = {**own, **self._values.of_call(args, kwargs, used)}
+        values = {**own, **self._values.of_call(args, kwargs, self._used)}
         return [template.render(values) for template in self._templates]
 
     def _digest(self, values: Values) -> str:

@@ -59,7 +59,7 @@ class Run:
 
     def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """The names of the locks. Runs with ``"until_start"`` may overlap, but not the copies of one message."""
-        names = self.options.naming.names(self.task, args, kwargs)
+        names = self.options.naming.names(self.task, args, kwargs, self.task_id)
         if self.options.scope != "until_start":
             return names
         return [f"{name}:{self.task_id or uuid.uuid4()}" for name in names]
