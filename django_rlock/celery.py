@@ -7,8 +7,8 @@ never are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextvars import Token
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +193,7 @@ class LockedTask(_DjangoTask):
             return Run(self, args, kwargs).execute(partial(super().__call__, *args, **kwargs))
         request.rlock_entered = True  # type: ignore[attr-defined]
         task_id = str(request.id)
-        with _reported(self, task_id), thread_owner().labelled(label(task_id, self._mark())):
+        with _Reported(self, task_id), thread_owner().labelled(label(task_id, self._mark())):
             return Run(self, args, kwargs, request).execute_in_place(partial(self.run, *args, **kwargs))
 
     def _mark(self) -> str:
@@ -213,14 +213,19 @@ def _tell_worker(**_: Any) -> None:
     tell_worker()
 
 
-@contextmanager
-def _reported(task: LockedTask, task_id: str) -> Iterator[None]:
-    """Name the task in the process report, unless the alias's RECORD_CONTEXT is off."""
-    if not get_settings(task.lock_using).record_context:
-        yield
-        return
-    token = context.set({"task": task.name, "task_id": task_id})
-    try:
-        yield
-    finally:
-        context.reset(token)
+class _Reported:
+    """Names the task in the process report, unless the alias's RECORD_CONTEXT is off."""
+
+    __slots__ = ("_about", "_token")
+
+    _token: Token[dict[str, str] | None]
+
+    def __init__(self, task: LockedTask, task_id: str) -> None:
+        records = get_settings(task.lock_using).record_context
+        self._about = {"task": str(task.name), "task_id": task_id} if records else context.get()
+
+    def __enter__(self) -> None:
+        self._token = context.set(self._about)
+
+    def __exit__(self, *_: object) -> None:
+        context.reset(self._token)

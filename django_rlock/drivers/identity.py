@@ -14,8 +14,8 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
 from typing import Any, TypeVar
@@ -59,16 +59,32 @@ class Owner:
         """
         self.wire_name = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
 
-    @contextmanager
-    def labelled(self, label: str) -> Iterator[None]:
+    def labelled(self, label: str) -> AbstractContextManager[None]:
         """Add a label to the wire name of the locks taken inside, visible to others in Redis."""
-        outer, self.label = self.label, f":{label}"
-        self.renew_name()
-        try:
-            yield
-        finally:
-            self.label = outer
-            self.renew_name()
+        return _Labelled(self, f":{label}")
+
+
+class _Labelled:
+    """A block in which an owner has a label."""
+
+    __slots__ = ("_label", "_outer", "_owner")
+
+    _outer: str
+
+    def __init__(self, owner: Owner, label: str) -> None:
+        self._owner = owner
+        self._label = label
+
+    def __enter__(self) -> None:
+        self._outer = self._owner.label
+        self._relabel(self._label)
+
+    def __exit__(self, *_: object) -> None:
+        self._relabel(self._outer)
+
+    def _relabel(self, label: str) -> None:
+        self._owner.label = label
+        self._owner.renew_name()
 
 
 class NamedOwner(Owner):
