@@ -71,9 +71,13 @@ def made(app, **options):
     return app.task(base=LockedTask, bind=True, shared=False, name="job", lock_key="job", **options)(body)
 
 
-@pytest.mark.parametrize(("acks_late", "number"), [(False, 2), (True, 3)])
-def test_a_run(app, run, commands, acks_late, number):
-    task = made(app, acks_late=acks_late)
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [({}, 2), ({"acks_late": True}, 3), ({"acks_late": True, "done_marker_time": 0}, 2)],
+    ids=["acknowledged early", "late", "late, not remembered"],
+)
+def test_a_run(app, run, commands, options, number):
+    task = made(app, **options)
     run(task)  # the server knows the scripts from then on
     sent = commands(lambda: [run(task) for _ in range(ROUNDS)])
     assert len(sent) == number * ROUNDS, sent

@@ -1,0 +1,92 @@
+"""A worker's child handles a message: here in the process of the test, without a worker."""
+
+import gc
+import random
+import time
+import uuid
+from itertools import count
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.app.trace import build_tracer
+
+from django_rlock import FairLock
+from django_rlock.celery import LockedTask
+from django_rlock.drivers.identity import thread_owner
+from django_rlock.locks.holds import HOLDS
+from django_rlock.tasklocks.deliveries import RECEIVED
+from tests.eventually import UNTIL_SERVED
+from tests.faults.opcode_faces import Threads
+from tests.faults.opcodes import MISSES, Aim
+from tests.faults.storm import Interruption
+from tests.forms import THOROUGH
+
+STRIDE = 1 if THOROUGH else 25
+"""Each so many opcodes a run is interrupted."""
+
+
+@pytest.fixture
+def app():
+    with Celery("messages", broker="memory://", set_as_current=False) as made:
+        yield made
+
+
+def job(app, **options):
+    @app.task(base=LockedTask, shared=False, name="job", lock_key="job", **options)
+    def job():
+        return "ran"
+
+    return job
+
+
+def message():
+    """What a child gets."""
+    return {"id": uuid.uuid4().hex, "delivery_info": {}, "called_directly": False, RECEIVED: time.monotonic()}
+
+
+@pytest.fixture
+def brief_collections():
+    """Let the garbage collector look at new objects only."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.timeout(1200 if THOROUGH else 120)
+@pytest.mark.usefixtures("brief_collections")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python drops a few interruptions
+def test_an_interruption_at_any_opcode_of_a_run_leaves_no_lock(app):
+    task, aim, misses = job(app), Aim(Threads().interrupt), 0
+    for at in count(random.SystemRandom().randint(1, STRIDE), STRIDE):
+        task.request_stack.push(Context(message()))
+        misses = 0 if is_interrupted(task, aim, at) else misses + 1
+        task.request_stack.pop()
+        gc.collect()  # the frames of what was interrupted may be part of a circle
+        assert HOLDS.of(thread_owner()) == [], aim.place
+        with FairLock("job", owner="another", wait_time=UNTIL_SERVED):
+            pass
+        if misses == MISSES:
+            break
+    assert at > 1000
+
+
+def is_interrupted(task, aim, at):
+    """Run the task; returns whether it has so many opcodes."""
+    aim.begin(at)
+    try:
+        task()
+    except Interruption:
+        return True
+    finally:
+        aim.end()
+    return False
+
+
+def test_a_message_that_waits_comes_before_the_broker_delivers_it_again(app):
+    app.conf.broker_transport_options = {"visibility_timeout": 10}
+    task = job(app, on_locked="retry", lock_retry_delay=60)
+    with FairLock("job", owner="another"):
+        outcome = build_tracer(task.name, task, app=app)(uuid.uuid4().hex, [], {}, message())
+    assert outcome.info is not None
+    assert 0 < outcome.info.retval.when < 5
