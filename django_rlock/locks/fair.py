@@ -102,5 +102,5 @@ class FairLock(BaseLock):
         """The owner's member in the queue, which begins with the client id. A name chosen by the caller lacks that, so
         the client id and the number of the attempt are put before it.
         """
-        client = client_id()
-        return wire_name if wire_name.startswith(client) else f"{client}/{getattr(self, '_ticket', 0)}/{wire_name}"
+        ticket = getattr(self, "_ticket", None)
+        return wire_name if ticket is None else f"{client_id()}/{ticket}/{wire_name}"

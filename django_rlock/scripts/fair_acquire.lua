@@ -64,7 +64,8 @@ local found, fields = redis.call('hgetall', lock), {}
 for i = 1, #found, 2 do
     fields[found[i]] = found[i + 1]
 end
-if member ~= owner and fields[member] then
+if fields[member] == CLAIMED and count == '1' then
+    -- The lease replaces the claim, also if it is shorter. HDEL first: it is allowed when memory is full.
     redis.call('hdel', lock, member)
     return take()
 end
@@ -74,8 +75,8 @@ if holds and not fields['mode'] then
     if member ~= owner then
         redis.call('zrem', queue, member)
     end
-    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too. A longer lease stays,
-    -- that of a claim too: nothing tells the command that confirms a grant from a late copy of it.
+    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too. A longer lease
+    -- stays: this may be a late copy, and under a name chosen by the caller, another process may rely on it.
     redis.call('pexpire', lock, math.max(left, tonumber(ARGV[4])))
     if holds ~= count then
         redis.call('hset', lock, owner, count)

@@ -5,6 +5,10 @@
 -- A waiter's member of the queue is the owner's name, whose first 36 characters are its client; or, if the caller chose
 -- the name, client/number/owner, with a number for each attempt. The lock is granted to the member in this form.
 
+-- How often a waiter holds the lock that was granted to it: once. The command that confirms the grant replaces this by
+-- "1", the same number in another spelling, so a late copy of that command finds no grant.
+local CLAIMED = '01'
+
 -- Whether an owner is a client of ours, by the version of its id: Redisson's ids are random UUIDs, of version 4.
 local function is_ours(owner)
     return string.sub(owner, 15, 15) == '8'
@@ -39,7 +43,7 @@ local function grant(lock, queue, alive, claim_ms)
             if alive_until > now + claim_ms then
                 redis.call('zadd', alive, now + claim_ms, client)
             end
-            redis.call('hset', lock, member, 1)
+            redis.call('hset', lock, member, CLAIMED)
             redis.call('pexpire', lock, claim_ms)
             -- pcall: a user without the right to publish still hands the lock on, and a beat finds the grant.
             redis.pcall('publish', 'rlock_wake:' .. client, ticket .. ' ' .. member .. ' ' .. lock)

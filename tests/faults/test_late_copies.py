@@ -243,7 +243,7 @@ async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(face, pr
     lost = proxy.lose_reply(scripts.LOCK_FORCE_RELEASE)
     assert await face.call(FairLock("stock:42"), "force_release")
     assert lost.served.is_set()
-    assert redis_client.hgetall(KEY) == {waiter: "1"}
+    assert redis_client.hkeys(KEY) == [waiter]
 
 
 async def test_force_release_that_failed_frees_no_later_holder(face, kind, proxy, redis_client, monkeypatch):

@@ -219,6 +219,8 @@ def _is_simple(value: object) -> bool:
 class Visitor(Actor):
     """Takes the lock, holds it for a step, and releases it."""
 
+    lease: float | None = LEASE
+
     def __init__(
         self, world: World, process: Process, lock: BaseLock, wait: float | None = None, split: bool = False
     ) -> None:
@@ -239,7 +241,7 @@ class Visitor(Actor):
         return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.wire_name
 
     async def _visit(self, wait: float | None) -> str:
-        if not await self.lock._take(self.driver, Claim(self.owner, wait, LEASE)):
+        if not await self.lock._take(self.driver, Claim(self.owner, wait, self.lease)):
             return "timeout"
         self.world.enter(self)
         try:

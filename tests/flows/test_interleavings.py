@@ -8,7 +8,7 @@ from django_rlock.exceptions import LockLostError
 from django_rlock.locks.attempt import Claim
 from django_rlock.locks.holds import HOLDS
 from tests.flows.ends import all_served, finish, nothing_left
-from tests.flows.exploring import explore
+from tests.flows.exploring import LONG, explore
 from tests.flows.stepping import KEY, LEASE, NAME, Action, Actor, Beater, Returner, Visitor, suspend
 from tests.flows.worlds import World
 
@@ -189,6 +189,33 @@ def test_one_command_of_a_long_hold_is_sent_twice(kind, make_world):
         return world
 
     assert explore(build, finish, limit=20_000) > 100
+
+
+class Brief(Visitor):
+    """Takes the lock for a quarter of a claim, and extends that to half of one."""
+
+    lease = LONG["CLAIM_TIME"] / 4
+
+    async def _stay(self) -> None:
+        _, left = self.world.lease(KEY)
+        assert left <= 1000 * Brief.lease, "the claim outlives the lease"
+        await self.lock._prolong(self.driver, self.owner, 2 * Brief.lease)
+        await suspend("inside")
+
+
+def test_one_command_of_a_short_hold_is_sent_twice(make_world):
+    """A lease that is shorter than the claim ends when its owner says so, and no copy shortens a longer one."""
+
+    def build() -> World:
+        world = make_world()
+        world.may = {"copy": 1}
+        for actor in (Brief, Visitor):
+            visitor = actor(world, world.process(), FairLock(NAME))
+            visitor.listen_before()
+            world.actors.append(visitor)
+        return world
+
+    assert explore(build, finish) > 100
 
 
 def test_a_forced_release_is_sent_twice(kind, make_world):

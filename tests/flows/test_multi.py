@@ -42,17 +42,6 @@ class Guest(Visitor):
         failed = getattr(attempt.claim, "failed", None)
         return [lock.name for lock in attempt.taken], [hold.key for hold in attempt.lent], failed and failed.lock.name
 
-    async def _visit(self, wait: float | None) -> str:
-        if not await self.lock._take(self.driver, Claim(self.owner, wait, self.lease)):
-            return "timeout"
-        self.world.enter(self)
-        try:
-            await self._stay()
-        finally:
-            self.world.inside.remove(self)
-            await self.lock._give_back(self.driver, self.owner)
-        return "served"
-
 
 class Fiddler(Guest):
     """Touches one of its locks by itself: enters it again, chooses its lease, and gives it back once."""

@@ -45,6 +45,10 @@ def sent_twice_to_a_fair_lock(make_world: Any, **_: Any) -> None:
     sent_twice_in_a_long_hold(FairLock, make_world)
 
 
+def sent_twice_in_a_short_hold(make_world: Any, **_: Any) -> None:
+    test_interleavings.test_one_command_of_a_short_hold_is_sent_twice(make_world)
+
+
 def granted_twice(make_world: Any, **_: Any) -> None:
     test_grants.test_faults(make_world, {"repeat": 1}, (2, 2))
 
@@ -118,6 +122,12 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
     ),
     "a fair lock's acquire may shorten a lease": (
         changed_scripts("math.max(left, tonumber(ARGV[4]))", "tonumber(ARGV[4])"), sent_twice_to_a_fair_lock, SHORTENED,
+    ),
+    "a late copy of what confirmed a grant confirms it again": (
+        changed_scripts("fields[member] == CLAIMED and", "fields[member] and"), sent_twice_in_a_short_hold, SHORTENED,
+    ),
+    "a grant is entered as a hold is": (
+        changed_scripts("fields[member] == CLAIMED and", "false and"), sent_twice_in_a_short_hold, "outlives the lease",
     ),
     "the message of another ticket is believed": (
         changed(attempt.Attempt, "_is_granted", "waiter.ticket != self.ticket", "not waiter.ticket"),

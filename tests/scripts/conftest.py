@@ -18,6 +18,8 @@ WAITING, DEADLINES = keys.release_keys(KEY)[2:]
 TOKEN = keys.token_key(KEY)
 FORCED = keys.forced_channel()
 SETTLED = keys.settled_key(KEY, "client", "owner")
+CLAIMED = "01"
+"""How often a waiter holds a fair lock that was granted to it, until it has confirmed that."""
 ME, OTHER, THIRD = (f"{letter * 14}8{letter * 21}:1" for letter in "abc")
 JAVA = f"{'d' * 14}4{'d' * 21}:1"
 RW_CHANNEL, READS = keys.readwrite_channel(KEY), keys.read_holds_key(KEY)

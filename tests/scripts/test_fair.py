@@ -5,14 +5,14 @@ import pytest
 from django_rlock import scripts
 from django_rlock.keys import release_keys
 from django_rlock.locks.beats import GRANTED, QUEUED, UNKNOWN
-from tests.scripts.conftest import ALIVE, CHANNEL, JAVA, KEY, ME, OTHER, QUEUE, THIRD
+from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, JAVA, KEY, ME, OTHER, QUEUE, THIRD
 
 LEASE, CLAIM, ALIVE_FOR = 30_000, 5000, 10_000
 
 
-def acquire(run, owner, count=1, waiting=True):
+def acquire(run, owner, count=1, waiting=True, lease=LEASE):
     """OK or LOST; or the lease left, whether the holder knows nothing of the queue, and the ticket that was drawn."""
-    return run(scripts.FAIR_ACQUIRE, owner, count, LEASE, CLAIM, ALIVE_FOR if waiting else 0)
+    return run(scripts.FAIR_ACQUIRE, owner, count, lease, CLAIM, ALIVE_FOR if waiting else 0)
 
 
 def release(run, owner, left=0):
@@ -98,6 +98,28 @@ def test_acquire_confirms_a_grant(run, redis_client, state):
     assert redis_client.pttl(KEY) > CLAIM
 
 
+@pytest.mark.parametrize("member", [ME, f"{ME[:36]}/17/order-7"], ids=["thread", "name"])
+def test_short_lease_ends_before_the_claim_would(run, redis_client, member):
+    acquire(run, OTHER)
+    acquire(run, member, lease=1000)
+    release(run, OTHER)
+    assert acquire(run, member, lease=1000) == "OK"
+    assert redis_client.pttl(KEY) <= 1000
+    redis_client.pexpire(KEY, CLAIM)  # its owner has extended it since
+    assert acquire(run, member, lease=1000) == "OK"
+    assert redis_client.pttl(KEY) > 1000
+
+
+def test_entering_a_grant_again_shortens_no_claim(run, redis_client, state):
+    """Its owner has believed the message of the grant."""
+    acquire(run, OTHER)
+    acquire(run, ME)
+    release(run, OTHER)
+    assert acquire(run, ME, 2, lease=1000) == "OK"
+    assert state() == ({ME: "2"}, [])
+    assert redis_client.pttl(KEY) > 1000
+
+
 def test_acquire_sets_the_count_that_it_is_told(run, redis_client):
     acquire(run, ME)
     assert acquire(run, ME, 3, waiting=False) == "OK"
@@ -119,7 +141,7 @@ def test_newcomer_does_not_pass_the_queue(run, redis_client, heard, state):
     *_, ticket = acquire(run, ME)
     redis_client.delete(KEY)
     assert 0 < acquire(run, THIRD, waiting=False)[0] <= CLAIM
-    assert state() == ({ME: "1"}, [])
+    assert state() == ({ME: CLAIMED}, [])
     assert heard() == [wake_up(ME, ticket)]
 
 
@@ -159,7 +181,7 @@ def test_release_hands_over_to_the_first(run, redis_client, heard, state):
     *_, ticket = acquire(run, THIRD)
     acquire(run, OTHER)
     assert release(run, ME) == 1
-    assert state() == ({THIRD: "1"}, [OTHER])
+    assert state() == ({THIRD: CLAIMED}, [OTHER])
     assert 0 < redis_client.pttl(KEY) <= CLAIM
     assert heard() == [wake_up(THIRD, ticket)]
     # Until its next beat, its process counts as alive for the claim only.
@@ -174,7 +196,7 @@ def test_release_skips_the_dead(run, redis_client, heard, state):
     *_, ticket = acquire(run, OTHER)
     redis_client.zadd(ALIVE, {dead[:36]: 1})
     release(run, ME)
-    assert state() == ({OTHER: "1"}, [])
+    assert state() == ({OTHER: CLAIMED}, [])
     assert redis_client.zscore(ALIVE, dead[:36]) is None
     assert heard() == [wake_up(OTHER, ticket)]
 
@@ -223,7 +245,7 @@ def test_leave_hands_a_grant_on(run, heard, state):
     release(run, OTHER)
     heard()
     assert run(scripts.FAIR_LEAVE, ME, CLAIM) == 1
-    assert state() == ({THIRD: "1"}, [])
+    assert state() == ({THIRD: CLAIMED}, [])
     assert heard() == [wake_up(THIRD, ticket)]
 
 
@@ -289,7 +311,7 @@ def test_owner_that_the_caller_named(run, heard, state):
     *_, ticket = acquire(run, member)
     assert state() == ({OTHER: "1"}, [member])
     release(run, OTHER)
-    assert state() == ({member: "1"}, [])
+    assert state() == ({member: CLAIMED}, [])
     assert heard() == [wake_up(member, ticket)]
     assert beat(run, member)[0] == GRANTED
     assert acquire(run, member) == "OK"

@@ -4,7 +4,7 @@ import pytest
 
 from django_rlock import scripts
 from django_rlock.keys import fair_release_keys, redisson_channel
-from tests.scripts.conftest import JAVA, ME, OTHER, THIRD
+from tests.scripts.conftest import CLAIMED, JAVA, ME, OTHER, THIRD
 
 LEASE, CLAIM = 30_000, 5000
 LOCKS = [f"rlock:account:{letter}" for letter in "abc"]
@@ -113,7 +113,7 @@ def test_each_goes_to_its_first_waiter(acquire, release, redis_client, holders, 
     queue(redis_client, 1, OTHER)
     queue(redis_client, 2, THIRD, alive=False)
     assert release(ME) == []
-    assert holders() == [{}, {OTHER: "1"}, {}]
+    assert holders() == [{}, {OTHER: CLAIMED}, {}]
     assert CLAIM - 1000 < redis_client.pttl(B) <= CLAIM
     assert heard() == [
         (redisson_channel(A), "0"),

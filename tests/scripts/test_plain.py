@@ -5,7 +5,7 @@ import pytest
 from django_rlock import scripts
 from django_rlock.drivers.calls import REMEMBERED
 from django_rlock.locks.durations import milliseconds
-from tests.scripts.conftest import ALIVE, CHANNEL, FORCED, KEY, ME, OTHER, QUEUE, SETTLED, nonces
+from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, FORCED, KEY, ME, OTHER, QUEUE, SETTLED, nonces
 
 LEASE = 30_000
 
@@ -172,7 +172,7 @@ def test_force_release_hands_on_to_the_next(run, redis_client, heard, state):
     redis_client.zadd(QUEUE, {ME: 1})
     redis_client.zadd(ALIVE, {ME[:36]: 9e15})
     assert run(scripts.LOCK_FORCE_RELEASE, "", 5000, "", "r1") == 1
-    assert state() == ({ME: "1"}, [])
+    assert state() == ({ME: CLAIMED}, [])
     assert heard() == [(f"rlock_wake:{ME[:36]}", f"1 {ME} {KEY}")]
 
 

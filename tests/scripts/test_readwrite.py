@@ -4,7 +4,7 @@ import pytest
 
 from django_rlock import scripts
 from django_rlock.keys import requests_key
-from tests.scripts.conftest import ALIVE, KEY, ME, OTHER, QUEUE, READS, RW_CHANNEL, THIRD, WRITERS
+from tests.scripts.conftest import ALIVE, CLAIMED, KEY, ME, OTHER, QUEUE, READS, RW_CHANNEL, THIRD, WRITERS
 
 LEASE, ALIVE_FOR = 30_000, 10_000
 REQUESTS = requests_key(KEY)
@@ -612,5 +612,5 @@ def test_force_release_hands_on_to_the_fair_queue(run, redis_client, heard):
     redis_client.zadd(QUEUE, {ME: 1})
     redis_client.zadd(ALIVE, {ME[:36]: 9e15})
     assert force(run) == 1
-    assert redis_client.hgetall(KEY) == {ME: "1"}
+    assert redis_client.hgetall(KEY) == {ME: CLAIMED}
     assert heard() == [(f"rlock_wake:{ME[:36]}", f"1 {ME} {KEY}"), (RW_CHANNEL, "0")]
