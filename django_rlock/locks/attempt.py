@@ -145,7 +145,7 @@ class Attempt:
         if not self.ticket or waiter.ticket != self.ticket:
             return False
         options = self.lock._settings
-        if not self.renewed or self.in_doubt or self.owner.is_named or options.replica_acks:
+        if not self.renewed or self.owner.is_named or options.replica_acks:
             return False
         # The grant came after the command that drew the ticket was sent.
         claim, now = min(options.claim_time, self.lease), self.driver.now()

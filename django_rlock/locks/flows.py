@@ -306,8 +306,6 @@ class LockFlows(Renewable):
             hold.renewed = renewed
             watch(hold)
             raise
-        if call.sends > 1:
-            hold.owner.renew_name()
         if reply[1] == 0:
             lose(hold, "it was gone when its lease was to be extended")
             raise hold.lost_error()

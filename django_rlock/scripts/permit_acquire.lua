@@ -16,7 +16,7 @@ local ids, now = ids_in(ARGV[2]), now_ms()
 
 local function lease_out()
     for _, id in ipairs(ids) do
-        redis.call('zadd', KEYS[2], 'gt', lease_end(now, ARGV[3]), id)
+        redis.call('zadd', KEYS[2], lease_end(now, ARGV[3]), id)
     end
     local left = redis.call('pttl', KEYS[1])
     if left > 0 then

@@ -240,8 +240,9 @@ def test_nothing_goes_wrong(make_world):
     ("may", "visits"),
     [
         ({"lose": 1}, (2, 1)), ({"miss": 1}, (2, 1)), ({"kill": 1}, (2, 1)), ({"cancel": 1}, (1, 1)),
-        ({"copy": 1}, (1, 1)), ({"repeat": 1}, (2, 2)), ({"repeat": 1, "pass": 1}, (2, 2)),
-        ({"repeat": 1, "cancel": 1}, (2, 1)), ({"pass": 2}, (2, 1)), ({"pass": 2, "miss": 1}, (1, 1)),
+        ({"copy": 1}, (1, 1)), ({"copy": 1, "pass": 1}, (1, 1)), ({"repeat": 1}, (2, 2)),
+        ({"repeat": 1, "pass": 1}, (2, 2)), ({"repeat": 1, "cancel": 1}, (2, 1)),
+        ({"pass": 2}, (2, 1)), ({"pass": 2, "miss": 1}, (1, 1)),
         ({"failover": 1}, (2, 1)), ({"failover": 1, "repeat": 1}, (1, 1)), ({"failover": 1, "pass": 1}, (1, 1)),
     ],
     ids=str,
