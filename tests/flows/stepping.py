@@ -10,16 +10,17 @@ import asyncio
 import itertools
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from django_rlock.drivers import identity
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import Owner
+from django_rlock.drivers.identity import NamedOwner, Owner
 from django_rlock.drivers.keeper import keeper
 from django_rlock.locks import BaseLock, beats, watchdog
 from django_rlock.locks.attempt import Claim
 from django_rlock.locks.holds import HOLDS, WAITS, Wait
+from django_rlock.locks.members import take
 
 if TYPE_CHECKING:
     from tests.flows.worlds import World
@@ -49,6 +50,11 @@ class Process:
         self.deferred: list[tuple[ScriptCall, float]] = []
         self.dead = False
 
+    def waits(self, wait: Wait) -> bool:
+        """Whether it is this process that waits."""
+        waiter: Any = wait._waiter()
+        return waiter.driver.process is self
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Be this process."""
@@ -57,6 +63,16 @@ class Process:
             yield
         finally:
             identity._process = before
+
+
+class NamedHere(NamedOwner):
+    """An owner with a name that several processes use. They share one table of holds here."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, process: Process) -> None:
+        super().__init__(name)
+        self.serial = f"{name} in {process.number}"
 
 
 class Waiter:
@@ -151,6 +167,9 @@ class SteppingDriver:
 class Actor:
     """A coroutine over a driver, where it stands, and how it ended."""
 
+    visits = 0
+    """Which of its holds its commands are about."""
+
     def __init__(self, world: World, process: Process, split: bool = False) -> None:
         self.world = world
         self.process = process
@@ -222,11 +241,17 @@ class Visitor(Actor):
     lease: float | None = LEASE
 
     def __init__(
-        self, world: World, process: Process, lock: BaseLock, wait: float | None = None, split: bool = False
+        self,
+        world: World,
+        process: Process,
+        lock: BaseLock,
+        wait: float | None = None,
+        split: bool = False,
+        name: str | None = None,
     ) -> None:
         super().__init__(world, process, split)
         with process.running():
-            self.owner = Owner(f"visitor of {process.number}")
+            self.owner = Owner(f"visitor of {process.number}") if name is None else NamedHere(name, process)
         self.lock = lock
         self.start(self._visit(wait))
 
@@ -237,11 +262,11 @@ class Visitor(Actor):
         self.process.channels |= {channel for channel, _ in filter(None, heard)}
 
     def local_state(self) -> Any:
-        waits = any(wait.wire_name == self.owner.wire_name for wait in WAITS.snapshot())
+        waits = any(wait.key[3] == self.owner.serial for wait in WAITS.snapshot())
         return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.wire_name
 
     async def _visit(self, wait: float | None) -> str:
-        if not await self.lock._take(self.driver, Claim(self.owner, wait, self.lease)):
+        if not await take(self.lock, self.driver, Claim(self.owner, wait, self.lease)):
             return "timeout"
         self.world.enter(self)
         try:
@@ -256,24 +281,27 @@ class Visitor(Actor):
 
 
 class Returner(Visitor):
-    """Chooses leases, the later the longer, enters again, and comes back with a new hold."""
-
-    visits = 0
+    """Chooses leases, the later the longer, enters again, and comes back with a new hold, also after a cancellation."""
 
     def local_state(self) -> Any:
         hold = HOLDS.get(self.lock, self.owner)
         return super().local_state(), self.visits, hold and (hold.count, hold.lease, hold.late_lease)
 
     async def _visit(self, wait: float | None) -> str:
-        await super()._visit(wait)
+        with suppress(asyncio.CancelledError):
+            await super()._visit(wait)
         self.visits += 1
         return await super()._visit(wait)
 
     async def _stay(self) -> None:
         await self.lock._prolong(self.driver, self.owner, LEASE / 2 + self.visits)
-        await self.lock._take(self.driver, Claim(self.owner, None, 2 * LEASE))
-        await self.lock._prolong(self.driver, self.owner, 3 * LEASE)
-        await self.lock._give_back(self.driver, self.owner)
+        await take(self.lock, self.driver, Claim(self.owner, None, 2 * LEASE))
+        try:
+            await self.lock._prolong(self.driver, self.owner, 3 * LEASE)
+        finally:
+            await self.lock._give_back(self.driver, self.owner)
+        await self.lock._prolong(self.driver, self.owner, 4 * LEASE)
+        await suspend("inside")
 
 
 class Renewer(Actor):
@@ -310,7 +338,7 @@ class Beater(Actor):
     async def _beat(self, times: int) -> str:
         for self.left in reversed(range(times)):
             await suspend("idle")
-            waits = [wait for wait in WAITS.snapshot() if wait.wire_name.startswith(self.process.identity.client_id)]
+            waits = [wait for wait in WAITS.snapshot() if self.process.waits(wait)]
             for name in {wait.lock.name: None for wait in waits}:
                 await self._beat_for([wait for wait in waits if wait.lock.name == name])
         return "done"

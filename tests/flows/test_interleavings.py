@@ -5,6 +5,7 @@ import pytest
 from django_rlock import FairLock
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockLostError
+from django_rlock.locks import BaseLock
 from django_rlock.locks.attempt import Claim
 from django_rlock.locks.holds import HOLDS
 from tests.flows.ends import all_served, finish, nothing_left
@@ -191,6 +192,21 @@ def test_one_command_of_a_long_hold_is_sent_twice(kind, make_world):
     assert explore(build, finish, limit=20_000) > 100
 
 
+def test_it_comes_back_after_it_was_cancelled_anywhere(kind, make_world):
+    """What it had sent may arrive at any later time, also while it has its next hold."""
+
+    def build() -> World:
+        world = make_world()
+        world.may = {"cancel": 1}
+        for actor in (Returner, Visitor):
+            visitor = actor(world, world.process(), kind(NAME))
+            visitor.listen_before()
+            world.actors.append(visitor)
+        return world
+
+    assert explore(build, finish, limit=20_000) > 100
+
+
 class Brief(Visitor):
     """Takes the lock for a quarter of a claim, and extends that to half of one."""
 
@@ -218,6 +234,36 @@ def test_one_command_of_a_short_hold_is_sent_twice(make_world):
     assert explore(build, finish) > 100
 
 
+class Calm(World):
+    """The last actor's commands find the lock free; a copy may come at any time after them."""
+
+    def actions(self) -> list[Action]:
+        found = super().actions()
+        if self.actors[-1].at == "done" or not self.client.exists(KEY):
+            return found
+        theirs = {("step", len(self.actors) - 1), ("obeyed twice", len(self.actors) - 1), ("arrive", 0)}
+        return [action for action in found if action not in theirs]
+
+
+def test_a_forced_release_of_a_free_lock_is_sent_twice(kind, make_world):
+    """The server remembers it too: a copy that comes late frees no one's lock."""
+
+    def build() -> World:
+        world = make_world(Calm)
+        world.may = {"copy": 1}
+        world.actors = [Visitor(world, world.process(), kind(NAME)), operator(world, kind(NAME))]
+        return world
+
+    assert explore(build, finish) > 10
+
+
+def operator(world: World, lock: BaseLock) -> Actor:
+    """Frees the lock by force."""
+    actor = Actor(world, world.process())
+    actor.start(lock._free_by_force(actor.driver, Owner("operator"), None, ""))
+    return actor
+
+
 def test_a_forced_release_is_sent_twice(kind, make_world):
     """Two wait for a lock that is freed by force; a copy that comes late frees neither."""
 
@@ -229,9 +275,7 @@ def test_a_forced_release_is_sent_twice(kind, make_world):
             visitor = Visitor(world, world.process(), kind(NAME))
             visitor.listen_before()
             world.actors.append(visitor)
-        operator = Actor(world, world.process())
-        operator.start(kind(NAME)._free_by_force(operator.driver, Owner("operator"), None, ""))
-        world.actors.append(operator)
+        world.actors.append(operator(world, kind(NAME)))
         return world
 
     assert explore(build, finish, limit=20_000) > 100

@@ -13,7 +13,7 @@ from django_rlock.locks import BaseLock
 from django_rlock.locks.attempt import Claim
 from django_rlock.locks.holds import HOLDS
 from tests.flows.exploring import explore
-from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Visitor, suspend
+from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Returner, Visitor, suspend
 from tests.flows.worlds import World
 
 
@@ -69,7 +69,8 @@ def all_served(world: World) -> None:
 
 
 def nothing_left(world: World) -> None:
-    assert not world.client.keys(), world.client.keys()
+    left = [key for key in world.client.scan_iter() if not key.startswith(b"rlock_settled:")]
+    assert not left, left
 
 
 def visitors(world: World, *locks: BaseLock, processes: int = 9, **options: Any) -> World:
@@ -222,3 +223,19 @@ def test_one_command_is_sent_twice(make_world, crowd):
         return world
 
     assert explore(build, all_served) > 50
+
+
+@pytest.mark.parametrize("crowd", [(R, W), (W, R)], ids=["read", "write"])
+def test_one_command_of_a_long_hold_is_sent_twice(make_world, crowd):
+    """It chooses leases, enters again, ends and starts again, beside another one."""
+
+    def build() -> World:
+        world = make_world(Sharing)
+        world.may = {"copy": 1}
+        mine, *others = crowd
+        add(world, Returner(world, world.process(), mine))
+        for other in others:
+            add(world, Visitor(world, world.process(), other))
+        return world
+
+    assert explore(build, all_served, limit=20_000) > 100

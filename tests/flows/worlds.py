@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import redis
 
@@ -15,6 +15,7 @@ from django_rlock.drivers.cleaning import CleanUps
 from django_rlock.drivers.keeper import keeper
 from django_rlock.keys import alive_key, queue_key
 from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.turns import TURNS
 from tests.eventually import PATIENCE
 from tests.flows.stepping import NAME, Action, Actor, Beater, Process, SteppingDriver, Visitor, Waiter
 
@@ -28,6 +29,15 @@ for i = 1, #KEYS, 3 do
 end
 return all
 """
+
+
+class Late(NamedTuple):
+    """A call that the server obeys late, with its nonce, and the hold of its sender that it is about."""
+
+    call: ScriptCall
+    nonce: str
+    sender: Actor
+    visit: int
 
 
 class World:
@@ -44,7 +54,7 @@ class World:
         self.waiters: list[Waiter] = []
         self.inside: list[Visitor] = []
         self.messages: list[tuple[Process, str, str]] = []
-        self.late: list[tuple[ScriptCall, str]] = []
+        self.late: list[Late] = []
         self.processes: list[Process] = []
         self.driver: SteppingDriver | None = None
         self.under_way: ScriptCall | None = None
@@ -57,6 +67,7 @@ class World:
         client.flushdb()
         HOLDS.clear()
         WAITS.clear()
+        TURNS.forget()
         keeper("default").jobs[CleanUps].clear()
 
     @property
@@ -173,7 +184,7 @@ class World:
             case "lose":
                 self.messages.pop(0)
             case "arrive":
-                self._arrive(*self.late.pop(0))
+                self._arrive(self.late.pop(0))
             case "defer":
                 self.execute(self.processes[number - 1].deferred.pop(0)[0])
             case _:
@@ -194,21 +205,32 @@ class World:
         assert actor.call is not None
         actor.copied = True
         if late:
-            self.late.append((actor.call, str(next(self.nonces))))
+            self._keep(actor)
         else:
             self.execute(actor.call)
         actor.step("again")
 
-    def _arrive(self, call: ScriptCall, nonce: str) -> None:
-        """Obey a call late. Where its sender has gone on, it shortens no lease: a longer one was chosen since."""
+    def _keep(self, actor: Actor) -> None:
+        """Keep what it sends for later."""
+        assert actor.call is not None
+        self.late.append(Late(actor.call, str(next(self.nonces)), actor, actor.visits))
+
+    def _arrive(self, late: Late) -> None:
+        """Obey a call late. Where its sender has gone on, it shortens no lease: a longer one was chosen since. And it
+        leaves the sender's next hold as it is.
+        """
         before = [self.lease(key) for key in self.keys]
-        self.execute(call, nonce)
-        awaited = any(actor.at == "send" and actor.call is call for actor in self.actors)
-        if not self.inside or awaited:
+        self.execute(late.call, late.nonce)
+        sender = late.sender
+        if not self.inside or (sender.at == "send" and sender.call is late.call):
             return
+        is_next = sender in self.inside and sender.visits != late.visit and not sender.owner.is_named
         for key, (owners, left) in zip(self.keys, before, strict=True):
             owners_now, left_now = self.lease(key)
-            assert owners_now != owners or left_now > left - 100_000, "it shortened the lease"
+            assert not set(owners or ()) - set(owners_now or ()), "a late copy freed the lock"
+            if owners_now == owners:
+                assert left_now > left - 100_000, "a late copy shortened the lease"
+                assert not is_next or left_now < left + 100_000, "a late copy prolonged the next hold's lease"
 
     def lease(self, key: str) -> tuple[Any, int]:
         """Who has a lock, and for how many ms yet."""
@@ -218,8 +240,7 @@ class World:
     def _cancel(self, actor: Actor, late: bool) -> None:
         if late:
             self.may["cancel"] -= 1
-            assert actor.call is not None
-            self.late.append((actor.call, str(next(self.nonces))))
+            self._keep(actor)
         actor.step(error=asyncio.CancelledError)
 
     def _kill(self, actor: Actor) -> None:
@@ -241,7 +262,7 @@ class World:
             repr(server),
             self.named([(process.number, *rest) for process, *rest in self.messages]),
             tuple((each.dead, tuple(map(_meaning, each.deferred))) for each in self.processes),
-            tuple(map(_meaning, self.late)),
+            tuple((*_meaning(late), late.visit) for late in self.late),
             tuple(self.may.items()),
             tuple(self.served) if self.order_matters else (),
         )
@@ -278,7 +299,7 @@ class World:
                     break
 
 
-def _meaning(entry: tuple[ScriptCall, Any]) -> tuple[Any, ...]:
+def _meaning(entry: tuple[ScriptCall, *tuple[Any, ...]]) -> tuple[Any, ...]:
     """What the server gets by a call that comes later."""
-    call, _ = entry
+    call, *_ = entry
     return call.script.name, call.keys[0], call.args
