@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
-from django_rlock.drivers.calls import pack_command
+from django_rlock.drivers.calls import REMEMBERED, pack_command
 from django_rlock.drivers.listening import subscriber
 from django_rlock.drivers.quorum import calls, topology
 from django_rlock.drivers.quorum.nodes import node_set
@@ -245,6 +245,17 @@ async def test_a_late_grant_is_given_back(face, nodes, hasty_nodes, lock):
     await none_has_it(face, nodes)
     await face.until(lambda: is_clean() and not node_set("quorum").untold)
     assert not any(holders(nodes))
+
+
+async def test_undo_is_kept_for_as_long_as_a_copy_may_come(face, nodes, hasty_nodes, lock):
+    """The nodes may be unreachable for longer than the lease, and get the command after that."""
+    async with face.inside(lock):  # connects to the nodes, so that they get the next command
+        pass
+    with paused(nodes[:3]):
+        with pytest.raises(QuorumNotReachedError):
+            await face.acquire(lock, wait_time=0, lease_time=5)
+        assert min(node_set("quorum").untold.values()) > time.monotonic() + REMEMBERED / 2
+    await none_has_it(face, nodes)
 
 
 async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, hasty_nodes, monkeypatch):

@@ -93,8 +93,9 @@ class NodeSet:
         """Use a node again, which has just replied."""
         self.down.pop(node, None)
 
-    def tell_later(self, undo: QuorumCall, nodes: Collection[int], until: float) -> None:
-        """Send a call to nodes as soon as they are reachable, if that is before a monotonic time."""
+    def tell_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        """Send a call to nodes as soon as they are reachable, while what it undoes may come late or hold the lock."""
+        until = time.monotonic() + max(undo.lease, REMEMBERED)
         self.untold.update({(node, undo): until for node in nodes})
         for node in nodes:
             self._see_to(node)

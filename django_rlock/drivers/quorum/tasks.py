@@ -160,7 +160,7 @@ class TaskTalks:
         return Talk(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        self.nodes.tell_later(undo, nodes, self.now() + undo.lease)
+        self.nodes.tell_later(undo, nodes)
 
     def links(self, loop: asyncio.AbstractEventLoop) -> list[TaskLink | None]:
         """The running loop's open link to each node; a link without a reply in time is given up."""

@@ -203,7 +203,7 @@ class ThreadTalks:
         return Talk(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        self.nodes.tell_later(undo, nodes, self.now() + undo.lease)
+        self.nodes.tell_later(undo, nodes)
 
     def take_link(self, node: int) -> NodeLink:
         """Return an idle or a new link; replies still owed on an idle one have been read or are on their way."""

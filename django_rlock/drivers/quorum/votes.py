@@ -89,7 +89,7 @@ class Means(Protocol):
         """Connections to the nodes, for the duration of one call."""
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        """Let nodes that could not be reached in time execute a call later, until its lease has ended."""
+        """Let nodes that could not be reached in time execute a call later, while what it undoes may come."""
 
 
 class Ballot:
