@@ -229,10 +229,16 @@ def bump(strike: Strike) -> None:
     then()
 
 
-@story(scripts.REDLOCK_RELEASE)
-def last_release(strike: Strike) -> None:
+def holder() -> tuple[Any, str, Callable[[], object]]:
+    """The lock, the owner that holds it, and the next owner's attempt."""
     lock, owner, then = node_calls()
     send(lock._acquire_call(owner, 1, 5, False))
+    return lock, owner, then
+
+
+@story(scripts.REDLOCK_RELEASE)
+def last_release(strike: Strike) -> None:
+    lock, owner, then = holder()
     strike()
     send(lock._release_call(owner, 0, 5))
     then()
@@ -240,8 +246,7 @@ def last_release(strike: Strike) -> None:
 
 @story(scripts.REDLOCK_RENEW)
 def renewal(strike: Strike) -> None:
-    lock, owner, then = node_calls()
-    send(lock._acquire_call(owner, 1, 5, False))
+    lock, owner, then = holder()
     strike()
     send(lock._renew_call(owner, 30))
     send(lock._release_call(owner, 0, 5))
