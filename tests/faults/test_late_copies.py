@@ -203,6 +203,18 @@ async def test_lease_that_was_prolonged_since_stays(face, each, proxy, redis_cli
     await face.release(lock)
 
 
+async def test_late_entry_does_not_count(face, kind, proxy):
+    """The server then has its count; that of the owner is what it has to release."""
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    late = proxy.copy_late(KINDS[lock.kind][1])
+    await face.acquire(lock)
+    await face.release(lock)
+    await arrive(face, late)
+    assert await face.call(lock, "hold_count") == 1
+    await face.release(lock)
+
+
 async def test_extension_that_failed_shortens_no_later_one(face, kind, proxy, redis_client, monkeypatch):
     """It never got a reply, so of the later commands only the one that settles it knows of it."""
     lock = kind("stock:42")
