@@ -2,62 +2,69 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError
+from redis.exceptions import MovedError, RedisError
 
-from django_rlock.cluster import Address, slot_of
-from django_rlock.connections import is_cluster, server, slot_map, source
+from django_rlock.cluster import Address, SlotMap, slot_of
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import Argument, pack_command
-from django_rlock.drivers.threads import BACKGROUND
+from django_rlock.drivers.server import PlainNode
 
 Command = tuple[str, tuple[Argument, ...]]
 """The key that decides where the command goes, and the command's words."""
 
 
-class Commands(Protocol):
-    """Sends commands to the servers of an alias."""
+class Commands(ABC):
+    """Sends commands to the servers of an alias. They may be sent twice, so they must be safe to repeat."""
+
+    @abstractmethod
+    def try_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the replies, in order; for an error reply, and for one that did not come, what redis-py raises."""
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the replies, in order. Raises what redis-py raises, and a server's error reply as an exception."""
-
-
-class ServerCommands:
-    """For an alias with one server, or for one node of its cluster."""
-
-    def __init__(self, using: str, address: Address | None = None) -> None:
-        self._server = server(using, address, "reports")
-        self._limit = source(using, address).reply_limit
-
-    def run(self, commands: Sequence[Command]) -> list[Any]:
-        packed = b"".join([pack_command(*words) for _, words in commands])
-        try:
-            replies = self._converse(packed, len(commands))
-        except RedisConnectionError:
-            # An idle connection may have been closed. These commands are safe to repeat.
-            replies = self._converse(packed, len(commands))
+        """The same, but raise the first of the errors."""
+        replies = self.try_all(commands)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
         return replies
 
+
+class ServerCommands(Commands):
+    """For an alias with one server, or for one node of its cluster."""
+
+    def __init__(self, node: PlainNode) -> None:
+        self._node = node
+
+    def try_all(self, commands: Sequence[Command]) -> list[Any]:
+        packed = b"".join([pack_command(*words) for _, words in commands])
+        try:
+            try:
+                return self._converse(packed, len(commands))
+            except RedisConnectionError:
+                # An idle connection may have been closed.
+                return self._converse(packed, len(commands))
+        except (RedisError, OSError) as error:
+            return [error] * len(commands)
+
     def _converse(self, packed: bytes, number: int) -> list[Any]:
-        return run_sync(BACKGROUND.converse(self._server, packed, [None] * number, self._limit))
+        return run_sync(self._node.converse(packed, [None] * number, self._node.reply_limit))
 
 
-class ClusterCommands:
-    """For a cluster. A command refused because its slot has moved raises, and the map of slots is updated."""
+class ClusterCommands(Commands):
+    """For a cluster. A command refused because its slot has moved fails, and the map of slots is updated."""
 
-    def __init__(self, using: str) -> None:
-        self._using = using
-        self._slots = slot_map(using)
+    def __init__(self, slots: SlotMap, make_node: Callable[[Address], PlainNode]) -> None:
+        self._slots = slots
+        self._make_node = make_node
         self._nodes: dict[Address, ServerCommands] = {}
 
-    def run(self, commands: Sequence[Command]) -> list[Any]:
+    def try_all(self, commands: Sequence[Command]) -> list[Any]:
         if self._slots.stale:
             self._slots.refresh()
         by_node: dict[Address, list[int]] = defaultdict(list)
@@ -65,22 +72,16 @@ class ClusterCommands:
             by_node[self._slots.owner(slot_of(key))].append(number)
         replies: dict[int, Any] = {}
         for address, numbers in by_node.items():
-            replies |= zip(numbers, self._run_at(address, [commands[number] for number in numbers]), strict=True)
+            replies |= zip(numbers, self._try_at(address, [commands[number] for number in numbers]), strict=True)
         return [replies[number] for number in range(len(commands))]
 
-    def _run_at(self, address: Address, commands: Sequence[Command]) -> list[Any]:
-        try:
-            if address not in self._nodes:
-                self._nodes[address] = ServerCommands(self._using, address)
-            return self._nodes[address].run(commands)
-        except MovedError as error:
-            self._slots.moved(error.slot_id, self._slots.redirected(error.host, error.port, address))
-            raise
-        except Exception:
-            self._slots.doubt(address)
-            raise
-
-
-def commands_to(using: str) -> Commands:
-    """Plain commands to an alias, whether it has one server or a cluster."""
-    return ClusterCommands(using) if is_cluster(using) else ServerCommands(using)
+    def _try_at(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+        if address not in self._nodes:
+            self._nodes[address] = ServerCommands(self._make_node(address))
+        replies = self._nodes[address].try_all(commands)
+        for reply in replies:
+            if isinstance(reply, MovedError):
+                self._slots.moved(reply.slot_id, self._slots.redirected(reply.host, reply.port, address))
+            elif isinstance(reply, Exception):
+                self._slots.doubt(address)
+        return replies

@@ -8,9 +8,10 @@ from typing import Any
 
 from django_rlock import threads
 from django_rlock.cluster import Address
-from django_rlock.connections import background_limit, is_cluster, server, slot_map, source
+from django_rlock.connections import Purpose, background_limit, is_cluster, server, slot_map, source
 from django_rlock.drivers.base import Driver, Face, Topology, Waiter, monotonic
 from django_rlock.drivers.cluster import Cluster
+from django_rlock.drivers.commands import ClusterCommands, Commands, ServerCommands
 from django_rlock.drivers.listening.listener import Listener, MakeWaiter
 from django_rlock.drivers.listening.sharded import ClusterListener
 from django_rlock.drivers.listening.subscriber import Subscriber
@@ -98,7 +99,7 @@ def background_driver(using: str) -> AliasDriver:
     return AliasDriver(BACKGROUND, _topology(BACKGROUND, using, "keeping"), background_driver)
 
 
-def _topology(face: Face, using: str, purpose: Any) -> Topology:
+def _topology(face: Face, using: str, purpose: Purpose) -> Topology:
     confirms = bool(get_settings(using).replica_acks)
     make_node = partial(_node, face, using, purpose, confirms)
     take = take_confirmed if confirms else None
@@ -107,13 +108,24 @@ def _topology(face: Face, using: str, purpose: Any) -> Topology:
     return OneServer(face, make_node(None), take)
 
 
-def _node(face: Face, using: str, purpose: Any, confirms: bool, address: Address | None) -> Node:
+def _node(face: Face, using: str, purpose: Purpose, confirms: bool, address: Address | None) -> Node:
+    node = _plain_node(face, using, purpose, address)
+    return ConfirmingNode(node, using) if confirms else node
+
+
+def _plain_node(face: Face, using: str, purpose: Purpose, address: Address | None) -> PlainNode:
     limit = source(using, address).reply_limit
     if purpose == "keeping":
         limit = min(limit, background_limit(using))
     make_node = PlainNode if purpose == "calls" or address is None else SparedNode
-    node = make_node(face, server(using, address, purpose), limit)
-    return ConfirmingNode(node, using) if confirms else node
+    return make_node(face, server(using, address, purpose), limit)
+
+
+@remembered("drivers")
+def commands_to(using: str, purpose: Purpose) -> Commands:
+    """Plain commands of a background thread to an alias, whether it has one server or a cluster."""
+    make_node = partial(_plain_node, BACKGROUND, using, purpose)
+    return ClusterCommands(slot_map(using), make_node) if is_cluster(using) else ServerCommands(make_node(None))
 
 
 @remembered("drivers")

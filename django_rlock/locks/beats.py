@@ -15,16 +15,15 @@ import itertools
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from django_rlock import scripts
 from django_rlock.callbacks import log
 from django_rlock.drivers.base import monotonic, run_sync
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.commands import Command
 from django_rlock.drivers.keeper import SLOWEST_TICK, Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter
-from django_rlock.drivers.room import background_driver, listener
+from django_rlock.drivers.room import background_driver, commands_to, listener
 from django_rlock.locks.holds import NEWCOMERS, WAITS, Wait
 from django_rlock.locks.hooks import Waitable
 from django_rlock.settings import BEAT_SHARE, get_settings
@@ -162,7 +161,7 @@ class Beats:
         if self._pause > self._shortest_pause:
             others = {key: group for key, group in due.items() if group.beat_at > now and key.kind == "fair"}
             overdue = {key: group for key, group in due.items() if key not in others}
-        overdue |= await self._find_free(others)
+        overdue |= self._find_free(others)
         for key in others.keys() - overdue.keys():
             self._plan(key, others[key], min(monotonic() + self._shortest_pause, others[key].beat_at))
         await self._beat_for(overdue)
@@ -176,15 +175,16 @@ class Beats:
         """The time between two beats for the same lock, in seconds."""
         return max(self._shortest_pause, min(len(self._groups) / MOST_PER_SECOND, LONGEST_PAUSE))
 
-    async def _find_free(self, groups: dict[LockKey, Group]) -> dict[LockKey, Group]:
+    def _find_free(self, groups: dict[LockKey, Group]) -> dict[LockKey, Group]:
         """The locks that may be free: all those that were checked together with a free one."""
-        driver = background_driver(self._using)
+        place = background_driver(self._using).place
         by_place: dict[object, list[LockKey]] = defaultdict(list)
         for key in groups:
-            by_place[driver.place(key.key)].append(key)
+            by_place[place(key.key)].append(key)
         parts = [part for same in by_place.values() for part in _sliced(same, _LOOK_AT)]
-        replies = await driver.run_all([_look_call(part) for part in parts])
-        free = [key for part, reply in zip(parts, replies, strict=True) if not _all_held(reply) for key in part]
+        # No script: one with so many keys costs the server several times as much.
+        replies = commands_to(self._using, "keeping").try_all([_look(part) for part in parts])
+        free = [key for part, reply in zip(parts, replies, strict=True) if not _all_held(part, reply) for key in part]
         return {key: groups[key] for key in free}
 
     async def _beat_for(self, groups: dict[LockKey, Group]) -> None:
@@ -253,13 +253,13 @@ def beat_after_grant(wait: Wait) -> None:
     its.jobs[Beats].hurried.append((LockKey(wait.lock.key, wait.lock.kind), within))
 
 
-def _look_call(part: Iterable[LockKey]) -> ScriptCall:
+def _look(part: Sequence[LockKey]) -> Command:
     names = [each.key for each in part]
-    return ScriptCall(names[0], scripts.LOCKS_EXIST, tuple(names), ("",))
+    return names[0], ("EXISTS", *names)
 
 
-def _all_held(reply: Any) -> bool:
-    return isinstance(reply, Exception) or reply[1] == 1
+def _all_held(part: Sequence[LockKey], reply: Any) -> bool:
+    return isinstance(reply, Exception) or reply == len(part)
 
 
 def _sliced(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -21,8 +21,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock import threads
 from django_rlock.callbacks import log
 from django_rlock.connections import SERVER_ERRORS
-from django_rlock.drivers.commands import Command, commands_to
+from django_rlock.drivers.commands import Command
 from django_rlock.drivers.identity import client_id
+from django_rlock.drivers.room import commands_to
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS, Hold, Wait
 from django_rlock.process import Owned, on_exit
 from django_rlock.reports.about import describe_process, described_context
@@ -71,7 +72,7 @@ class Publisher:
         self.clock = 0.0  # server time minus monotonic time
         self.ttl = 0.0
         self.clock_due = self.beat_due = self.ttl_due = self.write_from = -math.inf
-        self._commands = commands_to(using)
+        self._commands = commands_to(using, "reports")
         self._shown: dict[Item, _Text] = {}
         self._young: deque[Item] = deque()
         self._rest: deque[Item] = deque()

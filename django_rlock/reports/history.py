@@ -19,8 +19,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.callbacks import log
 from django_rlock.connections import SERVER_ERRORS
-from django_rlock.drivers.commands import Commands, commands_to
+from django_rlock.drivers.commands import Commands
 from django_rlock.drivers.identity import client_id
+from django_rlock.drivers.room import commands_to
 from django_rlock.locks.tallies import TALLIES, Event, Group, Past, Tally
 from django_rlock.reports.about import MAX_TEXT, describe_process, described_context
 from django_rlock.reports.hot import HotLock, hot_locks
@@ -179,7 +180,7 @@ class Recorder:
                 self._plan_to_write(now + _RETRY_PAUSE)
 
     def _send(self, cache: str, using: str, now: float, events: deque[Event]) -> None:
-        server = self._servers.get(cache) or self._servers.setdefault(cache, commands_to(using))
+        server = self._servers.get(cache) or self._servers.setdefault(cache, commands_to(using, "reports"))
         clock = server_clock(server, HISTORIES)
         at = now + clock
         document = describe_process(clock) | {

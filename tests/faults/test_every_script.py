@@ -37,7 +37,6 @@ return leases
 READ_ONLY = {
     scripts.LOCK_STATE,
     scripts.LOCK_HOLDERS,
-    scripts.LOCKS_EXIST,
     scripts.READ_STATE,
     scripts.WRITE_STATE,
     scripts.COUNTER_READ,

@@ -15,7 +15,7 @@ INCLUDED = {
     "read_holds", "token", "write_waiters",
 }  # fmt: skip
 
-SEVERAL = {"multi_acquire": 2, "multi_release": 6, "fair_beat": 3, "locks_exist": 1, "lock_renew": 1}
+SEVERAL = {"multi_acquire": 2, "multi_release": 6, "fair_beat": 3, "lock_renew": 1}
 """Scripts for any number of locks, and how many keys each lock has there; they come sort by sort."""
 
 SHARED = {"fair_beat": 3, "lock_renew": 2}
