@@ -84,7 +84,8 @@ def until_heard() -> None:
 
 def hears(hold: Any) -> bool:
     """Whether the server has confirmed that a hold's process hears of forced releases."""
-    return bool(hold.ear) and all(each._lines.channels[each.channel].confirmed for each in hold.ear.waiters)
+    waiters = hold.ear.waiters if hold.ear else []
+    return bool(waiters) and all(each._lines.channels[each.channel].confirmed for each in waiters)
 
 
 def _end_rounds() -> None:

@@ -106,6 +106,11 @@ class Hold:
         self.runs_for = deadline - self.since
 
     @property
+    def confirmed_at(self) -> float:
+        """When the command was sent that took it or last set its lease; for a believed grant, when it was believed."""
+        return self.deadline - self.runs_for
+
+    @property
     def is_unconfirmed(self) -> bool:
         """Whether the grant is known by a message only, and not yet confirmed by a reply."""
         return self.runs_for < self.lease

@@ -49,12 +49,17 @@ _AT_ONCE = 20
 
 
 class Ear:
-    """Listens to forced releases on one channel, for the holds that refer to it."""
+    """Listens to forced releases on one channel, for the holds that refer to it.
 
-    __slots__ = ("__weakref__", "waiters")
+    ``heard_at`` is when its last message came, or its subscription was last confirmed, in monotonic seconds. What was
+    said until then may have been missed, or said of a hold that its caller had not recorded yet.
+    """
 
-    def __init__(self, waiters: list[ListenerWaiter]) -> None:
-        self.waiters = waiters
+    __slots__ = ("__weakref__", "heard_at", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: list[ListenerWaiter] = []
+        self.heard_at = math.inf
 
 
 class Doubts:
@@ -62,7 +67,8 @@ class Doubts:
 
     When a hold is as old as LISTEN_AFTER, its process listens to forced releases. A message is only a reason to ask the
     server, until it replies. So a message that is late, forged or meant for another owner does no harm. A message that
-    was missed while not subscribed is made up for, because the server is asked after each subscription.
+    was missed while not subscribed is made up for: the server is asked about all holds that are not known to be younger
+    than the last subscription.
     """
 
     def __init__(self, keeper: Keeper) -> None:
@@ -84,6 +90,7 @@ class Doubts:
         while self._young and self._young[0].since <= now - LISTEN_AFTER:
             self._listen(self._young.popleft())
         if heard := {self.inbox.popleft() for _ in range(len(self.inbox))}:
+            self._note_heard(heard)
             self._doubted.extend(self._meant(heard))
         if self._again_at <= now:
             self._doubted.extend(self._unanswered)
@@ -103,15 +110,21 @@ class Doubts:
         ear = self._ears.get(channel)
         if ear is not None:
             hold.ear = ear
-            self._doubted.append(hold)  # it may have been freed before this
+            if hold.is_unconfirmed or hold.confirmed_at <= ear.heard_at:
+                self._doubted.append(hold)  # it may have been freed unheard
         elif len(self._ears) < MOST_CHANNELS:
+            hold.ear = self._ears[channel] = ear = Ear()
             hear = partial(self._hear, channel)
-            ear = Ear([each.call_at(channel, hear) for each in listeners(self._keeper.using)])
-            hold.ear = self._ears[channel] = ear
+            ear.waiters = [each.call_at(channel, hear) for each in listeners(self._keeper.using)]
 
     def _hear(self, channel: str, key: str) -> None:
         self.inbox.append((channel, key))
         self._keeper.ring()
+
+    def _note_heard(self, heard: set[tuple[str, str]]) -> None:
+        for channel, _ in heard:
+            if (ear := self._ears.get(channel)) is not None:
+                ear.heard_at = monotonic()
 
     def _meant(self, heard: set[tuple[str, str]]) -> list[Hold]:
         """The holds that the messages concern."""
@@ -247,8 +260,8 @@ def watch(hold: Hold) -> None:
     its = keeper(hold.lock.using)
     its.jobs[Renewals].inbox.append(hold.key)
     its.wake_by(hold.renew_at if hold.renewed else hold.deadline)
-    if (taken_at := hold.deadline - hold.runs_for) > its.late_at:
-        its.check(taken_at, hold.runs_for if hold.is_unconfirmed else None)
+    if hold.confirmed_at > its.late_at:
+        its.check(hold.confirmed_at, hold.runs_for if hold.is_unconfirmed else None)
 
 
 def watch_group(held: GroupHold) -> None:

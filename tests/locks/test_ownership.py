@@ -14,7 +14,7 @@ from django_rlock.locks.holds import HOLDS, Hold
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.watchdog import Doubts
 from django_rlock.signals import lock_lost
-from tests.background import settle, until_heard
+from tests.background import look_at, nudge, settle, until_heard
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.faces import elsewhere
@@ -247,19 +247,26 @@ def test_all_holds_of_a_process_listen_on_one_channel(server, redis_client: redi
         assert len({hold.ear for hold in HOLDS.snapshot()}) == 1
 
 
-def test_only_what_was_freed_is_asked_about(losses, monkeypatch: pytest.MonkeyPatch):
-    asked: list[str] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The locks that the background thread asks the server about."""
+    names: list[str] = []
     ask = Doubts._ask
 
     async def note(self: Doubts, holds: list[Hold]) -> None:
-        asked.extend(hold.lock.name for hold in holds)
+        names.extend(hold.lock.name for hold in holds)
         await ask(self, holds)
 
+    monkeypatch.setattr(Doubts, "_ask", note)
+    return names
+
+
+def test_only_what_was_freed_is_asked_about(losses, asked):
     freed = FairLock("second")
     freed.acquire()
     with RLock("first"):
         until_heard()
-        monkeypatch.setattr(Doubts, "_ask", note)
+        asked.clear()
         operator = threading.Thread(target=RLock("second").force_release)
         operator.start()
         operator.join(UNTIL_SERVED)
@@ -267,6 +274,66 @@ def test_only_what_was_freed_is_asked_about(losses, monkeypatch: pytest.MonkeyPa
         assert asked == ["second"]
         with pytest.raises(LockLostError):
             freed.release()
+
+
+def test_what_was_taken_after_the_subscription_is_not_asked_about(redis_client, asked):
+    """Its forced release would have been heard."""
+    with RLock("first"):
+        until_heard()
+        with RLock("second"):
+            until_heard()
+    assert "second" not in asked
+
+
+def test_what_was_taken_before_the_last_subscription_is_asked_about(redis_client, asked, monkeypatch):
+    """Its forced release may have been missed."""
+    with RLock("first"):
+        until_heard()
+        ear: Any = HOLDS.snapshot()[0].ear
+        monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
+        with RLock("second"):
+            subscribed_at = ear.heard_at
+            redis_client.client_kill_filter(_type="pubsub")
+            eventually(lambda: ear.heard_at > subscribed_at)
+            monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+            nudge()
+            until_heard()
+    assert "second" in asked
+
+
+def test_what_was_freed_before_it_was_recorded_is_asked_about(redis_client, losses, monkeypatch):
+    """The message comes while the acquire's reply is on its way to the caller."""
+    with RLock("first"):
+        until_heard()
+        ear: Any = HOLDS.snapshot()[0].ear
+        monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
+        freed, heard_at = RLock("second"), ear.heard_at
+        freed.acquire()
+        hold = next(hold for hold in HOLDS.snapshot() if hold.lock is freed)
+        HOLDS.remove(hold)
+        redis_client.delete(freed.key)
+        redis_client.publish(freed._forced_channel(), freed.key)
+        eventually(lambda: ear.heard_at > heard_at)
+        HOLDS.put(hold)
+        monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+        look_at(hold)
+        eventually(lambda: losses == ["second"])
+        with pytest.raises(LockLostError):
+            freed.release()
+
+
+def test_a_believed_grant_is_asked_about(redis_client, asked, monkeypatch):
+    """The server granted it at an unknown time before."""
+    with RLock("first"):
+        until_heard()
+        monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
+        with RLock("second"):
+            hold = next(hold for hold in HOLDS.snapshot() if hold.lock.name == "second")
+            hold.granted_until(hold.deadline - 1)
+            monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+            nudge()
+            until_heard()
+    assert "second" in asked
 
 
 def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatch):
