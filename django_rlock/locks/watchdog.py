@@ -36,6 +36,8 @@ REMEMBER_LOST = 60.0
 """How long a lost hold outside of a block is remembered, in seconds, so that its release can report the loss."""
 TOGETHER = 1 / 12
 """Holds that are due within this share of the watchdog time are renewed in one round."""
+PAUSE = 1 / 300
+"""The pause between two rounds of renewals that are not late, as a share of the watchdog time."""
 LISTEN_AFTER = 0.5
 """Only holds that last longer than this listen to their forced release, in seconds: most end long before."""
 MOST_CHANNELS = 1000
@@ -171,7 +173,16 @@ class Renewals:
         if due:
             run_sync(self._renew(due))
             self._report_losses()
-        return self._due[0][0] if self._due else math.inf
+        return self._next_round(now)
+
+    def _next_round(self, now: float) -> float:
+        """When the next hold is due. Renewals that are not late wait a little, since to wake up costs like many."""
+        if not self._due:
+            return math.inf
+        at, _, hold = self._due[0]
+        if at <= now or not hold.renewed:
+            return at
+        return max(at, now + PAUSE * get_settings(self._keeper.using).watchdog_timeout)
 
     def _take_in(self, now: float) -> None:
         if self.inbox:
