@@ -12,9 +12,11 @@ import _thread
 import contextlib
 import math
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -83,10 +85,7 @@ def _run_named(name: str, function: Callable[..., object], args: tuple[Any, ...]
 
 
 class Call:
-    """A function called in another thread, or in this one if no thread can be started, and its outcome.
-
-    ``notify`` is called there at the end.
-    """
+    """A function that another thread calls, and its outcome. ``notify`` is called there at the end."""
 
     __slots__ = ("_bell", "_function", "_notify", "error", "value")
 
@@ -96,12 +95,16 @@ class Call:
         self._notify = notify or self._bell.ring
         self.error: BaseException | None = None
         self.value: Any = None
-        try:
-            start(self._run)
-        except RuntimeError:  # no threads left, or the interpreter exits
-            self._run()
 
-    def _run(self) -> None:
+    def start(self) -> Self:
+        """Run it in a thread of its own, or in this one if no thread can be started."""
+        try:
+            start(self.run)
+        except RuntimeError:  # no threads left, or the interpreter exits
+            self.run()
+        return self
+
+    def run(self) -> None:
         try:
             self.value = self._function()
         except BaseException as error:  # noqa: BLE001 - for the caller
@@ -121,6 +124,51 @@ class Call:
         return _value(self.outcome)
 
 
+class Helpers:
+    """A few threads that run calls, in order; a thread ends when there is no call left.
+
+    An executor takes mutexes that a signal may leave locked. Here the caller adds the call first and then looks whether
+    a thread may be started; a thread leaves first and then looks for calls. So no call is forgotten, and no mutex is
+    needed. A thread counts as long as its mark is kept, so one that was never started does not count.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: deque[Call] = deque()
+        self._marks: weakref.WeakSet[_Mark] = weakref.WeakSet()
+
+    def take(self, call: Call) -> None:
+        """Run a call as soon as a thread is free."""
+        self._calls.append(call)
+        if len(self._marks) < self._most:
+            mark = _Mark()
+            self._marks.add(mark)
+            try:
+                start(self._work, mark)
+            except RuntimeError:  # no threads left, or the interpreter exits
+                self._work(mark)
+
+    def _work(self, mark: _Mark) -> None:
+        while self._calls:
+            self._marks.add(mark)
+            self._run_all()
+            self._marks.discard(mark)
+
+    def _run_all(self) -> None:
+        while True:
+            try:
+                call = self._calls.popleft()
+            except IndexError:
+                return
+            call.run()
+
+
+class _Mark:
+    """A thread of ``Helpers``."""
+
+    __slots__ = ("__weakref__",)
+
+
 def elsewhere(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own, where no signal interrupts it; return or raise its outcome."""
     (outcome,) = gather([partial(function, *args)])
@@ -129,7 +177,7 @@ def elsewhere(function: Callable[..., T], *args: Any) -> T:
 
 def within(seconds: float, function: Callable[..., T], *args: Any) -> T | None:
     """The same; None if it takes longer than ``seconds``. Its thread then goes on without the caller."""
-    call = Call(partial(function, *args))
+    call = Call(partial(function, *args)).start()
     return call.result() if call.wait(seconds) else None
 
 
@@ -141,7 +189,7 @@ def _value(outcome: T | BaseException) -> T:
 
 def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
     """Call functions concurrently, each in a thread of its own; return their values, or exceptions in place of them."""
-    calls = [Call(function) for function in functions]
+    calls = [Call(function).start() for function in functions]
     for call in calls:
         call.wait()
     return [call.outcome for call in calls]

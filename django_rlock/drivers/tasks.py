@@ -28,6 +28,10 @@ from django_rlock.redis_internals import error_from
 
 T = TypeVar("T")
 
+_MOST_HELPERS = 8
+"""How many threads of a process call functions for tasks, at most."""
+_helpers: Owned[threads.Helpers] = Owned("drivers", partial(threads.Helpers, _MOST_HELPERS), outlives_settings=True)
+
 _LOOK_AGAIN = 0.05
 """How often a task checks for a free connection by itself, in seconds."""
 
@@ -201,6 +205,7 @@ class TaskFace:
         # Not by to_thread(): to start its thread, the loop takes a mutex shared by the executors of all threads.
         bell = LoopBell()
         call = threads.Call(partial(function, *args), bell.ring)
+        _helpers.value.take(call)
         await bell.wait()
         return call.result()
 
