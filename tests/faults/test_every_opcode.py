@@ -13,7 +13,7 @@ from tests.faults.storm_process import NODES, BrokenOffError, StoppedError, Watc
 from tests.topologies.servers import TOPOLOGIES
 
 SHORT = ("pair", "wait", "again", "extend", "timeout", "block")
-STRIDE = 3
+STRIDE = 4
 """Of the short form: so many runs of the suite with consecutive seeds meet every place."""
 
 
