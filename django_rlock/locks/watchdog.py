@@ -46,7 +46,7 @@ their forced release at their next renewal.
 """
 FREED = "another owner or an operator freed it, or the server lost it"
 _RETRY = 0.5
-_AT_ONCE = 20
+_AT_ONCE = 10
 """How many holds are renewed before other jobs and other threads can run."""
 
 
