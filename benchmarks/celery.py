@@ -31,7 +31,7 @@ PATIENCE = 120.0
 """How long a worker may take for the tasks that it was sent, in seconds."""
 ROOT = Path(__file__).parents[1]
 _BROKER = "RLOCK_BENCH_BROKER"
-_PLAIN = "plain"
+_PLAIN, _PLAIN_LATE = "plain", "plain, acks_late"
 _NAMES = {
     "two round trips, raw socket": "raw",
     "LockedTask": "locked",
@@ -39,7 +39,10 @@ _NAMES = {
     "celery-once": "once",
     "celery-singleton": "singleton",
     _PLAIN: "plain",
+    _PLAIN_LATE: "plain_late",
 }
+_LATE = {"LockedTask, acks_late"}
+"""Those that are compared with the plain task whose message is acknowledged as late as theirs."""
 _WHOSE = {"worker": "cpu time of the worker", "both": "cpu time of the worker and the sender"}
 """What is timed. Some libraries take their locks where a task is sent."""
 
@@ -148,17 +151,17 @@ class _Bench:
 
 
 def _ratios(costs: Mapping[str, Sequence[_Cost]], whose: str, limit: float | None = None) -> list[Row]:
-    """What each contender costs, relative to the plain task in the same round."""
-    return [
-        median_row(
-            f"{name}, {_WHOSE[whose]}",
-            [getattr(mine, whose) / getattr(plain, whose) for mine, plain in zip(spent, costs[_PLAIN], strict=True)],
-            "× plain",
-            at_most=limit if name.startswith("LockedTask") else None,
-        )
-        for name, spent in costs.items()
-        if name != _PLAIN
-    ]
+    """What each contender costs, relative to a plain task in the same round."""
+    rows = []
+    for name in _NAMES:
+        if name in (_PLAIN, _PLAIN_LATE):
+            continue
+        plain = _PLAIN_LATE if name in _LATE else _PLAIN
+        pairs = zip(costs[name], costs[plain], strict=True)
+        ratios = [getattr(mine, whose) / getattr(theirs, whose) for mine, theirs in pairs]
+        at_most = limit if name.startswith("LockedTask") else None
+        rows.append(median_row(f"{name}, {_WHOSE[whose]}", ratios, f"× {plain}", at_most=at_most))
+    return rows
 
 
 @contextmanager

@@ -45,6 +45,11 @@ def plain(number: int) -> None:
     """No lock at all."""
 
 
+@task(acks_late=True)
+def plain_late(number: int) -> None:
+    """The same; its message is acknowledged at its end."""
+
+
 @task
 def raw(_number: int) -> None:
     """The lower bound for a lock that the worker takes and releases: its two round trips."""
