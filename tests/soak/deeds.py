@@ -22,7 +22,7 @@ from tests.soak.grips import ONE, PAIR, QUORUM, WATCHDOG_TIMEOUT
 from tests.soak.nemesis import Deed, registering
 from tests.soak.records import ENDS, FORGETS, NODE_FORGETS, STEPS_BACK
 from tests.soak.servers import PATIENCE, Servers, Single, start
-from tests.topologies.servers import command
+from tests.topologies.servers import begin_failover, command, primary_port
 
 PROCESSES, WIRE = "processes", "wire"
 """Places besides those where locks live; what is done to one place is done one after another."""
@@ -367,18 +367,9 @@ def _primary_and_replica(scene: Scene) -> tuple[EmbeddedServer, EmbeddedServer]:
 def _fail_over(scene: Scene, new: EmbeddedServer) -> None:
     """Make the sentinel promote the replica."""
     pair = scene.servers.pair
-    assert pair.sentinel is not None
-    with pair.sentinel.client() as sentinel:
-        _until(lambda: _begin_failover(sentinel, pair.service))
-        _until(lambda: sentinel.sentinel_get_master_addr_by_name(pair.service)[1] == new.port)
+    _until(lambda: begin_failover(pair))
+    _until(lambda: primary_port(pair) == new.port)
     _until(lambda: command(new, "ROLE")[0] == "master")
-
-
-def _begin_failover(sentinel: redis.Redis, service: str) -> bool:
-    try:
-        return bool(sentinel.execute_command("SENTINEL FAILOVER", service))
-    except redis.ResponseError as error:
-        return "INPROG" in str(error)  # else it knows too little of the replica as yet
 
 
 def _follow(replica: EmbeddedServer, primary: EmbeddedServer) -> None:

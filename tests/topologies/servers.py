@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import redis
 from redis.cluster import ClusterNode, RedisCluster
 
 from example_project.embedded import EmbeddedServer
@@ -198,6 +199,20 @@ def command(server: EmbeddedServer | None, name: str, *args: Any) -> Any:
     assert server is not None
     with server.client() as client:
         return client.execute_command(*name.split(), *args)
+
+
+def begin_failover(topology: Topology) -> bool:
+    """Ask the sentinel to promote a replica; returns whether it has begun to."""
+    try:
+        return bool(command(topology.sentinel, "SENTINEL FAILOVER", topology.service))
+    except redis.ResponseError as error:
+        return "INPROG" in str(error)  # else it knows too little of the replica as yet
+
+
+def primary_port(topology: Topology) -> int:
+    """Where the sentinel says that the primary is."""
+    # Not by redis-py's own method, which fails in 6.4.
+    return int(command(topology.sentinel, "SENTINEL GET-MASTER-ADDR-BY-NAME", topology.service)[1])
 
 
 def follow(replica: EmbeddedServer, primary: EmbeddedServer) -> None:

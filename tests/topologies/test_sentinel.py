@@ -5,7 +5,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import redis
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import LockLostError, LockUnavailableError, RLock
@@ -13,7 +12,7 @@ from django_rlock.checks import check_settings
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
 from tests.eventually import PATIENCE
-from tests.topologies.servers import Topology, command, follow, watched
+from tests.topologies.servers import Topology, begin_failover, command, follow, primary_port, watched
 
 KEY = "rlock:stock:42"
 
@@ -28,22 +27,9 @@ def topology(use):
 async def fail_over(face, topology: Topology) -> None:
     """Make the sentinel promote the replica, whether the primary is dead or not."""
     replica = topology.servers[1]
-    await face.until(lambda: _begin_failover(topology))
+    await face.until(lambda: begin_failover(topology))
     await face.until(lambda: primary_port(topology) == replica.port)
     await face.until(lambda: command(replica, "ROLE")[0] == "master")
-
-
-def _begin_failover(topology: Topology) -> bool:
-    try:
-        return bool(command(topology.sentinel, "SENTINEL FAILOVER", topology.service))
-    except redis.ResponseError as error:
-        return "INPROG" in str(error)  # else it knows too little of the replica as yet
-
-
-def primary_port(topology: Topology) -> int:
-    assert topology.sentinel is not None
-    with topology.sentinel.client() as client:
-        return client.sentinel_get_master_addr_by_name(topology.service)[1]
 
 
 async def visit(face, lock, inside):
