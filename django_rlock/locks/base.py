@@ -77,6 +77,7 @@ class BaseLock(LockFlows):
 
     __slots__ = (
         "_named_owner",
+        "_ticket",
         "lease_time",
         "max_hold_time",
         "on_lost",
@@ -107,6 +108,7 @@ class BaseLock(LockFlows):
         self.using = using
         self.owner = None if owner is None else _checked_owner(owner)
         self._named_owner = None if self.owner is None else NamedOwner(self.owner)
+        self._ticket: int | None = None  # the number of a named owner's attempt, in kinds that queue
         self.on_lost = on_lost
         self.max_hold_time = hold_seconds(max_hold_time)
         self.until_commit = checked_database(until_commit)

@@ -34,13 +34,11 @@ class FairLock(BaseLock):
     ticket) and ``rlock_alive:{key}`` (client → epoch ms until which its waiters count as alive).
     """
 
-    __slots__ = ("_ticket",)
+    __slots__ = ()
 
     kind = "fair"
     _beats_together = 100
     _joins = True
-
-    _ticket: int
 
     def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         options = self._settings
@@ -102,5 +100,4 @@ class FairLock(BaseLock):
         """The owner's member in the queue, which begins with the client id. A name chosen by the caller lacks that, so
         the client id and the number of the attempt are put before it.
         """
-        ticket = getattr(self, "_ticket", None)
-        return wire_name if ticket is None else f"{client_id()}/{ticket}/{wire_name}"
+        return wire_name if self._ticket is None else f"{client_id()}/{self._ticket}/{wire_name}"
