@@ -10,8 +10,8 @@ such socket; its locks end with their leases.
 from __future__ import annotations
 
 import logging
-import marshal
 import os
+import pickle
 import selectors
 import socket
 import tempfile
@@ -81,7 +81,7 @@ class _Parent:
         finally:
             os.close(pipe)
             os.close(file)
-        for note in marshal.loads(written) if written else ():  # noqa: S302 - from a child of this process
+        for note in pickle.loads(written) if written else ():  # noqa: S301 - from a child of this process
             lease = note["lease"] or max(get_settings(using).watchdog_timeout for using, _, _ in note["locks"])
             self._left.append((time.monotonic() + lease, {**note, "client": client}))
 
@@ -127,7 +127,7 @@ class _Child:
 
     def _write(self) -> None:
         # What is left of a longer, earlier text is not read.
-        os.pwrite(self._file.fileno(), marshal.dumps(self._notes), 0)
+        os.pwrite(self._file.fileno(), pickle.dumps(self._notes), 0)
 
 
 class _Noted:

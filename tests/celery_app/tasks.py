@@ -7,6 +7,7 @@ from functools import cache, cached_property, partial
 
 from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
+from django.utils.safestring import SafeString
 
 from django_rlock.celery import LockedTask
 from tests.celery_app import app, records
@@ -225,6 +226,12 @@ def dies(self, log, how):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if how == "exit":
             os._exit(1)
+        wait_for(f"{log}:go")
+
+
+@locked(lock_key=lambda _, log: SafeString(f"work:{log}"))
+def dies_under_a_safe_name(self, log):
+    with inside(log, self.request.id):
         wait_for(f"{log}:go")
 
 

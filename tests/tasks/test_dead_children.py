@@ -61,6 +61,15 @@ def test_the_worker_watches_its_children_itself(start_worker, log):
         blind.kill()  # it would wait for the task
 
 
+def test_a_lock_is_free_whose_name_is_no_plain_string(log):
+    """A template of Django makes such names."""
+    tasks.dies_under_a_safe_name.delay(log)
+    (run,) = starts(log, 1)
+    kill(run, None)
+    with FairLock(f"work:{log}", wait_time=SOON):
+        pass
+
+
 def test_all_locks_of_a_call_within_a_call_are_free(log):
     tasks.dies_deep.delay(log, 2)
     (run,) = starts(log, 1)
