@@ -1,8 +1,11 @@
-"""docs/architecture.md: its table of layers is the contract that import-linter checks, and the files it names exist."""
+"""docs/architecture.md: its layers are those of the contract, its files exist, its figures are those of the code."""
 
 import re
 import tomllib
 from pathlib import Path
+
+from django_rlock import FairLock
+from django_rlock.locks import beats, watchdog
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,3 +36,15 @@ def test_the_files_that_it_names_exist():
     assert "locks/watchdog.py" in named
     places = [ROOT, ROOT / "django_rlock", ROOT / "django_rlock/drivers"]
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+def test_its_figures_are_those_of_the_code():
+    background = page().split("## Commands in the background\n")[1].split("\n## ")[0]
+    for text in (
+        f"one script for up to {watchdog._AT_ONCE} holds; in a cluster one for each, {watchdog._AT_ONCE} in a packet",
+        f"one script for each hold, {watchdog._AT_ONCE} in a packet",
+        f"one script for up to {FairLock._beats_together} locks waited for",
+        f"beats for {beats.MOST_PER_SECOND:g} of them a second",
+        f"by one command for {beats._LOOK_AT}",
+    ):
+        assert text in background
