@@ -1,5 +1,7 @@
 """Every order of two and three clients' steps: never two holders, and no live client waits for ever."""
 
+from collections.abc import Callable
+
 import pytest
 
 from django_rlock import FairLock
@@ -177,32 +179,24 @@ def test_one_command_is_sent_twice(kind, make_world, wait):
     assert explore(build, finish) > 100
 
 
-def test_one_command_of_a_long_hold_is_sent_twice(kind, make_world):
-    """It chooses leases, re-enters, ends and starts again, beside another one."""
+def one_beside_another(world: World, actor: type[Visitor], make: Callable[[str], BaseLock]) -> World:
+    for each in (actor, Visitor):
+        visitor = each(world, world.process(), make(NAME))
+        visitor.listen_before()
+        world.actors.append(visitor)
+    return world
+
+
+@pytest.mark.parametrize("fault", ["copy", "cancel"])
+def test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, fault):
+    """It chooses leases, re-enters, ends and starts again, beside another one. What it had sent may arrive at any later
+    time, also while it has its next hold.
+    """
 
     def build() -> World:
         world = make_world()
-        world.may = {"copy": 1}
-        for actor in (Returner, Visitor):
-            visitor = actor(world, world.process(), kind(NAME))
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
-
-    assert explore(build, finish, limit=20_000) > 100
-
-
-def test_it_comes_back_after_it_was_cancelled_anywhere(kind, make_world):
-    """What it had sent may arrive at any later time, also while it has its next hold."""
-
-    def build() -> World:
-        world = make_world()
-        world.may = {"cancel": 1}
-        for actor in (Returner, Visitor):
-            visitor = actor(world, world.process(), kind(NAME))
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
+        world.may = {fault: 1}
+        return one_beside_another(world, Returner, kind)
 
     assert explore(build, finish, limit=20_000) > 100
 
@@ -225,11 +219,7 @@ def test_one_command_of_a_short_hold_is_sent_twice(make_world):
     def build() -> World:
         world = make_world()
         world.may = {"copy": 1}
-        for actor in (Brief, Visitor):
-            visitor = actor(world, world.process(), FairLock(NAME))
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
+        return one_beside_another(world, Brief, FairLock)
 
     assert explore(build, finish) > 100
 

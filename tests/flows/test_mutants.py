@@ -35,7 +35,7 @@ def sent_twice(kind: Any, make_world: Any, **_: Any) -> None:
 
 
 def sent_twice_in_a_long_hold(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_one_command_of_a_long_hold_is_sent_twice(kind, make_world)
+    test_interleavings.test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, "copy")
 
 
 def sent_twice_in_a_long_read(make_world: Any, **_: Any) -> None:
@@ -87,7 +87,7 @@ def cancelled(kind: Any, make_world: Any, **_: Any) -> None:
 
 
 def cancelled_and_back(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_it_comes_back_after_it_was_cancelled_anywhere(kind, make_world)
+    test_interleavings.test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, "cancel")
 
 
 def cancelled_beside_another(kind: Any, make_world: Any, **_: Any) -> None:
