@@ -394,9 +394,11 @@ class LockFlows(Renewable):
 
     async def _ask_state(self, driver: Driver, owner: Owner) -> tuple[int, int]:
         reply = await driver.run(self._state_call(self._wire_name(owner)), driver.now())
+        count, left_ms = reply[1], reply[2]
         hold = HOLDS.get(self, owner)
-        # A late copy of a re-entry or an inner release may have rewritten the server's count.
-        return hold.count if hold is not None and reply[1] else reply[1], reply[2]
+        if count and hold is not None:
+            count = hold.count  # a late copy of a re-entry or an inner release may have rewritten the server's
+        return count, left_ms
 
     async def _ask_holders(self, driver: Driver) -> list[str]:
         reply = await driver.run(self._holders_call(), driver.now())

@@ -1,4 +1,4 @@
-"""A password is planted in settings that work, locks are taken and lost, and everything that is told is searched."""
+"""Settings that work have a password; locks are taken and lost; no log record, page or report contains the password."""
 
 import gc
 import io
