@@ -66,14 +66,16 @@ STALL = 5.0
 
 
 @pytest.fixture(autouse=True)
-def _replies_in_time(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A server that stalls for a second is not unavailable, but to the tests that have it be."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not _SILENCING & {*request.fixturenames}:
-            patch.setattr(retrying, "REPLY_GRACE", STALL)
-            patch.setattr(listening, "CONFIRM_WITHIN", STALL)
-            patch.setattr("django_rlock.inspection.ANSWER_WITHIN", STALL)
-        yield
+def _replies_in_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stalls for a second is not unavailable, but to the tests that have it be.
+
+    These are undone together with the test's own patches, in the right order. Else what a test has changed would be set
+    back to our values last of all, and stay so for the next tests.
+    """
+    if not _SILENCING & {*request.fixturenames}:
+        monkeypatch.setattr(retrying, "REPLY_GRACE", STALL)
+        monkeypatch.setattr(listening, "CONFIRM_WITHIN", STALL)
+        monkeypatch.setattr("django_rlock.inspection.ANSWER_WITHIN", STALL)
 
 
 @pytest.fixture
