@@ -257,6 +257,7 @@ def cluster_client(using: str) -> ClusterClient | None:
     return factory.connect(primary_url(made)) if isinstance(factory, ClusterFactory) else None
 
 
+@remembered("connections")
 def is_cluster(using: str) -> bool:
     """Whether the alias is a Redis Cluster. An alias with NODES is not, and may have no cache."""
     return get_settings(using).nodes is None and cluster_client(using) is not None

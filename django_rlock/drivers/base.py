@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from operator import methodcaller
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.links.server import Server
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 EVERYBODY = "*"
@@ -84,6 +82,9 @@ class Driver(Protocol):
         """Like ``run``, for a script that takes a lock. If fewer replicas confirm it than REPLICA_ACKS requires,
         ``undo`` is run and LockUnavailableError says how many confirmed."""
 
+    def hears(self, channel: str) -> bool:
+        """Whether this process is subscribed to a channel."""
+
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         """A waiter on a channel to which this process is already subscribed, else None."""
 
@@ -150,15 +151,15 @@ class Topology(Protocol):
         """
 
 
-def run_flow(flow: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run to its end a coroutine that never suspends, because its driver blocks.
+def run_flow(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Make a coroutine that never suspends, because its driver blocks, and run it to its end.
 
-    The coroutine is made and started by one call into C. A signal handler may raise between any two bytecodes; if it
-    raised between making and starting, Python would warn that the coroutine was never awaited.
+    It is made and started by one call into C. A signal handler may raise between any two bytecodes; if it raised
+    between making and starting, Python would warn that the coroutine was never awaited. So ``make`` is no function of
+    Python's, but a ``partial`` of the coroutine function.
     """
-    made = iter(partial(flow, *args, **kwargs), None)
     try:
-        next(map(_begin, made))
+        next(map(_begin, iter(make, None)))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise RuntimeError("A lock's flow suspended under a blocking driver.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Self
 
@@ -26,7 +26,8 @@ ASKING = b"*1\r\n$6\r\nASKING\r\n"
 _MOST_KEYS_KEPT = 8
 """Packed heads are cached for calls with few keys; those of MultiLocks would fill the memory: see ``ManyKeys``."""
 
-_nonces = itertools.count(int.from_bytes(os.urandom(4)))
+next_nonce: Callable[[], bytes] = map(b"%d".__mod__, itertools.count(int.from_bytes(os.urandom(4)))).__next__
+"""Returns the nonce that a reply must echo; never the same twice in a process."""
 
 
 class ManyKeys(tuple[str, ...]):
@@ -86,16 +87,12 @@ def may_join(call: ScriptCall) -> object:
     return call if shared is None else (call.script, call.args[:shared])
 
 
-def next_nonce() -> bytes:
-    """The nonce that a reply must echo; never the same twice in a process."""
-    return b"%d" % next(_nonces)
-
-
 def pack(call: ScriptCall, nonce: bytes, verb: str = "EVALSHA") -> bytes:
     """The call as the server reads it (RESP). The nonce, the first argument (an owner) and ``fresh`` are packed each
     time; the rest is cached."""
     keys, args = call.keys, call.args
-    owner = _encoded(args[0])
+    first = args[0]
+    owner = first.encode() if type(first) is str else _encoded(first)
     count = len(args) if call.fresh is None else len(args) + 1
     if len(keys) <= _MOST_KEYS_KEPT and verb == "EVALSHA":
         head, tail = _kept_head(call.script, keys, count), _kept_tail(args[1:])

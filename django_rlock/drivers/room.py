@@ -48,6 +48,7 @@ class AliasDriver:
         self.run_all = topology.run_all
         self.at = at
         self._hear = hear
+        self.hears: Callable[[str], bool] = _hears_nothing if hear is None else hear.listener.hears
 
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         return None if self._hear is None else self._hear.listener.overhear(channel, token, self._hear.make)
@@ -56,6 +57,10 @@ class AliasDriver:
         if self._hear is None:
             raise AssertionError("This alias has no listener to wake waiters.")
         return self._hear.listener.listen(channel, token, self._hear.make, until)
+
+
+def _hears_nothing(_channel: str) -> bool:
+    return False
 
 
 class Hearing:

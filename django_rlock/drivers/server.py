@@ -42,8 +42,8 @@ class PlainNode:
         self._exchange = face.exchange
 
     def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> Coroutine[Any, Any, list[Any]]:
-        reply_limit = self.reply_limit
-        return self._exchange(self._server, call, packed, nonce, min(reply_limit, limit))
+        limit = min(limit, self.reply_limit)
+        return self._exchange(self._server, call, packed, nonce, limit)
 
     async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         call.sends += 1

@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock import threads
 from django_rlock.drivers.base import monotonic
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import Owner, task_owner
+from django_rlock.drivers.identity import task_owner
 from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.drivers.threads import let_go
 from django_rlock.links.link import Link, demotion_in, replies_of
@@ -195,8 +195,7 @@ class TaskFace:
     def check_caller(self) -> None:
         """Do nothing: a task may always await."""
 
-    def owner(self) -> Owner:
-        return task_owner()
+    owner = staticmethod(task_owner)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

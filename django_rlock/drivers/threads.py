@@ -15,7 +15,7 @@ from redis.exceptions import ReadOnlyError
 from django_rlock import threads
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import Owner, thread_owner
+from django_rlock.drivers.identity import thread_owner
 from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.links.link import Link, check_nonce, demotion_in, replies_of
 from django_rlock.links.server import Server
@@ -34,8 +34,7 @@ class ThreadFace:
                 "Use the async methods (their names begin with a, as aacquire; async with) or sync_to_async."
             )
 
-    def owner(self) -> Owner:
-        return thread_owner()
+    owner = staticmethod(thread_owner)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -50,7 +49,9 @@ class ThreadFace:
         return [_value(outcome) for outcome in outcomes]
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
-        link, limit = self._take_link(server, limit)
+        link = server.take_idle()
+        if link is None:
+            link, limit = self._open(server, limit)
         try:
             call.sends += 1
             reply = check_nonce(link.ask(packed, limit), nonce)
@@ -61,7 +62,9 @@ class ThreadFace:
         return reply
 
     async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
-        link, limit = self._take_link(server, limit)
+        link = server.take_idle()
+        if link is None:
+            link, limit = self._open(server, limit)
         try:
             replies = replies_of(link.ask_all(packed, len(nonces), limit), nonces)
         except BaseException as error:
@@ -73,23 +76,20 @@ class ThreadFace:
             server.give_back(link)
         return replies
 
-    def _take_link(self, server: Server, limit: float) -> tuple[Link, float]:
-        """An idle or a new link, and what is left of the limit."""
-        link = server.take_idle()
-        if link is not None:
-            return link, limit
+    def _open(self, server: Server, limit: float) -> tuple[Link, float]:
+        """A new link, and what is left of the limit."""
         started = time.monotonic()
-        link = self._open(server, limit)
+        link = self._connect(server, limit)
         return link, max(limit - (time.monotonic() - started), SHORTEST)
 
-    def _open(self, server: Server, limit: float) -> Link:
+    def _connect(self, server: Server, limit: float) -> Link:
         return server.take(limit)
 
 
 class BackgroundFace(ThreadFace):
     """The face of the package's own threads, which connect directly, because no signal interrupts them."""
 
-    def _open(self, server: Server, limit: float) -> Link:
+    def _connect(self, server: Server, limit: float) -> Link:
         return server.open()
 
 

@@ -160,18 +160,18 @@ class Attempt:
 
     async def wait(self) -> bool:
         """Take the lock, after a wait if necessary; returns False when the time is up."""
-        wake_up = self.lock._wake_up(self.wire_name)
-        if wake_up is None:
-            return await self.once() or await self._wait_turn(_Sleeper(self.driver), tried=True)
-        channel, token = wake_up
-        waiter = self.driver.overhear(channel, token)
+        lock, driver = self.lock, self.driver
+        channel = lock._channel()
+        if channel is None:
+            return await self.once() or await self._wait_turn(_Sleeper(driver), tried=True)
+        waiter = driver.overhear(channel, lock._token(self.wire_name)) if driver.hears(channel) else None
         asked = False
         try:
             # If already subscribed, the first try joins the queue; otherwise it may succeed without SUBSCRIBE.
             tried = waiter is not None
             taken = await self.once(waiting=tried)
             if not taken and waiter is None and self._has_time():
-                waiter = await self.driver.listen(channel, token, self.until)
+                waiter = await driver.listen(channel, lock._token(self.wire_name), self.until)
             if not taken and waiter is not None:
                 taken = await self._wait_turn(waiter, tried)
             asked = True

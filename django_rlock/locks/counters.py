@@ -184,9 +184,12 @@ class Request(Waitable):
         if not taken:
             clean_up(self.using, self._leave_call(self.id), driver.now() + SENT_AGAIN)
 
-    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
-        # Wake all waiters: what is too little for one may be enough for another.
-        return keys.semaphore_channel(self.key), EVERYBODY
+    def _channel(self) -> str:
+        return keys.semaphore_channel(self.key)
+
+    def _token(self, wire_name: str) -> str:
+        # What is too little for one waiter may be enough for another.
+        return EVERYBODY
 
 
 async def granted(request: Request, driver: Driver, lease: float, wait: float | None) -> Attempt | None:

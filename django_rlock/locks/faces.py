@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from keyword import iskeyword
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -27,7 +27,7 @@ def faces(
     """
 
     def blocking(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run_flow(flow, self, blocking_driver(self), *args, **kwargs)
+        return run_flow(partial(flow, self, blocking_driver(self), *args, **kwargs))
 
     def awaited(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         return flow(self, awaited_driver(self), *args, **kwargs)

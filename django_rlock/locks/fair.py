@@ -75,10 +75,11 @@ class FairLock(BaseLock):
         lock._ticket = new_number()
         return lock
 
-    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
-        key = self.key
-        channel = keys.wake_channel(client_id(), key if is_cluster(self.using) else None)
-        return channel, f"{self._member(wire_name)} {key}"
+    def _channel(self) -> str:
+        return keys.wake_channel(client_id(), self.key if is_cluster(self.using) else None)
+
+    def _token(self, wire_name: str) -> str:
+        return f"{self._member(wire_name)} {self.key}"
 
     def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
         # The process's beat watches the holder's lease for all its waiters, so they can sleep until they are woken.

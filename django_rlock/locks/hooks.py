@@ -104,9 +104,13 @@ class Waitable(Named):
         """
         return self
 
-    def _wake_up(self, wire_name: str) -> tuple[str, str | None] | None:
-        """Channel and token (see Driver.listen) that wake a waiter; None if it only sleeps."""
+    def _channel(self) -> str | None:
+        """The channel whose messages wake a waiter; None if it only sleeps."""
         raise NotImplementedError
+
+    def _token(self, wire_name: str) -> str | None:
+        """Which messages of the channel wake a waiter; see ``Driver.listen``."""
+        return None
 
     def _outside_channel(self) -> str:
         """The channel of releases by owners that do not know the kind's queue; see ``Attempt``."""

@@ -97,8 +97,11 @@ class CountDownLatch(Counter, Waitable):
     def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
         return self._call(scripts.LATCH_PASS, (self.key,), "")
 
-    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
-        return keys.latch_channel(self.key), EVERYBODY
+    def _channel(self) -> str:
+        return keys.latch_channel(self.key)
+
+    def _token(self, wire_name: str) -> str:
+        return EVERYBODY
 
     def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
         return UNHEARD_REPOLL if "{" in self.key else REPOLL, math.inf

@@ -34,5 +34,5 @@ class RLock(BaseLock):
     def _leave_call(self, wire_name: str) -> ScriptCall:
         return self._release_call(wire_name, 0, 1)
 
-    def _wake_up(self, wire_name: str) -> tuple[str, str | None] | None:
-        return keys.redisson_channel(self.key), None
+    def _channel(self) -> str | None:
+        return keys.redisson_channel(self.key)

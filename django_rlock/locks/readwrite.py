@@ -71,6 +71,9 @@ class _Side(BaseLock):
             raise ValueError(f"The owner of a read-write lock must not end in {keys.WRITER!r}, as {owner!r} does.")
         self.prefer = prefer
 
+    def _channel(self) -> str:
+        return keys.readwrite_channel(self.key)
+
     def _leave_call(self, wire_name: str) -> ScriptCall:
         return self._release_call(wire_name, 0, 1)
 
@@ -119,9 +122,9 @@ class ReadLock(_Side):
         key, holds, _, channel = keys.readwrite_keys(self.key)
         return self._call(scripts.READ_RELEASE, (key, holds, channel), wire_name, left, milliseconds(lease))
 
-    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
+    def _token(self, wire_name: str) -> str:
         # If one may read, all may. A message meant for one writer must not be used up by a reader.
-        return keys.readwrite_channel(self.key), EVERYBODY
+        return EVERYBODY
 
     def _lease_call(self, wire_name: str, lease: float, mode: int) -> ScriptCall:
         all_keys = *keys.readwrite_keys(self.key)[:2], *self._order(wire_name, mode)
@@ -163,9 +166,6 @@ class WriteLock(_Side):
 
     def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
         return self._call(scripts.WRITE_RELEASE, keys.readwrite_keys(self.key), wire_name, left, milliseconds(lease))
-
-    def _wake_up(self, wire_name: str) -> tuple[str, str | None]:
-        return keys.readwrite_channel(self.key), None
 
     def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
         # When a reader leaves, the lock may become free earlier than the waiter knows: the beat notices that.

@@ -120,7 +120,7 @@ class RedLock(TokenLock):
     def _retire_call(self, request: str | bytes) -> ForceRelease:
         return _everywhere(super()._retire_call(request))
 
-    def _wake_up(self, wire_name: str) -> None:
+    def _channel(self) -> None:
         return None
 
     def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:

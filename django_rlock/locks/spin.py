@@ -70,7 +70,7 @@ class SpinLock(RLock):
             raise TypeError(f"backoff must be a function of the number of tries, not {backoff!r}.")
         self.backoff = backoff
 
-    def _wake_up(self, wire_name: str) -> None:
+    def _channel(self) -> None:
         return None
 
     def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:

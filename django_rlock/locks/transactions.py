@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -183,7 +184,7 @@ def _give_back(lock: BaseLock, owner: Owner) -> None:
             members.release_later(hold)
         return
     try:
-        run_flow(lock._give_back, sync_driver(lock.using), owner)
+        run_flow(partial(lock._give_back, sync_driver(lock.using), owner))
     except RLockError as failure:
         log(logger, logging.ERROR, "The transaction under lock %r has ended, but: %s", lock.name, failure)
 

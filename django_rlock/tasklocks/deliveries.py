@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 import math
 import uuid
-from functools import cached_property
+from functools import cached_property, partial
 from time import monotonic
 from typing import Any
 
@@ -215,7 +215,7 @@ class Delivery:
     ) -> Any:
         driver = sync_driver(self._using)
         call: ScriptCall = kind(str(self._task.name), script, all_keys, args)
-        _, *reply = run_flow(driver.run, call, driver.now() + PATIENCE)
+        _, *reply = run_flow(partial(driver.run, call, driver.now() + PATIENCE))
         return reply
 
 

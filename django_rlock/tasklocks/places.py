@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +162,7 @@ class Place:
 
     def _run(self, call: ScriptCall) -> list[Any]:
         driver = sync_driver(self._options.using)
-        _, *reply = run_flow(driver.run, call, driver.now() + PATIENCE)
+        _, *reply = run_flow(partial(driver.run, call, driver.now() + PATIENCE))
         return reply
 
 

@@ -5,6 +5,7 @@ the command under test.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -54,7 +55,7 @@ def story(script: Script) -> Callable[[Story], Story]:
 def send(call: ScriptCall) -> list[Any]:
     """What a hook of a lock makes, sent as all calls are."""
     driver = sync_driver("default")
-    return run_flow(driver.run, call, driver.now() + UNTIL_SERVED)
+    return run_flow(partial(driver.run, call, driver.now() + UNTIL_SERVED))
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------

@@ -144,6 +144,9 @@ class SteppingDriver:
     def take(self, call: ScriptCall, until: float | None, undo: Any) -> Coroutine[Any, Any, list[Any]]:
         return self.run(call, until)
 
+    def hears(self, channel: str) -> bool:
+        return channel in self.process.channels
+
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         return Waiter(self, channel, token) if channel in self.process.channels else None
 
@@ -258,8 +261,7 @@ class Visitor(Actor):
     def listen_before(self) -> None:
         """As where its process has waited for these locks before."""
         with self.process.running():
-            heard = [part._wake_up(self.owner.wire_name) for part in self.lock.parts]
-        self.process.channels |= {channel for channel, _ in filter(None, heard)}
+            self.process.channels |= set(filter(None, [part._channel() for part in self.lock.parts]))
 
     def local_state(self) -> Any:
         waits = any(wait.key[3] == self.owner.serial for wait in WAITS.snapshot())
