@@ -262,25 +262,26 @@ def nests(self, log, depth):
 
 
 @app.task
-def runs_into_its_limit(log):
+def runs_into_its_limit(log, kind):
     """Use locks until what a soft time limit raises strikes inside."""
     record(f"{log}:pids", os.getpid())
-    lock = subject("fair", f"storm:{log}")
+    lock = subject(kind, f"storm:{log}")
 
     def use_locks():
         with lock.block():
-            lock.extend(True, 20)
-        if lock.acquire(wait_time=0.002):
-            lock.give_back(True)
+            pass
+        if grant := lock.acquire(wait_time=0.002):
+            lock.extend(grant, 20)
+            lock.give_back(grant)
 
     while True:
         _storm().over(use_locks)
 
 
 @app.task
-def sweeps(log):
+def sweeps(log, kind):
     """Release what interrupted tasks of this process have left."""
-    subject("fair", f"storm:{log}").sweep()
+    subject(kind, f"storm:{log}").sweep()
 
 
 @cache
