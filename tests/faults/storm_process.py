@@ -58,9 +58,10 @@ class Watched:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._reader.join()  # before its file is closed
         with self._process:
-            self._process.kill()
-        self._reader.join()
+            pass
         self._errors.close()
 
     def line(self) -> str:
