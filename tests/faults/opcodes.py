@@ -51,11 +51,12 @@ TOGETHER = 20
 """Interruptions after which the others are tried."""
 MISSES = 3
 """An action that was not interrupted in so many tries in a row has fewer opcodes. Python drops some interruptions."""
-BOUND = "PRECALL", "CALL", "PUSH_EXC_INFO", "COPY", "POP_EXCEPT", "RERAISE"
+BOUND = "PRECALL", "CALL", "NOT_TAKEN", "PUSH_EXC_INFO", "COPY", "POP_EXCEPT", "RERAISE"
 SPARED = {opcode for name, opcode in dis.opmap.items() if name in BOUND}
-"""Python looks for signals after a call, and neither before it nor where an exception is handled. Raised before these
-opcodes, an exception would confuse the interpreter itself: argument names are left to the next call, the handled
-exception to the thread.
+"""Python looks for signals after a call, and neither before it, nor after a branch, nor where an exception is handled.
+Raised before these opcodes, an exception would confuse the interpreter itself: argument names are left to the next
+call, the handled exception to the thread. After a branch that is not taken, Python 3.14 has an opcode that does
+nothing, and belongs to no ``try``.
 """
 UNSEEN = 120.0
 """Waiters look for a missed wake-up after a share of this, in seconds: longer than a watcher is patient."""
