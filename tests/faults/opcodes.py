@@ -37,6 +37,7 @@ from typing import Any
 
 from tests.eventually import eventually
 from tests.faults.opcode_faces import FACES, Tasks, Threads
+from tests.faults.opcode_watch import watch_opcodes
 from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Renewal, is_swallowed, set_up, tell
 
 ALL_KINDS = (*KINDS, "latch", "named")
@@ -74,10 +75,10 @@ class Aim:
     def begin(self, at: int) -> None:
         self.made, self.at, self.place = 0, at, ""
         self.began.set()
-        sys.settrace(self._enter)
+        watch_opcodes(self._meet)
 
     def end(self) -> None:
-        sys.settrace(None)
+        watch_opcodes(None)
         self.began.clear()
 
     def until_it_stands_still(self) -> None:
@@ -88,22 +89,17 @@ class Aim:
             before = self.made
             time.sleep(STANDS_STILL)
 
-    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any]:
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._trace
-
-    def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
-        if event == "opcode":
-            self.made += 1
-            if self.made >= self.at and not self.place and not self._is_spared(frame):
-                self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
-                self._interrupt()
-        return self._trace
+    def _meet(self, frame: FrameType) -> None:
+        self.made += 1
+        if self.made >= self.at and not self.place and not self._is_spared(frame):
+            self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+            self._interrupt()
 
     @staticmethod
     def _is_spared(frame: FrameType) -> bool:
-        """Whether no signal's exception comes there, or it would be dropped."""
-        return frame.f_code.co_code[frame.f_lasti] in SPARED or is_swallowed(frame)
+        """Whether no signal's exception comes there, or it would be dropped, or the frame is not the action's."""
+        code = frame.f_code
+        return code in OURS or code.co_code[frame.f_lasti] in SPARED or is_swallowed(frame)
 
 
 class Stage:
@@ -223,6 +219,10 @@ class Stage:
     def _time_out(self) -> None:
         with suppress(self._timed_out):
             self.face.enter_elsewhere(self.spare.brief_block())
+
+
+OURS = {Aim.begin.__code__, Aim.end.__code__, Stage._play.__code__, watch_opcodes.__code__}
+"""What runs around an action."""
 
 
 class _Holder:

@@ -47,6 +47,8 @@ def test_interrupted_here_and_there(request):
     assert interrupt_every("fair", *SHORT, first=first, stride=STRIDE) > 300 * len(SHORT)
 
 
+MANY = 800
+"""Every action has more opcodes; in Python 3.13 and newer there are fewer of them than before."""
 ELSEWHERE = ("cluster", ()), ("sentinel", ()), ("sentinel", ("--replica-acks", "1"))
 LONG = [
     *((kind, action, face, None, ()) for face in FACES for kind in ALL_KINDS for action in actions_of(kind)),
@@ -65,7 +67,7 @@ LONG = [
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("kind", "action", "face", "topology", "options"), LONG)
 def test_interrupted_at_every_opcode(kind, action, face, topology, options):
-    assert interrupt_every(kind, action, face=face, topology=topology, options=options) > 1000
+    assert interrupt_every(kind, action, face=face, topology=topology, options=options) > MANY
 
 
 @pytest.mark.thorough
