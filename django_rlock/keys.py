@@ -16,15 +16,19 @@ WRITER = ":write"
 """The end of a writer's field in a read-write lock's hash; a reader's field is its owner alone."""
 
 
+def hash_tag(key: str) -> str:
+    """``{key}``, or the key itself if it has a hash tag already."""
+    return key if "{" in key else f"{{{key}}}"
+
+
 def tagged(prefix: str, key: str) -> str:
     """``prefix:{key}``, or ``prefix:key`` if the key has a hash tag already (Redisson's ``prefixName``)."""
-    return f"{prefix}:{key}" if "{" in key else f"{prefix}:{{{key}}}"
+    return f"{prefix}:{hash_tag(key)}"
 
 
-@lru_cache(maxsize=4096)
 def redisson_channel(key: str) -> str:
     """The channel on which Redisson's plain lock publishes ``0`` when it is released."""
-    return tagged("redisson_lock__channel", key)
+    return release_keys(key)[1]
 
 
 def token_key(key: str) -> str:
@@ -34,17 +38,17 @@ def token_key(key: str) -> str:
 
 def queue_key(key: str) -> str:
     """Sorted set of a fair lock: waiting owner → ticket."""
-    return tagged("rlock_queue", key)
+    return fair_keys(key)[1]
 
 
 def redisson_queue_key(key: str) -> str:
     """List of those that wait for a lock as Redisson's fair one."""
-    return tagged("redisson_lock_queue", key)
+    return release_keys(key)[2]
 
 
 def alive_key(key: str) -> str:
     """Sorted set of a fair lock: client id → epoch milliseconds until which its waiters count as alive."""
-    return tagged("rlock_alive", key)
+    return fair_keys(key)[2]
 
 
 def tombstones_key(key: str) -> str:
@@ -78,7 +82,7 @@ def semaphore_channel(key: str) -> str:
 
 def permits_key(key: str) -> str:
     """Sorted set of Redisson's expirable semaphore: raw id → epoch milliseconds at which its lease ends."""
-    return f"{key}:timeout" if "{" in key else f"{{{key}}}:timeout"
+    return f"{hash_tag(key)}:timeout"
 
 
 def latch_channel(key: str) -> str:
@@ -104,7 +108,7 @@ def readwrite_channel(key: str) -> str:
 
 def read_holds_key(key: str) -> str:
     """The beginning of the keys of a read-write lock's read holds: ``{key}:<owner>:rwlock_timeout:<1..holds>``."""
-    return key if "{" in key else f"{{{key}}}"
+    return hash_tag(key)
 
 
 def writers_key(key: str) -> str:
@@ -135,7 +139,8 @@ def force_release_keys(key: str, channel: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def release_keys(key: str) -> tuple[str, str, str, str]:
     """The state of a lock, and where Redisson's clients wait for it: channel, queue of its fair lock, deadlines."""
-    return key, redisson_channel(key), redisson_queue_key(key), tagged("redisson_lock_timeout", key)
+    tag = hash_tag(key)
+    return key, f"redisson_lock__channel:{tag}", f"redisson_lock_queue:{tag}", f"redisson_lock_timeout:{tag}"
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +152,8 @@ def fair_release_keys(key: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def fair_keys(key: str) -> tuple[str, str, str]:
     """The state, queue and alive marks of a lock."""
-    return key, queue_key(key), alive_key(key)
+    tag = hash_tag(key)
+    return key, f"rlock_queue:{tag}", f"rlock_alive:{tag}"
 
 
 def task_keys(prefix: str, task_id: str) -> tuple[str, str]:
