@@ -91,7 +91,8 @@ class KeyTemplate:
 
     source: str
     names: frozenset[str] = field(compare=False)
-    _parts: tuple[str | _Placeholder, ...] = field(compare=False, repr=False)
+    _format: str = field(compare=False, repr=False)
+    placeholders: tuple[_Placeholder, ...] = field(compare=False, repr=False)
     _colon: str = field(compare=False, repr=False)
 
     @classmethod
@@ -103,11 +104,13 @@ class KeyTemplate:
         except RefusedError as refused:
             shown = source if source and str(source).isprintable() else ascii(source)
             raise KeyTemplateError(f"{shown}: {refused}", template=source) from None
-        names = frozenset(part.needs for part in parts if isinstance(part, _Placeholder))
+        literals = "".join("%s" if isinstance(part, _Placeholder) else part.replace("%", "%%") for part in parts)
+        placeholders = tuple(part for part in parts if isinstance(part, _Placeholder))
+        names = frozenset(placeholder.needs for placeholder in placeholders)
         # The colon of "shop.order:7" stays plain only if a colon does not end a value. Strings give upper-case
         # escapes, so with either spelling an instance shares its key with no string.
         colon = ":" if all(text - VALUE_CHARS - {":"} for text in separators) else "%3a"
-        return cls(source, names, parts, colon)
+        return cls(source, names, literals, placeholders, colon)
 
     def render(self, namespace: Mapping[str, Any]) -> str:
         """Return the key for these arguments. Raises KeyTemplateError if a value is missing or cannot be part of a key.
@@ -116,14 +119,11 @@ class KeyTemplate:
         """
         colon = self._colon
         try:
-            key = "".join([p if isinstance(p, str) else p.render(namespace, colon) for p in self._parts])
+            key = self._format % tuple([each.render(namespace, colon) for each in self.placeholders])
         except RefusedError as refused:
             text = check_names(self, namespace, "the call") or f"{self.source}: {refused}"
             raise KeyTemplateError(text, template=self.source) from refused.__cause__
         return key if len(key) <= MAX_BYTES and key.isascii() else shortened(key)
-
-    def placeholders(self) -> list[_Placeholder]:
-        return [part for part in self._parts if isinstance(part, _Placeholder)]
 
 
 def check_names(template: KeyTemplate, available: Collection[str], what: str) -> str | None:
@@ -131,7 +131,7 @@ def check_names(template: KeyTemplate, available: Collection[str], what: str) ->
 
     ``what`` describes where these names come from: ``buy(request, pk)`` or ``route 'buy/<int:pk>/'``.
     """
-    for placeholder in template.placeholders():
+    for placeholder in template.placeholders:
         name, needs = placeholder.root, placeholder.needs
         if placeholder.optional or name in available or needs in available:
             continue
@@ -151,14 +151,14 @@ def check_converters(template: KeyTemplate) -> str | None:
     Call it once the URLconf is loaded: projects register their converters there, usually after the import of the
     views, which is when templates are parsed.
     """
-    for name in (placeholder.converter for placeholder in template.placeholders()):
+    for name in (placeholder.converter for placeholder in template.placeholders):
         if name and name not in get_converters():
             return f"{template.source}: {no_converter(name)}"
     return None
 
 
 def _closest(name: str, available: Collection[str], template: KeyTemplate) -> str | None:
-    used = {placeholder.root for placeholder in template.placeholders()}
+    used = {placeholder.root for placeholder in template.placeholders}
     free = [other for other in available if other not in used | {"request", "self", "cls", "task"}]
     fields = list(FROM_REQUEST) if "request" in available else []
     folded = {other.lower(): other for other in (*fields, *free)}

@@ -89,7 +89,7 @@ class LockedCall:
             placeholder.path
             for template in options.templates
             if isinstance(template, KeyTemplate)
-            for placeholder in template.placeholders()
+            for placeholder in template.placeholders
         )
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,7 +173,7 @@ class LockedCall:
             if "request" not in template.names:
                 raise
             # The request lacks a value that the lock's name needs. One traceback is enough for the log.
-            names_user = any(each.root == "request" and each.path[:1] == ("user",) for each in template.placeholders())
+            names_user = any(each.root == "request" and each.path[:1] == ("user",) for each in template.placeholders)
             raise refusal(request, str(error), names_user) from None
 
     async def _anames(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Names:

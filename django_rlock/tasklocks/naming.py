@@ -72,7 +72,7 @@ class Naming:
 
     def attributes(self) -> set[str]:
         """The attributes of the task that its templates read."""
-        found = (each for template in self._templates for each in template.placeholders())
+        found = (each for template in self._templates for each in template.placeholders)
         return {each.path[0] for each in found if each.root == "self" and each.path}
 
     def _from_arguments(
