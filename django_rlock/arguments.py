@@ -25,7 +25,7 @@ class Arguments:
         # A decorator below may accept other arguments than the function that it wraps.
         self.is_certain = self.signature is not None and not hasattr(func, "__wrapped__")
         parameters = [] if self.signature is None else self.signature.parameters.values()
-        self._is_plain = {each.kind for each in parameters} <= _PLAIN
+        self._is_plain = self.signature is not None and {each.kind for each in parameters} <= _PLAIN
         self._positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
         self._defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
         self._known = {each.name for each in parameters}
@@ -41,15 +41,14 @@ class Arguments:
 
     def of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, with defaults. Raises TypeError if they do not fit, like the call itself."""
-        if self.signature is None:
-            return dict(kwargs)
-        if self._is_plain and len(args) <= len(self._positional):
+        if self._is_plain:
             # Most calls are of this kind, and bind() takes ten times as long.
             given = dict(zip(self._positional, args, strict=False), **kwargs)
-            found = {**self._defaults, **given} if self._defaults else given
-            if found.keys() == self._known and len(given) == len(args) + len(kwargs):  # none was given twice
+            found = self._defaults | given
+            # No argument has no name, and none was given twice.
+            if len(given) == len(args) + len(kwargs) and found.keys() == self._known:
                 return found
-        return self._bound(self.signature, args, kwargs)
+        return dict(kwargs) if self.signature is None else self._bound(self.signature, args, kwargs)
 
     def _bound(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -80,8 +80,8 @@ class Naming:
     ) -> list[str]:
         if not self._templates:
             return [f"{task.name}:{self._digest(self._values.of_call(args, kwargs))}"]
-        own = {"task": {"name": task.name, "id": task_id}, "self": task}
-        values = {**own, **self._values.of_call(args, kwargs, self._used)}
+        found = self._values.of_call(args, kwargs, self._used)
+        values = {"task": {"name": task.name, "id": task_id}, "self": task, **found}
         return [template.render(values) for template in self._templates]
 
     def _digest(self, values: Values) -> str:
@@ -180,8 +180,8 @@ class _Values:
     def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], used: Collection[str] | None = None) -> Values:
         """The arguments by name; those that are ``used`` (None: all) are validated."""
         values = self._arguments.of_call(args, kwargs)
-        for name in self._models.keys() & values.keys():
-            if used is None or name in used:
+        for name in self._models:
+            if name in values and (used is None or name in used):
                 values[name] = self._validated(name, values[name])
         return values
 
