@@ -122,7 +122,7 @@ def _kept_start(verb: str, script: Script, keys: int, args: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _kept_head(script: Script, keys: tuple[str, ...], args: int) -> bytes:
-    return _head("EVALSHA", script, keys, args)
+    return _kept_start("EVALSHA", script, len(keys), args) + _pack_keys(keys)
 
 
 @lru_cache(maxsize=1024)
