@@ -36,11 +36,9 @@ class _ExitMethod:
             return self._exit_block
         bound = _Exit(_run, [], self._exit_block, block)
         bound.owner = owner = thread_owner()
-        parts = block.parts
-        names = [key_of(part, owner) for part in parts]
+        names = [key_of(part, owner) for part in block.parts]
         if not HOLDS.has_none(names):
             bound.around = {key: HOLDS.depth(key) for key in names}
-        bound.parts = parts
         bound.keys = names  # set last: if interrupted before, it releases nothing
         return bound
 
@@ -60,15 +58,14 @@ class _Exit(partial[None]):
 
     owner: Owner
     keys: Sequence[Key] = ()
-    parts: Sequence[Any] = ()
     around: Mapping[Key, tuple[int, int]] = {}
     """How often each lock was held when the statement began, and by how many blocks."""
 
     def __del__(self) -> None:
-        ended = self.args[0]
+        ended, _, block = self.args
         if ended or HOLDS.has_none(self.keys) or thread_owner() is not self.owner:
             return
-        for part, key in zip(self.parts, self.keys, strict=True):
+        for part, key in zip(block.parts, self.keys, strict=True):
             count, blocks = self.around.get(key, (0, 0))
             if HOLDS.depth(key)[0] > count:
                 part._leave_interrupted(HOLDS.at(key), blocks)
