@@ -185,6 +185,8 @@ class Holds:
     def _where(self, wanted: Callable[[Hold | GroupHold], bool]) -> list[Hold]:
         # Groups that are not wanted are not split. A list of the items would make a tuple for each: then the collector
         # may run, and with it whoever changes the table. A copy is made in one go.
+        if not self._table:
+            return []
         found = self._table.copy().items()
         return [hold for key, held in found if wanted(held) and (hold := self.at(key)) is not None]
 
