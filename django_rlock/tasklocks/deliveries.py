@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import math
 import uuid
+from collections.abc import Sequence
 from functools import cached_property, partial
 from time import monotonic
 from typing import Any
@@ -55,6 +56,7 @@ the tokens of its predecessors, of which one may still be recorded; if it was se
 waited for the lock in workers' slots, in seconds."""
 RECEIVED = "rlock_received"
 """Set in the request of a run: when the worker received the message, in monotonic seconds."""
+_OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED})
 
 
 class Standing(enum.Enum):
@@ -74,20 +76,27 @@ class Delivery:
     running it now. ``waited`` is how long it has waited for the lock in workers' slots before, in seconds.
     """
 
+    lock_retries = 0
+    waited = 0.0
+    _token = ""
+    _parents: Sequence[str] = ()
+
     def __init__(self, task: Task[..., Any], message: Context, using: str, done_marker_time: float | None) -> None:
         self.message = message
         self._task = task
         self._using = using
         self._done_marker_time = done_marker_time
         self.retries = int(message.retries or 0)
-        ours = vars(message).get
-        self.lock_retries = int(ours(RETRIES) or 0)
-        self._token = str(ours(TOKEN) or "")
-        self._parents: list[str] = list(ours(PARENTS) or ())
         self._is_redelivered = bool((message.delivery_info or {}).get("redelivered"))
+        ours = vars(message).get
         self.is_copy = bool(ours(COPY)) or self._is_redelivered
         self.has_begun = self.is_copy or self.retries > 0
-        self.waited = float(ours(WAITED) or 0)
+        if token := ours(TOKEN):  # it was sent again
+            self._token = str(token)
+            self._parents = list(ours(PARENTS) or ())
+            self.lock_retries = int(ours(RETRIES) or 0)
+            self.waited = float(ours(WAITED) or 0)
+        self._received: float | None = ours(RECEIVED)
         self._known: str | None = None
 
     @cached_property
@@ -122,10 +131,9 @@ class Delivery:
     @property
     def _has_waited(self) -> bool:
         """Whether it has been in the worker for so long that the broker may have delivered it to another worker."""
-        received = self.message.get(RECEIVED)
-        if received is None:
+        if self._received is None:
             return bool(self._task.acks_late)
-        waited = monotonic() - received
+        waited = monotonic() - self._received
         return waited > _SHORTEST_VISIBILITY / 2 and bool(waited > self.visibility / 2)
 
     def standing(self) -> Standing:
@@ -206,9 +214,8 @@ class Delivery:
     def forget(self) -> None:
         """Remove our headers, so that a ``retry()`` in the body starts counting from 0."""
         if self.message.headers:
-            ours = {RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED}
             headers = self.message.headers.items()
-            self.message.headers = {name: value for name, value in headers if name not in ours}
+            self.message.headers = {name: value for name, value in headers if name not in _OURS}
 
     def _run(
         self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
