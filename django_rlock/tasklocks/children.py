@@ -109,25 +109,15 @@ class _Child:
             raise
         finally:
             os.close(reader)
-        self._notes: list[Note] = []
+        self.notes: list[Note] = []
 
     def close(self) -> None:
         os.close(self._writer)
         self._file.close()
 
-    def add(self, note: Note) -> None:
-        self._notes.append(note)
-        self._write()
-
-    def remove(self, note: Note) -> None:
-        """Remove a note, unless it is the last one: a lock that is no longer held will not be freed."""
-        self._notes.remove(note)
-        if self._notes:
-            self._write()
-
-    def _write(self) -> None:
-        # What is left of a longer, earlier text is not read.
-        os.pwrite(self._file.fileno(), pickle.dumps(self._notes), 0)
+    def write(self) -> None:
+        """Write the notes. What is left of a longer, earlier text is not read."""
+        os.pwrite(self._file.fileno(), pickle.dumps(self.notes), 0)
 
 
 class _Noted:
@@ -140,10 +130,14 @@ class _Noted:
         self._note = note
 
     def __enter__(self) -> None:
-        self._child.add(self._note)
+        self._child.notes.append(self._note)
+        self._child.write()
 
     def __exit__(self, *_: object) -> None:
-        self._child.remove(self._note)
+        notes = self._child.notes
+        notes.remove(self._note)
+        if notes:  # else the last one stays in the file: a lock that is no longer held will not be freed
+            self._child.write()
 
 
 _parent: _Parent | None = None
