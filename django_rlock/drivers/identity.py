@@ -65,26 +65,20 @@ class Owner:
 
 
 class _Labelled:
-    """A block in which an owner has a label."""
+    """A block in which an owner has a label: both of its ends swap labels."""
 
-    __slots__ = ("_label", "_outer", "_owner")
-
-    _outer: str
+    __slots__ = ("_label", "_owner")
 
     def __init__(self, owner: Owner, label: str) -> None:
         self._owner = owner
         self._label = label
 
-    def __enter__(self) -> None:
-        self._outer = self._owner.label
-        self._relabel(self._label)
+    def __enter__(self, *_: object) -> None:
+        owner = self._owner
+        owner.label, self._label = self._label, owner.label
+        owner.renew_name()
 
-    def __exit__(self, *_: object) -> None:
-        self._relabel(self._outer)
-
-    def _relabel(self, label: str) -> None:
-        self._owner.label = label
-        self._owner.renew_name()
+    __exit__ = __enter__
 
 
 class NamedOwner(Owner):
