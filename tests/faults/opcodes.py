@@ -72,6 +72,10 @@ class Aim:
         self.began = threading.Event()
         self.place = ""
 
+    def rest(self) -> None:
+        """Call it before each action for whose beginning another thread waits."""
+        self.began.clear()
+
     def begin(self, at: int) -> None:
         self.made, self.at, self.place = 0, at, ""
         self.began.set()
@@ -79,10 +83,9 @@ class Aim:
 
     def end(self) -> None:
         watch_opcodes(None)
-        self.began.clear()
 
     def until_it_stands_still(self) -> None:
-        """Wait until the main thread waits, or has come to an end."""
+        """Wait until the main thread waits, or its action has come to an end."""
         self.began.wait()
         before = -1
         while before != self.made:
@@ -123,6 +126,7 @@ class Stage:
         """Interrupt an action at an opcode; returns whether it has so many."""
         name = f"{action}:{at}"
         mine = self.subject(name)
+        self.aim.rest()
         with self._holder(action, name, mine):
             interruption = self._strike(action, mine, at)
             tell(action=action, at=at, place=self.aim.place)
