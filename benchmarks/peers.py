@@ -17,7 +17,7 @@ from django_redis import get_redis_connection
 from benchmarks.stage import URL_VARIABLE
 from benchmarks.timing import AsyncPair, Pair
 from django_rlock import FairLock, RLock
-from django_rlock.drivers.calls import pack
+from django_rlock.drivers.calls import next_nonce, pack
 from django_rlock.locks import rlock
 
 LEASE = 30
@@ -83,7 +83,9 @@ def raw_pair() -> Pair:
 def _raw_commands() -> tuple[bytes, bytes]:
     lock = RLock("bench:raw")
     owner = "00000000-0000-4000-8000-000000000000:1"
-    return pack(lock._acquire_call(owner, 1, LEASE, False), b"1"), pack(lock._release_call(owner, 0, LEASE), b"2")
+    calls = lock._acquire_call(owner, 1, LEASE, False), lock._release_call(owner, 0, LEASE)
+    acquire, release = [pack(call, next_nonce()) for call in calls]
+    return acquire, release
 
 
 def _address() -> tuple[str, int]:

@@ -83,8 +83,11 @@ def flush(within: float) -> bool:
 
 def is_logged(log_to: logging.Logger, level: int) -> bool:
     """Whether a record of this level would be logged."""
-    # isEnabledFor() sometimes takes logging's mutex.
-    return level >= log_to.getEffectiveLevel() and level > log_to.manager.disable
+    # isEnabledFor() sometimes takes logging's mutex. Most levels are set on a parent.
+    at = log_to
+    while not at.level and at.parent is not None:
+        at = at.parent
+    return level >= at.level and level > log_to.manager.disable
 
 
 def log(log_to: logging.Logger, level: int, message: str, *args: Any) -> None:

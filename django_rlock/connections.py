@@ -400,7 +400,7 @@ def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
     if longest is not None:
         reached = reached.within(longest)
     places = get_settings(using).max_connections if purpose == "calls" else None
-    return Server(reached.connect, places)
+    return Server(reached.connect, reached.reply_limit, places)
 
 
 def _longest(using: str, purpose: Purpose) -> float | None:

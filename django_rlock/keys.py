@@ -67,6 +67,7 @@ def settled_key(key: str, client_id: str, owner: str) -> str:
     return f"{tagged('rlock_settled', key)}:{owner if owner.startswith(client_id) else f'{client_id}/{owner}'}"
 
 
+@lru_cache(maxsize=4096)
 def wake_channel(client_id: str, key: str | None = None) -> str:
     """The channel that notifies a process of grants to its fair waiters. Payload: ``<ticket> <owner> <key>``.
 

@@ -57,7 +57,7 @@ def renew_now(*holds: Hold) -> None:
     need not wait for a third of it.
     """
     for hold in holds or HOLDS.snapshot():
-        hold.deadline -= hold.renew_at - min(hold.renew_at, time.monotonic())
+        hold.deadline -= hold.renew_at() - min(hold.renew_at(), time.monotonic())
         look_at(hold)
 
 

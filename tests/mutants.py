@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_rlock import scripts
-from django_rlock.locks import allornone, counters, flows, latch, semaphore
+from django_rlock.locks import allornone, counters, fair, flows, latch, plain, semaphore
 from django_rlock.scripts import Script
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -54,5 +55,7 @@ def changed_scripts(old: str, new: str) -> Mutate:
         assert mutants, f"no script has {old!r} any more"
         for name, mutant in mutants.items():
             patch.setattr(scripts, name, mutant)
+        for kind, name in itertools.product((plain, fair), ("_acquiring", "_releasing")):
+            patch.setattr(kind, name, getattr(kind, name).__wrapped__)  # what is kept has the former script
 
     return mutate

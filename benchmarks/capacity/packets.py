@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from django_rlock import FairLock, RLock
-from django_rlock.drivers.calls import ScriptCall, pack, pack_command
+from django_rlock.drivers.calls import ScriptCall, next_nonce, pack, pack_command
 from django_rlock.locks.base import BaseLock
 from django_rlock.reports import PROCESSES, report_key
 
@@ -70,7 +70,7 @@ def beat(number: int) -> Sequel:
 
 
 def _script(call: ScriptCall) -> Packet:
-    return Packet(pack(call, b"1"))
+    return Packet(pack(call, next_nonce()))
 
 
 def _owner(number: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import starmap
 from operator import methodcaller
 from typing import Any, Protocol, TypeVar
 
@@ -59,9 +60,6 @@ class Driver(Protocol):
     def now(self) -> float:
         """Monotonic time, in seconds."""
 
-    def check_caller(self) -> None:
-        """Raise SynchronousOnlyOperation if the caller must not block."""
-
     def owner(self) -> Owner:
         """The owner on whose behalf the current thread or task calls."""
 
@@ -83,7 +81,7 @@ class Driver(Protocol):
         ``undo`` is run and LockUnavailableError says how many confirmed."""
 
     def hears(self, channel: str) -> bool:
-        """Whether this process is subscribed to a channel."""
+        """Whether this process is subscribed to a channel, or soon will be."""
 
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         """A waiter on a channel to which this process is already subscribed, else None."""
@@ -105,9 +103,6 @@ class Driver(Protocol):
 
 class Face(Protocol):
     """Who is calling, how that caller sleeps, and how it exchanges commands with a server."""
-
-    def check_caller(self) -> None:
-        """Raise SynchronousOnlyOperation if the caller must not block."""
 
     def owner(self) -> Owner:
         """The owner on whose behalf the current thread or task calls."""
@@ -151,15 +146,14 @@ class Topology(Protocol):
         """
 
 
-def run_flow(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Make a coroutine that never suspends, because its driver blocks, and run it to its end.
+def run_flow(flow: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
+    """Call a coroutine function whose coroutine never suspends, because its driver blocks, and run that to its end.
 
     It is made and started by one call into C. A signal handler may raise between any two bytecodes; if it raised
-    between making and starting, Python would warn that the coroutine was never awaited. So ``make`` is no function of
-    Python's, but a ``partial`` of the coroutine function.
+    between making and starting, Python would warn that the coroutine was never awaited.
     """
     try:
-        next(map(_begin, iter(make, None)))
+        next(map(_begin, starmap(flow, (args,))))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise RuntimeError("A lock's flow suspended under a blocking driver.")
@@ -167,4 +161,4 @@ def run_flow(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def run_sync(coro: Coroutine[Any, Any, T]) -> T:
     """Like ``run_flow``, for an existing coroutine: used in the package's own threads, which run no signal handlers."""
-    return run_flow(lambda: coro)
+    return run_flow(lambda: coro, ())

@@ -23,10 +23,17 @@ retried and undone, and longer than a delayed copy of it may be under way."""
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Precedes a command to a cluster node that is importing the slot but does not serve it yet."""
 
+MOST_KEPT = 1024
+"""How many prepared calls of a sort are kept, the last used ones."""
 _MOST_KEYS_KEPT = 8
-"""Packed heads are cached for calls with few keys; those of MultiLocks would fill the memory: see ``ManyKeys``."""
+"""Calls with few keys are kept; those of MultiLocks would fill the memory: see ``ManyKeys``."""
 
-next_nonce: Callable[[], bytes] = map(b"%d".__mod__, itertools.count(int.from_bytes(os.urandom(4)))).__next__
+_NONCE_SIZE = 15
+"""How many digits a nonce has. Scripts compare nonces as floats, which are exact up to there; and no process makes so
+many calls that one more is needed."""
+
+_first = 10 ** (_NONCE_SIZE - 1) + int.from_bytes(os.urandom(5))
+next_nonce: Callable[[], bytes] = map(b"%d".__mod__, itertools.count(_first)).__next__
 """Returns the nonce that a reply must echo; never the same twice in a process."""
 
 
@@ -45,31 +52,77 @@ class ManyKeys(tuple[str, ...]):
         return ManyKeys((*self, *keys), self.packed + _pack_keys(keys))
 
 
+class Prepared:
+    """A script with its keys and all arguments but the first: what many calls have in common, packed once.
+
+    ``further`` is how many arguments each call adds after these. Kinds of locks keep what they prepare, by name.
+    """
+
+    __slots__ = ("args", "further", "head", "keys", "script", "tail")
+
+    def __init__(self, script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], further: int = 0) -> None:
+        self.script = script
+        self.keys = keys
+        self.args = args
+        self.further = further
+        self.head = self.beginning("EVALSHA")
+        self.tail = _kept_tail(args) if len(keys) <= _MOST_KEYS_KEPT else pack_words(args)
+
+    def beginning(self, verb: str) -> bytes:
+        """What is before the nonce, with its length, if the script is called by ``EVALSHA``, or sent by ``EVAL``."""
+        keys = self.keys
+        packed = keys.packed if isinstance(keys, ManyKeys) else _pack_keys(keys)
+        start = _kept_start(verb, self.script, len(keys), 1 + len(self.args) + self.further)
+        return b"%b%b$%d\r\n" % (start, packed, _NONCE_SIZE)
+
+    @property
+    def sharded(self) -> Prepared:
+        """The same for a Redis Cluster."""
+        return prepare(self.script.sharded, self.keys, self.args, self.further)
+
+
+_kept = lru_cache(maxsize=MOST_KEPT)(Prepared)
+
+
+def prepare(script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], further: int = 0) -> Prepared:
+    """Prepare calls; those with few keys are kept."""
+    return (_kept if len(keys) <= _MOST_KEYS_KEPT else Prepared)(script, keys, args, further)
+
+
 class ScriptCall:
-    """One script with its keys and arguments (without the nonce), for the ``noun`` (usually a lock) called ``name``.
+    """One call of a script with its first argument, often an owner, for the ``noun`` (usually a lock) called ``name``.
 
     ``confirm`` says whether REPLICA_ACKS applies. ``hasty`` says whether to give up at once when the server refuses
     connections. ``sends`` counts how often the server may have executed the call; ``sent_at`` is when it was last sent
     (monotonic seconds).
     """
 
-    __slots__ = ("args", "confirm", "hasty", "keys", "name", "noun", "script", "sends", "sent_at")
+    __slots__ = ("confirm", "first", "hasty", "name", "noun", "prepared", "sends", "sent_at")
 
     fresh: int | None = None
-    """The last argument, after ``args``, of calls whose last argument differs each time; it is not cached."""
+    """The last argument, after ``args``, of calls whose last argument differs each time."""
 
-    def __init__(
-        self, name: str, script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], noun: str = "lock"
-    ) -> None:
+    def __init__(self, name: str, prepared: Prepared, first: Argument, noun: str = "lock") -> None:
         self.name = name
         self.noun = noun
-        self.script = script
-        self.keys = keys
-        self.args = args
-        self.confirm = False
-        self.hasty = False
+        self.prepared = prepared
+        self.first = first
+        self.confirm = self.hasty = False
         self.sends = 0
         self.sent_at = 0.0
+
+    @property
+    def script(self) -> Script:
+        return self.prepared.script
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.prepared.keys
+
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        """The arguments, without the nonce and ``fresh``."""
+        return self.first, *self.prepared.args
 
 
 def join(calls: Sequence[ScriptCall]) -> ScriptCall:
@@ -77,8 +130,8 @@ def join(calls: Sequence[ScriptCall]) -> ScriptCall:
     first = calls[0]
     shared = first.script.shared
     keys = tuple([key for call in calls for key in call.keys])
-    others = [word for call in calls for word in call.args[shared:]]
-    return ScriptCall(first.name, first.script, keys, (*first.args[:shared], *others))
+    args = *first.args[:shared], *[word for call in calls for word in call.args[shared:]]
+    return ScriptCall(first.name, prepare(first.script, keys, args[1:]), args[0])
 
 
 def may_join(call: ScriptCall) -> object:
@@ -88,19 +141,11 @@ def may_join(call: ScriptCall) -> object:
 
 
 def pack(call: ScriptCall, nonce: bytes, verb: str = "EVALSHA") -> bytes:
-    """The call as the server reads it (RESP). The nonce, the first argument (an owner) and ``fresh`` are packed each
-    time; the rest is cached."""
-    keys, args = call.keys, call.args
-    first = args[0]
-    owner = first.encode() if type(first) is str else _encoded(first)
-    count = len(args) if call.fresh is None else len(args) + 1
-    if len(keys) <= _MOST_KEYS_KEPT and verb == "EVALSHA":
-        head, tail = _kept_head(call.script, keys, count), _kept_tail(args[1:])
-    else:
-        head, tail = _head(verb, call.script, keys, count), pack_words(args[1:])
-    if call.fresh is not None:
-        tail += pack_words((call.fresh,))
-    return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (head, len(nonce), nonce, len(owner), owner, tail)
+    """The call as the server reads it (RESP)."""
+    prepared, fresh = call.prepared, call.fresh
+    head = prepared.head if verb == "EVALSHA" else prepared.beginning(verb)
+    tail = prepared.tail if fresh is None else prepared.tail + pack_words((fresh,))
+    return b"".join((head, nonce, _kept_first(call.first), tail))
 
 
 def pack_command(*words: Argument) -> bytes:
@@ -108,24 +153,21 @@ def pack_command(*words: Argument) -> bytes:
     return b"*%d\r\n%b" % (len(words), pack_words(words))
 
 
-def _head(verb: str, script: Script, keys: tuple[str, ...], args: int) -> bytes:
-    packed = keys.packed if isinstance(keys, ManyKeys) else _pack_keys(keys)
-    return _kept_start(verb, script, len(keys), args) + packed
-
-
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MOST_KEPT)
 def _kept_start(verb: str, script: Script, keys: int, args: int) -> bytes:
     """What is before the keys; kept for locks of new names, whose heads are not."""
     words: tuple[Argument, ...] = (verb, script.sha if verb == "EVALSHA" else script.source, keys)
     return b"*%d\r\n%b" % (len(words) + keys + 1 + args, pack_words(words))
 
 
-@lru_cache(maxsize=1024)
-def _kept_head(script: Script, keys: tuple[str, ...], args: int) -> bytes:
-    return _kept_start("EVALSHA", script, len(keys), args) + _pack_keys(keys)
+@lru_cache(maxsize=MOST_KEPT)
+def _kept_first(first: Argument) -> bytes:
+    """What is between the nonce and the other arguments; kept because an owner makes several calls."""
+    word = _encoded(first)
+    return b"\r\n$%d\r\n%b\r\n" % (len(word), word)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MOST_KEPT)
 def _kept_tail(args: tuple[Argument, ...]) -> bytes:
     return pack_words(args)
 

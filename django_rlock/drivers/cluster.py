@@ -60,7 +60,7 @@ class Cluster:
                 advice="Nothing was changed; leave them out, or close them around a hash tag.",
                 noun=call.noun,
             )
-        call.script = call.script.sharded
+        call.prepared = call.prepared.sharded
         return await self._retrying.run(call, until)
 
     def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
@@ -84,7 +84,7 @@ class Cluster:
             self._slots.refresh()
         by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
         for call in calls:
-            call.script = call.script.sharded
+            call.prepared = call.prepared.sharded
             by_node[self._slots.owner(slot_of(call.keys[0]))].append(call)
         return by_node
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ class ServerCommands(Commands):
             return [error] * len(commands)
 
     def _converse(self, packed: bytes, number: int) -> list[Any]:
-        return run_sync(self._node.converse(packed, [None] * number, self._node.reply_limit))
+        return run_sync(self._node.converse(packed, [None] * number, math.inf))
 
 
 class ClusterCommands(Commands):

@@ -119,6 +119,9 @@ class _Process:
         self.greenlets: WeakKeyDictionary[Any, Owner] = WeakKeyDictionary()
 
 
+running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__all__
+"""Returns the running event loop, or None; asyncio.get_running_loop() raises then, which takes five times as long."""
+
 _process = _Process()
 _calls_for_owners: set[CodeType] = set()
 """Filled on import, and the same in every process."""
@@ -189,8 +192,7 @@ def _goes_on(place: weakref.ref[asyncio.Task[Any]]) -> bool:
 
 def current_owner() -> Owner:
     """The owner for the running task inside an event loop, else for the running thread."""
-    # Without a running loop, the usual case, current_task() raises, which takes several times as long.
-    if asyncio._get_running_loop() is None or asyncio.current_task() is None:  # noqa: SLF001 - in asyncio.events.__all__
+    if running_loop() is None or asyncio.current_task() is None:
         return thread_owner()
     return task_owner()
 

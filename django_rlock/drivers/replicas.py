@@ -86,7 +86,7 @@ class ConfirmingNode:
             await self._count(limit)
         needed = self._needed()
         # A WAIT longer than the reply limit would look like a lost connection.
-        patience = min(get_settings(self._using).replica_ack_timeout, 0.8 * self._node.reply_limit)
+        patience = min(get_settings(self._using).replica_ack_timeout, 0.8 * self._node.server.reply_limit)
         call.sends += 1
         packed += pack_command("WAIT", needed, math.ceil(patience * 1000))
         *_, reply, confirmed = await self._node.converse(packed, [*nonces, None], limit + patience)

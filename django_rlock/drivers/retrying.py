@@ -62,7 +62,7 @@ class Retrying:
         """See ``base.Driver``."""
         nonce = next_nonce()
         call.sent_at = now = _monotonic()
-        limit = math.inf if until is None else _time_left(max(until, now), now)
+        limit = math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE
         try:
             return await self._exchange(call, pack(call, nonce), nonce, limit)
         except (RedisError, OSError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_rlock import threads
 from django_rlock.cluster import Address
-from django_rlock.connections import Purpose, background_limit, is_cluster, server, slot_map, source
+from django_rlock.connections import Purpose, background_limit, is_cluster, server, slot_map
 from django_rlock.drivers.base import Driver, Face, Topology, Waiter, monotonic
 from django_rlock.drivers.cluster import Cluster
 from django_rlock.drivers.commands import ClusterCommands, Commands, ServerCommands
@@ -38,7 +38,6 @@ class AliasDriver:
         self, face: Face, topology: Topology, at: Callable[[str], Driver], hear: Hearing | None = None
     ) -> None:
         self.topology = topology
-        self.check_caller = face.check_caller
         self.owner = face.owner
         self.sleep = face.sleep
         self.call = face.call
@@ -48,7 +47,7 @@ class AliasDriver:
         self.run_all = topology.run_all
         self.at = at
         self._hear = hear
-        self.hears: Callable[[str], bool] = _hears_nothing if hear is None else hear.listener.hears
+        self.hears: Callable[[str], bool] = _hears_nothing if hear is None else hear.listener.channels.__contains__
 
     def overhear(self, channel: str, token: str | None) -> Waiter | None:
         return None if self._hear is None else self._hear.listener.overhear(channel, token, self._hear.make)
@@ -119,11 +118,8 @@ def _node(face: Face, using: str, purpose: Purpose, confirms: bool, address: Add
 
 
 def _plain_node(face: Face, using: str, purpose: Purpose, address: Address | None) -> PlainNode:
-    limit = source(using, address).reply_limit
-    if purpose == "keeping":
-        limit = min(limit, background_limit(using))
     make_node = PlainNode if purpose == "calls" or address is None else SparedNode
-    return make_node(face, server(using, address, purpose), limit)
+    return make_node(face, server(using, address, purpose))
 
 
 @remembered("drivers")

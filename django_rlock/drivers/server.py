@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -33,17 +35,12 @@ class Node(Protocol):
 
 
 class PlainNode:
-    """A node without REPLICA_ACKS. ``reply_limit`` is the maximum time for a reply, in seconds."""
+    """A node without REPLICA_ACKS. ``exchange`` and ``converse`` are those of its face, with its server."""
 
-    def __init__(self, face: Face, server: Server, reply_limit: float) -> None:
-        self._face = face
-        self._server = server
-        self.reply_limit = reply_limit
-        self._exchange = face.exchange
-
-    def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> Coroutine[Any, Any, list[Any]]:
-        limit = min(limit, self.reply_limit)
-        return self._exchange(self._server, call, packed, nonce, limit)
+    def __init__(self, face: Face, server: Server) -> None:
+        self.server = server
+        self.exchange = partial(face.exchange, server)
+        self.converse = partial(face.converse, server)
 
     async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         call.sends += 1
@@ -57,14 +54,10 @@ class PlainNode:
         sent_at = monotonic()
         for call in calls:
             call.sends += 1
-        replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, self.reply_limit)
+        replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, math.inf)
         for call in calls:
             call.sent_at = sent_at
         return replies
-
-    async def converse(self, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
-        """See ``Face``."""
-        return await self._face.converse(self._server, packed, nonces, min(limit, self.reply_limit))
 
 
 class OneServer:

@@ -7,15 +7,17 @@ at once, until it has replied to a PING, which is sent in a thread of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import math
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, ParamSpec
 
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
-from django_rlock.drivers.base import Face, monotonic, run_sync
-from django_rlock.drivers.calls import ScriptCall, pack_command
+from django_rlock.drivers.base import Face, monotonic, run_flow
+from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.server import PlainNode
 from django_rlock.links.server import Server
 from django_rlock.redaction import reason_of
@@ -30,16 +32,13 @@ _PING = pack_command("PING")
 class SparedNode(PlainNode):
     """A node that is asked nothing while it is silent."""
 
-    def __init__(self, face: Face, server: Server, reply_limit: float) -> None:
-        super().__init__(face, server, reply_limit)
+    def __init__(self, face: Face, server: Server) -> None:
+        super().__init__(face, server)
         self._silence: str | None = None
         self._seat = threads.free_seat()
-
-    async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
-        return await self._unless_silent(super().exchange, call, packed, nonce, limit)
-
-    async def converse(self, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
-        return await self._unless_silent(super().converse, packed, nonces, limit)
+        self._send_ping = partial(self.converse, _PING, [None], math.inf)
+        self.exchange = partial(self._unless_silent, self.exchange)
+        self.converse = partial(self._unless_silent, self.converse)
 
     async def _unless_silent(
         self, ask: Callable[P, Coroutine[Any, Any, list[Any]]], *args: P.args, **kwargs: P.kwargs
@@ -64,7 +63,7 @@ class SparedNode(PlainNode):
 
     def _ping(self) -> None:
         try:
-            run_sync(super().converse(_PING, [None], self.reply_limit))
+            run_flow(self._send_ping, ())
             self._silence = None
         except (RedisError, OSError) as error:
             self._silence = reason_of(error)

@@ -192,9 +192,6 @@ def detach(server: Server, link: TaskLink) -> None:
 class TaskFace:
     """The face for asyncio: it awaits, and the owner is the running task."""
 
-    def check_caller(self) -> None:
-        """Do nothing: a task may always await."""
-
     owner = staticmethod(task_owner)
 
     async def sleep(self, seconds: float) -> None:
@@ -212,6 +209,7 @@ class TaskFace:
         return await asyncio.gather(*coros)
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
         links = links_of(asyncio.get_running_loop())
         link = links.shared.get(server)
         if link is None or not link.is_open:
@@ -232,6 +230,7 @@ class TaskFace:
         raise error
 
     async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
         link = TaskLink(await take_link(server, limit), asyncio.get_running_loop())
         try:
             replies = await link.ask_all(packed, len(nonces), limit)

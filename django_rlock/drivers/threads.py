@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from django.core.exceptions import SynchronousOnlyOperation
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError
 
@@ -26,14 +24,6 @@ T = TypeVar("T")
 class ThreadFace:
     """Blocks instead of suspending, so ``run_sync`` can run any flow over it."""
 
-    def check_caller(self) -> None:
-        # get_running_loop() raises if there is none, which is the usual case and makes it five times as slow.
-        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - in __all__ of asyncio.events
-            raise SynchronousOnlyOperation(
-                "A blocking method was called inside an event loop, which it would block. "
-                "Use the async methods (their names begin with a, as aacquire; async with) or sync_to_async."
-            )
-
     owner = staticmethod(thread_owner)
 
     async def sleep(self, seconds: float) -> None:
@@ -49,6 +39,7 @@ class ThreadFace:
         return [_value(outcome) for outcome in outcomes]
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
         link = server.take_idle()
         if link is None:
             link, limit = self._open(server, limit)
@@ -62,6 +53,7 @@ class ThreadFace:
         return reply
 
     async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
         link = server.take_idle()
         if link is None:
             link, limit = self._open(server, limit)

@@ -79,23 +79,25 @@ class Link:
     # --- blocking exchanges ------------------------------------------------------------------------------------------
 
     def ask(self, packed: bytes, limit: float) -> Any:
-        """Return the reply to one command; a server's error is an ErrorReply. Close the link after any exception."""
+        """Return the reply to one command; a server's error is an ErrorReply. Close the link after any exception.
+
+        ``limit`` begins when the link was taken.
+        """
         if not self._ticks or limit < TICK or len(packed) > _AT_ONCE:
             return self.ask_all(packed, 1, limit)[0]
         sock, reader = self.sock, self._reader
-        self.used_at = started = _monotonic()
         try:
             sock.sendall(packed)
             data = sock.recv(_READ)
         except BlockingIOError:
-            return self._read_until(started + limit)
+            return self._read_until(self.used_at + limit)
         except OSError as error:
             raise _broken(error) from error
         if not data:
             raise _closed()
         reader.feed(data)
         reply = reader.gets()
-        return self._read_until(started + limit) if reply is INCOMPLETE else reply
+        return self._read_until(self.used_at + limit) if reply is INCOMPLETE else reply
 
     def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
         """Send commands and return that many replies; the last one comes within ``limit`` seconds."""
@@ -164,7 +166,6 @@ class Link:
             replies.append(reply)
         return replies
 
-    @property
     def may_have_more(self) -> bool:
         """Whether more may have arrived although the socket is not readable, because TLS decrypts whole records."""
         return not self._ticks

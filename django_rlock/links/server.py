@@ -47,10 +47,12 @@ class LinkWait:
 
 
 class Server:
-    """Links to one server. ``places`` is the maximum number of connections (None: no limit). Times are seconds."""
+    """Links to one server. ``reply_limit`` is the maximum time for a reply, ``places`` the maximum number of
+    connections (None: no limit). Times are seconds."""
 
-    def __init__(self, connect: Connect, places: int | None = None) -> None:
+    def __init__(self, connect: Connect, reply_limit: float, places: int | None = None) -> None:
         self._connect = connect
+        self.reply_limit = reply_limit
         self._places = math.inf if places is None else places
         self._taken: WeakSet[Place] = WeakSet()
         self._claims: deque[LinkWait] = deque()
@@ -102,7 +104,9 @@ class Server:
                 link = self.idle.pop()
             except IndexError:
                 return None
-            if _monotonic() - link.used_at < FRESH or link.is_quiet:
+            now = _monotonic()
+            if now - link.used_at < FRESH or link.is_quiet:
+                link.used_at = now
                 return link
             link.close()
 

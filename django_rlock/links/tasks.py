@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import ssl
+import time
 from collections import deque
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from django_rlock.links.resp import ErrorReply
 
 _LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
 """What a socket raises when it has nothing to read, or cannot accept more, at the moment."""
+
+_monotonic = time.monotonic
 
 
 class Slot(Protocol):
@@ -48,24 +51,24 @@ class TaskLink:
         self._unsent = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._time = loop.time
-        self._heard_at = loop.time()
+        self._heard_at = _monotonic()
         link.sock.settimeout(0)
         loop.add_reader(self._fileno, self._on_readable)
 
     def ask(self, packed: bytes, nonce: bytes, limit: float) -> asyncio.Future[Any]:
         """Return a future for the reply, which comes within ``limit`` seconds; a server's error is an ErrorReply."""
         future = self.loop.create_future()
-        now = self._time()
-        self._owed.append((nonce, future, now + limit, now))
-        if now + limit < self._timer_at:
-            self._look_by(now + limit)
+        now = _monotonic()
+        until = now + limit
+        self._owed.append((nonce, future, until, now))
+        if until < self._timer_at:
+            self._look_by(until)
         self._write(packed)
         return future
 
     async def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
         """Send commands and return that many replies."""
-        now = self._time()
+        now = _monotonic()
         until = now + limit
         slots = [self.loop.create_future() for _ in range(replies)]
         self._owed.extend((None, slot, until, now) for slot in slots)
@@ -79,7 +82,7 @@ class TaskLink:
 
     def send(self, packed: bytes, nonce: bytes, slot: Slot) -> None:
         """Send a command whose reply goes to ``slot``, without a time limit."""
-        self._owed.append((nonce, slot, math.inf, self._time()))
+        self._owed.append((nonce, slot, math.inf, _monotonic()))
         self._write(packed)
 
     @property
@@ -121,10 +124,10 @@ class TaskLink:
     def _on_readable(self) -> None:
         try:
             while replies := self.link.arrived():
-                self._heard_at = self._time()
+                self._heard_at = _monotonic()
                 for reply in replies:
                     self._take(reply)
-                if not self.link.may_have_more:
+                if not self.link.may_have_more():
                     return
         except RedisError as error:
             self.break_off(error)
@@ -147,11 +150,11 @@ class TaskLink:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self.loop.call_at(at, self._look)
+        self._timer = self.loop.call_later(at - _monotonic(), self._look)
 
     def _look(self) -> None:
         self._timer, self._timer_at = None, math.inf
-        now = self._time()
+        now = _monotonic()
         late = RedisTimeoutError("Timeout reading from the server")
         for _, slot, until, sent_at in list(self._owed):
             if until <= now and not slot.done():

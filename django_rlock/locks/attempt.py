@@ -115,17 +115,19 @@ class Attempt:
 
     async def once(self, waiting: bool = False) -> bool:
         """Try to take the lock. ``waiting`` also takes a place in the queue, for kinds that have one."""
-        if self.lock._fresh_names:
+        lock, driver, until = self.lock, self.driver, self.until
+        if lock._fresh_names:
             self.owner.renew_name()
             self.wire_name = self.owner.wire_name
-        call = self.lock._acquire_call(self.wire_name, 1, self.lease, waiting)
-        until = None if self.until is None else min(self.until, self.driver.now() + self.lock._patience)
+        call = lock._acquire_call(self.wire_name, 1, self.lease, waiting)
+        if until is not None:
+            until = min(until, driver.now() + lock._patience)
         call.hasty = self.hasty
         copies, self.in_doubt = self.in_doubt, True
-        if self.lock._takes:
-            reply = await self.driver.take(call, until, self._undo_call)
+        if lock._takes:
+            reply = await driver.take(call, until, self._undo_call)
         else:
-            reply = await self.driver.run(call, until)
+            reply = await driver.run(call, until)
         self.in_doubt = copies or call.sends > 1
         self.tries += 1
         self.sent_at = call.sent_at
@@ -134,7 +136,7 @@ class Attempt:
                 self.token = reply[2]
             return True
         if isinstance(reply[1], bytes):
-            raise self.lock._refusal(reply)
+            raise lock._refusal(reply)
         self.left_ms = reply[1]
         if len(reply) > 2:
             self.outside, self.ticket = bool(reply[2]), reply[3].decode()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from copy import copy
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -210,7 +209,7 @@ class BaseLock(LockFlows):
         that refuses connections raises LockUnavailableError at once.
         """
         driver = blocking_driver(self)
-        run_flow(partial(self._enter, driver, self._owner(driver), describe, hasty))
+        run_flow(self._enter, (driver, self._owner(driver), describe, hasty))
 
     @released_when_dropped
     def __exit__(
@@ -221,7 +220,7 @@ class BaseLock(LockFlows):
     def _end_block(self, error: BaseException | None) -> None:
         """What ``__exit__`` does, for a block whose own ``__exit__`` is guarded."""
         driver = blocking_driver(self)
-        run_flow(partial(self._exit, driver, self._owner(driver), error))
+        run_flow(self._exit, (driver, self._owner(driver), error))
 
     @for_its_owner
     async def __aenter__(self) -> Self:
@@ -263,7 +262,7 @@ class BaseLock(LockFlows):
         ``blocks`` is the number of enclosing blocks.
         """
         hold.scoped = blocks + 1
-        run_flow(partial(self._exit, sync_driver(self.using), hold.owner, InterruptedError()))
+        run_flow(self._exit, (sync_driver(self.using), hold.owner, InterruptedError()))
 
     async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
         self._leave_block(owner)

@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock import keys
 from django_rlock.callbacks import log
 from django_rlock.drivers.base import EVERYBODY, Driver, monotonic
-from django_rlock.drivers.calls import REMEMBERED, ScriptCall
+from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import new_request
 from django_rlock.drivers.retrying import PATIENCE, is_final
@@ -28,6 +28,7 @@ from django_rlock.locks.base import checked_text
 from django_rlock.locks.durations import UNSET, Duration, milliseconds, wait_seconds
 from django_rlock.locks.flows import RELEASE_PATIENCE
 from django_rlock.locks.hooks import Named, Waitable
+from django_rlock.scripts import Script
 from django_rlock.settings import unknown_alias
 
 logger = logging.getLogger("django_rlock.locks")
@@ -101,12 +102,17 @@ class Counter(Named):
         return f"{type(self).__name__}({self.name!r}, using={self.using!r})"
 
     def _check_alias(self) -> None:
+        """Raise ImproperlyConfigured for an alias with NODES."""
         # A quorum can agree on the holder of a lock, but not add up numbers.
         if self._settings.nodes is not None:
             raise ImproperlyConfigured(
                 f"{type(self).__name__} {self.name!r} needs one server, but RLOCK[{self.using!r}] has NODES. RedLock "
                 f"works there (rlock() without kind=); for this, name an alias with CACHE in using=."
             )
+
+    def _call(self, script: Script, all_keys: tuple[str, ...], first: Argument, *args: Argument) -> ScriptCall:
+        self._check_alias()
+        return super()._call(script, all_keys, first, *args)
 
     def _wait_seconds(self, blocking: bool, wait_time: Any) -> float | None:
         if blocking:
@@ -174,6 +180,7 @@ class Request(Waitable):
     _patience = PATIENCE
 
     def __init__(self, semaphore: Counter, permits: int) -> None:
+        semaphore._check_alias()
         self.name = semaphore.name
         self.using = semaphore.using
         self.id = new_request()

@@ -8,7 +8,10 @@ from functools import partial, update_wrapper
 from keyword import iskeyword
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from django.core.exceptions import SynchronousOnlyOperation
+
 from django_rlock.drivers.base import Driver, run_flow
+from django_rlock.drivers.identity import running_loop
 from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.locks.hooks import Named
 from django_rlock.process import notice_fork
@@ -27,7 +30,8 @@ def faces(
     """
 
     def blocking(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run_flow(partial(flow, self, blocking_driver(self), *args, **kwargs))
+        given = partial(flow, **kwargs) if kwargs else flow
+        return run_flow(given, (self, blocking_driver(self), *args))
 
     def awaited(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         return flow(self, awaited_driver(self), *args, **kwargs)
@@ -39,18 +43,20 @@ def faces(
 
 
 def blocking_driver(of: Named) -> Driver:
-    """The blocking driver. Raises SynchronousOnlyOperation in an event loop; ImproperlyConfigured for a wrong alias."""
+    """The blocking driver. Raises ImproperlyConfigured for a wrong alias, SynchronousOnlyOperation in an event loop."""
     notice_fork()
-    of._check_alias()
     driver = sync_driver(of.using)
-    driver.check_caller()
+    if running_loop() is not None:
+        raise SynchronousOnlyOperation(
+            "A blocking method was called inside an event loop, which it would block. "
+            "Use the async methods (their names begin with a, as aacquire; async with) or sync_to_async."
+        )
     return driver
 
 
 def awaited_driver(of: Named) -> Driver:
-    """The async driver. Raises ImproperlyConfigured if the alias does not support the kind."""
+    """The async driver. Raises ImproperlyConfigured for a wrong alias."""
     notice_fork()
-    of._check_alias()
     return async_driver(of.using)
 
 

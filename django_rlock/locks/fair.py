@@ -5,19 +5,34 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from copy import copy
+from functools import lru_cache
 from typing import Self
 
 from django_rlock import keys, scripts
 from django_rlock.connections import is_cluster
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.calls import MOST_KEPT, Prepared, ScriptCall
 from django_rlock.drivers.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.hooks import Waitable
-from django_rlock.settings import BEAT_SHARE
+from django_rlock.settings import BEAT_SHARE, settings_of
 
 UNASKED = 600.0
 """How long a waiter sleeps before it tries again unwoken, in seconds; beats find a lost ticket or wake-up earlier."""
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _acquiring(key: str, count: int, lease: float, claim: float, alive: float) -> Prepared:
+    alive_ms = milliseconds(alive) if alive else 0
+    return Prepared(
+        scripts.FAIR_ACQUIRE, keys.fair_keys(key), (count, milliseconds(lease), milliseconds(claim), alive_ms)
+    )
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _releasing(key: str, left: int, lease: float, claim: float) -> Prepared:
+    args = left, milliseconds(lease), milliseconds(claim)
+    return Prepared(scripts.FAIR_RELEASE, keys.fair_release_keys(key), args)
 
 
 class FairLock(BaseLock):
@@ -41,27 +56,14 @@ class FairLock(BaseLock):
     _joins = True
 
     def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        options = self._settings
-        return self._call(
-            scripts.FAIR_ACQUIRE,
-            keys.fair_keys(options.key_prefix + self.name),
-            self._member(wire_name),
-            count,
-            milliseconds(lease),
-            milliseconds(options.claim_time),
-            milliseconds(options.waiter_alive_time) if waiting else 0,
-        )
+        options = settings_of(self.using)
+        key, alive = options.key_prefix + self.name, options.waiter_alive_time if waiting else 0
+        return ScriptCall(self.name, _acquiring(key, count, lease, options.claim_time, alive), self._member(wire_name))
 
     def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
-        options = self._settings
-        return self._call(
-            scripts.FAIR_RELEASE,
-            keys.fair_release_keys(options.key_prefix + self.name),
-            wire_name,
-            left,
-            milliseconds(lease),
-            milliseconds(options.claim_time),
-        )
+        options = settings_of(self.using)
+        key = options.key_prefix + self.name
+        return ScriptCall(self.name, _releasing(key, left, lease, options.claim_time), wire_name)
 
     def _leave_call(self, wire_name: str) -> ScriptCall:
         claim = milliseconds(self._settings.claim_time)

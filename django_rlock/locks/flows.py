@@ -27,6 +27,7 @@ from django_rlock.locks.tallies import LONG_WAIT, count_given_up, count_hold, co
 from django_rlock.locks.turns import TURNS
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
 from django_rlock.scripts import OK
+from django_rlock.settings import settings_of
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -47,6 +48,8 @@ def in_turn(
     A call does not wait for one that waits for the lock itself: in that case nothing is held here.
     """
 
+    run: Any = flow
+
     async def one_after_another(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> T:
         with TURNS.join(key_of(lock, owner)) as turn:
             await turn.comes(driver, driver.now())
@@ -54,7 +57,6 @@ def in_turn(
 
     def made(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
         # A call with a star runs pending signal handlers in Python 3.11, before the coroutine is awaited.
-        run: Any = flow
         if not args:
             return run(lock, driver, owner)  # type: ignore[no-any-return]
         if len(args) == 1:
@@ -63,7 +65,9 @@ def in_turn(
         return run(lock, driver, owner, first, second)  # type: ignore[no-any-return]
 
     def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **_: P.kwargs) -> Coroutine[Any, Any, T]:
-        return (one_after_another if owner.is_named else made)(lock, driver, owner, args)
+        if owner.is_named:
+            return one_after_another(lock, driver, owner, args)
+        return made(lock, driver, owner, args) if args else run(lock, driver, owner)
 
     update_wrapper(call, flow)
     return call
@@ -108,10 +112,11 @@ class LockFlows(Renewable):
 
     async def _take(self, driver: Driver, claim: Claim) -> bool:
         """Take the lock; returns False if it was still taken at the end of the wait."""
-        options = self._settings
+        options = settings_of(self.using)
         options.check_kind(self.kind)
         owner, started, lease = claim.owner, driver.now(), claim.lease_under(options)
-        outer = HOLDS.get(self, owner)
+        key = key_of(self, owner)
+        outer = HOLDS.at(key)
         if outer is not None and not note_loss(outer, started):
             await self._enter_again(driver, outer, claim, lease)
             return True
@@ -120,7 +125,7 @@ class LockFlows(Renewable):
         attempt.renewed, attempt.hasty = claim.lease is None, claim.hasty
         try:
             if await (attempt.once() if claim.once else attempt.wait()):
-                hold = Hold(self, owner, attempt.wire_name, attempt.sent_at, attempt.token)
+                hold = Hold(key, self, owner, attempt.wire_name, attempt.sent_at, attempt.token)
                 if outer is not None:
                     hold.outlives(outer)
                 if attempt.in_doubt:
@@ -134,7 +139,7 @@ class LockFlows(Renewable):
             if attempt.in_doubt:
                 self._abandon(driver, owner, self._undo_call(owner, attempt.wire_name), attempt.lease)
         except BaseException:
-            HOLDS.restore(self, owner, outer)
+            HOLDS.restore(key, outer)
             undo = self._undo_call(owner, attempt.wire_name)
             self._abandon(driver, owner, undo, attempt.lease, attempt.in_doubt)
             raise
@@ -222,7 +227,8 @@ class LockFlows(Renewable):
                 raise self._release_failed(error, hold.deadline - driver.now()) from error
             raise
         finally:
-            self._uncover_lost(hold)
+            if hold.lost_below:
+                self._uncover_lost(hold)
         self._note_released(hold, call, reply[1] == 1, driver.now())
         if hold.count:
             hold.lease_from(call.sent_at, hold.lease, hold.renewed)
@@ -428,7 +434,7 @@ class LockFlows(Renewable):
             signals.lock_released.tell(self, owner=hold.wire_name, held=held)
 
     def _release_level(self, held: float) -> int:
-        return logging.DEBUG if held < self._settings.slow_hold else logging.WARNING
+        return logging.DEBUG if held < settings_of(self.using).slow_hold else logging.WARNING
 
 
 def _caller() -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from django_rlock.drivers.identity import Owner
-from django_rlock.locks.hold import Hold, Key, context
+from django_rlock.locks.hold import Hold, Key, context, key_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.groups import LockGroup
@@ -75,7 +75,6 @@ class GroupHold:
         """Whether a renewal of one of its locks is under way."""
         return not self.is_whole and any(hold.renewing for hold in self.members.values())
 
-    @property
     def renew_at(self) -> float:
         """When the watchdog should renew it: after a third of its lease."""
         return self.deadline - self.lease * 2 / 3
@@ -88,7 +87,7 @@ class GroupHold:
         return {hold.key: hold for hold in map(self._make_member, self.group.locks)}
 
     def _make_member(self, lock: Renewable) -> Hold:
-        hold = Hold(lock, self.owner, self.wire_name, self.since)
+        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.wire_name, self.since)
         hold.context = self.context
         hold.lease_from(self.since, self.lease, self.renewed)
         hold.scoped = self.scoped

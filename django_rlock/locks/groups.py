@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import Driver
-from django_rlock.drivers.calls import ManyKeys, ScriptCall
+from django_rlock.drivers.calls import ManyKeys, ScriptCall, prepare
 from django_rlock.drivers.identity import Owner
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
@@ -64,12 +64,12 @@ class LockGroup:
 
     def acquire_call(self, wire_name: str, lease: float) -> ScriptCall:
         """Takes all or none. Returns OK; or the remaining lease in ms and the position of a taken lock; or QUEUED."""
-        return ScriptCall(self.name, scripts.MULTI_ACQUIRE, self._to_take, (wire_name, milliseconds(lease)))
+        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, (milliseconds(lease),)), wire_name)
 
     def release_call(self, wire_name: str) -> ScriptCall:
         """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
         claim = milliseconds(self.settings.claim_time)
-        return ScriptCall(self.name, scripts.MULTI_RELEASE, self._to_free, (wire_name, claim))
+        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, (claim,)), wire_name)
 
 
 Piece = LockGroup | BaseLock

@@ -66,8 +66,10 @@ class Hold:
         "wire_name",
     )
 
-    def __init__(self, lock: Renewable, owner: Owner, wire_name: str, now: float, token: int | None = None) -> None:
-        self.key = key_of(lock, owner)
+    def __init__(
+        self, key: Key, lock: Renewable, owner: Owner, wire_name: str, now: float, token: int | None = None
+    ) -> None:
+        self.key = key
         self.token = token
         self.lock = lock
         self.owner = owner
@@ -105,7 +107,6 @@ class Hold:
         self.deadline = deadline
         self.runs_for = deadline - self.since
 
-    @property
     def confirmed_at(self) -> float:
         """When the command was sent that took it or last set its lease; for a believed grant, when it was believed."""
         return self.deadline - self.runs_for
@@ -141,7 +142,6 @@ class Hold:
         renewed, self.renewed = self.renewed, False
         return renewed
 
-    @property
     def renew_at(self) -> float:
         """When the watchdog should renew it: after a third of ``runs_for``."""
         return self.deadline - self.runs_for * 2 / 3

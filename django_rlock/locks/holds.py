@@ -138,10 +138,10 @@ class Holds:
             self._table.pop(key, None)
         held.keys = ()
 
-    def restore(self, lock: Waitable, owner: Owner, hold: Hold | None) -> None:
+    def restore(self, key: Key, hold: Hold | None) -> None:
         """Restore the entry as it was before an attempt that failed."""
         if hold is None:
-            self._table.pop(key_of(lock, owner), None)
+            self._table.pop(key, None)
         else:
             self.put(hold)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from django_rlock import keys, scripts
 from django_rlock.connections import is_cluster
-from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
+from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall, prepare
 from django_rlock.drivers.identity import Owner, client_id
 from django_rlock.exceptions import RLockError
 from django_rlock.locks.durations import milliseconds
@@ -46,16 +46,13 @@ class Named:
     def _settings(self) -> AliasSettings:
         return settings_of(self.using)
 
-    def _check_alias(self) -> None:
-        """Raise ImproperlyConfigured if the kind does not work on the alias."""
-
     def _retire_call(self, request: str | bytes) -> ScriptCall:
         """Makes a request do nothing from now on."""
         all_keys = (keys.requests_key(self.key),)
         return self._call(scripts.REQUEST_RETIRE, all_keys, request, milliseconds(REMEMBERED))
 
-    def _call(self, script: scripts.Script, all_keys: tuple[str, ...], *args: Argument) -> ScriptCall:
-        return ScriptCall(self.name, script, all_keys, args, self.noun)
+    def _call(self, script: scripts.Script, all_keys: tuple[str, ...], first: Argument, *args: Argument) -> ScriptCall:
+        return ScriptCall(self.name, prepare(script, all_keys, args), first, self.noun)
 
 
 class Waitable(Named):

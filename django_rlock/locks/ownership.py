@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_rlock.drivers.base import run_flow
@@ -34,7 +33,7 @@ def ensure_owned(locks: Iterable[BaseLock]) -> None:
         for hold in HOLDS.of_lock(lock, lock._owner(sync_driver(lock.using))):
             by_alias.setdefault(hold.lock.using, []).append(hold)
     for using, holds in by_alias.items():
-        run_flow(partial(_ask, sync_driver(using), holds))
+        run_flow(_ask, (sync_driver(using), holds))
     for lock in locks:
         lock.check()  # a lease may have ended while the reply was on its way
 

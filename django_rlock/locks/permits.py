@@ -17,7 +17,7 @@ from django_rlock.exceptions import LockLostError, LockTimeoutError, PermitNotHe
 from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, hidden_behind
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.flows import RELEASE_PATIENCE
-from django_rlock.locks.holds import Hold
+from django_rlock.locks.holds import Hold, key_of
 from django_rlock.locks.hooks import Waitable
 from django_rlock.locks.semaphore import timed_out
 
@@ -89,7 +89,8 @@ class PermitHold(Hold):
     noun = "permit of semaphore"
 
     def __init__(self, semaphore: PermitExpirableSemaphore, each: str, now: float) -> None:
-        super().__init__(semaphore, NamedOwner(each), each, now)
+        owner = NamedOwner(each)
+        super().__init__(key_of(semaphore, owner), semaphore, owner, each, now)
         self.place = "a Permit"
 
     def belongs_to(self, permit: Permit) -> None:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from django_rlock import keys, scripts
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.calls import MOST_KEPT, Prepared, ScriptCall
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
+from django_rlock.settings import settings_of
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _acquiring(key: str, count: int, lease: float) -> Prepared:
+    return Prepared(scripts.RLOCK_ACQUIRE, (key,), (count, milliseconds(lease)))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _releasing(key: str, left: int, lease: float) -> Prepared:
+    return Prepared(scripts.RLOCK_RELEASE, keys.release_keys(key), (left, milliseconds(lease)))
 
 
 class RLock(BaseLock):
@@ -26,10 +39,12 @@ class RLock(BaseLock):
     _joins = True
 
     def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        return self._call(scripts.RLOCK_ACQUIRE, (self.key,), wire_name, count, milliseconds(lease))
+        key = settings_of(self.using).key_prefix + self.name
+        return ScriptCall(self.name, _acquiring(key, count, lease), wire_name)
 
     def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
-        return self._call(scripts.RLOCK_RELEASE, keys.release_keys(self.key), wire_name, left, milliseconds(lease))
+        key = settings_of(self.using).key_prefix + self.name
+        return ScriptCall(self.name, _releasing(key, left, lease), wire_name)
 
     def _leave_call(self, wire_name: str) -> ScriptCall:
         return self._release_call(wire_name, 0, 1)

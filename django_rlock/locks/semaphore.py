@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -166,13 +165,13 @@ class Semaphore(BaseSemaphore):
 
     def __enter__(self) -> Self:
         """Take one permit. Raises LockTimeoutError if none becomes free within the wait."""
-        run_flow(partial(self._enter, blocking_driver(self)))
+        run_flow(self._enter, (blocking_driver(self),))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run_flow(partial(self._exit, blocking_driver(self), error))
+        run_flow(self._exit, (blocking_driver(self), error))
 
     async def __aenter__(self) -> Self:
         await self._enter(awaited_driver(self))

@@ -15,16 +15,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from django_rlock.callbacks import log
 from django_rlock.drivers.base import run_flow
-from django_rlock.drivers.identity import Owner, thread_owner
+from django_rlock.drivers.identity import Owner, running_loop, thread_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import members
@@ -137,13 +135,11 @@ def checked_database(until_commit: bool | str | None) -> str | None:
 
 def check_until_commit(lock: BaseLock) -> None:
     """Raise RuntimeError if the end of the transaction cannot be observed."""
-    try:
-        sync_driver(lock.using).check_caller()
-    except SynchronousOnlyOperation:
+    if running_loop() is not None:
         raise RuntimeError(
             f"Lock {lock.name!r} has until_commit, but Django has no transactions in async code. Take it in the sync "
             f"function that you call with sync_to_async."
-        ) from None
+        )
     connection = transaction.get_connection(lock.until_commit)
     if not connection.in_atomic_block and not connection.get_autocommit():
         raise RuntimeError(
@@ -184,7 +180,7 @@ def _give_back(lock: BaseLock, owner: Owner) -> None:
             members.release_later(hold)
         return
     try:
-        run_flow(partial(lock._give_back, sync_driver(lock.using), owner))
+        run_flow(lock._give_back, (sync_driver(lock.using), owner))
     except RLockError as failure:
         log(logger, logging.ERROR, "The transaction under lock %r has ended, but: %s", lock.name, failure)
 

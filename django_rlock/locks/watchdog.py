@@ -112,7 +112,7 @@ class Doubts:
         ear = self._ears.get(channel)
         if ear is not None:
             hold.ear = ear
-            if hold.is_unconfirmed or hold.confirmed_at <= ear.heard_at:
+            if hold.is_unconfirmed or hold.confirmed_at() <= ear.heard_at:
                 self._doubted.append(hold)  # it may have been freed unheard
         elif len(self._ears) < MOST_CHANNELS:
             hold.ear = self._ears[channel] = ear = Ear()
@@ -227,7 +227,7 @@ class Renewals:
             if _may_forget(hold, now):
                 HOLDS.remove(hold)
                 return False
-        elif not note_loss(hold, now) and hold.renewed and hold.renew_at <= horizon and _may_renew(hold, now):
+        elif not note_loss(hold, now) and hold.renewed and hold.renew_at() <= horizon and _may_renew(hold, now):
             return True
         self._plan(hold, _next_look(hold, now))
         return False
@@ -270,16 +270,16 @@ def watch(hold: Hold) -> None:
     """Let the watchdog renew a hold, or notice its end: it was just taken, or its lease has changed."""
     its = keeper(hold.lock.using)
     its.jobs[Renewals].inbox.append(hold.key)
-    its.wake_by(hold.renew_at if hold.renewed else hold.deadline)
-    if hold.confirmed_at > its.late_at:
-        its.check(hold.confirmed_at, hold.runs_for if hold.is_unconfirmed else None)
+    its.wake_by(hold.renew_at() if hold.renewed else hold.deadline)
+    if hold.confirmed_at() > its.late_at:
+        its.check(hold.confirmed_at(), hold.runs_for if hold.is_unconfirmed else None)
 
 
 def watch_group(held: GroupHold) -> None:
     """The same for locks that were just taken together."""
     its = keeper(held.group.using)
     its.jobs[Renewals].inbox.append(held)
-    its.wake_by(held.renew_at if held.renewed else held.deadline)
+    its.wake_by(held.renew_at() if held.renewed else held.deadline)
     if held.since > its.late_at:
         its.check(held.since)
 
@@ -327,7 +327,7 @@ def _next_look(hold: Hold, now: float) -> float:
         return now if hold.owner_ended else now + REMEMBER_LOST
     if not hold.renewed:
         return hold.deadline
-    return hold.renew_at if hold.renew_at > now else min(now + _RETRY, hold.deadline)
+    return hold.renew_at() if hold.renew_at() > now else min(now + _RETRY, hold.deadline)
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------

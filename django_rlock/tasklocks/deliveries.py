@@ -19,7 +19,7 @@ import enum
 import math
 import uuid
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -222,7 +222,7 @@ class Delivery:
     ) -> Any:
         driver = sync_driver(self._using)
         call: ScriptCall = kind(str(self._task.name), script, all_keys, args)
-        _, *reply = run_flow(partial(driver.run, call, driver.now() + PATIENCE))
+        _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
         return reply
 
 

@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock import keys, scripts
 from django_rlock.callbacks import log
 from django_rlock.drivers.base import monotonic, run_flow
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
@@ -149,20 +148,19 @@ class Place:
         return bool(freed)
 
     def _try_to_take(self, mark: str) -> tuple[str, str, int]:
-        args = self._value, milliseconds(SENDING), mark
-        call = ScriptCall(self.lock.name, scripts.TASK_QUEUE, (self._key, self.lock.key), args)
-        known, run, left_ms = self._run(call)
+        queueing = prepare(scripts.TASK_QUEUE, (self._key, self.lock.key), (milliseconds(SENDING), mark))
+        known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, self._value))
         return known.decode(), run.decode(), left_ms
 
     def _change(self, ms: int) -> bool:
         return bool(self._run(self._change_call(ms))[0])
 
     def _change_call(self, ms: int) -> ScriptCall:
-        return ScriptCall(self.lock.name, scripts.TASK_PLACE, (self._key,), (self._value, ms))
+        return ScriptCall(self.lock.name, prepare(scripts.TASK_PLACE, (self._key,), (ms,)), self._value)
 
     def _run(self, call: ScriptCall) -> list[Any]:
         driver = sync_driver(self._options.using)
-        _, *reply = run_flow(partial(driver.run, call, driver.now() + PATIENCE))
+        _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
         return reply
 
 

@@ -5,7 +5,6 @@ the command under test.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -23,7 +22,7 @@ from django_rlock import (
 )
 from django_rlock.celery import LockedTask
 from django_rlock.drivers.base import run_flow
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.identity import client_id, new_request, thread_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.locks.holds import HOLDS
@@ -55,7 +54,7 @@ def story(script: Script) -> Callable[[Story], Story]:
 def send(call: ScriptCall) -> list[Any]:
     """What a hook of a lock makes, sent as all calls are."""
     driver = sync_driver("default")
-    return run_flow(partial(driver.run, call, driver.now() + UNTIL_SERVED))
+    return run_flow(driver.run, (call, driver.now() + UNTIL_SERVED))
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------
@@ -397,8 +396,8 @@ def take_place(strike: Strike) -> None:
     place("second").take()
 
 
-def task_call(script: Script, *args: str | int) -> ScriptCall:
-    return ScriptCall("job", script, (f"rlock_task:{script.name}",), args)
+def task_call(script: Script, first: str | int, *args: str | int) -> ScriptCall:
+    return ScriptCall("job", prepare(script, (f"rlock_task:{script.name}",), args), first)
 
 
 @story(scripts.TASK_DONE)

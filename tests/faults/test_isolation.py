@@ -18,7 +18,7 @@ from redis.exceptions import MaxConnectionsError
 
 from django_rlock import FairLock, LockUnavailableError, RLock, connections
 from django_rlock.drivers import cleaning
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.cleaning import CleanUps, clean_up
 from django_rlock.drivers.keeper import keeper
 from django_rlock.drivers.listening import subscriber as subscribing
@@ -57,7 +57,7 @@ def test_silent_server_costs_no_lock_of_another(own_server, settings):
     own_server("other").pause()
     settings.RLOCK = {**settings.RLOCK, "default": FAST}
     for number in range(3):
-        clean_up("other", ScriptCall("x", LOCK_STATE, (f"x{number}",), ("",)), time.monotonic() + 60)
+        clean_up("other", ScriptCall("x", prepare(LOCK_STATE, (f"x{number}",), ()), ""), time.monotonic() + 60)
     with RLock("stock:42") as lock:
         first = HOLDS.snapshot()[0].deadline
         eventually(lambda: HOLDS.snapshot()[0].deadline > first + 3)
@@ -316,7 +316,7 @@ def test_listening_connection_that_is_used_all_the_time_is_replaced_too(own_serv
 
 
 def calls(number: int) -> list[ScriptCall]:
-    return [ScriptCall("x", LOCK_STATE, (f"x{each}",), ("",)) for each in range(number)]
+    return [ScriptCall("x", prepare(LOCK_STATE, (f"x{each}",), ()), "") for each in range(number)]
 
 
 def test_clean_up_that_may_be_obeyed_before_its_cause_comes_again(monkeypatch, redis_client):

@@ -115,9 +115,6 @@ class SteppingDriver:
     def now(self) -> float:
         return self.clock
 
-    def check_caller(self) -> None:
-        pass
-
     def owner(self) -> Owner:
         raise AssertionError("the actors bring their owners")
 

@@ -15,7 +15,7 @@ from django_rlock.drivers.identity import Owner, current_owner
 from django_rlock.inspection import LockInfo, LockState, iter_locks, lock_info
 from django_rlock.inspection.overview import Overview
 from django_rlock.inspection.rows import public_dict
-from django_rlock.locks.holds import GroupHold, Hold
+from django_rlock.locks.holds import GroupHold, Hold, key_of
 from django_rlock.locks.tallies import MAX_RECENT
 from django_rlock.reports.hot import MAX_HOT, MAX_NAMED, hot_locks
 from tests.eventually import eventually
@@ -99,7 +99,8 @@ def test_a_lock_that_cooled_down_is_reported_no_more(past: Past, redis_client: r
 def holds(name: str, times: int, owner: Owner | None = None) -> list[Hold | GroupHold]:
     """Holds that began within the last second before 1.0."""
     owner = owner or current_owner()
-    return [Hold(rlock(name), owner, "x", number / times) for number in range(1, times + 1)]
+    lock = rlock(name)
+    return [Hold(key_of(lock, owner), lock, owner, "x", number / times) for number in range(1, times + 1)]
 
 
 def fields(recent: list[Hold | GroupHold], since: float = 0.0, now: float = 1.0) -> dict[str, dict[str, object]]:

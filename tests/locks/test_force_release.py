@@ -173,7 +173,7 @@ async def test_a_renewal_meanwhile_tells_of_no_loss(face, kind, proxy, losses):
     def renew_now() -> None:
         forced.served.wait(UNTIL_SERVED)
         due = time.monotonic() + 0.05
-        hold.deadline += due - hold.renew_at
+        hold.deadline += due - hold.renew_at()
         look_at(hold)
         eventually(lambda: time.monotonic() > due)
         settle()

@@ -594,7 +594,7 @@ class Client:
     async def renew(self, hold: Hold) -> None:
         """The watchdog's part for one hold."""
         while hold in HOLDS and not note_loss(hold, now := self.clock()):
-            if now >= hold.renew_at:
+            if now >= hold.renew_at():
                 before = hold.deadline
                 await self.renew_now(hold)
                 self.check_renewal(hold, before)

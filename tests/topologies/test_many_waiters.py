@@ -53,7 +53,7 @@ def test_freed_lock_is_found_while_another_node_is_silent(topology, monkeypatch)
         looking: Any = commands_to("default", "keeping")
         eventually(lambda: len(looking._nodes) == 2)
         for node in looking._nodes.values():
-            monkeypatch.setattr(node._node, "reply_limit", 0.3)
+            monkeypatch.setattr(node._node.server, "reply_limit", 0.3)
         silent = node_of(first, topology)
         silent.pause()
         try:

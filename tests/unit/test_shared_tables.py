@@ -9,7 +9,7 @@ import pytest
 from django_rlock import rlock
 from django_rlock.drivers.identity import current_owner
 from django_rlock.drivers.listening.listener import Channel, Listener
-from django_rlock.locks.holds import Hold, Holds
+from django_rlock.locks.holds import Hold, Holds, key_of
 
 MANY = 10_000
 NEVER: Any = None
@@ -48,7 +48,8 @@ def eager_collector() -> Iterator[None]:
 @pytest.fixture
 def holds() -> Table:
     holds = Holds()
-    hold = Hold(rlock("stock"), current_owner(), "x", 0.0)
+    lock, owner = rlock("stock"), current_owner()
+    hold = Hold(key_of(lock, owner), lock, owner, "x", 0.0)
     holds._table.update({("default", f"stock:{number}", "", number): hold for number in range(MANY)})
     return Table(holds._table, ("default", "late", "", 0), hold, holds.snapshot)
 

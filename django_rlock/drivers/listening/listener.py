@@ -65,11 +65,6 @@ class Listener:
 
     # --- what callers do ---------------------------------------------------------------------------------------------
 
-    def hears(self, name: str) -> bool:
-        """Whether the channel is subscribed, and the server has confirmed that."""
-        channel = self.channels.get(name)
-        return channel is not None and channel.confirmed
-
     def overhear(self, name: str, token: str | None, make: MakeWaiter) -> ListenerWaiter | None:
         """Return a waiter if the channel is already subscribed and confirmed, else None."""
         channel = self.channels.get(name)

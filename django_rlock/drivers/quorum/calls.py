@@ -32,15 +32,13 @@ class Acquire(QuorumCall):
     that raises the nodes' counters.
     """
 
-    __slots__ = ("bump", "fresh", "valid_for")
-
+    fresh = NO_PROPOSAL
     repeatable = False
 
     def __init__(self, *args: Any, valid_for: float, bump: Bump | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.valid_for = valid_for
         self.bump = bump
-        self.fresh = NO_PROPOSAL
 
     def is_vote_for(self, reply: list[Any]) -> bool:
         return bool(reply[1] == OK)
@@ -93,8 +91,6 @@ class Acquire(QuorumCall):
 class Bump(QuorumCall):
     """Raises the counters of the nodes that granted the lock."""
 
-    __slots__ = ()
-
     def to(self, token: int) -> Bump:
         owner, _, fence_ttl = self.args
         return Bump(self.name, self.script, self.keys, (owner, token, fence_ttl))
@@ -102,8 +98,6 @@ class Bump(QuorumCall):
 
 class AcquireAgain(QuorumCall):
     """Takes a lock once more for the owner that holds it: OK, or LOST when no quorum has it."""
-
-    __slots__ = ()
 
     fresh = NO_PROPOSAL
 
@@ -120,8 +114,6 @@ class AcquireAgain(QuorumCall):
 
 class Renew(QuorumCall):
     """Renews the lease: 1, or 0 when no quorum has the lock. ``seed`` adds nodes that know nothing of the lock."""
-
-    __slots__ = ("seed",)
 
     def __init__(self, *args: Any, seed: Seed, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -151,8 +143,6 @@ NOT_HELD = -1
 class Seed(QuorumCall):
     """Adds a holder's lock on nodes that lost it or never had it, unless another owner has it there."""
 
-    __slots__ = ()
-
     def with_holds(self, holds: int) -> Seed:
         owner, _, lease_ms = self.args
         return Seed(self.name, self.script, self.keys, (owner, holds, lease_ms))
@@ -160,8 +150,6 @@ class Seed(QuorumCall):
 
 class Release(QuorumCall):
     """Releases a hold on all nodes: 1, or 0 when no quorum had it."""
-
-    __slots__ = ()
 
     def lasting(self) -> Release:
         owner, left, lease_ms, _ = self.args
@@ -182,8 +170,6 @@ class Release(QuorumCall):
 class Poll(QuorumCall):
     """A call to all nodes, which combines the replies of a quorum."""
 
-    __slots__ = ()
-
     async def over(self, voting: Voting) -> list[Any]:
         return await self.settle(await voting.tell(self), voting)
 
@@ -200,8 +186,6 @@ class Poll(QuorumCall):
 class ForceRelease(Poll):
     """Frees the lock whoever holds it: 1, or 0 when no node knew of it."""
 
-    __slots__ = ()
-
     def outcome(self, votes: Ballot) -> list[Any]:
         return [1 if votes.yes else 0]
 
@@ -209,15 +193,11 @@ class ForceRelease(Poll):
 class Question(Poll):
     """Changes no lock. It is retried for as long as a call to a single server, because NODE_TIMEOUT is short."""
 
-    __slots__ = ()
-
     grace = REPLY_GRACE
 
 
 class AskState(Question):
     """Returns the owner's holds and the remaining lease in ms: the values that a quorum of nodes has, or may have."""
-
-    __slots__ = ()
 
     def outcome(self, votes: Ballot) -> list[Any]:
         states, enough = votes.answered.values(), _enough(votes)
@@ -229,16 +209,12 @@ class AskState(Question):
 class AskHolders(Question):
     """Returns the owners that hold the lock on any node; none of them need have a quorum."""
 
-    __slots__ = ()
-
     def outcome(self, votes: Ballot) -> list[Any]:
         return [sorted({owner for reply in votes.answered.values() for owner in reply[1]})]
 
 
 class AskTask(Question):
     """Returns what is known of a task: its success as known to any node, and the next copy if a quorum agrees on it."""
-
-    __slots__ = ()
 
     def outcome(self, votes: Ballot) -> list[Any]:
         known = list(votes.answered.values())
@@ -249,8 +225,6 @@ class AskTask(Question):
 
 class NoteTask(Question):
     """Records something about a task: 1 when a quorum did, else 0."""
-
-    __slots__ = ()
 
     def outcome(self, votes: Ballot) -> list[Any]:
         return [int(votes.won)]

@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -143,7 +142,7 @@ class NodeSet:
         reached = self.server(node, "keeping")
         link = reached.take_idle() or reached.open()
         try:
-            link.ask(_WHO_ARE_YOU, self.connect_within)  # a link that was idle proves nothing
+            link.ask_all(_WHO_ARE_YOU, 1, self.connect_within)  # a link that was idle proves nothing
             self.note_up(node)
             for key in self._untold(node):
                 _obey(link, key[1], self.connect_within)
@@ -156,7 +155,7 @@ class NodeSet:
 
 def _obey(link: Link, call: QuorumCall, limit: float) -> None:
     for verb in ("EVALSHA", "EVAL"):
-        reply: Any = link.ask(pack(call, next_nonce(), verb), limit)
+        (reply,) = link.ask_all(pack(call, next_nonce(), verb), 1, limit)
         if not isinstance(reply, ErrorReply):
             return
     raise RedisError(str(reply))

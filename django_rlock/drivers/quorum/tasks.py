@@ -164,7 +164,7 @@ class TaskTalks:
 
     def links(self, loop: asyncio.AbstractEventLoop) -> list[TaskLink | None]:
         """The running loop's open link to each node; a link without a reply in time is given up."""
-        shared, now = links_of(loop).shared, loop.time()
+        shared, now = links_of(loop).shared, self.now()
         return [self._usable(node, shared.get(server), now) for node, server in enumerate(self._servers)]
 
     def _usable(self, node: int, link: TaskLink | None, now: float) -> TaskLink | None:

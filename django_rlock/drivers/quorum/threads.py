@@ -66,7 +66,7 @@ class NodeLink:
                     self.send(pack(call, nonce, "EVAL"), nonce, call, asker, limit)
                 else:
                     arrived.append((call, asker, checked))
-            if not self.link.may_have_more:
+            if not self.link.may_have_more():
                 break
         return arrived
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock.drivers.calls import Argument, ScriptCall
+from django_rlock.drivers.calls import Argument, ScriptCall, prepare
 from django_rlock.drivers.quorum.proposals import Proposals
 from django_rlock.drivers.quorum.restarts import Restarts
 from django_rlock.exceptions import QuorumNotReachedError
@@ -155,8 +155,6 @@ class Ballot:
 class QuorumCall(ScriptCall):
     """A call that goes to all nodes. Its reply is the script's, unless the call's class says otherwise."""
 
-    __slots__ = ("lease", "undo")
-
     repeatable = True
     """Whether it may be sent again under the same owner name, while the caller has time."""
     grace = 0.0
@@ -172,7 +170,7 @@ class QuorumCall(ScriptCall):
         lease: float = 0.0,
         undo: QuorumCall | None = None,
     ) -> None:
-        super().__init__(name, script, keys, args)
+        super().__init__(name, prepare(script, keys, args[1:], self.fresh is not None), args[0])
         self.lease = lease
         self.undo = undo
 
