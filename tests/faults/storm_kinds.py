@@ -91,6 +91,14 @@ class Subject:
     def owned(self) -> bool:
         return asked(self.mine.owned)
 
+    def await_sent(self) -> None:
+        """Wait until the server has executed what an interrupted call has sent.
+
+        A busy server may read connections in another order than that in which they were written to. When it replies, it
+        has executed whatever came before the question.
+        """
+        asked(self.mine.locked)
+
     def note_interrupted(self, error: BaseException) -> None:
         """An action was interrupted where the error was raised."""
 
@@ -116,6 +124,7 @@ class Named(Subject):
     def sweep(self, down_to: int = 0) -> None:
         """Free it as well: what an interrupted call took under a name stays until its lease ends."""
         super().sweep(down_to)
+        self.await_sent()
         self.mine.force_release(self.mine.owner)
 
 
@@ -123,6 +132,9 @@ class Counted(Subject):
     """A semaphore of one permit."""
 
     again = leased = False
+
+    def await_sent(self) -> None:
+        asked(self.mine.available_permits)
 
     def note_interrupted(self, error: BaseException) -> None:
         """Have the permit back: it has no owner, so no one but its waiters can miss it.
@@ -133,6 +145,7 @@ class Counted(Subject):
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         codes = [frame.f_code for frame in frames if frame.f_globals["__name__"].startswith("django_rlock.")]
         asking = Semaphore._acquire.__code__ in codes[:-1]
+        self.await_sent()
         missed_at = time.monotonic() + PERMIT_MISSED
         while asked(self.mine.available_permits) < 1:
             if not asking and time.monotonic() > missed_at:
@@ -234,8 +247,12 @@ class Gate(Subject):
     async def agive_back(self, grant: Any) -> None:
         await self.mine.acount_down()
 
+    def await_sent(self) -> None:
+        asked(self.mine.count)
+
     def sweep(self, down_to: int = 0) -> None:
         """Open it: nobody knows whether it was closed."""
+        self.await_sent()
         self.mine.delete()
 
 
