@@ -10,6 +10,8 @@ from functools import lru_cache
 
 MAX_NAME = 1024
 """The maximum length of a name or an owner in UTF-8 bytes: processes and servers store them in many places."""
+MOST_KEPT = 512
+"""How many locks' keys, and prepared calls of a sort, a process keeps: those that were used last."""
 MODE = "mode"
 """The field of a read-write lock that contains its mode, ``read`` or ``write``; no owner may have this name."""
 WRITER = ":write"
@@ -56,7 +58,7 @@ def tombstones_key(key: str) -> str:
     return tagged("rlock_tombstones", key)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KEPT)
 def redlock_keys(key: str) -> tuple[str, str, str, str]:
     """State, last token, tombstones and Redisson's channel of a lock on each node."""
     return key, token_key(key), tombstones_key(key), redisson_channel(key)
@@ -67,7 +69,7 @@ def settled_key(key: str, client_id: str, owner: str) -> str:
     return f"{tagged('rlock_settled', key)}:{owner if owner.startswith(client_id) else f'{client_id}/{owner}'}"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KEPT)
 def wake_channel(client_id: str, key: str | None = None) -> str:
     """The channel that notifies a process of grants to its fair waiters. Payload: ``<ticket> <owner> <key>``.
 
@@ -117,7 +119,7 @@ def writers_key(key: str) -> str:
     return tagged("rlock_writers", key)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KEPT)
 def readwrite_keys(key: str) -> tuple[str, str, str, str]:
     """State, read holds, waiting writers and channel of a read-write lock."""
     return key, read_holds_key(key), writers_key(key), readwrite_channel(key)
@@ -137,20 +139,20 @@ def force_release_keys(key: str, channel: str) -> tuple[str, ...]:
     return *fair_release_keys(key), read_holds_key(key), readwrite_channel(key), requests_key(key), channel
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KEPT)
 def release_keys(key: str) -> tuple[str, str, str, str]:
     """The state of a lock, and where Redisson's clients wait for it: channel, queue of its fair lock, deadlines."""
     tag = hash_tag(key)
     return key, f"redisson_lock__channel:{tag}", f"redisson_lock_queue:{tag}", f"redisson_lock_timeout:{tag}"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=8 * MOST_KEPT)  # MultiLocks have many
 def fair_release_keys(key: str) -> tuple[str, ...]:
     """The state, queue and alive marks of a lock, and where Redisson's clients wait for it."""
     return *fair_keys(key), *release_keys(key)[1:]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KEPT)
 def fair_keys(key: str) -> tuple[str, str, str]:
     """The state, queue and alive marks of a lock."""
     tag = hash_tag(key)

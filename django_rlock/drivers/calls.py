@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Self
 
+from django_rlock.keys import MOST_KEPT
 from django_rlock.scripts import Script
 
 Argument = str | int | bytes
@@ -23,8 +24,6 @@ retried and undone, and longer than a delayed copy of it may be under way."""
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Precedes a command to a cluster node that is importing the slot but does not serve it yet."""
 
-MOST_KEPT = 1024
-"""How many prepared calls of a sort are kept, the last used ones."""
 _MOST_KEYS_KEPT = 8
 """Calls with few keys are kept; those of MultiLocks would fill the memory: see ``ManyKeys``."""
 
@@ -142,10 +141,11 @@ def may_join(call: ScriptCall) -> object:
 
 def pack(call: ScriptCall, nonce: bytes, verb: str = "EVALSHA") -> bytes:
     """The call as the server reads it (RESP)."""
-    prepared, fresh = call.prepared, call.fresh
+    prepared, first, fresh = call.prepared, call.first, call.fresh
     head = prepared.head if verb == "EVALSHA" else prepared.beginning(verb)
     tail = prepared.tail if fresh is None else prepared.tail + pack_words((fresh,))
-    return b"".join((head, nonce, _kept_first(call.first), tail))
+    owner = _kept_owner(first) if type(first) is str else _between(_encoded(first))
+    return b"".join((head, nonce, owner, tail))
 
 
 def pack_command(*words: Argument) -> bytes:
@@ -161,10 +161,14 @@ def _kept_start(verb: str, script: Script, keys: int, args: int) -> bytes:
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _kept_first(first: Argument) -> bytes:
-    """What is between the nonce and the other arguments; kept because an owner makes several calls."""
-    word = _encoded(first)
-    return b"\r\n$%d\r\n%b\r\n" % (len(word), word)
+def _kept_owner(owner: str) -> bytes:
+    """The first argument, if it is a string: an owner makes several calls."""
+    return _between(owner.encode())
+
+
+def _between(first: bytes) -> bytes:
+    """What is between the nonce and the other arguments."""
+    return b"\r\n$%d\r\n%b\r\n" % (len(first), first)
 
 
 @lru_cache(maxsize=MOST_KEPT)

@@ -10,7 +10,7 @@ from typing import Self
 
 from django_rlock import keys, scripts
 from django_rlock.connections import is_cluster
-from django_rlock.drivers.calls import MOST_KEPT, Prepared, ScriptCall
+from django_rlock.drivers.calls import Prepared, ScriptCall
 from django_rlock.drivers.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
@@ -21,7 +21,7 @@ UNASKED = 600.0
 """How long a waiter sleeps before it tries again unwoken, in seconds; beats find a lost ticket or wake-up earlier."""
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=keys.MOST_KEPT)
 def _acquiring(key: str, count: int, lease: float, claim: float, alive: float) -> Prepared:
     alive_ms = milliseconds(alive) if alive else 0
     return Prepared(
@@ -29,7 +29,7 @@ def _acquiring(key: str, count: int, lease: float, claim: float, alive: float) -
     )
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=keys.MOST_KEPT)
 def _releasing(key: str, left: int, lease: float, claim: float) -> Prepared:
     args = left, milliseconds(lease), milliseconds(claim)
     return Prepared(scripts.FAIR_RELEASE, keys.fair_release_keys(key), args)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import lru_cache
 
 from django_rlock import keys, scripts
-from django_rlock.drivers.calls import MOST_KEPT, Prepared, ScriptCall
+from django_rlock.drivers.calls import Prepared, ScriptCall
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.settings import settings_of
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=keys.MOST_KEPT)
 def _acquiring(key: str, count: int, lease: float) -> Prepared:
     return Prepared(scripts.RLOCK_ACQUIRE, (key,), (count, milliseconds(lease)))
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=keys.MOST_KEPT)
 def _releasing(key: str, left: int, lease: float) -> Prepared:
     return Prepared(scripts.RLOCK_RELEASE, keys.release_keys(key), (left, milliseconds(lease)))
 
