@@ -48,7 +48,7 @@ def changed_scripts(old: str, new: str) -> Mutate:
 
     def mutate(patch: pytest.MonkeyPatch) -> None:
         mutants = {
-            name: Script._from_source(each.name, each.source.replace(old, new), each.shared)
+            name: Script._from_source(each.name, each.source.replace(old, new), each.joins)
             for name, each in vars(scripts).items()
             if isinstance(each, Script) and old in each.source
         }

@@ -52,40 +52,51 @@ class ManyKeys(tuple[str, ...]):
 
 
 class Prepared:
-    """A script with its keys and all arguments but the first: what many calls have in common, packed once.
+    """A script with its keys and all arguments but the first: what many calls have in common.
 
-    ``further`` is how many arguments each call adds after these. Kinds of locks keep what they prepare, by name.
+    It is packed when the first of them is sent: calls that are joined never are. ``has_fresh`` says whether each call
+    adds its own ``fresh``; if it did so without, the server would be told a wrong number of words.
     """
 
-    __slots__ = ("args", "further", "head", "keys", "script", "tail")
+    __slots__ = ("args", "has_fresh", "head", "keys", "script", "tail")
 
-    def __init__(self, script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], further: int = 0) -> None:
+    tail: bytes
+
+    def __init__(
+        self, script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], has_fresh: bool = False
+    ) -> None:
         self.script = script
         self.keys = keys
         self.args = args
-        self.further = further
-        self.head = self.beginning("EVALSHA")
-        self.tail = _kept_tail(args) if len(keys) <= _MOST_KEYS_KEPT else pack_words(args)
+        self.has_fresh = has_fresh
+        self.head = b""
+
+    def pack(self) -> None:
+        """Pack what is before the nonce of a call by ``EVALSHA``, and what follows its first argument."""
+        self.tail = _kept_tail(self.args) if len(self.keys) <= _MOST_KEYS_KEPT else pack_words(self.args)
+        self.head = self.beginning("EVALSHA")  # last, since an interrupted caller must leave both or neither
 
     def beginning(self, verb: str) -> bytes:
         """What is before the nonce, with its length, if the script is called by ``EVALSHA``, or sent by ``EVAL``."""
         keys = self.keys
         packed = keys.packed if isinstance(keys, ManyKeys) else _pack_keys(keys)
-        start = _kept_start(verb, self.script, len(keys), 1 + len(self.args) + self.further)
+        start = _kept_start(verb, self.script, len(keys), 1 + len(self.args) + self.has_fresh)
         return b"%b%b$%d\r\n" % (start, packed, _NONCE_SIZE)
 
     @property
     def sharded(self) -> Prepared:
         """The same for a Redis Cluster."""
-        return prepare(self.script.sharded, self.keys, self.args, self.further)
+        script = self.script.sharded
+        return self if script is self.script else prepare(script, self.keys, self.args, self.has_fresh)
 
 
 _kept = lru_cache(maxsize=MOST_KEPT)(Prepared)
 
 
-def prepare(script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], further: int = 0) -> Prepared:
-    """Prepare calls; those with few keys are kept."""
-    return (_kept if len(keys) <= _MOST_KEYS_KEPT else Prepared)(script, keys, args, further)
+def prepare(script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], has_fresh: bool = False) -> Prepared:
+    """Prepare calls. They are kept for the next, but for calls with many keys, and those that are often joined."""
+    keeps = len(keys) <= _MOST_KEYS_KEPT and not script.joins
+    return (_kept if keeps else Prepared)(script, keys, args, has_fresh)
 
 
 class ScriptCall:
@@ -127,24 +138,25 @@ class ScriptCall:
 def join(calls: Sequence[ScriptCall]) -> ScriptCall:
     """One call in place of several that can be joined (see ``may_join``); its reply has one value for each."""
     first = calls[0]
-    shared = first.script.shared
-    keys = tuple([key for call in calls for key in call.keys])
-    args = *first.args[:shared], *[word for call in calls for word in call.args[shared:]]
-    return ScriptCall(first.name, prepare(first.script, keys, args[1:]), args[0])
+    keys = tuple([key for call in calls for key in call.prepared.keys])
+    args = tuple([word for call in calls for word in call.prepared.args])
+    return ScriptCall(first.name, prepare(first.script, keys, args), first.first)
 
 
 def may_join(call: ScriptCall) -> object:
     """A key that is equal for calls to one server that can be joined."""
-    shared = call.script.shared
-    return call if shared is None else (call.script, call.args[:shared])
+    script = call.prepared.script
+    return (script, call.first) if script.joins else call
 
 
-def pack(call: ScriptCall, nonce: bytes, verb: str = "EVALSHA") -> bytes:
-    """The call as the server reads it (RESP)."""
-    prepared, first, fresh = call.prepared, call.first, call.fresh
-    head = prepared.head if verb == "EVALSHA" else prepared.beginning(verb)
-    tail = prepared.tail if fresh is None else prepared.tail + pack_words((fresh,))
+def pack(call: ScriptCall, nonce: bytes, with_source: bool = False) -> bytes:
+    """The call as the server reads it (RESP): by its script's digest, or with the source, for a server without it."""
+    prepared, first = call.prepared, call.first
+    if not prepared.head:
+        prepared.pack()
+    head = prepared.beginning("EVAL") if with_source else prepared.head
     owner = _kept_owner(first) if type(first) is str else _between(_encoded(first))
+    tail = prepared.tail if call.fresh is None else prepared.tail + pack_words((call.fresh,))
     return b"".join((head, nonce, owner, tail))
 
 

@@ -73,13 +73,13 @@ class Retrying:
         # All tries share one REPLY_GRACE.
         give_up_at = call.sent_at + PATIENCE if until is None else max(until, call.sent_at)
         pauses = 0
-        verb = "EVALSHA"
+        with_source = False
         refused = False
         retries = 0
         while True:
             if isinstance(failure, NoScriptError):
                 call.sends -= 1  # certainly not executed
-                verb = "EVAL"
+                with_source = True
             elif is_final(failure):
                 if refused:
                     raise unavailable(call.name, failure, call.noun) from failure
@@ -97,7 +97,7 @@ class Retrying:
             nonce = next_nonce()
             call.sent_at = now = _monotonic()
             try:
-                return await self._exchange(call, pack(call, nonce, verb), nonce, _time_left(give_up_at, now))
+                return await self._exchange(call, pack(call, nonce, with_source), nonce, _time_left(give_up_at, now))
             except (RedisError, OSError) as error:
                 failure = error
 

@@ -36,18 +36,18 @@ _SHARDED = {
 class Script:
     """One Lua script; ``sha`` is what EVALSHA calls it by.
 
-    ``shared`` is set where calls that are equal in so many first arguments may be joined into one: it then has all
-    their keys, and after those arguments all their others; its reply has one value for each call.
+    ``joins`` says whether calls with the same first argument may be joined into one: it then has all their keys, and
+    after that argument all their others; its reply has one value for each call.
     """
 
     name: str
     source: str
     sha: str
-    shared: int | None = None
+    joins: bool = False
 
     @classmethod
-    def load(cls, name: str, shared: int | None = None) -> Script:
-        return cls._from_source(name, _read(name), shared)
+    def load(cls, name: str, joins: bool = False) -> Script:
+        return cls._from_source(name, _read(name), joins)
 
     @property
     def sharded(self) -> Script:
@@ -55,8 +55,8 @@ class Script:
         return _sharded(self)
 
     @classmethod
-    def _from_source(cls, name: str, source: str, shared: int | None) -> Script:
-        return cls(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(), shared)
+    def _from_source(cls, name: str, source: str, joins: bool) -> Script:
+        return cls(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(), joins)
 
 
 @cache
@@ -64,7 +64,7 @@ def _sharded(script: Script) -> Script:
     source = script.source
     for one_server, cluster in _SHARDED.items():
         source = source.replace(one_server, cluster)
-    return script if source == script.source else Script._from_source(script.name, source, script.shared)  # noqa: SLF001
+    return script if source == script.source else Script._from_source(script.name, source, script.joins)  # noqa: SLF001
 
 
 @cache
@@ -75,7 +75,7 @@ def _read(name: str) -> str:
 
 LOCK_STATE = Script.load("lock_state")
 LOCK_HOLDERS = Script.load("lock_holders")
-LOCK_RENEW = Script.load("lock_renew", shared=1)
+LOCK_RENEW = Script.load("lock_renew", joins=True)
 LOCK_EXTEND = Script.load("lock_extend")
 LOCK_FORCE_RELEASE = Script.load("lock_force_release")
 RLOCK_ACQUIRE = Script.load("rlock_acquire")

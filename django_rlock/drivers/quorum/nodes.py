@@ -154,8 +154,8 @@ class NodeSet:
 
 
 def _obey(link: Link, call: QuorumCall, limit: float) -> None:
-    for verb in ("EVALSHA", "EVAL"):
-        (reply,) = link.ask_all(pack(call, next_nonce(), verb), 1, limit)
+    for with_source in (False, True):
+        (reply,) = link.ask_all(pack(call, next_nonce(), with_source), 1, limit)
         if not isinstance(reply, ErrorReply):
             return
     raise RedisError(str(reply))

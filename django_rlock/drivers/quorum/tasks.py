@@ -43,7 +43,7 @@ class _Slot:
         if isinstance(reply, ErrorReply):
             if str(reply).startswith("NOSCRIPT"):
                 nonce = next_nonce()
-                self._link.send(pack(self._call, nonce, "EVAL"), nonce, self)
+                self._link.send(pack(self._call, nonce, with_source=True), nonce, self)
                 return
             reply = error_from(str(reply))
         self._talk.hear(Answer(self._node, self._call, reply))

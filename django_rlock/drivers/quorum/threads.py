@@ -63,7 +63,7 @@ class NodeLink:
                 (checked,) = replies_of([reply], [nonce])
                 if isinstance(checked, NoScriptError):
                     nonce = next_nonce()
-                    self.send(pack(call, nonce, "EVAL"), nonce, call, asker, limit)
+                    self.send(pack(call, nonce, with_source=True), nonce, call, asker, limit)
                 else:
                     arrived.append((call, asker, checked))
             if not self.link.may_have_more():
