@@ -71,7 +71,7 @@ def retire(counter: Named, call: ScriptCall) -> None:
 
 
 def _request_of(call: ScriptCall) -> str:
-    return str(call.args[0]).partition(" ")[0]
+    return str(call.first).partition(" ")[0]
 
 
 def checked_number(argument: str, value: int, least: int = 0) -> int:

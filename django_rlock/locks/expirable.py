@@ -164,6 +164,7 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
         Returns 0 if one of them is not taken, was released before, or has outlived its lease. Raises
         LockUnavailableError when Redis is unreachable: the background thread then retries for a minute.
         """
+        self._check_alias()
         ids = checked_ids(permits)
         if not ids:
             return 0
@@ -182,7 +183,7 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
     async def _release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> None:
         """Like ``try_release``, but raises PermitNotHeldError instead of returning 0."""
         ids = checked_ids(permits)
-        if ids and not await self._try_release(driver, permits if isinstance(permits, Permit) else ids):
+        if await self._try_release(driver, permits if isinstance(permits, Permit) else ids) < len(ids):
             raise PermitNotHeldError(self.name, ids)
 
     # --- leases ------------------------------------------------------------------------------------------------------

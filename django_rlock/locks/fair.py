@@ -23,7 +23,7 @@ UNASKED = 600.0
 
 @lru_cache(maxsize=keys.MOST_KEPT)
 def _acquiring(key: str, count: int, lease: float, claim: float, alive: float) -> Prepared:
-    alive_ms = milliseconds(alive) if alive else 0
+    alive_ms = milliseconds(alive) if alive else 0  # milliseconds() returns 1 at least
     return Prepared(
         scripts.FAIR_ACQUIRE, keys.fair_keys(key), (count, milliseconds(lease), milliseconds(claim), alive_ms)
     )

@@ -120,9 +120,9 @@ class Semaphore(BaseSemaphore):
         tries once. Zero permits are always granted. A caller that needs many may wait long while others take few.
         """
         wait = self._wait_seconds(blocking, wait_time)
-        if checked_number("permits", permits) == 0:
+        request = _Acquire(self, checked_number("permits", permits))
+        if permits == 0:
             return True
-        request = _Acquire(self, permits)
         try:
             attempt = await granted(request, driver, REMEMBERED, wait)
             if attempt is not None:
@@ -192,6 +192,7 @@ class Semaphore(BaseSemaphore):
             await self._release(driver)
 
     async def _give(self, driver: Driver, permits: int, only_if_exists: int) -> bool:
+        self._check_alias()
         if checked_number("permits", permits) == 0:
             return True
         call = self._request_call(scripts.SEMAPHORE_RELEASE, permits, only_if_exists)

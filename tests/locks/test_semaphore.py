@@ -205,13 +205,23 @@ def test_blocking_call_inside_a_loop_is_refused(printers):
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("kind", [Semaphore, PermitExpirableSemaphore, CountDownLatch])
-async def test_alias_of_a_quorum_is_refused(face, kind, settings):
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [
+        (Semaphore, [("acquire",), ("acquire", 0), ("release", 0), ("release_if_exists", 0), ("available_permits",)]),
+        (
+            PermitExpirableSemaphore,
+            [("acquire",), ("try_release", []), ("release", []), ("available_permits",)],
+        ),
+        (CountDownLatch, [("count_down",), ("count",), ("wait",)]),
+    ],
+)
+async def test_alias_of_a_quorum_is_refused(face, kind, calls, settings):
     settings.RLOCK = {"quorum": {"NODES": [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]}}
     counter = kind("printers", using="quorum")
-    for method in ("count_down", "count") if kind is CountDownLatch else ("acquire", "available_permits"):
+    for call in calls:
         with pytest.raises(ImproperlyConfigured, match=rf"{kind.__name__} 'printers' needs one server.*RedLock works"):
-            await face.call(counter, method)
+            await face.call(counter, *call)
 
 
 async def test_wait_is_no_lock(face, printers, redis_client):
