@@ -83,7 +83,7 @@ def flush(within: float) -> bool:
 
 def is_logged(log_to: logging.Logger, level: int) -> bool:
     """Whether a record of this level would be logged."""
-    # isEnabledFor() sometimes takes logging's mutex. Most levels are set on a parent.
+    # Like isEnabledFor(), which sometimes takes logging's mutex.
     at = log_to
     while not at.level and at.parent is not None:
         at = at.parent

@@ -6,6 +6,7 @@ cluster, or on a quorum of nodes. ``room`` joins the two into the driver that th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import starmap
@@ -23,6 +24,9 @@ EVERYBODY = "*"
 
 monotonic = time.monotonic
 """The clock of all deadlines, in seconds; unlike a wall clock, it cannot be set back."""
+
+UNLIMITED = math.inf
+"""A limit that leaves only the server's own, ``Server.reply_limit``."""
 
 _begin: Callable[[Coroutine[Any, Any, Any]], Any] = methodcaller("send", None)
 
@@ -117,10 +121,10 @@ class Face(Protocol):
         """Run coroutines concurrently, because each may wait for another server, and return their results."""
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
-        """Return the reply to one packed call, within ``limit`` seconds; it counts as sent once there is a connection.
+        """Return the reply to one packed call, within ``limit`` seconds and within the server's ``reply_limit``.
 
-        Raises what redis-py raises. After any exception, BaseException included, a connection in an unknown state is
-        closed.
+        The call counts as sent once there is a connection. Raises what redis-py raises. After any exception,
+        BaseException included, a connection in an unknown state is closed.
         """
 
     async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
 from django_rlock.cluster import Address, SlotMap, slot_of
-from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.base import UNLIMITED, run_sync
 from django_rlock.drivers.calls import Argument, pack_command
 from django_rlock.drivers.server import PlainNode
 
@@ -54,7 +53,7 @@ class ServerCommands(Commands):
             return [error] * len(commands)
 
     def _converse(self, packed: bytes, number: int) -> list[Any]:
-        return run_sync(self._node.converse(packed, [None] * number, math.inf))
+        return run_sync(self._node.converse(packed, [None] * number, UNLIMITED))
 
 
 class ClusterCommands(Commands):

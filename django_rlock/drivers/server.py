@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
-from django_rlock.drivers.base import Face, Undo, monotonic
+from django_rlock.drivers.base import UNLIMITED, Face, Undo, monotonic
 from django_rlock.drivers.calls import ASKING, ScriptCall, join, may_join, next_nonce, pack
 from django_rlock.drivers.retrying import Retrying, is_final, unavailable
 from django_rlock.exceptions import LockUnavailableError
@@ -54,7 +53,7 @@ class PlainNode:
         sent_at = monotonic()
         for call in calls:
             call.sends += 1
-        replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, math.inf)
+        replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, UNLIMITED)
         for call in calls:
             call.sent_at = sent_at
         return replies

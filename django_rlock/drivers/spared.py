@@ -7,7 +7,6 @@ at once, until it has replied to a PING, which is sent in a thread of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ParamSpec
@@ -16,7 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
-from django_rlock.drivers.base import Face, monotonic, run_flow
+from django_rlock.drivers.base import UNLIMITED, Face, monotonic, run_flow
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.server import PlainNode
 from django_rlock.links.server import Server
@@ -36,7 +35,8 @@ class SparedNode(PlainNode):
         super().__init__(face, server)
         self._silence: str | None = None
         self._seat = threads.free_seat()
-        self._send_ping = partial(self.converse, _PING, [None], math.inf)
+        # The PING goes out in any case, so it takes the node's own method, before that is replaced.
+        self._send_ping = partial(self.converse, _PING, [None], UNLIMITED)
         self.exchange = partial(self._unless_silent, self.exchange)
         self.converse = partial(self._unless_silent, self.converse)
 

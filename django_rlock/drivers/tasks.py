@@ -213,9 +213,9 @@ class TaskFace:
         links = links_of(asyncio.get_running_loop())
         link = links.shared.get(server)
         if link is None or not link.is_open:
-            started = links.loop.time()
+            started = monotonic()
             link = await links.get(server, limit)
-            limit = max(limit - (links.loop.time() - started), SHORTEST)
+            limit = max(limit - (monotonic() - started), SHORTEST)
         call.sends += 1
         try:
             reply = await link.ask(packed, nonce, limit)
