@@ -295,7 +295,8 @@ def test_many_waiters_cost_little(kind, redis_client, waiters):
     eventually(lambda: len(WAITS.snapshot()) == waiters)
     eventually(lambda: all(redis_client.pubsub_numsub(name)[0][1] for name in redis_client.pubsub_channels()))
     assert threading.active_count() - before <= waiters + 2  # the listener's and the background thread's
-    assert sum(1 for each in redis_client.client_list() if int(each["sub"])) == 1
+    listening = [each for each in redis_client.client_list() if int(each["sub"])]
+    assert len(listening) == 1, listening
     if kind is FairLock:
         eventually(lambda: redis_client.zcard(QUEUE) == waiters)
     redis_client.config_resetstat()

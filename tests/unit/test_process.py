@@ -21,8 +21,10 @@ TOGETHER = 4
 
 @pytest.fixture(autouse=True)
 def own_hooks(monkeypatch) -> None:
-    """What the tests register is forgotten after them."""
+    """What the tests register is forgotten after them. Hooks of forks are theirs alone: the others would have this
+    process forget threads that no fork has ended, which would listen on."""
     own = {event: {stage: list(each) for stage, each in stages.items()} for event, stages in process._hooks.items()}
+    own["fork"] = {stage: [] for stage in process.STAGES}
     monkeypatch.setattr(process, "_hooks", own)
 
 
