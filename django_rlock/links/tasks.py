@@ -185,4 +185,5 @@ class TaskLink:
         while self._owed:
             _, slot, _, _ = self._owed.popleft()
             if not slot.done():
-                slot.set_exception(error)
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and its tasks do not go on
+                    slot.set_exception(error)
