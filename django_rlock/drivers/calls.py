@@ -54,8 +54,8 @@ class ManyKeys(tuple[str, ...]):
 class Prepared:
     """A script with its keys and all arguments but the first: what many calls have in common.
 
-    It is packed when the first of them is sent: calls that are joined never are. ``has_fresh`` says whether each call
-    adds its own ``fresh``; if it did so without, the server would be told a wrong number of words.
+    It is packed when the first of them is sent, because calls that are joined never are. ``has_fresh`` must say whether
+    the calls have a ``fresh``: the server is told in advance how many words come.
     """
 
     __slots__ = ("args", "has_fresh", "head", "keys", "script", "tail")
@@ -94,7 +94,7 @@ _kept = lru_cache(maxsize=MOST_KEPT)(Prepared)
 
 
 def prepare(script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], has_fresh: bool = False) -> Prepared:
-    """Prepare calls. They are kept for the next, but for calls with many keys, and those that are often joined."""
+    """Prepare calls. Those with few keys are kept for the next time, unless they can be joined: then few are sent."""
     keeps = len(keys) <= _MOST_KEYS_KEPT and not script.joins
     return (_kept if keeps else Prepared)(script, keys, args, has_fresh)
 

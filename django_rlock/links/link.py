@@ -30,7 +30,7 @@ _DISCARD = struct.pack("ii", 1, 0)
 _AT_ONCE = 32_768
 """How many bytes the kernel certainly accepts without blocking."""
 _READ = 65_536
-_USUAL = 448
+_READ_FIRST = 448
 """How many bytes are read first. A lock's reply is shorter, and Python allocates 512 bytes several times as fast."""
 
 _monotonic = time.monotonic
@@ -90,7 +90,7 @@ class Link:
         sock, reader = self.sock, self._reader
         try:
             sock.sendall(packed)
-            data = sock.recv(_USUAL)
+            data = sock.recv(_READ_FIRST)
         except BlockingIOError:
             return self._read_until(self.used_at + limit)
         except OSError as error:
@@ -158,13 +158,13 @@ class Link:
     # --- by readiness ------------------------------------------------------------------------------------------------
 
     def arrived(self) -> list[Any]:
-        """The replies that have arrived on a readable socket; none if only a part of one has arrived."""
+        """The replies that have arrived on a readable, non-blocking socket; none if only a part of one has arrived."""
         try:
-            data = self._receive(_USUAL)
+            data = self._receive(_READ_FIRST)
         except RedisTimeoutError:  # nothing has arrived after all
             return []
         self._reader.feed(data)
-        if len(data) == _USUAL:
+        if len(data) == _READ_FIRST:
             with contextlib.suppress(RedisError):  # no more has arrived; or the end, which the next call will find
                 self._reader.feed(self._receive())
         replies = []

@@ -120,7 +120,7 @@ class Semaphore(BaseSemaphore):
         tries once. Zero permits are always granted. A caller that needs many may wait long while others take few.
         """
         wait = self._wait_seconds(blocking, wait_time)
-        request = _Acquire(self, checked_number("permits", permits))
+        request = _Acquire(self, checked_number("permits", permits))  # refuses an alias with NODES
         if permits == 0:
             return True
         try:

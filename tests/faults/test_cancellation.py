@@ -279,6 +279,34 @@ def test_connections_are_closed_with_their_loop(kind, redis_client):
     assert len(_loops.value) <= 1
 
 
+def test_loop_that_was_closed_under_its_tasks_does_not_fail_the_next_one(kind, own_server):
+    """Both tasks waited for a reply, and nobody can tell them of the end."""
+    server = own_server()
+
+    async def begin() -> None:
+        async with kind("stock:42"):
+            pass
+        server.pause()
+        asyncio.get_running_loop().abandoned = [  # type: ignore[attr-defined]
+            asyncio.create_task(try_for(kind(f"stock:{number}"), 1)) for number in range(2)
+        ]
+        await asyncio.sleep(0)
+
+    async def body() -> None:
+        async with kind("stock:42"):
+            pass
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # "Task was destroyed but it is pending!"
+    loop.run_until_complete(begin())
+    loop.close()
+    server.resume()
+    asyncio.run(body())
+    assert not _loops.value
+    del loop
+    gc.collect()
+
+
 def test_abandoned_wait_that_is_collected_at_the_listener_does_not_block_it(server):
     """Its loop was closed under it, and the garbage collector ends it wherever it happens to run."""
     listener = Listener(lambda *_: mock.Mock())

@@ -60,7 +60,7 @@ def interrupt():
 def is_interrupted(task, aim, at):
     """Whether the task has so many opcodes, and what was raised there was not dropped.
 
-    It runs in a context of its own: whatever ends it while it leaves its block has its variables keep their values.
+    It runs in a context of its own, because an interruption may keep it from resetting its context variables.
     """
     aim.begin(at)
     try:

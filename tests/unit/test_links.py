@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from django_rlock.links import link
 from django_rlock.links.link import Link
 
-SIZES = [*range(link._USUAL - 20, link._USUAL + 20), 5_000, 100_000]
+SIZES = [*range(link._READ_FIRST - 20, link._READ_FIRST + 20), 5_000, 100_000]
 """Of replies: below, at and above what is read first."""
 
 Ends = tuple[Link, socket.socket]
@@ -40,7 +40,7 @@ def wait_for(ours: Link) -> list[object]:
 def test_reply_of_any_size_arrives_whole(ends: Ends, receive: Callable[[Link], list[object]], size: int) -> None:
     ours, servers = ends
     reply = b"x" * size
-    for _ in range(2):  # the first leaves nothing that the second would be told
+    for _ in range(2):  # the first leaves nothing behind
         servers.sendall(b"$%d\r\n%b\r\n" % (size, reply))
         assert receive(ours) == [reply]
 

@@ -50,7 +50,7 @@ def test_what_is_joined_is_never_packed_alone() -> None:
     assert calls._kept.cache_info().currsize == 0
 
 
-def test_only_renewals_for_the_same_time_are_joined() -> None:
+def test_only_renewals_with_the_same_lease_are_joined() -> None:
     assert may_join(renewal(1)) == may_join(renewal(2))
     assert may_join(renewal(1)) != may_join(renewal(1, lease=5))
     state = prepare(scripts.LOCK_STATE, ("rlock:stock:1",), ())
@@ -72,6 +72,7 @@ def test_packed_call_has_all_words(call: ScriptCall, with_source: bool) -> None:
 
 def test_nonces_are_as_long_as_packed_calls_say() -> None:
     """From the first that a process may make to those after years of a million a second."""
+    assert len(next_nonce()) == calls._NONCE_SIZE
     for number in (calls._first, 10**14, 10**14 + 2**40 - 1 + 10**6 * 86400 * 365 * 20):
         assert len(str(number)) == calls._NONCE_SIZE
 

@@ -21,8 +21,8 @@ TOGETHER = 4
 
 @pytest.fixture(autouse=True)
 def own_hooks(monkeypatch) -> None:
-    """What the tests register is forgotten after them. Hooks of forks are theirs alone: the others would have this
-    process forget threads that no fork has ended, which would listen on."""
+    """What the tests register is forgotten after them. The project's own hooks of forks are left out: nothing forks
+    here, and threads that they have the process forget would listen on."""
     own = {event: {stage: list(each) for stage, each in stages.items()} for event, stages in process._hooks.items()}
     own["fork"] = {stage: [] for stage in process.STAGES}
     monkeypatch.setattr(process, "_hooks", own)
