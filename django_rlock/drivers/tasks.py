@@ -48,17 +48,18 @@ class LoopLinks:
     async def get(self, server: Server, limit: float) -> TaskLink:
         """The loop's link to a server; if there is none, one is opened once for all tasks."""
         opening = self._opening.get(server)
-        if opening is None:
+        if opening is None or opening.done():  # nobody notes its end if its first caller was interrupted here
             opening = self._opening[server] = asyncio.ensure_future(self._open(server, limit))
-            opening.add_done_callback(lambda _: self._note_opened(server))
+            opening.add_done_callback(partial(self._note_opened, server))
         try:
             async with asyncio.timeout(limit):
                 return await asyncio.shield(opening)
         except TimeoutError as error:
             raise RedisTimeoutError("Timeout connecting to the server") from error
 
-    def _note_opened(self, server: Server) -> None:
-        opened = self._opening.pop(server)
+    def _note_opened(self, server: Server, opened: asyncio.Future[TaskLink]) -> None:
+        if self._opening.get(server) is opened:
+            del self._opening[server]
         if not opened.cancelled():
             opened.exception()  # all tasks that waited for it may have left
 

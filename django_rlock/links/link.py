@@ -33,6 +33,9 @@ _READ = 65_536
 _READ_FIRST = 448
 """How many bytes are read first. A lock's reply is shorter, and Python allocates 512 bytes several times as fast."""
 
+LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
+"""What a socket raises when it has nothing to read, or cannot accept more, at the moment."""
+
 _monotonic = time.monotonic
 
 
@@ -51,17 +54,21 @@ class Link:
 
     The kernel limits the waits of a plain blocking socket to TICK, so that the usual call neither sets a limit nor
     polls. When that limit has passed and the call may take longer, reading goes on with an exact limit. TLS and
-    gevent's sockets always use exact limits.
+    gevent's sockets, which are not plain, always use exact limits.
+
+    ``next_reply`` returns the next reply of the bytes that have been received, or INCOMPLETE.
     """
 
-    __slots__ = ("_pid", "_place", "_reader", "_ticks", "sock", "used_at")
+    is_plain: bool
+
+    __slots__ = ("_pid", "_place", "_reader", "is_plain", "next_reply", "sock", "used_at")
 
     def __init__(self, sock: socket.socket, place: Place | None = None) -> None:
         self.sock = sock
         self._place = place
         self._pid = os.getpid()
         self._reader = make_reader()
-        self._ticks = False
+        self.next_reply = self._reader.gets
         self.used_at = _monotonic()
         self.block()
 
@@ -70,8 +77,8 @@ class Link:
         sock = self.sock
         sock.settimeout(None)
         # gevent's and TLS sockets have a recv() of their own, which ignores the kernel's limit.
-        self._ticks = getattr(type(sock), "recv", None) is _socket.socket.recv
-        if self._ticks:
+        self.is_plain = getattr(type(sock), "recv", None) is _socket.socket.recv
+        if self.is_plain:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
 
@@ -85,9 +92,9 @@ class Link:
 
         ``limit`` begins when the link was taken.
         """
-        if not self._ticks or limit < TICK or len(packed) > _AT_ONCE:
+        if not self.is_plain or limit < TICK or len(packed) > _AT_ONCE:
             return self.ask_all(packed, 1, limit)[0]
-        sock, reader = self.sock, self._reader
+        sock = self.sock
         try:
             sock.sendall(packed)
             data = sock.recv(_READ_FIRST)
@@ -97,8 +104,8 @@ class Link:
             raise _broken(error) from error
         if not data:
             raise _closed()
-        reader.feed(data)
-        reply = reader.gets()
+        self._reader.feed(data)
+        reply = self.next_reply()
         return self._read_until(self.used_at + limit) if reply is INCOMPLETE else reply
 
     def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
@@ -121,7 +128,7 @@ class Link:
         """The same on a non-blocking socket, which usually accepts a command in one piece."""
         try:
             sent = self.sock.send(packed)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        except LATER:
             sent = 0
         except OSError as error:
             raise _broken(error) from error
@@ -134,7 +141,7 @@ class Link:
         return [self._read_until(until, last=number == replies - 1) for number in range(replies)]
 
     def _read_until(self, until: float, last: bool = True) -> Any:
-        while (reply := self._reader.gets()) is INCOMPLETE:
+        while (reply := self.next_reply()) is INCOMPLETE:
             left = until - _monotonic()
             if left <= 0:
                 raise RedisTimeoutError("Timeout reading from the server")
@@ -144,10 +151,10 @@ class Link:
             self.sock.settimeout(None)
         return reply
 
-    def _receive(self, most: int = _READ) -> bytes:
+    def _receive(self) -> bytes:
         try:
-            data = self.sock.recv(most)
-        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError) as error:
+            data = self.sock.recv(_READ)
+        except LATER as error:
             raise RedisTimeoutError("Timeout reading from the server") from error
         except OSError as error:
             raise _broken(error) from error
@@ -157,24 +164,28 @@ class Link:
 
     # --- by readiness ------------------------------------------------------------------------------------------------
 
-    def arrived(self) -> list[Any]:
-        """The replies that have arrived on a readable, non-blocking socket; none if only a part of one has arrived."""
+    def receive(self) -> bool:
+        """Receive what has arrived on a readable, non-blocking socket, for ``next_reply``; returns whether any has."""
         try:
-            data = self._receive(_READ_FIRST)
-        except RedisTimeoutError:  # nothing has arrived after all
-            return []
+            data = self.sock.recv(_READ_FIRST)
+        except LATER:
+            return False
+        except OSError as error:
+            raise _broken(error) from error
+        if not data:
+            raise _closed()
         self._reader.feed(data)
         if len(data) == _READ_FIRST:
             with contextlib.suppress(RedisError):  # no more has arrived; or the end, which the next call will find
                 self._reader.feed(self._receive())
-        replies = []
-        while (reply := self._reader.gets()) is not INCOMPLETE:
-            replies.append(reply)
-        return replies
+        return True
 
-    def may_have_more(self) -> bool:
-        """Whether more may have arrived although the socket is not readable, because TLS decrypts whole records."""
-        return not self._ticks
+    def arrived(self) -> list[Any]:
+        """The replies that have arrived on a readable, non-blocking socket; none if only a part of one has arrived.
+
+        More may have arrived, although the socket is not readable, if it is not plain: TLS decrypts whole records.
+        """
+        return list(iter(self.next_reply, INCOMPLETE)) if self.receive() else []
 
     @property
     def is_quiet(self) -> bool:
@@ -190,7 +201,7 @@ class Link:
         """The same for a non-blocking socket."""
         try:
             self.sock.recv(1)
-        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
+        except LATER:
             return True
         except OSError:
             pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import ssl
 import time
 from collections import deque
 from typing import Any, Protocol
@@ -14,11 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock.links.link import Link, check_nonce
-from django_rlock.links.resp import ErrorReply
-
-_LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
-"""What a socket raises when it has nothing to read, or cannot accept more, at the moment."""
+from django_rlock.links.link import LATER, Link, check_nonce
+from django_rlock.links.resp import INCOMPLETE, ErrorReply
 
 _monotonic = time.monotonic
 
@@ -50,7 +46,7 @@ class TaskLink:
         self._owed: deque[tuple[bytes | None, Slot, float, float]] = deque()
         self._unsent = bytearray()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self._timer_at = -math.inf
         self._heard_at = _monotonic()
         link.sock.settimeout(0)
         loop.add_reader(self._fileno, self._on_readable)
@@ -61,7 +57,7 @@ class TaskLink:
         now = _monotonic()
         until = now + limit
         self._owed.append((nonce, future, until, now))
-        if until < self._timer_at:
+        if not now < self._timer_at <= until:
             self._look_by(until)
         self._write(packed)
         return future
@@ -100,61 +96,88 @@ class TaskLink:
         if self._unsent:
             self._unsent += packed
             return
-        sent = self._send(packed)
-        if sent < len(packed) and self.is_open:
-            self._unsent += packed[sent:]
-            self.loop.add_writer(self._fileno, self._on_writable)
+        try:
+            sent = self._send(packed)
+            if sent < len(packed) and self.is_open:
+                self._unsent += packed[sent:]
+                self.loop.add_writer(self._fileno, self._on_writable)
+        except BaseException:
+            self._break_off_interrupted()
+            raise
 
     def _send(self, data: bytes | bytearray) -> int:
         try:
             return self.link.sock.send(data)
-        except _LATER:
+        except LATER:
             return 0
         except OSError as error:
             self.break_off(RedisConnectionError(f"The connection broke: {error}"))
             return 0
 
     def _on_writable(self) -> None:
-        del self._unsent[: self._send(self._unsent)]
-        if not self._unsent and self.is_open:
-            self.loop.remove_writer(self._fileno)
+        try:
+            del self._unsent[: self._send(self._unsent)]
+            if not self._unsent and self.is_open:
+                self.loop.remove_writer(self._fileno)
+        except BaseException:
+            self._break_off_interrupted()
+            raise
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
+        link = self.link
         try:
-            while replies := self.link.arrived():
+            while link.receive():
                 self._heard_at = _monotonic()
-                for reply in replies:
+                for reply in iter(link.next_reply, INCOMPLETE):
                     self._take(reply)
-                if not self.link.may_have_more():
+                if link.is_plain:
                     return
         except RedisError as error:
             self.break_off(error)
+        except BaseException:
+            self._break_off_interrupted()
+            raise
 
     def _take(self, reply: Any) -> None:
-        if not self._owed:
+        owed = self._owed
+        if not owed:
             raise RedisConnectionError("The connection brought a reply that belongs to no command; it was closed.")
-        nonce, slot, _, _ = self._owed[0]
+        nonce, slot, _, _ = owed[0]
         if nonce is not None and type(reply) is not ErrorReply:
             check_nonce(reply, nonce)
-        self._owed.popleft()
         if not slot.done():
             slot.set_result(reply)
+        # Last, since a slot must be found until it has its reply; a slot may have broken the link off.
+        if owed:
+            owed.popleft()
 
     # --- limits ------------------------------------------------------------------------------------------------------
 
     def _look_by(self, at: float) -> None:
-        if at >= self._timer_at:
+        now = _monotonic()
+        # A time that has passed is no timer's: it has gone off, even if ``_look`` was interrupted before it began.
+        if at == math.inf or now < self._timer_at <= at:
             return
+        timer = self.loop.call_later(at - now, self._look)
         if self._timer is not None:
             self._timer.cancel()
+        # In this order, since an interrupted caller must not leave the time of a timer that was never set.
+        self._timer = timer
         self._timer_at = at
-        self._timer = self.loop.call_later(at - _monotonic(), self._look)
 
     def _look(self) -> None:
-        self._timer, self._timer_at = None, math.inf
-        now = _monotonic()
+        try:
+            self._timer_at = -math.inf
+            self._end_late(_monotonic())
+            self._look_by(min((until for _, slot, until, _ in self._owed if not slot.done()), default=math.inf))
+        except BaseException:
+            self._break_off_interrupted()
+            raise
+
+    def _end_late(self, now: float) -> None:
+        """Give an error to each slot whose time is up."""
         late = RedisTimeoutError("Timeout reading from the server")
         for _, slot, until, sent_at in list(self._owed):
             if until <= now and not slot.done():
@@ -162,7 +185,6 @@ class TaskLink:
                     self.break_off(late)
                     return
                 slot.set_exception(late)
-        self._look_by(min((until for _, slot, until, _ in self._owed if not slot.done()), default=math.inf))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -177,6 +199,12 @@ class TaskLink:
             with contextlib.suppress(RuntimeError, OSError):
                 self.loop.remove_reader(self._fileno)
                 self.loop.remove_writer(self._fileno)
+
+    def _break_off_interrupted(self) -> None:
+        """Close the link after a signal handler has raised inside it: half a command may have been sent, or a reply
+        have been read for nobody. The loop may log what was raised, and go on.
+        """
+        self.break_off(RedisConnectionError("The connection was closed, because its use was interrupted."))
 
     def break_off(self, error: Exception) -> None:
         """Close the link; everything that waits for a reply gets the error."""

@@ -10,6 +10,7 @@ from example_project.embedded import EmbeddedServer
 from tests.faults.opcode_faces import FACES
 from tests.faults.opcodes import ALL_KINDS, actions_of
 from tests.faults.storm_process import NODES, BrokenOffError, StoppedError, Watched
+from tests.forms import first_place
 from tests.topologies.servers import TOPOLOGIES
 
 SHORT = ("pair", "wait", "again", "extend", "timeout", "block")
@@ -42,8 +43,7 @@ def interrupt_every(kind, *actions, face="threads", topology=None, first=1, stri
 
 @pytest.mark.timeout(600)  # a machine may be slow; what stops is noticed by its watcher
 def test_interrupted_here_and_there(request):
-    """The same places again for the same seed."""
-    first = 1 + request.config.getoption("randomly_seed", 0) % STRIDE
+    first = first_place(request.config, STRIDE)
     assert interrupt_every("fair", *SHORT, first=first, stride=STRIDE) > 300 * len(SHORT)
 
 

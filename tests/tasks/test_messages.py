@@ -1,7 +1,6 @@
 """A worker's child handles a message: here in the process of the test, without a worker."""
 
 import gc
-import random
 import time
 import uuid
 from contextvars import copy_context
@@ -20,7 +19,7 @@ from django_rlock.tasklocks.deliveries import RECEIVED
 from tests.eventually import UNTIL_SERVED
 from tests.faults.opcodes import MISSES, Aim
 from tests.faults.storm import Interruption
-from tests.forms import THOROUGH
+from tests.forms import THOROUGH, first_place
 
 STRIDE = 1 if THOROUGH else 25
 """Each so many opcodes a run is interrupted."""
@@ -75,9 +74,9 @@ def is_interrupted(task, aim, at):
 @pytest.mark.timeout(1200 if THOROUGH else 120)
 @pytest.mark.usefixtures("brief_collections")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python drops a few interruptions
-def test_an_interruption_at_any_opcode_of_a_run_leaves_no_lock(app):
+def test_an_interruption_at_any_opcode_of_a_run_leaves_no_lock(app, request):
     task, aim, misses = job(app), Aim(interrupt), 0
-    for at in count(random.SystemRandom().randint(1, STRIDE), STRIDE):
+    for at in count(first_place(request.config, STRIDE), STRIDE):
         task.request_stack.push(Context(message()))
         misses = 0 if is_interrupted(task, aim, at) else misses + 1
         task.request_stack.pop()

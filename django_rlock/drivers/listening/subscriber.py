@@ -187,7 +187,7 @@ class Subscriber:
             for reply in replies:
                 self._take(reply)
             _yield_processor()
-            if not link.may_have_more():
+            if link.is_plain:
                 return
 
     def _take(self, reply: Any) -> None:

@@ -66,7 +66,7 @@ class NodeLink:
                     self.send(pack(call, nonce, with_source=True), nonce, call, asker, limit)
                 else:
                     arrived.append((call, asker, checked))
-            if not self.link.may_have_more():
+            if self.link.is_plain:
                 break
         return arrived
 

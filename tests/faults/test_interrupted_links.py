@@ -1,0 +1,190 @@
+"""A signal's handler raises somewhere in a link of a loop, which logs that and goes on: no task waits for ever."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from itertools import count
+from types import FrameType
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from django_rlock.connections import server
+from django_rlock.drivers.tasks import LoopLinks
+from django_rlock.links.link import Link
+from django_rlock.links.tasks import TaskLink
+from tests.faults.opcode_watch import watch_opcodes
+from tests.faults.opcodes import SPARED, Aim
+
+NONCES = b"100000000000001", b"100000000000002"
+COMMAND = bytes(range(256)) * 4_000
+"""More than a socket accepts at once."""
+LIMIT = 3_600.0
+
+
+class LimitError(Exception):
+    """As Celery's soft time limit, which is no BaseException either."""
+
+
+def strike() -> None:
+    raise LimitError
+
+
+Ends = tuple[TaskLink, socket.socket]
+
+
+@pytest.fixture
+def new_ends() -> Iterator[Callable[[], Ends]]:
+    """Makes links, each with the server's end of its connection, in a loop."""
+    loop = asyncio.new_event_loop()
+    made: list[Ends] = []
+
+    def make() -> Ends:
+        ours, servers = socket.socketpair()
+        servers.setblocking(False)
+        made.append((TaskLink(Link(ours), loop), servers))
+        return made[-1]
+
+    with closing(loop):
+        yield make
+        for link, servers in made:
+            link.release()
+            link.link.close()
+            servers.close()
+
+
+def opcodes_of(prepare: Callable[[], Callable[[], object]]) -> Iterator[int]:
+    """Interrupts what ``prepare`` returns at its first opcode, then, prepared again, at its second one, and so on."""
+    for at in count(1):
+        act = prepare()
+        aim = Aim(strike)
+        try:
+            try:
+                aim.begin(at)
+                act()
+            finally:
+                aim.end()
+        except LimitError:
+            pass
+        if not aim.place:
+            return
+        yield at
+
+
+def ends_of(asked: list[asyncio.Future[object]]) -> list[object]:
+    answers = asyncio.gather(*asked, return_exceptions=True)
+    return answers.get_loop().run_until_complete(answers)
+
+
+def test_reading(new_ends: Callable[[], Ends]) -> None:
+    asked: list[asyncio.Future[object]] = []
+
+    def prepare() -> Callable[[], object]:
+        link, servers = new_ends()
+        asked[:] = [link.ask(b"PING", nonce, LIMIT) for nonce in NONCES]
+        servers.sendall(b"".join(b"*1\r\n$15\r\n%b\r\n" % nonce for nonce in NONCES))
+        return link._on_readable
+
+    for _ in opcodes_of(prepare):
+        for answer, nonce in zip(ends_of(asked), NONCES, strict=True):
+            assert answer == [nonce] or isinstance(answer, RedisConnectionError)
+
+
+def arrived(link: TaskLink, servers: socket.socket) -> bytes:
+    """All that reaches the server over a link that is open, else nothing."""
+    found = bytearray()
+    while link.is_open:
+        with suppress(BlockingIOError):
+            while data := servers.recv(1_000_000):
+                found += data
+        if not link._unsent:
+            break
+        link.loop.run_until_complete(asyncio.sleep(0))
+    return bytes(found)
+
+
+def test_beginning_to_write(new_ends: Callable[[], Ends]) -> None:
+    ends: list[Ends] = []
+
+    def prepare() -> Callable[[], object]:
+        ends[:] = [new_ends()]
+        return lambda: ends[0][0].ask(COMMAND, NONCES[0], LIMIT)
+
+    for _ in opcodes_of(prepare):
+        assert arrived(*ends[0]) in {b"", COMMAND}
+
+
+def test_writing_on(new_ends: Callable[[], Ends]) -> None:
+    ends: list[Ends] = []
+    before = bytearray()
+
+    def prepare() -> Callable[[], object]:
+        link, servers = new_ends()
+        ends[:] = [(link, servers)]
+        link.ask(COMMAND, NONCES[0], LIMIT)
+        before[:] = servers.recv(100_000)
+        return link._on_writable
+
+    for _ in opcodes_of(prepare):
+        assert before + arrived(*ends[0]) == COMMAND or not ends[0][0].is_open
+
+
+def test_asking(new_ends: Callable[[], Ends]) -> None:
+    """The others still have time limits."""
+    links: list[TaskLink] = []
+
+    def prepare() -> Callable[[], object]:
+        links[:] = [new_ends()[0]]
+        return lambda: links[0].ask(b"PING", NONCES[0], 0)
+
+    for _ in opcodes_of(prepare):
+        if links[0].is_open:
+            assert isinstance(ends_of([links[0].ask(b"PING", NONCES[1], 0)])[0], RedisError)
+
+
+def test_looking_for_late_replies(new_ends: Callable[[], Ends]) -> None:
+    links: list[TaskLink] = []
+    asked: list[asyncio.Future[object]] = []
+
+    def prepare() -> Callable[[], object]:
+        links[:] = [link] = [new_ends()[0]]
+        asked[:] = [link.ask(b"PING", nonce, limit) for nonce, limit in zip(NONCES, (0, 0.001), strict=True)]
+        link._heard_at += 1  # so that the connection is not given up
+        assert link._timer is not None
+        link._timer.cancel()  # it goes off now
+        return link._look
+
+    for _ in opcodes_of(prepare):
+        if links[0].is_open:
+            asked.append(links[0].ask(b"PING", NONCES[0], 0))
+        assert all(isinstance(end, RedisError) for end in ends_of(asked))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # Python's, between two of its opcodes
+def test_opening() -> None:
+    """The next task gets a link that is open."""
+    for at in count(1):
+        if asyncio.run(has_opened(at)):
+            break
+
+
+async def has_opened(at: int) -> bool:
+    """Whether nothing is interrupted there."""
+    links, left, place = LoopLinks(asyncio.get_running_loop()), count(at - 1, -1), LoopLinks.get.__code__
+
+    def meet(frame: FrameType) -> None:
+        if frame.f_code is place and place.co_code[frame.f_lasti] not in SPARED and not next(left):
+            raise LimitError
+
+    watch_opcodes(meet)
+    first = asyncio.ensure_future(links.get(server("default"), LIMIT))
+    await asyncio.wait({first})
+    watch_opcodes(None)
+    await asyncio.gather(*links._opening.values())
+    for link in links.shared.values():
+        link.break_off(RedisConnectionError("the server has restarted"))
+    assert (await links.get(server("default"), LIMIT)).is_open
+    links.give_back()
+    return first.exception() is None
