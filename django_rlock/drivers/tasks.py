@@ -76,7 +76,7 @@ class LoopLinks:
         try:
             yield
         finally:
-            _loops.value.pop(id(self.loop), None)
+            _loops.value.pop(self.loop, None)
             self.give_back()
 
     def give_back(self) -> None:
@@ -89,29 +89,29 @@ class LoopLinks:
                 shared.break_off(RedisTimeoutError("The event loop has ended"))
 
 
-def _give_all_back(loops: dict[int, LoopLinks]) -> None:
+def _give_all_back(loops: dict[asyncio.AbstractEventLoop, LoopLinks]) -> None:
     for links in list(loops.values()):
         with contextlib.suppress(RuntimeError):  # the loop was closed
             links.loop.call_soon_threadsafe(links.give_back)
 
 
-_loops: Owned[dict[int, LoopLinks]] = Owned("connections", dict, stop=_give_all_back)
+_loops: Owned[dict[asyncio.AbstractEventLoop, LoopLinks]] = Owned("connections", dict, stop=_give_all_back)
 
 
 def links_of(loop: asyncio.AbstractEventLoop) -> LoopLinks:
     """The links of a loop, made on first use."""
-    known = _loops.value.get(id(loop))
-    if known is None or known.loop is not loop:
+    known = _loops.value.get(loop)
+    if known is None:
         _drop_closed_loops()
-        known = _loops.value[id(loop)] = LoopLinks(loop)
+        known = _loops.value[loop] = LoopLinks(loop)
     return known
 
 
 def _drop_closed_loops() -> None:
     """Forget loops that were closed without their async generators being closed."""
-    for number, links in _loops.value.copy().items():
-        if links.loop.is_closed():
-            _loops.value.pop(number, None)
+    for loop, links in _loops.value.copy().items():
+        if loop.is_closed():
+            _loops.value.pop(loop, None)
             links.give_back()
 
 
