@@ -21,6 +21,7 @@ from django_rlock.drivers.quorum.calls import (
 from django_rlock.drivers.retrying import backoff
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.fenced import TokenLock
+from django_rlock.locks.hooks import SETTLE
 from django_rlock.settings import QUORUM_KIND, SHORTEST_LEASES
 
 ROUNDING = 0.002
@@ -102,7 +103,9 @@ class RedLock(TokenLock):
     def _lease_call(self, wire_name: str, lease: float, mode: int) -> Renew:
         key, _, tombstones, _ = keys.redlock_keys(self.key)
         lease_ms = milliseconds(lease)
-        seed = Seed(self.name, scripts.REDLOCK_SEED, (key, tombstones), (wire_name, 1, lease_ms))
+        seed = None
+        if mode != SETTLE:  # which may come after a forced release, and changes no lease
+            seed = Seed(self.name, scripts.REDLOCK_SEED, (key, tombstones), (wire_name, 1, lease_ms))
         args = (wire_name, lease_ms, mode)
         undo = self._leave_call(wire_name, lease)
         all_keys = key, *self._order(wire_name, mode)

@@ -518,3 +518,22 @@ async def test_a_token_is_passed_on_to_a_quorum(face, nodes, lock):
             for server in nodes[2:]:
                 with server.client() as client:
                     assert int(client.get("redisson_lock_token:{rlock:x}")) == lock.token
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("call", "adds"), [("_extend_call", True), ("_settle_call", False)])
+async def test_only_a_new_lease_adds_a_node_that_lost_the_lock(face, nodes, lock, call, adds):
+    """What settles extensions may come after a forced release, and must not take the lock again."""
+    assert await face.acquire(lock)
+    await face.until(lambda: all(holders(nodes)))
+    with nodes[4].client() as client:
+        client.delete(NAME)
+    driver = async_driver("quorum") if face.name == "async" else sync_driver("quorum")
+    wire_name = owner_of(lock)
+    reply = await driver.run(getattr(lock, call)(wire_name, 100.0))
+    assert reply[1] == 1
+    await driver.run(lock._state_call(wire_name))  # by then the nodes have obeyed what was sent before
+    if adds:
+        await face.until(lambda: holders(nodes)[4])
+    assert bool(holders(nodes)[4]) == adds
+    await face.release(lock)

@@ -113,9 +113,11 @@ class AcquireAgain(QuorumCall):
 
 
 class Renew(QuorumCall):
-    """Renews the lease: 1, or 0 when no quorum has the lock. ``seed`` adds nodes that know nothing of the lock."""
+    """Renews the lease: 1, or 0 when no quorum has the lock. ``seed`` adds nodes that know nothing of the lock; with
+    None none are added.
+    """
 
-    def __init__(self, *args: Any, seed: Seed, **options: Any) -> None:
+    def __init__(self, *args: Any, seed: Seed | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.seed = seed
 
@@ -124,16 +126,20 @@ class Renew(QuorumCall):
 
     async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
         if votes.won:
-            # Only now is it certain that the lock is held. Such a node counts from the next renewal on.
-            taken = {node for node, reply in votes.no.items() if reply[1] != NOT_HELD}
-            others = set(range(votes.size)) - votes.yes.keys() - taken
-            if others:
-                voting.send(self.seed.with_holds(max(reply[1] for reply in votes.yes.values())), others)
+            if self.seed is not None:
+                self._add_nodes(self.seed, votes, voting)
             return [b"", 1]
         if votes.refused:
             await voting.undo_everywhere(self, votes)
             return [b"", 0]
         raise voting.not_reached(self, votes)
+
+    def _add_nodes(self, seed: Seed, votes: Ballot, voting: Voting) -> None:
+        # Only now is it certain that the lock is held. Such a node counts from the next renewal on.
+        taken = {node for node, reply in votes.no.items() if reply[1] != NOT_HELD}
+        others = set(range(votes.size)) - votes.yes.keys() - taken
+        if others:
+            voting.send(seed.with_holds(max(reply[1] for reply in votes.yes.values())), others)
 
 
 NOT_HELD = -1
