@@ -55,7 +55,7 @@ class Prepared:
     """A script with its keys and all arguments but the first: what many calls have in common.
 
     It is packed when the first of them is sent, because calls that are joined never are. ``has_fresh`` must say whether
-    the calls have a ``fresh``: the server is told in advance how many words come.
+    the calls have a ``fresh``, because a command begins with the number of its words.
     """
 
     __slots__ = ("args", "has_fresh", "head", "keys", "script", "tail")

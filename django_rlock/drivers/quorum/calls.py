@@ -113,8 +113,8 @@ class AcquireAgain(QuorumCall):
 
 
 class Renew(QuorumCall):
-    """Renews the lease: 1, or 0 when no quorum has the lock. ``seed`` adds nodes that know nothing of the lock; with
-    None none are added.
+    """Renews the lease: 1, or 0 when no quorum has the lock. ``seed`` adds nodes that know nothing of the lock;
+    None adds none.
     """
 
     def __init__(self, *args: Any, seed: Seed | None, **options: Any) -> None:

@@ -28,17 +28,17 @@ from django_rlock.redis_internals import error_from
 class _Slot:
     """Hands the reply of one node to the conversation that sent the call."""
 
-    __slots__ = ("_call", "_is_done", "_link", "_node", "_talk")
+    __slots__ = ("_call", "_link", "_node", "_talk")
 
     def __init__(self, node: int, link: TaskLink, call: QuorumCall, talk: Talk) -> None:
         self._node = node
         self._link = link
         self._call = call
         self._talk = talk
-        self._is_done = False
 
     def done(self) -> bool:
-        return self._is_done
+        """Never: after an interruption it may get an error too, but only a node's first vote counts."""
+        return False
 
     def set_result(self, reply: Any, /) -> None:
         if isinstance(reply, ErrorReply):
@@ -47,15 +47,11 @@ class _Slot:
                 self._link.send(pack(self._call, nonce, with_source=True), nonce, self)
                 return
             reply = error_from(str(reply))
-        self._tell(reply)
+        self._talk.hear(Answer(self._node, self._call, reply))
 
     def set_exception(self, error: BaseException, /) -> None:
         told = error if isinstance(error, Exception) else RedisConnectionError(reason_of(error))
-        self._tell(told)
-
-    def _tell(self, reply: Any) -> None:
-        self._talk.hear(Answer(self._node, self._call, reply))
-        self._is_done = True
+        self._talk.hear(Answer(self._node, self._call, told))
 
 
 class Talk:
