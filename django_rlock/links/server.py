@@ -178,13 +178,15 @@ class Server:
 
     def prune(self, now: float) -> float:
         """Close all links but one that were unused for KEEP_IDLE; return when to check again."""
-        with contextlib.suppress(IndexError):
-            while len(self.idle) > 1:
+        while len(self.idle) > 1:
+            try:
                 link = self.idle.popleft()
-                if link.used_at + KEEP_IDLE > now:
-                    self.idle.appendleft(link)
-                    return link.used_at + KEEP_IDLE
-                link.close()
+            except IndexError:  # callers have taken them meanwhile
+                break
+            if link.used_at + KEEP_IDLE > now:
+                self.idle.appendleft(link)
+                return link.used_at + KEEP_IDLE
+            link.close()
         return math.inf
 
     def close(self) -> None:

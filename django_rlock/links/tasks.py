@@ -126,19 +126,22 @@ class TaskLink:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        link = self.link
         try:
-            while link.receive():
-                self._heard_at = _monotonic()
-                for reply in iter(link.next_reply, INCOMPLETE):
-                    self._take(reply)
-                if link.is_plain:
-                    return
+            self._read()
         except RedisError as error:
             self.break_off(error)
         except BaseException:
             self._break_off_interrupted()
             raise
+
+    def _read(self) -> None:
+        link = self.link
+        while link.receive():
+            self._heard_at = _monotonic()
+            for reply in iter(link.next_reply, INCOMPLETE):
+                self._take(reply)
+            if link.is_plain:
+                return
 
     def _take(self, reply: Any) -> None:
         owed = self._owed

@@ -189,20 +189,23 @@ class Attempt:
         wait = Wait(self.lock, self.owner, self.wire_name, self.driver.now(), waiter)
         try:
             WAITS.add(wait)
-            while tried or not await self.once(waiting=True):
-                tried = False
-                pause = self._pause(wait)
-                if pause <= 0:
-                    # The last try leaves the queue, or takes the lock if it was granted meanwhile.
-                    return await self.once()
-                await waiter.wait(pause)
-                if self._is_granted(waiter):
-                    break
-            return True
+            return await self._try_when_woken(waiter, wait, tried)
         finally:
             WAITS.remove(wait)
             if wait.beat_at < math.inf:
                 beat_after_grant(wait)
+
+    async def _try_when_woken(self, waiter: Waiter, wait: Wait, tried: bool) -> bool:
+        while tried or not await self.once(waiting=True):
+            tried = False
+            pause = self._pause(wait)
+            if pause <= 0:
+                # The last try leaves the queue, or takes the lock if it was granted meanwhile.
+                return await self.once()
+            await waiter.wait(pause)
+            if self._is_granted(waiter):
+                break
+        return True
 
     def _pause(self, wait: Wait) -> float:
         """How long to sleep unless woken, in seconds; 0 or less when the time is up."""

@@ -44,8 +44,8 @@ async def give_back_all(driver: Driver, owner: Owner, locks: Sequence[BaseLock])
     rest: list[GroupHold | BaseLock] = list(locks)
     try:
         rest = _pieces(driver, owner, locks)
-        while rest:
-            piece = rest.pop(0)  # from here on the release handles interruptions itself
+        for piece in list(rest):
+            del rest[0]  # from here on the release handles interruptions itself
             try:
                 if isinstance(piece, GroupHold):
                     failures += await _free(driver.at(piece.group.using), piece)

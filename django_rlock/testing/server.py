@@ -44,10 +44,10 @@ class InProcessServer:
 
     def _load_scripts(self) -> None:
         # fakeredis closes a connection after an error reply, such as the one for an unknown script.
+        sources = [script.source for script in vars(scripts).values() if isinstance(script, Script)]
         with redis.Redis.from_url(self.url) as client:
-            for script in vars(scripts).values():
-                if isinstance(script, Script):
-                    client.script_load(script.source)
+            for source in sources:
+                client.script_load(source)
 
     def forget(self) -> None:
         """Delete all its data."""

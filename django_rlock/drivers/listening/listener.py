@@ -198,9 +198,9 @@ class Listener:
         settled = []
         with contextlib.suppress(IndexError):
             while True:
-                if waiter := channel.settling.popleft()():
-                    waiter.wake()
-                    settled.append(waiter)
+                settled.append(channel.settling.popleft()())
+        for waiter in filter(None, settled):
+            waiter.wake()
         if channel.lapsed:
             channel.lapsed = False
             # Messages were lost while the channel was not subscribed, so every waiter must try again. Earlier tickets

@@ -139,8 +139,7 @@ class Subscriber:
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._inner.recv(4096):
-                pass
+            self._inner.recv(4096)  # what is left makes it readable again
 
     def _sleep_for(self, now: float) -> float | None:
         if self.link is None:

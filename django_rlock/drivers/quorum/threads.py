@@ -140,15 +140,18 @@ class Talk:
 
     async def __aenter__(self) -> Talk:
         try:
-            self._connect(self._talks.without_link())
-            for node in range(len(self._talks.names)):
-                if node not in self._links:
-                    with suppress(RedisError):  # reported when a call is sent to this node
-                        self._add(self._talks.take_link(node))
+            self._take_links()
         except BaseException:
             self._close()
             raise
         return self
+
+    def _take_links(self) -> None:
+        self._connect(self._talks.without_link())
+        for node in range(len(self._talks.names)):
+            if node not in self._links:
+                with suppress(RedisError):  # reported when a call is sent to this node
+                    self._add(self._talks.take_link(node))
 
     def _connect(self, nodes: Sequence[int]) -> None:
         """Connect to several nodes at once, so that an unreachable one does not delay the others."""

@@ -34,13 +34,10 @@ class Command(BaseCommand):
         try:
             check_usage(using)
             aliases = get_aliases() if using is None else [using]
-            messages = [
-                message
-                for message in run_checks(tags=[Tags.caches], include_deployment_checks=True)
-                if str(message.id).startswith(OURS)
-            ]
+            messages = run_checks(tags=[Tags.caches], include_deployment_checks=True)
         except ImproperlyConfigured as error:
             raise failed(error) from error
+        messages = [message for message in messages if str(message.id).startswith(OURS)]
         findings: list[Finding] = []
         for each in (findings_of(messages), *map(diagnose, aliases)):
             for finding in each:
