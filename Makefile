@@ -10,8 +10,9 @@ JOBS ?= auto
 # How long the nemesis of a soak or a campaign rages.
 SECONDS ?= 600
 
-# What depends on the interpreter and the server: every kind and face on one server, scripts, forks, views, tasks, pages.
-CORE := $(addprefix tests/,unit scripts web faults/test_forks.py \
+# What depends on the interpreter and the server: every kind and face on one server, scripts, forks, loops inside
+# a try, views, tasks, pages.
+CORE := $(addprefix tests/,unit scripts web faults/test_forks.py faults/test_jumps_back.py \
   $(patsubst %,locks/test_%.py,behaviour expirable fenced groups latch multi readwrite semaphore sharing_names spin \
     tasks_as_owners wake_ups) \
   $(patsubst %,tasks/test_%.py,checks dead_children exclusion in_process options) \

@@ -104,7 +104,7 @@ class RedLock(TokenLock):
         key, _, tombstones, _ = keys.redlock_keys(self.key)
         lease_ms = milliseconds(lease)
         seed = None
-        if mode != SETTLE:  # which may come after a forced release, and changes no lease
+        if mode != SETTLE:  # a settling call gives no new lease, and may come after a forced release
             seed = Seed(self.name, scripts.REDLOCK_SEED, (key, tombstones), (wire_name, 1, lease_ms))
         args = (wire_name, lease_ms, mode)
         undo = self._leave_call(wire_name, lease)

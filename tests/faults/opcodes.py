@@ -60,10 +60,6 @@ Raised before these opcodes, an exception would confuse the interpreter itself: 
 call, the handled exception to the thread. After a branch that is not taken, Python 3.14 has an opcode that does
 nothing, and belongs to no ``try``.
 """
-EVENT_LOOP = asyncio.BaseEventLoop.run_forever.__code__
-"""Since Python 3.14 its ``finally`` does not cover the jump back to its beginning; see ``test_jumps_back``. After an
-exception there the loop counts as running, and its thread can run no other one.
-"""
 UNSEEN = 120.0
 """Waiters look for a missed wake-up after a share of this, in seconds: longer than a watcher is patient."""
 
@@ -107,7 +103,7 @@ class Aim:
     def _is_spared(frame: FrameType) -> bool:
         """Whether no signal's exception comes there, or it would be dropped, or the frame is not the action's."""
         code = frame.f_code
-        return code in OURS or code is EVENT_LOOP or code.co_code[frame.f_lasti] in SPARED or is_swallowed(frame)
+        return code in AROUND or code.co_code[frame.f_lasti] in SPARED or is_swallowed(frame)
 
 
 class Stage:
@@ -230,8 +226,11 @@ class Stage:
             self.face.enter_elsewhere(self.spare.brief_block())
 
 
-OURS = {Aim.begin.__code__, Aim.end.__code__, Stage._play.__code__, watch_opcodes.__code__}
-"""What runs around an action."""
+EVENT_LOOP = asyncio.BaseEventLoop.run_forever
+AROUND = {each.__code__ for each in (Aim.begin, Aim.end, Stage._play, watch_opcodes, EVENT_LOOP)}
+"""What runs around an action. Since Python 3.14, asyncio takes its loop for running for ever after an exception at its
+jump back (see ``test_jumps_back``), so that its thread could run no other one.
+"""
 
 
 class _Holder:
