@@ -1,18 +1,17 @@
 """The cost of one acquire and release when nothing else wants the lock: CPU and wall time, and round trips.
 
-It is timed twice: with client and server on one core, and on any.
+It is timed with client and server on one core, on any, and on any while none sleeps.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
 from benchmarks import burst, peers
 from benchmarks.results import Row, Table, median_row
-from benchmarks.stage import monitored, one_core
+from benchmarks.stage import cores_awake, monitored, one_core
 from benchmarks.timing import Costs, ratios, time_async, time_sync
 from django_rlock import FairLock, RLock
 
@@ -23,28 +22,26 @@ SYNC_LIMITS: Limits = {"cpu": 0.5, "wall": 0.75}
 ASYNC_LIMITS: Limits = {"cpu": 0.45, "wall": 0.6}
 NO_LIMITS: Limits = {"cpu": None, "wall": None}
 COUNTED_PAIRS = 20
+MADE_PER_CALL = "sync, with a lock object made for each call"
 BASE, OURS = "redis-py", ("RLock", "FairLock")
 
 
 def run(quick: bool) -> list[Table]:
     sizes = (QUICK_ROUNDS, QUICK_PAIRS) if quick else (ROUNDS, PAIRS)
     with one_core():
-        together = timed(*sizes)
-    apart = [replace(table, title=f"{table.title}; on any core") for table in timed(*sizes)]
-    return [*together, *apart, Table("Round trips of an uncontended pair", round_trip_rows()), *burst.run(quick)]
+        tables = timed(*sizes)
+    tables += timed(*sizes, where="; on any core")
+    with cores_awake() as awake:
+        tables += timed(*sizes, where="; on any core, kept awake") if awake else []
+    return [*tables, Table("Round trips of an uncontended pair", round_trip_rows()), *burst.run(quick)]
 
 
-def timed(rounds: int, pairs: int) -> list[Table]:
+def timed(rounds: int, pairs: int, where: str = "") -> list[Table]:
     sync = time_sync(peers.sync_pairs(), rounds, pairs)
     made = time_sync(peers.sync_pairs_made_per_call(), rounds, pairs)
     coroutines = asyncio.run(time_coroutines(rounds, pairs))
-    return [
-        Table("Uncontended acquire + release, sync", ratio_rows(sync, SYNC_LIMITS)),
-        Table(
-            "Uncontended acquire + release, sync, with a lock object made for each call", ratio_rows(made, NO_LIMITS)
-        ),
-        Table("Uncontended acquire + release, async", ratio_rows(coroutines, ASYNC_LIMITS)),
-    ]
+    costs = {"sync": (sync, SYNC_LIMITS), MADE_PER_CALL: (made, NO_LIMITS), "async": (coroutines, ASYNC_LIMITS)}
+    return [Table(f"Uncontended acquire + release, {face}{where}", ratio_rows(*both)) for face, both in costs.items()]
 
 
 async def time_coroutines(rounds: int, pairs: int) -> Costs:

@@ -1,12 +1,17 @@
-"""What the benchmarks count: CPU time by module, the server's commands, turns that end within their round."""
+"""What the benchmarks count: CPU time by module, the server's commands, turns that end within their round.
 
+And what they arrange: cores that stay awake.
+"""
+
+import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import contended, meter
+from benchmarks import contended, meter, stage
 
 
 @pytest.fixture
@@ -70,3 +75,28 @@ def test_a_turn_that_ends_after_its_round_does_not_count(monkeypatch):
     monkeypatch.setitem(contended.CONTENDERS, "slow", lambda: (lambda wait: True, lambda: given.append(1)))
     assert contended.take_turns("slow", 1.0, 10.0).acquired == 2
     assert len(given) == 3
+
+
+@pytest.mark.skipif(not os.access(stage.LATENCY_FILE, os.W_OK), reason="only root may keep Linux's cores awake")
+def test_cores_stay_awake_during_the_block():
+    with stage.cores_awake() as awake:
+        assert awake
+        assert latency_allowed() == 0
+        assert stage.LATENCY_FILE in open_files()
+    assert stage.LATENCY_FILE not in open_files()
+
+
+def latency_allowed():
+    """The microseconds that waking a core may take, of all that processes ask for."""
+    with stage.LATENCY_FILE.open("rb", buffering=0) as file:
+        return int.from_bytes(file.read(4), "little")
+
+
+def open_files():
+    return {entry.resolve() for entry in Path("/proc/self/fd").iterdir()}
+
+
+def test_who_may_not_keep_cores_awake_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(stage, "LATENCY_FILE", tmp_path / "missing")
+    with stage.cores_awake() as awake:
+        assert not awake
