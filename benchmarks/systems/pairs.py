@@ -1,4 +1,4 @@
-"""Acquire and release of a lock that nothing else wants, in all systems."""
+"""Acquire and release of a lock that nothing else wants, in all systems; no core sleeps meanwhile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from benchmarks.crew import crew
 from benchmarks.results import Row, Table, median_row
+from benchmarks.stage import cores_awake
 from benchmarks.systems.contenders import BASE, Contender, make
 from benchmarks.timing import Costs, Pair, ratios, time_sync
 
@@ -18,7 +19,7 @@ TITLE = "Which lock: acquire + release, uncontended"
 def run(urls: Mapping[str, str], quick: bool, note: str) -> list[Table]:
     """``urls`` are the servers of the contenders, by the contenders' names."""
     sizes = (QUICK_ROUNDS, QUICK_PAIRS) if quick else (ROUNDS, PAIRS)
-    with crew(1, __name__) as started:
+    with cores_awake(), crew(1, __name__) as started:
         [costs] = started.run(time_all, urls, *sizes)
     return [Table(TITLE, rows(costs), note)]
 
