@@ -250,3 +250,21 @@ def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty_nodes, nodes)
     assert not known.is_up(0)
     nodes[0].resume()
     eventually(lambda: known.is_up(0))
+
+
+async def test_who_finds_a_node_down_has_it_visited(face, lock, monkeypatch):
+    """An interruption may keep the one who noted it from that; then nobody else would ever have looked."""
+    known = node_set("quorum")
+    with monkeypatch.context() as interrupting:
+        interrupting.setattr(known, "_see_to", interrupted)
+        for node in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                known.note_down(node, RedisTimeoutError("did not reply in time"))
+    with pytest.raises(QuorumNotReachedError):
+        await face.acquire(lock, wait_time=0)
+    await face.until(lambda: known.down == {})
+    await acquire_and_give_back(face, lock)
+
+
+def interrupted(node):
+    raise KeyboardInterrupt
