@@ -198,12 +198,15 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
         each = single_id(permit)
         hold = HOLDS.get(self, NamedOwner(each))
         call, settle = self._renew(each, lease, EXTEND), self._renew(each, lease, SETTLE)
-        renewed = hold is not None and hold.pause_renewal()
-        started = driver.now()
+        renewed, started = hold is not None and hold.renewed, driver.now()
         try:
+            if hold is not None:
+                hold.renewed = False
             changed = await self._change(driver, call)
             if call.sends > 1:
                 await self._change(driver, settle)
+            if changed:
+                _note_lease(hold, permit, call.sent_at, lease)
         except BaseException as error:
             if not is_refusal(error):
                 clean_up(self.using, settle, driver.now() + SENT_AGAIN)
@@ -212,8 +215,6 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
                 hold.renewed = renewed
                 watch(hold)
             raise
-        if changed:
-            _note_lease(hold, permit, call.sent_at, lease)
         return bool(changed)
 
     async def _lease_time(self, driver: Driver, permit: Permit | str) -> float | None:

@@ -303,10 +303,13 @@ class LockFlows(Renewable):
         if note_loss(hold, driver.now()):
             raise hold.lost_error()
         call = self._extend_call(hold.wire_name, lease, keep_longer=hold.owner.is_named)
-        renewed = hold.pause_renewal()
-        started = driver.now()
+        renewed, started = hold.renewed, driver.now()
         try:
+            hold.renewed = False  # or the watchdog would shorten the new lease
             reply = await self._run_extension(driver, call, hold, lease)
+            if reply[1] == 1:
+                hold.lease_from(call.sent_at, lease, renewed=False)
+                watch(hold)
         except BaseException:
             self._doubt_extension(hold, started + lease - self._drift(lease))
             hold.renewed = renewed
@@ -315,8 +318,6 @@ class LockFlows(Renewable):
         if reply[1] == 0:
             lose(hold, "it was gone when its lease was to be extended")
             raise hold.lost_error()
-        hold.lease_from(call.sent_at, lease, renewed=False)
-        watch(hold)
 
     async def _run_extension(self, driver: Driver, call: ScriptCall, hold: Hold, lease: float) -> list[Any]:
         """Send an extension and return its reply; no copy of it may shorten a lease chosen later."""
@@ -343,12 +344,10 @@ class LockFlows(Renewable):
     @in_turn
     async def _free_by_force(self, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
         own = self._forced_holds(caller, owner, driver.now())
-        # Otherwise a caller or a renewal would find the lock gone meanwhile, and report a loss to its owner.
-        for hold in own:
-            hold.ending = True
-        renewed = [hold.pause_renewal() for hold in own]
+        renewed = [hold.renewed for hold in own]
         freed = False
         try:
+            _expect_the_end(own)
             call = self._force_release_call(owner, new_request())
             reply = await self._run_forced(driver, call)
             freed = bool(reply[1] == 1)
@@ -449,6 +448,13 @@ def expect_copies(hold: Hold | GroupHold, lease: float) -> None:
     """Record that a hold's acquire was sent more than once: a copy that arrives after its end would take the lock."""
     hold.late_lease = lease
     hold.owner.renew_name()
+
+
+def _expect_the_end(holds: list[Hold]) -> None:
+    """A caller or a renewal that finds the lock gone, while its own owner frees it by force, must report no loss."""
+    for hold in holds:
+        hold.ending = True
+        hold.renewed = False
 
 
 def _tell_timed_out(failed: Attempt, waited: float) -> None:

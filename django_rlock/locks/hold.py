@@ -137,11 +137,6 @@ class Hold:
         late = ", because it could not be renewed in time" if self.renewed else ""
         return f"its lease of {self.runs_for:.1f} s ended{late}"
 
-    def pause_renewal(self) -> bool:
-        """Keep the watchdog from renewing while the owner changes the lease; returns whether it was renewed before."""
-        renewed, self.renewed = self.renewed, False
-        return renewed
-
     def renew_at(self) -> float:
         """When the watchdog should renew it: after a third of ``runs_for``."""
         return self.deadline - self.runs_for * 2 / 3

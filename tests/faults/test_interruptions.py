@@ -7,7 +7,9 @@ import operator
 import signal
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ import pytest
 from django_rlock import (
     FairLock,
     FencedLock,
+    LockLostError,
+    LockNotOwnedError,
     MultiLock,
     PermitExpirableSemaphore,
     ReadWriteLock,
@@ -254,6 +258,47 @@ def test_interrupted_call_of_a_locked_function_is_left(names):
         assert HOLDS.snapshot() == [], number
         settle()
         assert not any(RLock(name).locked() for name in names), number
+
+
+@pytest.mark.parametrize("owner", [None, "batch"])
+def test_interrupted_extension_leaves_a_renewed_or_a_longer_lease(owner):
+    """Unless it is renewed as before, or its new end is known, it would be lost although nothing has gone wrong."""
+    lock = RLock("stock:42", owner=owner)
+    lock.acquire()
+    for number in interruptions(lambda: lock.extend(100)):
+        settle()
+        (hold,) = HOLDS.snapshot()
+        assert hold.renewed or hold.deadline > monotonic() + 90, number
+        lock.release()
+        lock.acquire()
+    lock.release()
+
+
+def test_interrupted_change_of_a_permits_lease_leaves_a_renewed_or_a_longer_one(licences):
+    def change() -> None:
+        licences.update_lease_time(permit, 100)
+
+    permit = licences.acquire(renewed=True)
+    for number in interruptions(change):
+        settle()
+        (hold,) = HOLDS.snapshot()
+        assert hold.renewed or hold.deadline > monotonic() + 90, number
+        permit.release()
+        permit = licences.acquire(renewed=True)
+    permit.release()
+
+
+def test_interrupted_release_by_force_frees_the_lock_or_lets_it_be_renewed():
+    lock = RLock("stock:42")
+    lock.acquire()
+    for number in interruptions(lock.force_release):
+        settle()
+        for hold in HOLDS.snapshot():
+            assert (hold.renewed and not hold.ending) or not lock.locked(), number
+        with suppress(LockLostError, LockNotOwnedError):  # it was freed
+            lock.release()
+        lock.acquire()
+    assert not lock.locked()
 
 
 def look() -> None:
