@@ -11,6 +11,7 @@ import logging
 import queue
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from django_rlock import threads
@@ -41,7 +42,8 @@ class Callbacks:
             try:
                 threads.start(self._run, name="rlock-callbacks")
             except RuntimeError:  # interpreter exit, or no threads left
-                self._call(*self._queue.get())
+                with suppress(queue.Empty):  # a thread that has just started was faster
+                    self._call(*self._queue.get(block=False))
 
     def flush(self, within: float) -> bool:
         """Wait until everything posted has been called, for at most ``within`` seconds; returns whether it was."""
