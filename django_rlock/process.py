@@ -19,6 +19,8 @@ from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
 
 from django.core.signals import setting_changed
 
+from django_rlock import threads
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -137,7 +139,7 @@ def _run(event: str) -> None:
 
 
 _pid = os.getpid()
-_noticing = threading.RLock()
+_noticing = threading.Lock()
 
 
 def notice_fork() -> None:
@@ -147,9 +149,14 @@ def notice_fork() -> None:
     whom each of the locks is free. So every call of a lock begins here.
     """
     if os.getpid() != _pid:
-        with _noticing:
-            if os.getpid() != _pid:
-                _after_fork()
+        threads.elsewhere(_notice_fork)
+
+
+def _notice_fork() -> None:
+    """Its caller might be interrupted, and leave the mutex locked."""
+    with _noticing:
+        if os.getpid() != _pid:
+            _after_fork()
 
 
 def _after_fork() -> None:

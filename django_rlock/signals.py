@@ -15,20 +15,28 @@ from typing import Any
 
 from django.dispatch import Signal
 
+from django_rlock import threads
+
 
 class LockSignal(Signal):
     """A signal about a lock; ``outcome`` is its meaning in a word."""
 
     def __init__(self, outcome: str) -> None:
-        # Without caching every send takes a mutex, which an interrupted caller might leave locked.
         super().__init__(use_caching=True)
         self.outcome = outcome
 
     def tell(self, lock: Any, **values: object) -> None:
         """Send it to its receivers, with the keywords that all signals have."""
         if self.receivers:
+            self._find_receivers(type(lock))
             common = {"template": lock.template, "kind": lock.kind, "alias": lock.using, "outcome": self.outcome}
             self.send_robust(sender=type(lock), lock=lock, **{**common, **values})
+
+    def _find_receivers(self, sender: type) -> None:
+        """Have a sender's receivers cached. Django takes a mutex to find them, which an interrupted caller might leave
+        locked, so a thread of its own does that."""
+        if self._dead_receivers or sender not in self.sender_receivers_cache:  # type: ignore[attr-defined]
+            threads.elsewhere(self.has_listeners, sender)
 
 
 lock_acquired = LockSignal("acquired")  # owner, count, waited (seconds); outcome "reentered" where count is above 1

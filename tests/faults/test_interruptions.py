@@ -25,6 +25,7 @@ from django_rlock import (
     RLock,
     Semaphore,
     distributed_lock,
+    signals,
     threads,
 )
 from django_rlock.connections import server
@@ -299,6 +300,47 @@ def test_interrupted_release_by_force_frees_the_lock_or_lets_it_be_renewed():
             lock.release()
         lock.acquire()
     assert not lock.locked()
+
+
+class Recorder:
+    """A mutex that knows which threads have taken it."""
+
+    def __init__(self) -> None:
+        self.takers: set[int] = set()
+
+    def __enter__(self) -> None:
+        self.takers.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("told", [signals.lock_acquired, signals.lock_released])
+async def test_callers_do_not_take_the_mutex_of_a_signal(face, kind, told, monkeypatch):
+    """Not when a kind's first lock sends it, nor after a receiver is gone. An interruption might leave it locked."""
+    heard: list[str] = []
+
+    def hear(lock, **_):
+        heard.append(lock.name)
+
+    def hear_for_a_while(**_):
+        pass
+
+    told.connect(hear_for_a_while)
+    told.connect(hear)
+    try:
+        monkeypatch.setattr(told, "lock", mutex := Recorder())
+        async with face.inside(kind("stock:42")):
+            pass
+        del hear_for_a_while
+        gc.collect()
+        async with face.inside(kind("stock:43")):
+            pass
+        assert mutex.takers
+        assert threading.get_ident() not in mutex.takers
+    finally:
+        told.disconnect(hear)
+    assert heard == ["stock:42", "stock:43"]
 
 
 def look() -> None:
