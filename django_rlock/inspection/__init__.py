@@ -163,11 +163,8 @@ def _locks_place(alias: str) -> tuple[object, str]:
     return options.nodes or options.cache, options.key_prefix
 
 
-# Methods of locks ask in a thread of its own: an interrupted caller would leave redis-py's mutexes locked.
-
-
 def _describe(lock: BaseLock) -> LockInfo | None:
-    info = threads.elsewhere(lock_info, lock.name, lock.using)
+    info = lock_info(lock.name, lock.using)
     return info and replace(info, kind=info.kind or lock.kind)
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import redis
 from django.conf import settings as django_settings
 
+from django_rlock import threads
 from django_rlock.addresses import locations
 from django_rlock.connections import SERVER_ERRORS, get_client, node_client
 from django_rlock.drivers.quorum.nodes import node_set
@@ -38,30 +39,36 @@ def _cache(entry: str) -> Mapping[str, Any]:
 
 
 class Server:
-    """An alias with one server. Raises what redis-py does."""
+    """An alias with one server. Raises what redis-py does.
+
+    A thread of its own asks: a caller that is interrupted would leave the mutexes of redis-py locked.
+    """
 
     def __init__(self, using: str) -> None:
         self._using = using
         self._client = get_client(using)
 
+    def _ask(self, question: Callable[[redis.Redis], T]) -> T:
+        return threads.elsewhere(question, self._client)
+
     def read_all_reports(self, is_refresh: bool = False) -> tuple[float, list[Report]]:
-        return reading.read_all_reports(self._client, self._using, is_refresh)
+        return self._ask(lambda client: reading.read_all_reports(client, self._using, is_refresh))
 
     def read_reports(self, processes: Collection[str]) -> tuple[float, list[Report]]:
-        return reading.read_reports(self._client, processes)
+        return self._ask(lambda client: reading.read_reports(client, processes))
 
     def read_histories(self) -> tuple[float, dict[str, str]]:
-        return reading.read_histories(self._client)
+        return self._ask(reading.read_histories)
 
     def read_states(self, keys: Iterable[str]) -> dict[str, State]:
-        return reading.read_states(self._client, keys)
+        return self._ask(lambda client: reading.read_states(client, keys))
 
     def count_present(self, keys: Collection[str]) -> int:
         """How many there are of these locks and their queues; of NODES, on all together."""
-        return reading.count_present(self._client, keys)
+        return self._ask(lambda client: reading.count_present(client, keys))
 
     def scan_keys(self, prefix: str) -> set[str]:
-        return set(reading.scan_keys(self._client, prefix))
+        return self._ask(lambda client: set(reading.scan_keys(client, prefix)))
 
 
 class Nodes(Server):
@@ -73,10 +80,16 @@ class Nodes(Server):
         self._clients = {node: node_client(alias) for node, alias in zip(known.names, known.aliases, strict=True)}
         self._errors: dict[str, Exception] = {}
 
-    def _ask(self, question: Callable[[redis.Redis], T]) -> dict[str, T]:
+    def _ask_each(self, question: Callable[[redis.Redis], T]) -> dict[str, T]:
         return self._ask_by_name(lambda client, _: question(client))
 
     def _ask_by_name(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
+        answers = threads.elsewhere(self._answers, question)
+        if len(answers) <= len(self._clients) // 2:
+            raise QuorumNotReachedError(self._name, dict(self._errors), len(self._clients))
+        return answers
+
+    def _answers(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
         answers = {}
         for node, client in self._clients.items():
             if node not in self._errors:
@@ -84,8 +97,6 @@ class Nodes(Server):
                     answers[node] = question(client, node)
                 except (redis.RedisError, OSError) as error:
                     self._errors[node] = error
-        if len(answers) <= len(self._clients) // 2:
-            raise QuorumNotReachedError(self._name, dict(self._errors), len(self._clients))
         return answers
 
     def read_all_reports(self, is_refresh: bool = False) -> tuple[float, list[Report]]:
@@ -93,10 +104,10 @@ class Nodes(Server):
         return _merge_reports(answers.values())
 
     def read_reports(self, processes: Collection[str]) -> tuple[float, list[Report]]:
-        return _merge_reports(self._ask(lambda client: reading.read_reports(client, processes)).values())
+        return _merge_reports(self._ask_each(lambda client: reading.read_reports(client, processes)).values())
 
     def read_histories(self) -> tuple[float, dict[str, str]]:
-        answers = list(self._ask(reading.read_histories).values())
+        answers = list(self._ask_each(reading.read_histories).values())
         now, found = answers[0]
         for _, texts in answers[1:]:
             found = {**texts, **found}
@@ -104,15 +115,15 @@ class Nodes(Server):
 
     def read_states(self, keys: Iterable[str]) -> dict[str, State]:
         wanted = list(keys)
-        found = self._ask(lambda client: reading.read_states(client, wanted))
+        found = self._ask_each(lambda client: reading.read_states(client, wanted))
         known = {key: {node: states.get(key) for node, states in found.items()} for key in wanted}
         return {key: self._merge(by_node) for key, by_node in known.items() if any(by_node.values())}
 
     def count_present(self, keys: Collection[str]) -> int:
-        return sum(self._ask(lambda client: reading.count_present(client, keys)).values())
+        return sum(self._ask_each(lambda client: reading.count_present(client, keys)).values())
 
     def scan_keys(self, prefix: str) -> set[str]:
-        return set().union(*self._ask(lambda client: set(reading.scan_keys(client, prefix))).values())
+        return set().union(*self._ask_each(lambda client: set(reading.scan_keys(client, prefix))).values())
 
     def _merge(self, by_node: Mapping[str, State | None]) -> State:
         """The lock as the nodes have it together: of whom most of them have, until a quorum no longer has it."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import redis
 
 from django_rlock import reports
@@ -50,6 +51,20 @@ def drive_by_hand() -> None:
 def drive_by_thread() -> None:
     """Go on as usual."""
     reports._reporter.value = reports.Reporter()
+
+
+@contextmanager
+def pool_users() -> Iterator[set[int]]:
+    """The threads that take a connection from one of redis-py's pools meanwhile."""
+    users, get_connection = set[int](), redis.ConnectionPool.get_connection
+
+    def get_connection_here(*args: Any, **kwargs: Any) -> Any:
+        users.add(threading.get_ident())
+        return get_connection(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as watching:
+        watching.setattr(redis.ConnectionPool, "get_connection", get_connection_here)
+        yield users
 
 
 def report_of(client: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Who holds and who waits, as other processes see it; and freeing a lock by force."""
 
 import json
+import threading
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -12,12 +13,13 @@ from pytest_django import Settings
 from django_rlock import LockTimeoutError, LockUnavailableError, RLock, inspection, reports, rlock
 from django_rlock.drivers.identity import client_id
 from django_rlock.inspection import LockState, force_release, iter_locks, lock_info, reading
+from django_rlock.inspection.history import read_history
 from django_rlock.signals import lock_force_released
 from tests.conftest import OwnServer
 from tests.eventually import eventually
 from tests.inspection.crowd import plant_locks, plant_other_keys
 from tests.inspection.processes import Process
-from tests.inspection.reporting import Clock, commands, held
+from tests.inspection.reporting import Clock, commands, held, pool_users
 
 JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"
 
@@ -292,6 +294,16 @@ def test_an_empty_owner_does_not_mean_anybody(redis_client: redis.Redis) -> None
     with pytest.raises(ValueError, match="owner"):
         force_release("stock:1", "")
     assert redis_client.exists("rlock:stock:1")
+
+
+def test_redis_py_is_not_used_in_the_callers_thread(redis_client: redis.Redis) -> None:
+    """An interruption might leave the mutex of a pool locked, which the cache uses, too."""
+    plant_locks(redis_client, 1, 1)
+    for ask in (listed, lambda: listed(scan=True), lambda: lock_info("stock:0"), read_history, RLock("stock:0").info):
+        with pool_users() as users:
+            ask()
+        assert users
+        assert threading.get_ident() not in users
 
 
 def test_a_server_that_is_down_is_said_so(own_server: OwnServer) -> None:

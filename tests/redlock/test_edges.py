@@ -19,6 +19,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.middleware import LockMiddleware
 from tests.eventually import eventually
+from tests.inspection.reporting import pool_users
 from tests.redlock.conftest import holders, owner_of
 
 
@@ -121,6 +122,13 @@ def test_info_of_nodes(held, nodes):
     assert 0 < info.remaining_lease <= 100
     assert lock_info("y", "quorum") is None
     assert [each.name for each in iter_locks("quorum", scan=True)] == ["x"]
+
+
+def test_nodes_are_not_asked_in_the_callers_thread(held):
+    with pool_users() as users:
+        assert lock_info("x", "quorum")
+    assert users
+    assert threading.get_ident() not in users
 
 
 def test_nodes_that_have_lost_it_and_one_that_is_paused(held, nodes, hasty_nodes):
