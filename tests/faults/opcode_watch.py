@@ -1,4 +1,9 @@
-"""Calls a function before each opcode of the running thread."""
+"""Calls a function before each opcode of the running thread, and after each call of what is written in C.
+
+After such a call Python looks for signals, and the exception belongs to the call. That matters where a ``with`` begins:
+since Python 3.14 it calls ``__enter__`` like any function, and what its ``__exit__`` covers begins only behind that. In
+Python 3.11 only opcodes are watched: there nothing else begins behind a call.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,10 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-Meet = Callable[[FrameType], object]
-"""Gets the frame that is about to run an opcode; what it raises is raised there."""
+Meet = Callable[[FrameType, bool], object]
+"""Gets the frame, and whether it has just called something in C; otherwise it is about to run an opcode. What it raises
+is raised there.
+"""
 
 
 if sys.version_info < (3, 12):
@@ -23,7 +30,7 @@ if sys.version_info < (3, 12):
 
         def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
             if event == "opcode" and meet is not None:
-                meet(frame)
+                meet(frame, False)
             return trace
 
         sys.settrace(None if meet is None else enter)
@@ -33,13 +40,20 @@ else:
     def watch_opcodes(meet: Meet | None) -> None:
         """The same. Here settrace() would miss opcodes of functions that have run meanwhile without it."""
         monitoring, tool = sys.monitoring, sys.monitoring.DEBUGGER_ID
+        events = monitoring.events
         thread = threading.get_ident()
 
         def see(_code: CodeType, _offset: int) -> None:
             if threading.get_ident() == thread and meet is not None:
-                meet(sys._getframe(1))
+                meet(sys._getframe(1), False)
+
+        def see_return(_code: CodeType, _offset: int, _function: object, _argument: object) -> None:
+            if threading.get_ident() == thread and meet is not None:
+                meet(sys._getframe(1), True)
 
         if monitoring.get_tool(tool) is None:
             monitoring.use_tool_id(tool, __name__)
-        monitoring.register_callback(tool, monitoring.events.INSTRUCTION, see)
-        monitoring.set_events(tool, monitoring.events.NO_EVENTS if meet is None else monitoring.events.INSTRUCTION)
+        monitoring.register_callback(tool, events.INSTRUCTION, see)
+        monitoring.register_callback(tool, events.C_RETURN, see_return)
+        # Returns are told only with calls.
+        monitoring.set_events(tool, events.NO_EVENTS if meet is None else events.INSTRUCTION | events.CALL)

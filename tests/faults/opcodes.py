@@ -42,10 +42,14 @@ from tests.faults.opcode_watch import watch_opcodes
 from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Renewal, is_swallowed, set_up, tell
 
 ALL_KINDS = (*KINDS, "latch", "named")
-ACTIONS = ("pair", "wait", "again", "extend", "timeout", "block", "second")
-IMPOSSIBLE = {"semaphore": {"again", "extend"}, "latch": {"again", "extend"}, "permits": {"again"}}
+ACTIONS = ("pair", "wait", "again", "extend", "timeout", "block", "second", "force")
+IMPOSSIBLE = {
+    "semaphore": {"again", "extend", "force"},
+    "latch": {"again", "extend", "force"},
+    "permits": {"again", "force"},
+}
 """What cannot be done with a kind."""
-HELD_BEFORE = {"again", "extend"}
+HELD_BEFORE = {"again", "extend", "force"}
 """Actions on what the main thread has taken before."""
 STANDS_STILL = 0.002
 """A thread that runs no opcode for so long waits, in seconds; on a slow machine it may not do so yet."""
@@ -93,27 +97,29 @@ class Aim:
             before = self.made
             time.sleep(STANDS_STILL)
 
-    def _meet(self, frame: FrameType) -> None:
+    def _meet(self, frame: FrameType, has_called: bool) -> None:
         self.made += 1
-        if self.made >= self.at and not self.place and not self._is_spared(frame):
+        if self.made >= self.at and not self.place and not self._is_spared(frame, has_called):
             self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
             self._interrupt()
 
     @staticmethod
-    def _is_spared(frame: FrameType) -> bool:
+    def _is_spared(frame: FrameType, has_called: bool) -> bool:
         """Whether no signal's exception comes there, or it would be dropped, or the frame is not the action's."""
         code = frame.f_code
-        return code in AROUND or code.co_code[frame.f_lasti] in SPARED or is_swallowed(frame)
+        is_bound = not has_called and code.co_code[frame.f_lasti] in SPARED
+        return is_bound or code in AROUND or is_swallowed(frame)
 
 
 class Stage:
     """Who is there: the main thread, which is interrupted, a hold that must stay renewed, and two other threads."""
 
-    def __init__(self, kind: str, face: Threads | Tasks) -> None:
-        from django_rlock import LockTimeoutError
+    def __init__(self, kind: str, face: Threads | Tasks, is_loud: bool = False) -> None:
+        from django_rlock import LockTimeoutError, signals
         from tests.faults.storm_kinds import renewed_subject, subject
 
         self._timed_out = LockTimeoutError
+        self._sent = [each for each in vars(signals).values() if isinstance(each, signals.LockSignal) and is_loud]
         self.face = face
         self.subject = partial(subject, kind)
         self.spare = self.subject("spare")
@@ -125,6 +131,9 @@ class Stage:
 
     def interrupt(self, action: str, at: int) -> bool:
         """Interrupt an action at an opcode; returns whether it has so many."""
+        for each in self._sent:
+            each.disconnect(_hear)
+            each.connect(_hear)  # Django forgets what receivers its senders had
         name = f"{action}:{at}"
         mine = self.subject(name)
         self.aim.rest()
@@ -190,6 +199,10 @@ class Stage:
     async def _extend(self, mine: Any, held: object) -> None:
         await self.face.call(mine, "extend", held, EXTENDED)
 
+    async def _force(self, mine: Any, _: object) -> None:
+        await self.face.call(mine, "force")
+        await self.face.call(mine, "acquire")
+
     async def _timeout(self, mine: Any, _: object) -> None:
         if grant := await self.face.call(mine, "acquire", wait_time=BRIEF):
             await self.face.call(mine, "give_back", grant)
@@ -233,6 +246,10 @@ jump back (see ``test_jumps_back``), so that its thread could run no other one.
 """
 
 
+def _hear(**_: object) -> None:
+    """A receiver of signals."""
+
+
 class _Holder:
     """Another thread that is inside, until something has happened or the block is left."""
 
@@ -271,7 +288,7 @@ def _wait_for_answers() -> None:
     inspection.ANSWER_WITHIN = UNSEEN
 
 
-def share_a_mutex() -> None:
+def share_a_mutex(how: str) -> None:
     """Have all callers take a mutex that an interruption may leave locked, to see that this is noticed."""
     from django_rlock.links.server import Server
 
@@ -284,7 +301,11 @@ def share_a_mutex() -> None:
         finally:
             mutex.release()
 
-    Server.take_idle = take_alone  # type: ignore[assignment]
+    def take_within(server: Server) -> Any:
+        with mutex:
+            return take(server)
+
+    Server.take_idle = {"alone": take_alone, "within": take_within}[how]  # type: ignore[assignment]
 
 
 def actions_of(kind: str) -> list[str]:
@@ -302,16 +323,17 @@ def main() -> None:
     parser.add_argument("--action", choices=ACTIONS, nargs="+", help="one or more (all)")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1)
-    parser.add_argument("--mutex", action="store_true", help="put a mutex in the way of all, as a negative control")
+    parser.add_argument("--loud", action="store_true", help="send all signals, each as if it were the first time")
+    parser.add_argument("--mutex", choices=["alone", "within"], help="put a mutex in the way of all, to be found")
     options = parser.parse_args()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     set_up(options.urls, options.cache, options.replica_acks, WAITER_ALIVE_TIME=UNSEEN, CLAIM_TIME=UNSEEN)
     _wait_for_answers()
     if options.mutex:
-        share_a_mutex()
+        share_a_mutex(options.mutex)
     try:
-        interrupt_all(Stage(options.kind, FACES[options.face]()), options)
+        interrupt_all(Stage(options.kind, FACES[options.face](), options.loud), options)
         tell(ended=True)
     except BaseException:  # noqa: BLE001 - the watcher reports it
         traceback.print_exc()

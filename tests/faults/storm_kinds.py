@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from django_rlock import (
     CountDownLatch,
+    LockLostError,
     LockTimeoutError,
     LockUnavailableError,
     PermitExpirableSemaphore,
@@ -84,6 +85,12 @@ class Subject:
     async def aextend(self, grant: Any, seconds: float) -> None:
         await self.mine.aextend(seconds)
 
+    def force(self) -> None:
+        self.mine.force_release()
+
+    async def aforce(self) -> None:
+        await self.mine.aforce_release()
+
     def lease(self, grant: Any) -> float:
         """How much of it the server counts as left, in seconds."""
         return asked(self.mine.remaining_lease) or 0.0
@@ -109,7 +116,8 @@ class Subject:
         for part in self.mine.parts:
             owner = part._named_owner or current_owner()
             while (hold := HOLDS.get(part, owner)) is not None and hold.count > down_to:
-                part.release()
+                with suppress(LockLostError):  # an interrupted release by force had freed it
+                    part.release()
             for hold in HOLDS.snapshot():
                 if hold.owner_ended and hold.lock.name == part.name:
                     part.force_release(hold.wire_name)

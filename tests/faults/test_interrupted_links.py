@@ -174,8 +174,8 @@ async def has_opened(at: int) -> bool:
     """Whether nothing is interrupted there."""
     links, left, place = LoopLinks(asyncio.get_running_loop()), count(at - 1, -1), LoopLinks.get.__code__
 
-    def meet(frame: FrameType) -> None:
-        if frame.f_code is place and place.co_code[frame.f_lasti] not in SPARED and not next(left):
+    def meet(frame: FrameType, has_called: bool) -> None:
+        if frame.f_code is place and (has_called or place.co_code[frame.f_lasti] not in SPARED) and not next(left):
             raise LimitError
 
     watch_opcodes(meet)

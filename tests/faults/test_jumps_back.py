@@ -93,7 +93,7 @@ class Interruption(BaseException):
 def test_a_block_is_left_there_too(block):
     """By the ``__exit__`` that Python drops."""
 
-    def strike_at_jump_back(frame):
+    def strike_at_jump_back(frame, _has_called):
         if frame.f_code is block.__code__ and is_jump_back(dis.opname[frame.f_code.co_code[frame.f_lasti]]):
             raise Interruption
 
