@@ -1,4 +1,4 @@
-"""Acquire and release of a lock that nothing else wants, in all systems; no core sleeps meanwhile."""
+"""Acquire and release of a lock that nothing else wants, in all systems; no core sleeps if the system allows that."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
         each = single_id(permit)
         hold = HOLDS.get(self, NamedOwner(each))
         call, settle = self._renew(each, lease, EXTEND), self._renew(each, lease, SETTLE)
-        renewed, started = hold is not None and hold.renewed, driver.now()
+        terms, started = None if hold is None else hold.terms, driver.now()
         try:
             if hold is not None:
                 hold.renewed = False
@@ -210,9 +210,9 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
         except BaseException as error:
             if not is_refusal(error):
                 clean_up(self.using, settle, driver.now() + SENT_AGAIN)
-            if hold is not None:
+            if hold is not None and terms is not None:
+                hold.restore(terms)
                 hold.deadline = min(hold.deadline, started + (math.inf if lease is None else lease))
-                hold.renewed = renewed
                 watch(hold)
             raise
         return bool(changed)
@@ -284,11 +284,11 @@ def _forget(holds: Iterable[Hold]) -> None:
 
 def _note_lease(hold: Hold | None, permit: Permit | str, sent_at: float, lease: float | None) -> None:
     """Update this process's record of a permit's lease after a change."""
-    if isinstance(permit, Permit):
-        permit.deadline = sent_at + (math.inf if lease is None else lease)
     if hold is not None:
         hold.lease_from(sent_at, math.inf if lease is None else lease, renewed=False)
         if lease is None:
             HOLDS.remove(hold)  # nothing is left for the watchdog to do
         else:
             watch(hold)
+    if isinstance(permit, Permit):
+        permit.deadline = sent_at + (math.inf if lease is None else lease)

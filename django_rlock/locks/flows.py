@@ -21,6 +21,7 @@ from django_rlock.drivers.identity import Owner, new_request
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks.attempt import Attempt, Claim
 from django_rlock.locks.durations import Duration, lease_seconds
+from django_rlock.locks.hold import Terms
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, GroupHold, Hold, key_of
 from django_rlock.locks.hooks import Renewable
 from django_rlock.locks.tallies import LONG_WAIT, count_given_up, count_hold, count_wait, note_freed
@@ -303,7 +304,7 @@ class LockFlows(Renewable):
         if note_loss(hold, driver.now()):
             raise hold.lost_error()
         call = self._extend_call(hold.wire_name, lease, keep_longer=hold.owner.is_named)
-        renewed, started = hold.renewed, driver.now()
+        terms, started = hold.terms, driver.now()
         try:
             hold.renewed = False  # or the watchdog would shorten the new lease
             reply = await self._run_extension(driver, call, hold, lease)
@@ -311,8 +312,7 @@ class LockFlows(Renewable):
                 hold.lease_from(call.sent_at, lease, renewed=False)
                 watch(hold)
         except BaseException:
-            self._doubt_extension(hold, started + lease - self._drift(lease))
-            hold.renewed = renewed
+            self._doubt_extension(hold, terms, started + lease - self._drift(lease))
             watch(hold)
             raise
         if reply[1] == 0:
@@ -327,9 +327,10 @@ class LockFlows(Renewable):
             await driver.run(self._settle_call(hold.wire_name, lease), until)
         return reply
 
-    def _doubt_extension(self, hold: Hold, ends: float) -> None:
+    def _doubt_extension(self, hold: Hold, terms: Terms, ends: float) -> None:
         """Handle an extension that may have been executed, or may be late. Under a name chosen by the caller it only
         prolongs the lease."""
+        hold.restore(terms)
         if not hold.owner.is_named:
             hold.owner.renew_name()
             hold.deadline = min(hold.deadline, ends)

@@ -17,6 +17,8 @@ context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default
 
 Key = tuple[str, str, str, int | str]
 """Alias, name, scope and owner."""
+Terms = tuple[float, float, bool, float]
+"""A hold's lease, what it runs for, whether it is renewed, and its deadline."""
 
 
 def key_of(lock: Waitable, owner: Owner, scope: str | None = None) -> Key:
@@ -101,6 +103,14 @@ class Hold:
         self.lease = self.runs_for = lease
         self.renewed = renewed
         self.deadline = sent_at + lease - self.lock._drift(lease)
+
+    @property
+    def terms(self) -> Terms:
+        return self.lease, self.runs_for, self.renewed, self.deadline
+
+    def restore(self, terms: Terms) -> None:
+        """Go back to an earlier lease: it is not known whether another one has replaced it."""
+        self.lease, self.runs_for, self.renewed, self.deadline = terms
 
     def granted_until(self, deadline: float) -> None:
         """Record that the server keeps the lock only until ``deadline``, unless it is renewed."""

@@ -2,7 +2,7 @@
 
 After such a call Python looks for signals, and the exception belongs to the call. That matters where a ``with`` begins:
 since Python 3.14 it calls ``__enter__`` like any function, and what its ``__exit__`` covers begins only behind that. In
-Python 3.11 only opcodes are watched: there nothing else begins behind a call.
+Python 3.11 only opcodes can be watched; there an exception before the next opcode has the same effect.
 """
 
 from __future__ import annotations
