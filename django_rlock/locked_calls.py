@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import CoroutineType
 from typing import Any, Literal
 
@@ -35,8 +36,8 @@ from django_rlock.web.transactions import (
     Atomic,
     OpenedInside,
     databases,
+    in_transactions,
     open_database,
-    open_transactions,
     opens_inside,
     refuse_atomic_requests,
     roll_back_open,
@@ -96,17 +97,14 @@ class LockedCall:
         request = request_of(args, kwargs)
         aliases = self._databases(request)
         if not self._applies(args, kwargs):
-            with open_transactions(aliases):
-                return self.func(*args, **kwargs)
+            return in_transactions(aliases, partial(self.func, *args, **kwargs))
         with reported(request):
             section = Section(self._lock(request, self._names(request, args, kwargs)), hasty=request is not None)
             self._warn_inside_transaction(section.lock, request)
             try:
                 with section:
                     if aliases:
-                        with open_transactions(aliases):
-                            result = self._call(section.lock, args, kwargs)
-                            ensure_owned((*AROUND.get(), section.lock))
+                        result = in_transactions(aliases, partial(self._call_owned, section.lock, args, kwargs))
                         section.is_committed = open_database() is None
                     else:
                         result = self._call(section.lock, args, kwargs)
@@ -142,11 +140,17 @@ class LockedCall:
         known = (*around, lock) if self.encloses else ()
         if known == around:
             return _checked(self.func(*args, **kwargs))
-        token = AROUND.set(known)
         try:
+            AROUND.set(known)
             return _checked(self.func(*args, **kwargs))
         finally:
-            AROUND.reset(token)
+            AROUND.set(around)
+
+    def _call_owned(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same inside a transaction, which is rolled back where a lock around it is no longer held."""
+        result = self._call(lock, args, kwargs)
+        ensure_owned((*AROUND.get(), lock))
+        return result
 
     def _applies(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         condition = self.options.condition

@@ -19,7 +19,7 @@ from django.views import View
 
 from django_rlock.locked_calls import AROUND
 from django_rlock.locks.ownership import ensure_owned
-from django_rlock.web.transactions import databases, mark, open_transactions, opens_inside
+from django_rlock.web.transactions import databases, in_transactions, mark, opens_inside
 
 OPERATIONS = "rlock_operations"
 """The attribute of views that holds the functions that handle their requests, if those are not methods."""
@@ -90,12 +90,15 @@ def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., A
         if opens_inside(find(request)):
             with _outer_transactions_kept():
                 return view(request, *args, **kwargs)
-        aliases = databases("auto", True, left_out)
-        with open_transactions(aliases):
+
+        def call() -> Any:
             response = view(request, *args, **kwargs)
             if aliases:
                 ensure_owned(AROUND.get())
             return response
+
+        aliases = databases("auto", True, left_out)
+        return in_transactions(aliases, call)
 
     left_out = mark(locked_or_not)
     return locked_or_not

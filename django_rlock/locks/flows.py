@@ -180,15 +180,16 @@ class LockFlows(Renewable):
         if reply[1] != OK:
             lose(hold, "it was gone when its owner took it again")
             raise hold.lost_error()
-        hold.lease_from(call.sent_at, lease, renewed=claim.lease is None or hold.renewed)
-        hold.count += 1
-        hold.scoped += claim.scoped
-        watch(hold)
+        count, scoped, terms = hold.count, hold.scoped, hold.terms
         try:
+            hold.lease_from(call.sent_at, lease, renewed=claim.lease is None or hold.renewed)
+            hold.count += 1
+            hold.scoped += claim.scoped
+            watch(hold)
             self._tell_acquired(hold.wire_name, hold.count, 0.0)
         except BaseException:  # from a signal handler; for the caller the lock was not re-entered
-            hold.count -= 1
-            hold.scoped -= claim.scoped
+            hold.count, hold.scoped = count, scoped
+            hold.restore(terms)
             raise
 
     def _abandon(

@@ -8,9 +8,8 @@ transaction, and opens it itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
@@ -19,6 +18,7 @@ from django_rlock.locks.transactions import open_databases
 logger = logging.getLogger("django_rlock.web")
 
 Atomic = bool | Literal["auto"]
+T = TypeVar("T")
 
 _MARK = "_non_atomic_requests"  # Django's own, see transaction.non_atomic_requests
 
@@ -78,12 +78,15 @@ def databases(atomic: Atomic, is_view: bool, left_out: Iterable[str]) -> list[st
     return sorted({*always, *{*atomic_requests}.difference(left_out)}) if atomic_requests else always
 
 
-def open_transactions(aliases: Iterable[str]) -> ExitStack:
-    """One block for the transactions of all aliases."""
-    with ExitStack() as stack:
-        for alias in aliases:
-            stack.enter_context(transaction.atomic(using=alias))
-        return stack.pop_all()
+def in_transactions(aliases: Sequence[str], call: Callable[[], T]) -> T:
+    """Call a function inside transactions of all aliases.
+
+    Each has a ``with`` of its own: an interrupted ExitStack does not end what it has begun.
+    """
+    if not aliases:
+        return call()
+    with transaction.atomic(using=aliases[0]):
+        return in_transactions(aliases[1:], call)
 
 
 def open_database() -> str | None:

@@ -13,6 +13,9 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from django.db import connections, transaction
+from django.http import HttpResponse
+from django.test import RequestFactory
 
 from django_rlock import (
     FairLock,
@@ -34,6 +37,7 @@ from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.identity import client_id, current_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.links.link import Link
+from django_rlock.locked_calls import AROUND
 from django_rlock.locks.hold import Hold
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.reports import report_key
@@ -342,6 +346,48 @@ def test_interrupted_release_by_force_frees_the_lock_or_lets_it_be_renewed():
         with suppress(LockLostError, LockNotOwnedError):  # it was freed
             lock.release()
         lock.acquire()
+    assert not lock.locked()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_interrupted_call_of_a_locked_view_ends_its_transaction(monkeypatch):
+    """What is left open in a thread would swallow what the thread's next requests write."""
+
+    swallowed = is_swallowed
+
+    def is_elsewhere(frame):  # Django may be interrupted in its own BEGIN, whoever calls it
+        files = [each.f_code.co_filename for each in callers(frame)]
+        return swallowed(frame) or not files[0].endswith(OPENERS) or any("/django/db/" in file for file in files)
+
+    monkeypatch.setattr("tests.faults.test_interruptions.is_swallowed", is_elsewhere)
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    inner = distributed_lock("stock:42")(lambda request: HttpResponse())
+    call = partial(distributed_lock("stock:43")(inner), RequestFactory().get("/"))
+    call()  # what is made on first use is there
+    for number in interruptions(call):
+        assert not transaction.get_connection().in_atomic_block, number
+        assert AROUND.get() == (), number
+        settle()
+
+
+OPENERS = "locked_calls.py", "transactions.py", "contextlib.py"
+
+
+def callers(frame):
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def test_interrupted_re_entry_does_not_count():
+    lock = RLock("stock:42")
+    with lock:
+        for number in interruptions(lock.acquire):
+            settle()
+            (hold,) = HOLDS.snapshot()
+            assert hold.count == 1, number
+            assert hold.renewed, number
+        lock.release()
     assert not lock.locked()
 
 
