@@ -153,7 +153,7 @@ def notice_fork() -> None:
 
 
 def _notice_fork() -> None:
-    """Its caller might be interrupted, and leave the mutex locked."""
+    """Runs in a thread of its own, since an interrupted caller might leave the mutex locked."""
     with _noticing:
         if os.getpid() != _pid:
             _after_fork()

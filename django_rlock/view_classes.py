@@ -90,6 +90,7 @@ def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., A
         if opens_inside(find(request)):
             with _outer_transactions_kept():
                 return view(request, *args, **kwargs)
+        aliases = databases("auto", True, left_out)
 
         def call() -> Any:
             response = view(request, *args, **kwargs)
@@ -97,7 +98,6 @@ def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., A
                 ensure_owned(AROUND.get())
             return response
 
-        aliases = databases("auto", True, left_out)
         return in_transactions(aliases, call)
 
     left_out = mark(locked_or_not)

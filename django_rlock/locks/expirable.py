@@ -198,7 +198,8 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
         each = single_id(permit)
         hold = HOLDS.get(self, NamedOwner(each))
         call, settle = self._renew(each, lease, EXTEND), self._renew(each, lease, SETTLE)
-        terms, started = None if hold is None else hold.terms, driver.now()
+        terms = None if hold is None else hold.terms
+        started = driver.now()
         try:
             if hold is not None:
                 hold.renewed = False

@@ -180,7 +180,7 @@ class LockFlows(Renewable):
         if reply[1] != OK:
             lose(hold, "it was gone when its owner took it again")
             raise hold.lost_error()
-        count, scoped, terms = hold.count, hold.scoped, hold.terms
+        count, scoped = hold.count, hold.scoped
         try:
             hold.lease_from(call.sent_at, lease, renewed=claim.lease is None or hold.renewed)
             hold.count += 1
@@ -189,7 +189,7 @@ class LockFlows(Renewable):
             self._tell_acquired(hold.wire_name, hold.count, 0.0)
         except BaseException:  # from a signal handler; for the caller the lock was not re-entered
             hold.count, hold.scoped = count, scoped
-            hold.restore(terms)
+            watch(hold)
             raise
 
     def _abandon(
@@ -309,7 +309,7 @@ class LockFlows(Renewable):
         try:
             hold.renewed = False  # or the watchdog would shorten the new lease
             reply = await self._run_extension(driver, call, hold, lease)
-            if reply[1] == 1:
+            if reply[1] != 0:
                 hold.lease_from(call.sent_at, lease, renewed=False)
                 watch(hold)
         except BaseException:

@@ -41,6 +41,8 @@ class Subject:
     """Whether its owner may take it again while it holds it."""
     leased = True
     """Whether it has a lease, which can be extended and is renewed."""
+    forced = False
+    """Whether its owner has begun to free it by force."""
 
     def __init__(self, mine: Any, theirs: Any = None, exclusive: bool = True) -> None:
         self.mine = mine
@@ -86,9 +88,11 @@ class Subject:
         await self.mine.aextend(seconds)
 
     def force(self) -> None:
+        self.forced = True
         self.mine.force_release()
 
     async def aforce(self) -> None:
+        self.forced = True
         await self.mine.aforce_release()
 
     def lease(self, grant: Any) -> float:
@@ -116,11 +120,17 @@ class Subject:
         for part in self.mine.parts:
             owner = part._named_owner or current_owner()
             while (hold := HOLDS.get(part, owner)) is not None and hold.count > down_to:
-                with suppress(LockLostError):  # an interrupted release by force had freed it
-                    part.release()
+                self._release(part)
             for hold in HOLDS.snapshot():
                 if hold.owner_ended and hold.lock.name == part.name:
                     part.force_release(hold.wire_name)
+
+    def _release(self, part: Any) -> None:
+        try:
+            part.release()
+        except LockLostError:
+            if not self.forced:  # an interrupted release by force had freed it
+                raise
 
 
 class Named(Subject):
