@@ -25,7 +25,7 @@ from django_rlock.tasklocks.holders import label
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, mark_of, send_once
 from django_rlock.tasklocks.refusals import refuse_unknown
-from django_rlock.tasklocks.runs import Run, locks_held
+from django_rlock.tasklocks.runs import Run, locks_held, run_message
 from django_rlock.tasklocks.skipped import Skipped
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class LockedTask(_DjangoTask):
         request.rlock_entered = True  # type: ignore[attr-defined]
         task_id = str(request.id)
         with _Reported(self, task_id), thread_owner().labelled(label(task_id, self._mark())):
-            return Run(self, args, kwargs, request).execute_in_place(partial(self.run, *args, **kwargs))
+            return run_message(self, args, kwargs, request, partial(self.run, *args, **kwargs))
 
     def _mark(self) -> str:
         """The mark by which senders find a run of the task."""

@@ -135,9 +135,17 @@ class Place:
         try:
             self._change(0)
         except BaseException as error:
-            clean_up(self._options.using, self._change_call(0), monotonic() + self._options.queue_time)
+            self.leave_later()
             if not isinstance(error, LockUnavailableError):
                 raise
+
+    def leave_later(self) -> None:
+        """Leave the place in the background, if it is still this message's."""
+        clean_up(self._options.using, self._change_call(0), monotonic() + self._options.queue_time)
+
+    def keep_for_copy(self) -> None:
+        """Do not leave the place: it belongs to another copy of the message."""
+        self._is_left = True
 
     def free(self) -> bool:
         """Free the place, whichever message has it; returns whether it was taken."""

@@ -6,20 +6,21 @@ from time import monotonic
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
-from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.worker.request import Request
 
 from django_rlock.tasklocks.deliveries import RECEIVED
 from django_rlock.tasklocks.places import PLACE, Place
 
-_ENDS_OF_A_PROCESS = WorkerLostError, TimeLimitExceeded, SystemExit, KeyboardInterrupt
+_INTERRUPTIONS = WorkerLostError, TimeLimitExceeded, SoftTimeLimitExceeded, SystemExit, KeyboardInterrupt
+"""What ends a run that may have had no chance to leave its message's place."""
 
 
 class TimedRequest(Request):
     """Records when the worker received the message: it may be delivered again while it waits there.
 
     Leaves the message's place in the queue if the message ends without a completed run: revoked, expired, or by the end
-    of its process.
+    of its process or a time limit. It does so in the background, because the worker's other messages must not wait.
     """
 
     _is_requeued = False
@@ -37,7 +38,7 @@ class TimedRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if isinstance(error, _ENDS_OF_A_PROCESS):
+        if isinstance(error, _INTERRUPTIONS):
             self._leave_place()
         return outcome
 
@@ -54,4 +55,4 @@ class TimedRequest(Request):
         task: Any = self.task
         place = Place.of_message(task, self.request_dict.get(PLACE), str(self.id))
         if place is not None and not self._is_requeued:
-            place.leave()
+            place.leave_later()

@@ -40,20 +40,54 @@ locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
 """The lock of each task that runs in this context, by the task's name."""
 
 
+def run_message(
+    task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], request: Context, body: Callable[[], Any]
+) -> Any:
+    """Run the body as ``Run.execute`` does, then leave the message's place in the queue unless it comes again.
+
+    A soft time limit may prevent that; then the worker's main process leaves the place, in ``TimedRequest``.
+    """
+    place = None if request.is_eager else Place.of_message(task, request.get(PLACE), str(request.id))
+    try:
+        result = Run(task, args, kwargs, request, place).execute(body)
+    except Retry:
+        raise
+    except Reject as rejected:
+        if not rejected.requeue:  # type: ignore[attr-defined]
+            _leave(place)
+        raise
+    except BaseException:
+        _leave(place)
+        raise
+    _leave(place)
+    return result
+
+
+def _leave(place: Place | None) -> None:
+    if place is not None:
+        place.leave()
+
+
 class Run:
-    """One call of a task. ``request`` is Celery's, or None for a plain call."""
+    """One call of a task. ``request`` is Celery's, or None for a plain call; ``place`` is its message's place in the
+    queue, if it has one.
+    """
 
     def __init__(
-        self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], request: Context | None = None
+        self,
+        task: LockedTask,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        request: Context | None = None,
+        place: Place | None = None,
     ) -> None:
         self.task = task
         self.options = options = task._rlock  # noqa: SLF001
         self.task_id = "" if request is None else str(request.id)
         self.delivery: Delivery | None = None
-        self._place: Place | None = None
+        self._place = place
         if request is not None and not request.is_eager:
             self.delivery = Delivery(task, request, options.using, options.done_marker_time)
-            self._place = Place.of_message(task, request.get(PLACE), self.task_id)
         self.lock = options.lock(self._names(args, kwargs), lease_time=options.lease_time)
         self.lock.wait_time = self._wait_time(self.delivery)
 
@@ -81,26 +115,6 @@ class Run:
         """Whether the wait ended early, so that the broker sends no copy."""
         left = delivery.left_of(self.options.wait_time)
         return self.lock.wait_time is not None and self.lock.wait_time < left
-
-    def execute_in_place(self, body: Callable[[], Any]) -> Any:
-        """Run the body as ``execute`` does, then leave the message's place in the queue unless it comes again."""
-        try:
-            result = self.execute(body)
-        except Retry:
-            raise
-        except Reject as rejected:
-            if not rejected.requeue:  # type: ignore[attr-defined]
-                self._leave_place()
-            raise
-        except BaseException:
-            self._leave_place()
-            raise
-        self._leave_place()
-        return result
-
-    def _leave_place(self) -> None:
-        if self._place is not None:
-            self._place.leave()
 
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run the body under the lock; if the lock cannot be taken, do what the options say instead."""
@@ -198,8 +212,8 @@ class Run:
         except LockUnavailableError as error:
             raise self._when_unavailable(delivery, error) from error
         if standing in {Standing.DONE, Standing.SUPERSEDED}:
-            if standing is Standing.SUPERSEDED:
-                self._place = None  # it belongs to the other copy
+            if standing is Standing.SUPERSEDED and self._place is not None:
+                self._place.keep_for_copy()
             self._tell(task_deduplicated, "was dropped: %s", standing.value)
             raise Ignore(standing.value)
         return standing

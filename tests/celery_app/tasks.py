@@ -162,6 +162,34 @@ def catches_up(self, log):
         record(f"{log}:seen", int(change or 0))
 
 
+def key_that_fails(task, log, how):
+    """The lock's name for a sender; in a worker the soft time limit or an error comes instead."""
+    if not task.request.called_directly:
+        if how == "error":
+            raise ConnectionError("the database is away")
+        signal.raise_signal(signal.SIGUSR1)  # Celery's signal, to Celery's handler
+    return f"work:{log}"
+
+
+@queued(lock_key=key_that_fails)
+def queues_and_never_begins(self, log, how):
+    return work(self, log)
+
+
+class Interrupted(LockedTask):
+    """A task whose soft time limit comes before it does anything."""
+
+    def __call__(self, *args, **kwargs):
+        if not self.request.called_directly:
+            signal.raise_signal(signal.SIGUSR1)
+        return super().__call__(*args, **kwargs)
+
+
+@queued(base=Interrupted)
+def queues_and_is_interrupted(self, log):
+    return work(self, log)
+
+
 @queued(max_retries=1)
 def queues_and_retries(self, log):
     with inside(log, self.request.id):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import chain, chord
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Queue
 
 from django_rlock import FairLock, LockUnavailableError, TaskQueuedError
@@ -226,6 +227,20 @@ def test_a_run_that_ends_otherwise(worker, log, unread, how):
     result = tasks.queues_and_leaves.delay(log, how)
     assert {run["id"] for run in starts(log, 2 if how == "requeue" else 1)} == {result.id}
     until(lambda: is_free(tasks.queues_and_leaves, log, unread, how))
+
+
+@pytest.mark.parametrize(
+    ("task", "args"),
+    [
+        (tasks.queues_and_is_interrupted, []),
+        (tasks.queues_and_never_begins, ["soft limit"]),
+        (tasks.queues_and_never_begins, ["error"]),
+    ],
+)
+def test_a_message_that_ends_before_its_run_begins(worker, log, unread, task, args):
+    result = task.delay(log, *args)
+    assert isinstance(result.get(timeout=records.WAIT, propagate=False), SoftTimeLimitExceeded | ConnectionError)
+    until(lambda: is_free(task, log, unread, *args))
 
 
 def test_a_message_that_is_skipped(worker, log, unread):
