@@ -8,7 +8,6 @@ never are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import Token
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from celery.signals import worker_init
 from celery.utils import uuid
 
 from django_rlock.drivers.identity import thread_owner
+from django_rlock.exits import run_when_dropped
 from django_rlock.locks import BaseLock, Duration
 from django_rlock.locks.holds import context
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
@@ -216,16 +216,17 @@ def _tell_worker(**_: Any) -> None:
 class _Reported:
     """Names the task in the process report, unless the alias's RECORD_CONTEXT is off."""
 
-    __slots__ = ("_about", "_token")
-
-    _token: Token[dict[str, str] | None]
+    __slots__ = ("_about", "_outer")
 
     def __init__(self, task: LockedTask, task_id: str) -> None:
+        self._outer = context.get()
         records = get_settings(task.lock_using).record_context
-        self._about = {"task": str(task.name), "task_id": task_id} if records else context.get()
+        self._about = {"task": str(task.name), "task_id": task_id} if records else self._outer
 
     def __enter__(self) -> None:
-        self._token = context.set(self._about)
+        context.set(self._about)
 
+    @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        context.reset(self._token)
+        if context.get() is self._about:
+            context.set(self._outer)

@@ -11,10 +11,11 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_rlock.callbacks import log
+from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.identity import Owner, task_owner, thread_owner
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.base import detach
+from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS, Hold
 from django_rlock.web.requests import reported
 from django_rlock.web.responses import LOCK_ERRORS, answer
@@ -68,32 +69,32 @@ class LockMiddleware:
 
 
 def _release_left(about: dict[str, str]) -> None:
-    for lock in _left(thread_owner(), about):
+    for lock, owner in _left(thread_owner(), about):
         try:
-            lock.release()
+            run_flow(lock._release_for, (blocking_driver(lock), owner))  # noqa: SLF001
         except RLockError as failure:
             _tell_failure(failure, about)
 
 
 async def _arelease_left(about: dict[str, str]) -> None:
-    for lock in _left(task_owner(), about):
+    for lock, owner in _left(task_owner(), about):
         try:
-            await lock.arelease()
+            await lock._release_for(awaited_driver(lock), owner)  # noqa: SLF001
         except RLockError as failure:
             _tell_failure(failure, about)
 
 
-def _left(owner: Owner, about: dict[str, str]) -> Iterator[BaseLock]:
+def _left(owner: Owner, about: dict[str, str]) -> Iterator[tuple[BaseLock, Owner]]:
     """The locks that were taken under a request and are held by an owner, or by a task that has ended; each once for
     each hold.
 
     Under WSGI an async view runs in a task of its own.
     """
     for hold in HOLDS.under(about):
-        if hold.owner is owner or hold.owner_ended:
+        if hold.owner is owner or hold.owner.ended:
             _tell_left(hold, about)
-            lock: Any = detach(hold) if hold.owner_ended else hold.lock
-            yield from [lock] * hold.count
+            lock: Any = hold.lock
+            yield from [(lock, hold.owner)] * hold.count
 
 
 def _tell_left(hold: Hold, about: dict[str, str]) -> None:

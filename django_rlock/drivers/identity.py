@@ -21,6 +21,7 @@ from types import CodeType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from django_rlock.exits import run_when_dropped
 from django_rlock.process import on_fork
 
 AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -65,20 +66,29 @@ class Owner:
 
 
 class _Labelled:
-    """A block in which an owner has a label: both of its ends swap labels."""
+    """A block in which an owner has a label."""
 
-    __slots__ = ("_label", "_owner")
+    __slots__ = ("_former", "_is_on", "_label", "_owner")
 
     def __init__(self, owner: Owner, label: str) -> None:
         self._owner = owner
         self._label = label
+        self._former = owner.label
+        self._is_on = False
 
-    def __enter__(self, *_: object) -> None:
-        owner = self._owner
-        owner.label, self._label = self._label, owner.label
-        owner.renew_name()
+    def __enter__(self) -> None:
+        self._is_on = True
+        self._set(self._label)
 
-    __exit__ = __enter__
+    @run_when_dropped
+    def __exit__(self, *_: object) -> None:
+        if self._is_on:
+            self._set(self._former)
+            self._is_on = False
+
+    def _set(self, label: str) -> None:
+        self._owner.label = label
+        self._owner.renew_name()
 
 
 class NamedOwner(Owner):

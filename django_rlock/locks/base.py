@@ -28,16 +28,16 @@ from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
 from django_rlock.locks.flows import LockFlows
-from django_rlock.locks.holds import HOLDS, Hold, key_of
+from django_rlock.locks.holds import HOLDS, Hold, Key
 from django_rlock.locks.hooks import Waitable
 from django_rlock.locks.transactions import (
     AtomicBlock,
     check_until_commit,
     checked_database,
+    given_back_later,
     keep_until_commit,
     warn_inside_transaction,
 )
-from django_rlock.locks.watchdog import watch
 from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
@@ -174,11 +174,14 @@ class BaseLock(LockFlows):
         Raises LockNotOwnedError when the owner does not hold it; LockLostError when the hold was lost meanwhile;
         LockUnavailableError when Redis is unreachable: then the background thread retries until the lease ends.
         """
-        owner = self._owner(driver)
-        if not self.until_commit or not keep_until_commit(self, owner):
-            await self._give_back(driver, owner)
+        await self._release_for(driver, self._owner(driver))
 
     release, arelease = faces(_release)
+
+    async def _release_for(self, driver: Driver, owner: Owner) -> None:
+        """Release one hold of an owner, who may have ended."""
+        if not self.until_commit or not keep_until_commit(self, owner):
+            await self._give_back(driver, owner)
 
     # --- with --------------------------------------------------------------------------------------------------------
 
@@ -256,20 +259,26 @@ class BaseLock(LockFlows):
                 retry_after=failed.left_ms / 1000 if failed.left_ms >= 0 else None,
             )
 
-    def _leave_interrupted(self, hold: Hold, blocks: int) -> None:
-        """Release the hold of a block of the running thread whose ``__exit__`` was interrupted.
+    def _leave_interrupted(self, part: BaseLock, hold: Hold, blocks: int) -> None:
+        """Release the hold of a block of the running thread whose ``__exit__`` was interrupted, of one of its parts.
 
         ``blocks`` is the number of enclosing blocks.
         """
         hold.scoped = blocks + 1
-        run_flow(self._exit, (sync_driver(self.using), hold.owner, InterruptedError()))
+        if part.until_commit != self.until_commit:
+            part = copy(part)
+            part.until_commit = self.until_commit
+        run_flow(part._exit, (sync_driver(part.using), hold.owner, InterruptedError()))
+
+    def _depth(self, key: Key) -> tuple[int, int]:
+        """How often a part is held, apart from what the end of a transaction releases; and by how many blocks."""
+        count, blocks = HOLDS.depth(key)
+        return (count - given_back_later(self.until_commit, key) if self.until_commit else count), blocks
 
     async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
         self._leave_block(owner)
-        if self.until_commit and keep_until_commit(self, owner):
-            return
         try:
-            await self._give_back(driver, owner)
+            await self._release_for(driver, owner)
         except RLockError as failure:
             if error is None:
                 raise
@@ -400,22 +409,6 @@ class BaseLock(LockFlows):
         return self._named_owner or driver.owner()
 
 
-def detach(hold: Hold) -> BaseLock:
-    """Detach a hold from its thread or task; returns a lock object through which any thread or task can release it."""
-    lock: Any = hold.lock
-    handle: BaseLock = lock._under_name(hold.wire_name)
-    owner = hold.owner = NamedOwner(hold.wire_name)
-    HOLDS.remove(hold)
-    hold.scoped = 0  # no block encloses it any more
-    hold.ear = None  # it refers to the hold by its old key
-    hold.key = key_of(handle, owner)
-    HOLDS.put(hold)
-    watch(hold)
-    # The next acquire of this thread must not look like a re-entry of that hold.
-    current_owner().renew_name()
-    return handle
-
-
 def note_templates(lock: BaseLock, templates: Mapping[str, str]) -> None:
     """Record the key template from which each name of a lock was made; names without one may be left out."""
     for part in lock.parts:
@@ -432,12 +425,11 @@ def leave_for(lock: BaseLock, seconds: float) -> bool:
     hold = lock._hold_of(current_owner())
     if hold.count > 1:
         return False
-    handle = detach(hold)
     try:
-        handle.extend(seconds)
+        lock.extend(seconds)
     finally:
-        if HOLDS.get(handle, hold.owner) is not None:
-            HOLDS.remove(hold)
+        HOLDS.remove(hold)
+        hold.owner.renew_name()  # the next acquire of this thread must not look like a re-entry
     return True
 
 

@@ -56,7 +56,8 @@ class GroupHold:
         held = cls(group, first.owner, first.wire_name, min(hold.since for hold in holds), first.lease)
         held.deadline = min(hold.deadline for hold in holds)
         held.late_lease = max(hold.late_lease for hold in holds)
-        held._split["members"] = {hold.key: hold for hold in holds}
+        held._split["members"] = members = {hold.key: hold for hold in holds}
+        held.keys = tuple(members)
         return held
 
     @property

@@ -133,6 +133,18 @@ class Holds:
         if self._table.get(hold.key) is hold or hold in self:
             self._table.pop(hold.key, None)
 
+    def move(self, hold: Hold, key: Key) -> None:
+        """Give a hold another key. If this is interrupted, the table may have it under both."""
+        former = hold.key
+        self._table[key] = hold
+        hold.key = key
+        self._table.pop(former, None)
+
+    def drop(self, key: Key, hold: Hold) -> None:
+        """Remove the entry with this key if it is this hold's."""
+        if self.at(key) is hold:
+            self._table.pop(key, None)
+
     def remove_group(self, held: GroupHold) -> None:
         for key in held.keys:
             self._table.pop(key, None)

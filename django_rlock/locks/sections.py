@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -33,11 +32,6 @@ class Section:
         self.is_entered = False
         self.is_committed = False
         self.left: BaseLock | None = lock
-
-    @property
-    def parts(self) -> Sequence[BaseLock]:
-        """The locks to release if an interruption drops the block."""
-        return self.lock.parts
 
     def __enter__(self) -> Self:
         self.lock.enter(hasty=self.hasty)

@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
 from types import TracebackType
@@ -25,8 +25,9 @@ from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.identity import Owner, running_loop, thread_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import RLockError
+from django_rlock.exits import run_when_dropped
 from django_rlock.locks import members
-from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.holds import HOLDS, Hold, Key, key_of
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.sections import Section
 
@@ -52,15 +53,16 @@ def is_to_be_checked(entries: int) -> bool:
     return entries < OFTEN or entries % OFTEN == 0
 
 
-def open_databases() -> Iterator[BaseDatabaseWrapper]:
+def open_databases() -> list[BaseDatabaseWrapper]:
     """The connections of this thread with an open transaction, apart from the one around a test case."""
-    for connection in connections.all(initialized_only=True):
-        if connection.in_atomic_block and _is_open(connection):
-            yield connection
+    used = connections.all(initialized_only=True)
+    return [connection for connection in used if connection.in_atomic_block and _is_open(connection)]
 
 
 def _is_open(connection: BaseDatabaseWrapper) -> bool:
-    return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+    # In a list: a generator that is dropped would swallow the exception of a signal's handler.
+    of_tests = [getattr(block, "_from_testcase", False) for block in connection.atomic_blocks]
+    return not all(of_tests)
 
 
 # --- lock, BEGIN, body, COMMIT, release ------------------------------------------------------------------------------
@@ -82,22 +84,22 @@ class AtomicBlock(ContextDecorator):
             raise TypeError("A lock's atomic() decorates plain functions: others would run outside of the transaction.")
         return super().__call__(func)
 
+    @property
+    def _is_entered(self) -> bool:
+        return self._block is not None and self._block.gen.gi_frame is not None
+
     def __enter__(self) -> BaseLock:
-        if self._block is not None:
+        if self._is_entered:
             raise RuntimeError("A lock's atomic() was entered twice at once; make one for each 'with'.")
         self._block = _atomic(self._lock, self._using, self._nested)
-        try:
-            lock: BaseLock = self._block.__enter__()
-        except BaseException:
-            self._block = None
-            raise
+        lock: BaseLock = self._block.__enter__()
         return lock
 
+    @run_when_dropped
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        block, self._block = self._block, None
-        ended: bool | None = block.__exit__(kind, error, trace)
+        ended: bool | None = self._block.__exit__(kind, error, trace) if self._is_entered else None
         return ended
 
 
@@ -153,24 +155,48 @@ def keep_until_commit(lock: BaseLock, owner: Owner) -> bool:
     connection = transaction.get_connection(lock.until_commit)
     if not _is_open(connection) or not HOLDS.of_lock(lock, owner):
         return False
-    transaction.on_commit(_GiveBack(lock, owner), using=connection.alias)
+    give_back = _GiveBack(lock, owner)
+    transaction.on_commit(give_back, using=connection.alias)
+    give_back.is_registered = True
     return True
+
+
+def given_back_later(using: str, key: Key) -> int:
+    """How many releases of a hold wait for the end of a database's transaction."""
+    functions = [function for _, function, *_ in transaction.get_connection(using).run_on_commit]
+    registered = [function for function in functions if isinstance(function, _GiveBack)]
+    for give_back in registered:
+        give_back.is_registered = True  # its registration may have been interrupted
+    return sum(key in give_back.keys for give_back in registered)
 
 
 class _GiveBack:
     """Releases a hold once: when called, after COMMIT, or when collected, after ROLLBACK."""
 
+    is_registered = False
+    _before: Mapping[Hold, int] | None = None
+    """How often each lock was held when the release began."""
+    _is_done = False
+
     def __init__(self, lock: BaseLock, owner: Owner) -> None:
         self._lock, self._owner = lock, owner
-        self._left = [1]
+        self.keys = {key_of(part, owner) for part in lock.parts}
 
     def __call__(self) -> None:
-        with contextlib.suppress(IndexError):
-            self._left.pop()
-            _give_back(self._lock, self._owner)
+        self._before = {hold: hold.count for hold in HOLDS.of_lock(self._lock, self._owner)}
+        _give_back(self._lock, self._owner)
+        self._is_done = True
 
     def __del__(self) -> None:
-        self()
+        if self._is_done or not self.is_registered:
+            return
+        if self._before is None:
+            self()
+            return
+        # It was interrupted, perhaps before a release had begun: from then on that handles interruptions itself.
+        for hold, count in self._before.items():
+            if hold in HOLDS and hold.count == count:
+                members.release_later(hold)
 
 
 def _give_back(lock: BaseLock, owner: Owner) -> None:
@@ -200,7 +226,7 @@ def warn_inside_transaction(lock: BaseLock) -> None:
     _entries[line] = entries + 1
     if not is_to_be_checked(entries):
         return
-    connection = next(open_databases(), None)
+    connection = next(iter(open_databases()), None)
     if connection is None or HOLDS.of_lock(lock, lock._named_owner or thread_owner()):
         return  # an outer block holds it, and releases it later
     _entries[line] = WARNED

@@ -111,11 +111,6 @@ class _Section:
         self._at_least = at_least
         self._since = 0.0
 
-    @property
-    def parts(self) -> tuple[BaseLock, ...]:
-        """The locks to release if an interruption drops the block."""
-        return self.lock.parts
-
     def __enter__(self) -> None:
         try:
             self.lock.__enter__()

@@ -24,6 +24,7 @@ from celery.signals import worker_init, worker_ready
 from django_rlock import threads
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import RLockError
+from django_rlock.exits import run_when_dropped
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.process import on_fork
 from django_rlock.settings import get_settings
@@ -133,9 +134,11 @@ class _Noted:
         self._child.notes.append(self._note)
         self._child.write()
 
+    @run_when_dropped
     def __exit__(self, *_: object) -> None:
         notes = self._child.notes
-        notes.remove(self._note)
+        with suppress(ValueError):  # an earlier call was interrupted
+            notes.remove(self._note)
         if notes:  # else the last one stays in the file: a lock that is no longer held will not be freed
             self._child.write()
 

@@ -8,7 +8,7 @@ import os
 import random
 import uuid
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.states import RETRY, STARTED
 
 from django_rlock.callbacks import log
-from django_rlock.drivers.identity import Owner, thread_owner
+from django_rlock.drivers.identity import thread_owner
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
+from django_rlock.exits import run_when_dropped
 from django_rlock.inspection import describe_holder
 from django_rlock.locks import BaseLock
 from django_rlock.locks.blocks import released_when_dropped
@@ -280,23 +281,24 @@ class _Surroundings:
     A lease chosen by the body runs on, as after ``rlock(name, lease_time=60).acquire()``.
     """
 
-    __slots__ = ("_before", "_owner", "_run", "_token")
-
-    _before: dict[Hold, int]
-    _owner: Owner
-    _token: Token[Mapping[str, BaseLock]]
+    __slots__ = ("_before", "_inside", "_outside", "_owner", "_run")
 
     def __init__(self, run: Run) -> None:
         self._run = run
-
-    def __enter__(self) -> None:
-        run = self._run
         self._owner = owner = thread_owner()
         self._before = {hold: hold.count for hold in HOLDS.of(owner)}
-        self._token = locks_held.set({**locks_held.get({}), run.task.name: run.lock})
+        self._outside = locks_held.get({})
+        self._inside = {**self._outside, run.task.name: run.lock}
 
+    def __enter__(self) -> None:
+        locks_held.set(self._inside)
+
+    @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        locks_held.reset(self._token)
+        if locks_held.get({}) is self._inside:
+            locks_held.set(self._outside)
+        if thread_owner() is not self._owner:
+            return  # dropped elsewhere
         for hold in HOLDS.of(self._owner):
             count = self._before.get(hold, 0)
             if hold.count > count and (hold.renewed or hold in HOLDS.of_lock(self._run.lock, self._owner)):
@@ -316,20 +318,19 @@ class _Surroundings:
 class _Block:
     """A ``with`` block of a lock whose LockTimeoutError does not name the holder: it is usually not read."""
 
-    __slots__ = ("_lock", "parts")
+    __slots__ = ("lock",)
 
     def __init__(self, lock: BaseLock) -> None:
-        self._lock = lock
-        self.parts = lock.parts
+        self.lock = lock
 
     def __enter__(self) -> None:
-        self._lock.enter(describe=False)
+        self.lock.enter(describe=False)
 
     @released_when_dropped
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock._end_block(error)  # noqa: SLF001
+        self.lock._end_block(error)  # noqa: SLF001
 
 
 class _Holders:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import Token
 from typing import Any
 
 from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
+from django_rlock.exits import run_when_dropped
 from django_rlock.locks.holds import context
 
 
@@ -44,27 +44,29 @@ def reported(request: Any) -> AbstractContextManager[dict[str, str]]:
     return nullcontext({}) if request is None else _Reported(request)
 
 
-class _Reported(AbstractContextManager[dict[str, str]]):
+class _Reported:
     """A generator would take twice as long, in each request."""
 
-    __slots__ = ("_request", "_token")
+    __slots__ = ("_about", "_outer", "_request")
 
     def __init__(self, request: Any) -> None:
         self._request = plain_request(request)
-        self._token: Token[dict[str, str] | None] | None = None
+        self._about: dict[str, str] | None = None
 
     def __enter__(self) -> dict[str, str]:
         request, outer = self._request, context.get()
         if outer is not None and "route" in outer:
             outer.update(_user(request))
             return outer
-        about = {"route": f"{request.method} {request.path}", **_user(request)}
-        self._token = context.set(about)
+        self._outer = outer
+        self._about = about = {"route": f"{request.method} {request.path}", **_user(request)}
+        context.set(about)
         return about
 
+    @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        if self._token is not None:
-            context.reset(self._token)
+        if self._about is not None and context.get() is self._about:
+            context.set(self._outer)
 
 
 def _user(request: HttpRequest) -> dict[str, str]:

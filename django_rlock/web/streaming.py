@@ -18,12 +18,11 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.http.response import HttpResponseBase
 
 from django_rlock.callbacks import log
-from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import current_owner
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock, MultiLock
-from django_rlock.locks.base import detach
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.detached import Detached
+from django_rlock.locks.holds import HOLDS
 
 logger = logging.getLogger("django_rlock.web")
 
@@ -44,9 +43,8 @@ def keep_for_response(lock: BaseLock, response: Any) -> BaseLock | None:
         if hold is None or hold.count > 1:
             left.append(part)
         else:
-            hand_over(partial(_give_back, detach(hold), hold))
-            # Middleware may replace a response without closing or rendering it.
-            weakref.finalize(response, _give_back_later, hold).atexit = False
+            # Middleware may drop a response without closing or rendering it; that drops what is detached, too.
+            hand_over(partial(_give_back, Detached(hold)))
     return MultiLock(*left) if left else None
 
 
@@ -85,20 +83,11 @@ class _Rendering:
                 give_back()
 
 
-def _give_back(handle: BaseLock, hold: Hold) -> None:
+def _give_back(detached: Detached) -> None:
     try:
-        handle.release()
+        detached.release()
     except SynchronousOnlyOperation:
-        _give_back_later(hold)
+        detached.drop()
     except RLockError as failure:
         # There is no caller to raise it to.
         log(logger, logging.ERROR, "A response was completed: %s", failure)
-
-
-def _give_back_later(hold: Hold) -> None:
-    # This may run wherever Python collects garbage, so it must not wait.
-    if hold in HOLDS:
-        hold.renewed = False
-        HOLDS.remove(hold)
-        lock: Any = hold.lock
-        clean_up(lock.using, lock._leave_call(hold.wire_name), hold.deadline)  # noqa: SLF001

@@ -1,5 +1,6 @@
 """Exceptions that signals raise anywhere in acquire and release: Celery's soft time limit, Ctrl-C."""
 
+import asyncio
 import ctypes
 import gc
 import itertools
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
+from django.template.response import TemplateResponse
 from django.test import RequestFactory
 
 from django_rlock import (
@@ -40,7 +42,10 @@ from django_rlock.drivers.room import sync_driver
 from django_rlock.links.link import Link
 from django_rlock.locked_calls import AROUND
 from django_rlock.locks.hold import Hold
-from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.holds import HOLDS, WAITS, context
+from django_rlock.locks.transactions import keep_until_commit
+from django_rlock.management.locked import _Section as Section
+from django_rlock.middleware import LockMiddleware
 from django_rlock.reports import report_key
 from tests.background import look_at, settle, until_clean
 from tests.eventually import UNTIL_SERVED, eventually
@@ -267,6 +272,138 @@ def test_interrupted_call_of_a_locked_function_is_left(names):
         assert not any(RLock(name).locked() for name in names), number
 
 
+@pytest.mark.parametrize("names", [["stock:42"], ["account:1", "account:2"]])
+@pytest.mark.parametrize(
+    "kind_of_response", [StreamingHttpResponse, pytest.param(TemplateResponse, marks=pytest.mark.thorough)]
+)
+def test_interrupted_call_of_a_view_whose_response_keeps_the_lock_is_left(names, kind_of_response):
+    """No response is returned that could release it, and its thread no longer has it."""
+    view = distributed_lock(*names)(lambda request: kind_of_response(request, ()))
+    request = RequestFactory().get("/")
+    view(request)
+    for number in interruptions(partial(view, request)):
+        assert holds_left() == [], number
+        assert context.get() is None, number
+        settle()
+        assert not any(RLock(name).locked() for name in names), number
+
+
+@pytest.mark.django_db(transaction=True)
+def test_interrupted_atomic_block_ends_its_transaction():
+    """And may be entered again."""
+    block = RLock("stock:42").atomic()
+    block_of(block)
+    for number in interruptions(partial(block_of, block), opens_no_transaction):
+        assert not transaction.get_connection().in_atomic_block, number
+        assert HOLDS.snapshot() == [], number
+        block_of(block)
+        settle()
+    assert not RLock("stock:42").locked()
+
+
+def until_commit() -> RLock:
+    return RLock("stock:42", until_commit=True)
+
+
+def several_until_commit() -> MultiLock:
+    return MultiLock(RLock("account:1"), RLock("stock:42"), until_commit=True)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("make", "fails"),
+    [
+        (until_commit, False),
+        (until_commit, True),
+        (several_until_commit, True),
+        pytest.param(several_until_commit, False, marks=pytest.mark.thorough),
+    ],
+)
+def test_lock_until_commit_is_released_once_when_interrupted(make, fails):
+    """Neither never, nor twice, which would release an outer hold, too."""
+    lock, outer = make(), RLock("stock:42")
+
+    def write():
+        with suppress(ZeroDivisionError), transaction.atomic():
+            block_of(lock)
+            _ = 1 / (not fails)
+
+    with outer:
+        write()
+        for number in interruptions(write, is_djangos):
+            if not is_entered_once(outer):
+                gc.collect()  # errors of several locks refer to each other
+            assert is_entered_once(outer), number
+            settle()
+            assert outer.owned(), number
+    assert not any(part.locked() for part in lock.parts)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_interrupted_block_is_left_at_the_end_of_the_transaction(monkeypatch, caplog):
+    """Where the transaction goes on, and what was written under the lock is committed later."""
+    lock = RLock("stock:42", until_commit=True)
+
+    def end_block():
+        with lock:
+            monkeypatch.setattr("django_rlock.locks.base.keep_until_commit", keep_and_be_interrupted)
+
+    def keep_and_be_interrupted(*args):
+        monkeypatch.undo()
+        keep_until_commit(*args)
+        raise Interruption
+
+    with transaction.atomic():
+        with suppress(Interruption):
+            end_block()
+        assert lock.owned()
+    assert not lock.locked()
+    assert HOLDS.snapshot() == []
+    assert not caplog.records  # of a second release
+
+
+def is_entered_once(lock):
+    return [(hold.lock.name, hold.count) for hold in HOLDS.snapshot()] == [(lock.name, 1)]
+
+
+def is_djangos(frame):
+    """Django's own functions may be interrupted as well; here only the one by which it learns of us."""
+    callers = [each.f_code for each, _ in traceback.walk_stack(frame)]
+    ours, djangos = "/django_rlock/", "/django/db/"
+    known = [code for code in callers if ours in code.co_filename or djangos in code.co_filename][:1]
+    return is_swallowed(frame) or any(djangos in code.co_filename and code.co_name != "on_commit" for code in known)
+
+
+def holds_left():
+    """The holds that are left when garbage has been collected: the errors of several locks refer to each other."""
+    if HOLDS.snapshot():
+        gc.collect()
+    return HOLDS.snapshot()
+
+
+def test_interrupted_middleware_renews_nothing_of_tasks_that_have_ended():
+    """Under WSGI an async view runs in a task of its own. What nobody can release must not be renewed for ever."""
+
+    async def take():
+        await RLock("stock:42").aacquire()
+
+    async def run_task():
+        await asyncio.create_task(take())
+
+    def leave_it(_request):
+        asyncio.run(run_task())
+        return HttpResponse()
+
+    for number in interruptions(partial(LockMiddleware(leave_it), RequestFactory().get("/")), releases_nothing_left):
+        settle()
+        assert context.get() is None, number
+        for hold in HOLDS.snapshot():
+            assert hold.owner_ended, number
+            RLock("stock:42").force_release()
+            HOLDS.remove(hold)
+    assert HOLDS.snapshot() == []
+
+
 @pytest.mark.parametrize("owner", [None, "batch"])
 def test_interrupted_extension_is_renewed_as_before(owner):
     """Otherwise it would be lost although nothing has gone wrong, or be renewed with the lease of the extension."""
@@ -337,6 +474,25 @@ def interrupted_after(number):
     return assign
 
 
+def test_interrupted_keeping_of_a_lock_is_not_renewed():
+    """A command keeps its lock for a while after its end; then nobody releases it."""
+    lock = RLock("stock:42")
+
+    def keep():
+        with Section(lock, at_least=300):
+            pass
+
+    keep()
+    lock.force_release()
+    for number in interruptions(keep):
+        settle()
+        assert not any(hold.renewed for hold in HOLDS.snapshot()), number
+        lock.force_release()
+        with suppress(LockNotOwnedError, LockLostError):
+            lock.release()
+    lock.force_release()
+
+
 def test_interrupted_release_by_force_frees_the_lock_or_lets_it_be_renewed():
     lock = RLock("stock:42")
     lock.acquire()
@@ -363,7 +519,12 @@ def test_interrupted_call_of_a_locked_view_ends_its_transaction(monkeypatch):
         settle()
 
 
-OPENERS = "locked_calls.py", "transactions.py", "contextlib.py"
+def releases_nothing_left(frame):
+    names = [each.f_code.co_name for each, _ in traceback.walk_stack(frame)]
+    return is_swallowed(frame) or "_release_left" not in names
+
+
+OPENERS = "locked_calls.py", "transactions.py", "contextlib.py", "exits.py"
 """The modules between BEGIN and the function."""
 
 

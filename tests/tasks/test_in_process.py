@@ -3,6 +3,7 @@
 import logging
 import re
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,8 +26,11 @@ from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks import holds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired, task_skipped
+from django_rlock.tasklocks.runs import locks_held
 from tests.background import is_handed_over
 from tests.eventually import UNTIL_SERVED
+from tests.faults.storm import is_swallowed
+from tests.faults.test_interruptions import interruptions
 from tests.operators import free_by_force
 
 
@@ -249,6 +253,27 @@ def test_an_interruption_between_taking_and_running_leaves_nothing(make):
     assert HOLDS.of(thread_owner()) == []
     with FairLock("job", wait_time=5):
         pass
+
+
+def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
+    """The thread's next task must not be reported under this one's name, nor have its locks."""
+
+    def body(self):
+        rlock("left behind").acquire()
+
+    task = make(body)
+    task.apply()
+    for number in interruptions(task.apply, is_celerys):
+        assert HOLDS.snapshot() == [], number
+        assert thread_owner().label == "", number
+        assert holds.context.get() is None, number
+        assert not locks_held.get({}), number
+
+
+def is_celerys(frame):
+    """Only what runs inside of the task's call is interrupted."""
+    callers = [each.f_code for each, _ in traceback.walk_stack(frame)]
+    return is_swallowed(frame) or not any(code is LockedTask.__call__.__code__ for code in callers)
 
 
 def test_a_lock_that_was_lost_fails_the_task(make):

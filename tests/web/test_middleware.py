@@ -14,7 +14,7 @@ from django.test import AsyncClient, Client
 from django.urls import path
 from pytest_django import Settings
 
-from django_rlock import distributed_lock, rlock
+from django_rlock import PermitExpirableSemaphore, distributed_lock, rlock
 from django_rlock.locks.holds import HOLDS, context
 from tests.background import is_handed_over
 from tests.conftest import OwnServer
@@ -47,6 +47,14 @@ def leave(request: HttpRequest) -> HttpResponse:
 def leave_and_fail(request: HttpRequest) -> HttpResponse:
     leave(request)
     raise ZeroDivisionError
+
+
+def leave_permit(request: HttpRequest) -> HttpResponse:
+    licences = PermitExpirableSemaphore("licences")
+    licences.try_set_permits(1)
+    permit = licences.acquire(renewed=True)
+    assert permit is not None
+    return HttpResponse(permit.id)
 
 
 async def aleave(request: HttpRequest) -> HttpResponse:
@@ -117,6 +125,7 @@ urlpatterns = [
         broken,
         leave,
         leave_and_fail,
+        leave_permit,
         aleave,
         aleave_and_keep,
         aleave_in_task,
@@ -229,6 +238,14 @@ def test_what_a_request_leaves_is_released(get: Any, url: str, caplog: pytest.Lo
 def test_a_request_that_leaves_nothing_is_not_warned_of(get: Any, caplog: pytest.LogCaptureFixture) -> None:
     get("/take/")
     assert not [record for record in caplog.records if record.name.startswith("django_rlock")]
+
+
+@STACKS
+def test_a_permit_that_nobody_keeps_is_left_to_its_lease(get: Any) -> None:
+    """It may be released by its id, anywhere."""
+    response = get("/leave_permit/")
+    assert response.status_code == 200
+    PermitExpirableSemaphore("licences").release(response.content.decode())
 
 
 def test_what_was_held_before_the_request_stays(caplog: pytest.LogCaptureFixture) -> None:

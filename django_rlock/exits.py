@@ -1,0 +1,57 @@
+"""``__exit__`` methods that run although a signal interrupted their ``with`` statement before it could call them.
+
+A signal handler may raise after ``__enter__`` has done its work and before the block has begun, or after the block has
+ended and before ``__exit__`` has done anything. In both cases Python drops the ``__exit__`` that the statement looked
+up before it called ``__enter__``. So that is an object made for the statement, which acts when it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from django_rlock.exceptions import RLockError
+
+Method = TypeVar("Method", bound=Callable[..., object])
+
+
+def run_when_dropped(exit_block: Method) -> Method:
+    """Make a dropped ``__exit__`` run, as after an InterruptedError. It must do no harm where nothing was entered, or
+    where an earlier call of it was interrupted.
+    """
+    return cast("Method", _ExitMethod(exit_block))
+
+
+class Exit(partial[object]):
+    """The ``__exit__`` of one statement: ``Exit(leave, [], exit_block, block)``.
+
+    While it runs no frame refers to it, so no traceback keeps it alive.
+    """
+
+    def act_when_dropped(self, exit_block: Callable[..., object], block: Any) -> None:
+        exit_block(block, InterruptedError, InterruptedError(), None)
+
+    def __del__(self) -> None:
+        ended, exit_block, block = self.args
+        if not ended:
+            self.act_when_dropped(exit_block, block)
+
+
+def leave(ended: list[bool], exit_block: Callable[..., object], block: object, *args: Any) -> object:
+    """Leave a block, and record when that is done: what else was begun inside may go on for longer."""
+    try:
+        outcome = exit_block(block, *args)
+    except RLockError:
+        ended.append(True)
+        raise
+    ended.append(True)
+    return outcome
+
+
+class _ExitMethod:
+    def __init__(self, exit_block: Callable[..., object]) -> None:
+        self._exit_block = exit_block
+
+    def __get__(self, block: object, _kind: type) -> Callable[..., object]:
+        return self._exit_block if block is None else Exit(leave, [], self._exit_block, block)
