@@ -124,6 +124,28 @@ class Call:
         return _value(self.outcome)
 
 
+class Alive:
+    """Counts those of the objects added to it that are still there.
+
+    A WeakSet removes them by Python code, in which a signal's exception would be swallowed and the object counted for
+    ever. Here each change is one call into C.
+    """
+
+    __slots__ = ("_refs",)
+
+    def __init__(self) -> None:
+        self._refs: set[weakref.ref[object]] = set()
+
+    def add(self, each: object) -> None:
+        self._refs.add(weakref.ref(each, self._refs.discard))
+
+    def discard(self, each: object) -> None:
+        self._refs.discard(weakref.ref(each))
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+
 class Helpers:
     """A few threads that run calls, in order; a thread ends when there is no call left.
 
@@ -135,7 +157,7 @@ class Helpers:
     def __init__(self, most: int) -> None:
         self._most = most
         self._calls: deque[Call] = deque()
-        self._marks: weakref.WeakSet[_Mark] = weakref.WeakSet()
+        self._marks = Alive()
 
     def take(self, call: Call) -> None:
         """Run a call as soon as a thread is free."""

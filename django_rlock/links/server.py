@@ -13,7 +13,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from weakref import WeakSet
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -54,7 +53,7 @@ class Server:
         self._connect = connect
         self.reply_limit = reply_limit
         self._places = math.inf if places is None else places
-        self._taken: WeakSet[Place] = WeakSet()
+        self._taken = threads.Alive()
         self._claims: deque[LinkWait] = deque()
         self._closed = False
         self.idle: deque[Link] = deque()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from django_rlock.callbacks import log
@@ -15,7 +15,7 @@ from django_rlock.locks.attempt import Attempt, Claim
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.flows import expect_copies
 from django_rlock.locks.groups import LockGroup, Piece
-from django_rlock.locks.holds import HOLDS, GroupHold, Hold
+from django_rlock.locks.holds import HOLDS, GroupHold, Hold, key_of
 from django_rlock.locks.together import give_back_all, held_of
 from django_rlock.locks.watchdog import watch_group
 from django_rlock.scripts import OK, QUEUED
@@ -24,17 +24,19 @@ logger = logging.getLogger("django_rlock.locks")
 
 
 class AllOrNone:
-    """One attempt. ``taken`` are the locks that its owner holds by now. ``lent`` are the holds among them that are
-    renewed only until it has all locks. ``until`` is when its time is up (None: never).
+    """One attempt at some ``locks``. ``taken`` are those that its owner holds by now. ``lent`` are the holds among them
+    that are renewed only until it has all locks. ``until`` is when its time is up (None: never).
     """
 
-    def __init__(self, driver: Driver, claim: Claim, until: float | None) -> None:
+    def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[BaseLock]) -> None:
         self.driver = driver
         self.claim = claim
         self.owner = claim.owner
         self.until = until
         self.taken: list[BaseLock] = []
         self.lent: list[Hold] = []
+        self._keys = [key_of(lock, claim.owner) for lock in locks]
+        self._before = {} if HOLDS.has_none(self._keys) else {key: HOLDS.depth(key) for key in self._keys}
 
     def may_wait(self) -> bool:
         """Whether there is time left to wait."""
@@ -67,24 +69,24 @@ class AllOrNone:
                 return False
         return True
 
-    def _takeable(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    def _takeable(self, pieces: Iterable[Piece]) -> list[Piece]:
         """The locks, in parts that one script each may take."""
-        for piece in pieces:
-            if not isinstance(piece, LockGroup):
-                yield piece
-            elif self.owner.is_named:
-                yield from piece.locks  # others share the name and may hold some: take one by one
-            elif HOLDS.has_none(piece.keys_of(self.owner)):
-                yield piece
-            else:
-                yield from self._parted(piece)
+        return [part for piece in pieces for part in self._parts_of(piece)]
 
-    def _parted(self, group: LockGroup) -> Iterator[Piece]:
+    def _parts_of(self, piece: Piece) -> Sequence[Piece]:
+        if not isinstance(piece, LockGroup):
+            return [piece]
+        if self.owner.is_named:
+            return piece.locks  # others share the name and may hold some: take one by one
+        if HOLDS.has_none(piece.keys_of(self.owner)):
+            return [piece]
+        return self._parted(piece)
+
+    def _parted(self, group: LockGroup) -> Sequence[Piece]:
         """Separate the locks that the owner holds already: re-entering one depends on its hold count."""
         held = {lock for lock in group.locks if HOLDS.get(lock, self.owner)}
         rest = [lock for lock in group.locks if lock not in held]
-        yield from held
-        yield from [LockGroup(rest)] if len(rest) > 1 else rest
+        return [*held, *([LockGroup(rest)] if len(rest) > 1 else rest)]
 
     async def _take_in_order(self, locks: Sequence[BaseLock], keep_for: float) -> bool:
         keep_until = math.inf
@@ -164,16 +166,10 @@ class AllOrNone:
 
     async def _all_or_none(self, taking: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
         self.lent = []
-        try:
-            if not await taking():
-                await self._undo()
-                return False
-            await self._level_leases()
-        except BaseException as error:
-            if isinstance(error, RLockError) and self.owner.is_named:
-                await self._undo()  # not possible in the background: see _release_later
-            self._drop()
-            raise
+        if not await taking():
+            await self._undo()
+            return False
+        await self._level_leases()
         return True
 
     async def _level_leases(self) -> None:
@@ -190,16 +186,32 @@ class AllOrNone:
 
     async def _undo(self) -> None:
         """Release what was taken, and wait until that is done."""
-        taken, self.taken = self.taken, []  # give_back_all() handles interruptions itself
+        taken, self.taken = self.taken, []
         for held in held_of(taken, self.owner):
             held.scoped -= self.claim.scoped
         for failure in await give_back_all(self.driver, self.owner, taken):
             log(logger, logging.WARNING, "While releasing one of several locks: %s", failure)
 
+    async def give_up(self, error: BaseException) -> None:
+        """Release what was taken: in the background, since the attempt failed or was interrupted."""
+        if not self.owner.is_named:
+            self._drop()
+        elif isinstance(error, RLockError):
+            await self._undo()  # not possible in the background: see _release_later
+        else:
+            self._forget()
+
     def _drop(self) -> None:
-        """Release in the background what was taken."""
+        """Release what is held more often than before, whether or not it was noted as taken."""
+        for key in self._keys:
+            count, blocks = self._before.get(key, (0, 0))
+            if HOLDS.depth(key)[0] > count and (hold := HOLDS.at(key)):
+                hold.scoped = blocks
+                members.release_later(hold)
+
+    def _forget(self) -> None:
+        """The same for a name that others may have used for the same locks meanwhile."""
         for lock in self.taken:
             if hold := HOLDS.get(lock, self.owner):
                 hold.scoped -= self.claim.scoped
                 members.release_later(hold)
-        self.taken = []

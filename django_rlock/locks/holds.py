@@ -100,7 +100,8 @@ class Holds:
         return self._table.get(key_of(lock, owner))
 
     def depth(self, key: Key) -> tuple[int, int]:
-        """How often the lock with this key is held, and by how many blocks; does not split a group's record."""
+        """How often the lock with this key is held, counting holds that were lost and not released yet, and by how many
+        blocks; does not split a group's record."""
         found = self._table.get(key)
         if found is None:
             return 0, 0
@@ -108,7 +109,7 @@ class Holds:
             if found.is_whole:
                 return 1, found.scoped
             found = found.members[key]
-        return found.count, found.scoped
+        return found.count + found.lost_below, found.scoped
 
     def has_none(self, keys: Sequence[Key]) -> bool:
         """Whether there is no hold with any of these keys."""

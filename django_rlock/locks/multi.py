@@ -96,13 +96,19 @@ class MultiLock(BaseLock):
     # --- taking ------------------------------------------------------------------------------------------------------
 
     async def _take(self, driver: Driver, claim: Claim) -> bool:
-        until = claim.until(driver.now())
-        attempt = AllOrNone(driver, claim, until)
+        attempt = AllOrNone(driver, claim, claim.until(driver.now()), self._parts)
+        try:
+            return await self._take_all(driver, attempt)
+        except BaseException as error:
+            await attempt.give_up(error)
+            raise
+
+    async def _take_all(self, driver: Driver, attempt: AllOrNone) -> bool:
         taken = await attempt.take(self._pieces(driver))
         keep_for = KEEP_FOR
         while not taken and attempt.may_wait():
             # Nothing is held during this wait. The awaited member is kept while the others are tried.
-            awaited = next(part for part in self._parts if part is claim.failed.lock)
+            (awaited,) = [part for part in self._parts if part is attempt.claim.failed.lock]
             if await attempt.wait_for(awaited):
                 taken = await attempt.take(
                     Grouping(driver, [part for part in self._parts if part is not awaited]).pieces

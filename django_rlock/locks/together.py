@@ -41,24 +41,39 @@ def _records(locks: Sequence[BaseLock], owner: Owner) -> list[Held | None]:
 async def give_back_all(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[RLockError]:
     """Release one hold of each lock; returns the errors. After an interruption the background releases the rest."""
     failures: list[RLockError] = []
-    rest: list[GroupHold | BaseLock] = list(locks)
+    rest: list[tuple[GroupHold | BaseLock, int]] = [(lock, _count(lock, owner)) for lock in locks]
     try:
-        rest = _pieces(driver, owner, locks)
-        for piece in list(rest):
-            del rest[0]  # from here on the release handles interruptions itself
+        rest = [(piece, _count(piece, owner)) for piece in _pieces(driver, owner, locks)]
+        for piece, _ in list(rest):
             try:
-                if isinstance(piece, GroupHold):
-                    failures += await _free(driver.at(piece.group.using), piece)
-                else:
-                    await members.give_back(piece, driver.at(piece.using), owner)
+                await _give_back(driver, owner, piece, failures)
             except RLockError as failure:
                 failures.append(failure)
+            del rest[0]
     except BaseException:
-        for piece in rest:
-            for hold in _holds(piece, owner):
-                members.release_later(hold)
+        for piece, count in rest:
+            _release_later(piece, owner, count)
         raise
     return failures
+
+
+def _count(piece: GroupHold | BaseLock, owner: Owner) -> int:
+    """How often a piece is held before its release."""
+    return 1 if isinstance(piece, GroupHold) else HOLDS.depth(key_of(piece, owner))[0]
+
+
+async def _give_back(driver: Driver, owner: Owner, piece: GroupHold | BaseLock, failures: list[RLockError]) -> None:
+    if isinstance(piece, GroupHold):
+        failures += await _free(driver.at(piece.group.using), piece)
+    else:
+        await members.give_back(piece, driver.at(piece.using), owner)
+
+
+def _release_later(piece: GroupHold | BaseLock, owner: Owner, count: int) -> None:
+    """Release a piece in the background, unless its release has begun: from then on it handles interruptions itself."""
+    for hold in _holds(piece, owner):
+        if hold in HOLDS and HOLDS.depth(hold.key)[0] == count:
+            members.release_later(hold)
 
 
 def _pieces(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[GroupHold | BaseLock]:

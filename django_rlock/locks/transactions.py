@@ -60,7 +60,6 @@ def open_databases() -> list[BaseDatabaseWrapper]:
 
 
 def _is_open(connection: BaseDatabaseWrapper) -> bool:
-    # In a list: a generator that is dropped would swallow the exception of a signal's handler.
     of_tests = [getattr(block, "_from_testcase", False) for block in connection.atomic_blocks]
     return not all(of_tests)
 

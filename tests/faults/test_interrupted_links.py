@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import count
@@ -13,8 +14,9 @@ from redis.exceptions import RedisError
 
 from django_rlock.connections import server
 from django_rlock.drivers.tasks import LoopLinks
-from django_rlock.links.link import Link
+from django_rlock.links.link import Link, Place
 from django_rlock.links.tasks import TaskLink
+from django_rlock.threads import Alive
 from tests.faults.opcode_watch import watch_opcodes
 from tests.faults.opcodes import SPARED, Aim
 
@@ -188,3 +190,17 @@ async def has_opened(at: int) -> bool:
     assert (await links.get(server("default"), LIMIT)).is_open
     links.give_back()
     return first.exception() is None
+
+
+def test_place_that_ends_as_a_signal_comes_is_free_again() -> None:
+    """Python drops what is raised while an object is collected; so nothing may be left to do there."""
+    alive, place = Alive(), Place()
+    alive.add(place)
+    alive.add(place)
+    assert len(alive) == 1
+    sys.setprofile(lambda _frame, event, _argument: strike() if event == "call" else None)
+    try:
+        del place
+    finally:
+        sys.setprofile(None)
+    assert len(alive) == 0

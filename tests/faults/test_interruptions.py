@@ -44,6 +44,7 @@ from django_rlock.locked_calls import AROUND
 from django_rlock.locks.hold import Hold
 from django_rlock.locks.holds import HOLDS, WAITS, context
 from django_rlock.locks.transactions import keep_until_commit
+from django_rlock.locks.watchdog import lose
 from django_rlock.management.locked import _Section as Section
 from django_rlock.middleware import LockMiddleware
 from django_rlock.reports import report_key
@@ -52,6 +53,7 @@ from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.storm import KINDS, is_swallowed
 from tests.faults.storm_process import BrokenOffError, Outcome, StoppedError, Watched, run_storm
 from tests.faults.storms import places_of, summary
+from tests.operators import free_by_force
 
 # A socket whose interrupted opener never had it is closed by Python.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -240,6 +242,46 @@ def test_what_an_interruption_leaves_locked_is_known_as_held(make, interrupted):
         lock.release()
 
 
+@pytest.mark.parametrize("kind", [RLock, FencedLock], ids=["together", "alone"])
+def test_interrupted_attempt_at_several_locks_keeps_none(redis_client, kind):
+    """The second one becomes free during the wait, the third one never."""
+    lock = MultiLock(*[kind(f"account:{number}") for number in range(4)])
+    redis_client.hset("rlock:account:2", "somebody", 1)
+
+    def act() -> None:
+        redis_client.hset("rlock:account:1", "somebody", 1)
+        redis_client.pexpire("rlock:account:1", 2)
+        lock.acquire(wait_time=0.01)
+
+    for number in interruptions(act, is_not_of_several):
+        if HOLDS.snapshot():
+            gc.collect()  # errors of several locks refer to each other
+        assert HOLDS.snapshot() == [], number
+    settle()
+    assert redis_client.keys("rlock:account:?") == ["rlock:account:2"]
+
+
+def test_interrupted_release_of_several_locks_keeps_none_that_it_began_with(redis_client):
+    """Before that, all are held."""
+    lock = MultiLock(FairLock("account:1"), RLock("account:2"), FencedLock("account:3"))
+    lock.acquire()
+    for number in interruptions(lock.release, is_not_of_several):
+        held = {hold.lock.name for hold in HOLDS.snapshot()}
+        assert held in ({"account:1", "account:2", "account:3"}, set()), number
+        settle()
+        assert bool(redis_client.keys("rlock:account:?")) == bool(held), number
+        if not held:
+            lock.acquire()
+    assert HOLDS.snapshot() == []
+
+
+SEVERAL = "multi.py", "allornone.py", "together.py"
+
+
+def is_not_of_several(frame):
+    return is_swallowed(frame) or not frame.f_code.co_filename.endswith(SEVERAL)
+
+
 def block_of(lock):
     with lock:
         pass
@@ -260,6 +302,26 @@ def test_interrupted_block_is_left(kind, run):
         assert HOLDS.snapshot() == [], number
         settle()
         assert not any(part.locked() for part in lock.parts), number
+
+
+def test_interrupted_block_of_a_lock_that_was_lost_before_is_left():
+    """There, too, what was taken anew is released."""
+    lock = RLock("stock:42")
+    lose_hold_of(lock)
+    for number in interruptions(partial(block_of, lock)):
+        assert all(hold.lost for hold in HOLDS.snapshot()), number
+        settle()
+        assert not lock.locked(), number
+        if not HOLDS.snapshot():
+            lose_hold_of(lock)
+    with pytest.raises(LockLostError):
+        lock.release()
+
+
+def lose_hold_of(lock):
+    lock.acquire()
+    free_by_force(lock.name)
+    lose(HOLDS.snapshot()[0], "it was freed by force")
 
 
 @pytest.mark.parametrize("names", [["stock:42"], ["account:1", "account:2"]])
