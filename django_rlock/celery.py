@@ -226,7 +226,11 @@ class _Reported:
     def __enter__(self) -> None:
         context.set(self._about)
 
+    @property
+    def is_entered(self) -> bool:
+        return context.get() is self._about
+
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        if context.get() is self._about:
+        if self.is_entered:
             context.set(self._outer)

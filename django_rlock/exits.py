@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from django_rlock.exceptions import RLockError
 
 Method = TypeVar("Method", bound=Callable[..., object])
 
 
+class Block(Protocol):
+    """What ``with`` enters. ``is_entered`` is whether it was entered and not left yet."""
+
+    @property
+    def is_entered(self) -> bool: ...
+
+
 def run_when_dropped(exit_block: Method) -> Method:
-    """Make a dropped ``__exit__`` run, as after an InterruptedError. It must do no harm where nothing was entered, or
-    where an earlier call of it was interrupted.
-    """
+    """Make the ``__exit__`` of a ``Block`` run when it is dropped, as after an InterruptedError."""
     return cast("Method", _ExitMethod(exit_block))
 
 
@@ -30,7 +35,8 @@ class Exit(partial[object]):
     """
 
     def act_when_dropped(self, exit_block: Callable[..., object], block: Any) -> None:
-        exit_block(block, InterruptedError, InterruptedError(), None)
+        if block.is_entered:
+            exit_block(block, InterruptedError, InterruptedError(), None)
 
     def __del__(self) -> None:
         ended, exit_block, block = self.args
@@ -53,5 +59,9 @@ class _ExitMethod:
     def __init__(self, exit_block: Callable[..., object]) -> None:
         self._exit_block = exit_block
 
-    def __get__(self, block: object, _kind: type) -> Callable[..., object]:
-        return self._exit_block if block is None else Exit(leave, [], self._exit_block, block)
+    def __get__(self, block: Block | None, _kind: type) -> Callable[..., object]:
+        if block is None:
+            return self._exit_block
+        if block.is_entered:  # what looks at the block's attributes is no statement that enters it
+            return partial(self._exit_block, block)
+        return Exit(leave, [], self._exit_block, block)

@@ -68,23 +68,23 @@ class Owner:
 class _Labelled:
     """A block in which an owner has a label."""
 
-    __slots__ = ("_former", "_is_on", "_label", "_owner")
+    __slots__ = ("_former", "_label", "_owner", "is_entered")
 
     def __init__(self, owner: Owner, label: str) -> None:
         self._owner = owner
         self._label = label
         self._former = owner.label
-        self._is_on = False
+        self.is_entered = False
 
     def __enter__(self) -> None:
-        self._is_on = True
+        self.is_entered = True
         self._set(self._label)
 
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        if self._is_on:
+        if self.is_entered:
             self._set(self._former)
-            self._is_on = False
+            self.is_entered = False
 
     def _set(self, label: str) -> None:
         self._owner.label = label

@@ -84,11 +84,12 @@ class AtomicBlock(ContextDecorator):
         return super().__call__(func)
 
     @property
-    def _is_entered(self) -> bool:
+    def is_entered(self) -> bool:
+        """Whether its transaction is open."""
         return self._block is not None and self._block.gen.gi_frame is not None
 
     def __enter__(self) -> BaseLock:
-        if self._is_entered:
+        if self.is_entered:
             raise RuntimeError("A lock's atomic() was entered twice at once; make one for each 'with'.")
         self._block = _atomic(self._lock, self._using, self._nested)
         lock: BaseLock = self._block.__enter__()
@@ -98,7 +99,7 @@ class AtomicBlock(ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        ended: bool | None = self._block.__exit__(kind, error, trace) if self._is_entered else None
+        ended: bool | None = self._block.__exit__(kind, error, trace) if self.is_entered else None
         return ended
 
 

@@ -134,11 +134,14 @@ class _Noted:
         self._child.notes.append(self._note)
         self._child.write()
 
+    @property
+    def is_entered(self) -> bool:
+        return self._note in self._child.notes
+
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
         notes = self._child.notes
-        with suppress(ValueError):  # an earlier call was interrupted
-            notes.remove(self._note)
+        notes.remove(self._note)
         if notes:  # else the last one stays in the file: a lock that is no longer held will not be freed
             self._child.write()
 

@@ -293,12 +293,17 @@ class _Surroundings:
     def __enter__(self) -> None:
         locks_held.set(self._inside)
 
+    @property
+    def is_entered(self) -> bool:
+        return locks_held.get({}) is self._inside and thread_owner() is self._owner
+
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        if locks_held.get({}) is self._inside:
+        self._sweep()
+        if self.is_entered:
             locks_held.set(self._outside)
-        if thread_owner() is not self._owner:
-            return  # dropped elsewhere
+
+    def _sweep(self) -> None:
         for hold in HOLDS.of(self._owner):
             count = self._before.get(hold, 0)
             if hold.count > count and (hold.renewed or hold in HOLDS.of_lock(self._run.lock, self._owner)):

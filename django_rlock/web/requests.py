@@ -63,9 +63,13 @@ class _Reported:
         context.set(about)
         return about
 
+    @property
+    def is_entered(self) -> bool:
+        return self._about is not None and context.get() is self._about
+
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        if self._about is not None and context.get() is self._about:
+        if self.is_entered:
             context.set(self._outer)
 
 

@@ -1,6 +1,7 @@
 """Locks and transactions without the decorator: ``atomic()``, ``until_commit``, and a warning for what has neither."""
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,19 @@ def test_the_transaction_is_inside_the_lock(events: list[str]) -> None:
         sell()
     assert events == IN_ORDER
     assert sold()
+
+
+@pytest.mark.parametrize("make", [lambda: rlock("stock:7").atomic(), lambda: rlock("stock:7")], ids=["atomic", "lock"])
+def test_looking_at_a_block_does_not_end_it(make: Callable[[], Any]) -> None:
+    """As debuggers do, and error reports."""
+    block = make()
+    with block:
+        sell()
+        dict(inspect.getmembers(block))
+        assert is_taken()
+        assert connection.in_atomic_block is hasattr(block, "is_entered")
+    assert sold()
+    assert not is_taken()
 
 
 def test_it_decorates_functions(events: list[str]) -> None:
