@@ -206,6 +206,11 @@ def interruptions(action, is_spared=is_swallowed):
         yield number
 
 
+def outside_of(*files):
+    """Spares what is not in these files, because other tests interrupt it."""
+    return lambda frame: is_swallowed(frame) or not frame.f_code.co_filename.endswith(files)
+
+
 MAKERS = {
     "rlock": lambda: RLock("stock:42"),
     "fair": lambda: FairLock("stock:42"),
@@ -253,7 +258,7 @@ def test_interrupted_attempt_at_several_locks_keeps_none(redis_client, kind):
         redis_client.pexpire("rlock:account:1", 2)
         lock.acquire(wait_time=0.01)
 
-    for number in interruptions(act, is_not_of_several):
+    for number in interruptions(act, OUTSIDE_OF_SEVERAL):
         if HOLDS.snapshot():
             gc.collect()  # errors of several locks refer to each other
         assert HOLDS.snapshot() == [], number
@@ -265,7 +270,7 @@ def test_interrupted_release_of_several_locks_keeps_none_that_it_began_with(redi
     """Before that, all are held."""
     lock = MultiLock(FairLock("account:1"), RLock("account:2"), FencedLock("account:3"))
     lock.acquire()
-    for number in interruptions(lock.release, is_not_of_several):
+    for number in interruptions(lock.release, OUTSIDE_OF_SEVERAL):
         held = {hold.lock.name for hold in HOLDS.snapshot()}
         assert held in ({"account:1", "account:2", "account:3"}, set()), number
         settle()
@@ -275,11 +280,7 @@ def test_interrupted_release_of_several_locks_keeps_none_that_it_began_with(redi
     assert HOLDS.snapshot() == []
 
 
-SEVERAL = "multi.py", "allornone.py", "together.py"
-
-
-def is_not_of_several(frame):
-    return is_swallowed(frame) or not frame.f_code.co_filename.endswith(SEVERAL)
+OUTSIDE_OF_SEVERAL = outside_of("multi.py", "allornone.py", "together.py")
 
 
 def block_of(lock):
@@ -343,7 +344,7 @@ def test_interrupted_call_of_a_view_whose_response_keeps_the_lock_is_left(names,
     view = distributed_lock(*names)(lambda request: kind_of_response(request, ()))
     request = RequestFactory().get("/")
     view(request)
-    for number in interruptions(partial(view, request)):
+    for number in interruptions(partial(view, request), OUTSIDE_OF_VIEWS):
         assert holds_left() == [], number
         assert context.get() is None, number
         settle()
@@ -436,6 +437,11 @@ def is_djangos(frame):
     return is_swallowed(frame) or any(djangos in code.co_filename and code.co_name != "on_commit" for code in known)
 
 
+OUTSIDE_OF_VIEWS = outside_of(
+    "locked_calls.py", "streaming.py", "requests.py", "sections.py", "detached.py", "holds.py", "exits.py", "blocks.py"
+)
+
+
 def holds_left():
     """The holds that are left when garbage has been collected: the errors of several locks refer to each other."""
     if HOLDS.snapshot():
@@ -456,7 +462,7 @@ def test_interrupted_middleware_renews_nothing_of_tasks_that_have_ended():
         asyncio.run(run_task())
         return HttpResponse()
 
-    for number in interruptions(partial(LockMiddleware(leave_it), RequestFactory().get("/")), releases_nothing_left):
+    for number in interruptions(partial(LockMiddleware(leave_it), RequestFactory().get("/")), OUTSIDE_OF_MIDDLEWARE):
         settle()
         assert context.get() is None, number
         for hold in HOLDS.snapshot():
@@ -581,9 +587,7 @@ def test_interrupted_call_of_a_locked_view_ends_its_transaction(monkeypatch):
         settle()
 
 
-def releases_nothing_left(frame):
-    names = [each.f_code.co_name for each, _ in traceback.walk_stack(frame)]
-    return is_swallowed(frame) or "_release_left" not in names
+OUTSIDE_OF_MIDDLEWARE = outside_of("middleware.py", "requests.py", "exits.py", "base.py", "flows.py")
 
 
 OPENERS = "locked_calls.py", "transactions.py", "contextlib.py", "exits.py"

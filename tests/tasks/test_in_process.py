@@ -3,7 +3,6 @@
 import logging
 import re
 import threading
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,8 +28,7 @@ from django_rlock.signals import lock_acquired, task_skipped
 from django_rlock.tasklocks.runs import locks_held
 from tests.background import is_handed_over
 from tests.eventually import UNTIL_SERVED
-from tests.faults.storm import is_swallowed
-from tests.faults.test_interruptions import interruptions
+from tests.faults.test_interruptions import interruptions, outside_of
 from tests.operators import free_by_force
 
 
@@ -261,19 +259,14 @@ def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
     def body(self):
         rlock("left behind").acquire()
 
+    ours = "django_rlock/celery.py", "runs.py", "naming.py", "children.py", "identity.py", "exits.py", "blocks.py"
     task = make(body)
     task.apply()
-    for number in interruptions(task.apply, is_celerys):
+    for number in interruptions(task.apply, outside_of(*ours)):
         assert HOLDS.snapshot() == [], number
         assert thread_owner().label == "", number
         assert holds.context.get() is None, number
         assert not locks_held.get({}), number
-
-
-def is_celerys(frame):
-    """Only what runs inside of the task's call is interrupted."""
-    callers = [each.f_code for each, _ in traceback.walk_stack(frame)]
-    return is_swallowed(frame) or not any(code is LockedTask.__call__.__code__ for code in callers)
 
 
 def test_a_lock_that_was_lost_fails_the_task(make):
