@@ -41,7 +41,11 @@ class Exit(partial[object]):
     def __del__(self) -> None:
         ended, exit_block, block = self.args
         if not ended:
-            self.act_when_dropped(exit_block, block)
+            try:
+                self.act_when_dropped(exit_block, block)
+            except BaseException:  # from a signal handler
+                self.act_when_dropped(exit_block, block)
+                raise
 
 
 def leave(ended: list[bool], exit_block: Callable[..., object], block: object, *args: Any) -> object:

@@ -17,6 +17,7 @@ from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.transactions import given_back_later
 from django_rlock.web.requests import reported
 from django_rlock.web.responses import LOCK_ERRORS, answer
 
@@ -91,10 +92,11 @@ def _left(owner: Owner, about: dict[str, str]) -> Iterator[tuple[BaseLock, Owner
     Under WSGI an async view runs in a task of its own.
     """
     for hold in HOLDS.under(about):
-        if hold.owner is owner or hold.owner.ended:
+        left = hold.count - given_back_later(hold.key)
+        if left > 0 and (hold.owner is owner or hold.owner.ended):
             _tell_left(hold, about)
             lock: Any = hold.lock
-            yield from [(lock, hold.owner)] * hold.count
+            yield from [(lock, hold.owner)] * left
 
 
 def _tell_left(hold: Hold, about: dict[str, str]) -> None:

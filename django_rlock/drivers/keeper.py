@@ -199,7 +199,7 @@ class Keeper:
         )
 
     def _log_failure(self, error: BaseException) -> None:
-        log(logger, logging.ERROR, "A background job of %r failed; it runs again: %r", self.using, error)
+        log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))
 
 
 def _stop_all(keepers: dict[str, Keeper]) -> None:

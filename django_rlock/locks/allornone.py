@@ -44,10 +44,7 @@ class AllOrNone:
 
     async def wait_for(self, lock: BaseLock) -> bool:
         """Take one lock, waiting for it; returns False when the time is up."""
-        taken = await self._take_alone(lock, self.claim.lease, self._left())
-        if taken:
-            self.taken.append(lock)
-        return taken
+        return await self._take_alone(lock, self.claim.lease, self._left())
 
     async def take(self, pieces: Iterable[Piece]) -> bool:
         """Take the locks in addition to those taken before, or release all; returns False if any lock is not free."""
@@ -96,7 +93,6 @@ class AllOrNone:
             lease = None if is_new else self.claim.lease
             if not await self._take_alone(lock, lease, self._left(keep_until)):
                 return False
-            self.taken.append(lock)
             if is_new and (hold := HOLDS.get(lock, self.owner)):
                 self.lent.append(hold)
                 keep_until = min(keep_until, self.driver.now() + keep_for)
@@ -114,14 +110,15 @@ class AllOrNone:
         for lock in locks:
             if not await self._take_alone(lock, self.claim.lease, self._left(), once=True):
                 return False
-            self.taken.append(lock)
         return True
 
     async def _take_alone(self, lock: BaseLock, lease: float | None, wait: float | None, once: bool = False) -> bool:
         claim = Claim(self.owner, wait, lease, self.claim.scoped, once)
         claim.hasty = self.claim.hasty
         taken = await members.take(lock, self.driver.at(lock.using), claim)
-        if not taken:
+        if taken:
+            self.taken.append(lock)
+        else:
             self.claim.failed = claim.failed
         return taken
 

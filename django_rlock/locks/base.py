@@ -273,7 +273,7 @@ class BaseLock(LockFlows):
     def _depth(self, key: Key) -> tuple[int, int]:
         """How often a part is held, apart from what the end of a transaction releases; and by how many blocks."""
         count, blocks = HOLDS.depth(key)
-        return (count - given_back_later(self.until_commit, key) if self.until_commit else count), blocks
+        return (count - given_back_later(key) if self.until_commit else count), blocks
 
     async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
         self._leave_block(owner)

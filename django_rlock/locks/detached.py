@@ -57,5 +57,10 @@ class Detached:
             clean_up(lock.using, lock._leave_call(hold.wire_name), hold.deadline)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # locks that are renewed were freed by then, and no thread can be started
+        if sys.is_finalizing():  # locks that are renewed were freed by then, and no thread can be started
+            return
+        try:
             self.drop()
+        except BaseException:  # from a signal handler
+            self.drop()
+            raise

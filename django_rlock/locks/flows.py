@@ -99,14 +99,22 @@ class LockFlows(Renewable):
         """Take the lock for a named owner, after the running calls of those that share the name."""
         until = claim.until(driver.now())
         lock = self._for_one_attempt()
-        with TURNS.join(key_of(self, claim.owner)) as turn:
-            if not await turn.comes(driver, until):
-                lease = claim.lease_under(self._settings)
-                claim.failed = Attempt(self, driver, claim.owner, claim.owner.wire_name, lease, until)
-                return False
-            if until is not None:
-                claim.wait = max(until - driver.now(), 0.0)
-            taken = await lock._take(driver, claim)
+        taken = False
+        try:
+            with TURNS.join(key_of(self, claim.owner)) as turn:
+                if not await turn.comes(driver, until):
+                    lease = claim.lease_under(self._settings)
+                    claim.failed = Attempt(self, driver, claim.owner, claim.owner.wire_name, lease, until)
+                    return False
+                if until is not None:
+                    claim.wait = max(until - driver.now(), 0.0)
+                taken = await lock._take(driver, claim)
+        except BaseException:
+            if taken and (hold := HOLDS.get(self, claim.owner)):  # the end of the turn was interrupted
+                hold.scoped -= claim.scoped
+                hold.count -= 1
+                self._release_later(hold, claim.owner)
+            raise
         if not taken and lock is not self:
             claim.failed.lock = self
         return taken

@@ -156,18 +156,26 @@ def keep_until_commit(lock: BaseLock, owner: Owner) -> bool:
     if not _is_open(connection) or not HOLDS.of_lock(lock, owner):
         return False
     give_back = _GiveBack(lock, owner)
-    transaction.on_commit(give_back, using=connection.alias)
-    give_back.is_registered = True
+    try:
+        transaction.on_commit(give_back, using=connection.alias)
+    except BaseException:  # from a signal handler, before or after it was registered
+        if give_back not in _registered(connection):
+            transaction.on_commit(give_back, using=connection.alias)
+        raise
+    finally:
+        give_back.is_registered = True
     return True
 
 
-def given_back_later(using: str, key: Key) -> int:
-    """How many releases of a hold wait for the end of a database's transaction."""
-    functions = [function for _, function, *_ in transaction.get_connection(using).run_on_commit]
-    registered = [function for function in functions if isinstance(function, _GiveBack)]
-    for give_back in registered:
-        give_back.is_registered = True  # its registration may have been interrupted
-    return sum(key in give_back.keys for give_back in registered)
+def given_back_later(key: Key) -> int:
+    """How many releases of a hold wait for the end of a transaction."""
+    used = connections.all(initialized_only=True)
+    return sum(key in give_back.keys for connection in used for give_back in _registered(connection))
+
+
+def _registered(connection: BaseDatabaseWrapper) -> list[_GiveBack]:
+    functions = [function for _, function, *_ in connection.run_on_commit]
+    return [function for function in functions if isinstance(function, _GiveBack) and not function.has_begun]
 
 
 class _GiveBack:
@@ -182,18 +190,29 @@ class _GiveBack:
         self._lock, self._owner = lock, owner
         self.keys = {key_of(part, owner) for part in lock.parts}
 
+    @property
+    def has_begun(self) -> bool:
+        return self._before is not None
+
     def __call__(self) -> None:
-        self._before = {hold: hold.count for hold in HOLDS.of_lock(self._lock, self._owner)}
-        _give_back(self._lock, self._owner)
-        self._is_done = True
+        if self._before is None:
+            self._before = {hold: hold.count for hold in HOLDS.of_lock(self._lock, self._owner)}
+            _give_back(self._lock, self._owner)
+            self._is_done = True
 
     def __del__(self) -> None:
-        if self._is_done or not self.is_registered:
-            return
+        if self.is_registered and not self._is_done:
+            try:
+                self._end()
+            except BaseException:
+                self._end()
+                raise
+
+    def _end(self) -> None:
         if self._before is None:
             self()
             return
-        # It was interrupted, perhaps before a release had begun: from then on that handles interruptions itself.
+        # Its release was interrupted, perhaps before it had begun: from then on that handles interruptions itself.
         for hold, count in self._before.items():
             if hold in HOLDS and hold.count == count:
                 members.release_later(hold)

@@ -268,7 +268,7 @@ class Reporter:
             try:
                 due = self.round(time.monotonic())
             except BaseException as error:  # noqa: BLE001 - reports would stop for good
-                log(logger, logging.ERROR, "The process report failed; it is retried: %r", error)
+                log(logger, logging.ERROR, "The process report failed; it is retried: %s", repr(error))
                 due = time.monotonic() + _RETRY_PAUSE
             self.wakes_at = due
             self._bell.wait(None if due == math.inf else due - time.monotonic())

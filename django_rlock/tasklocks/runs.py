@@ -25,6 +25,7 @@ from django_rlock.inspection import describe_holder
 from django_rlock.locks import BaseLock
 from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.transactions import given_back_later
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import noted
 from django_rlock.tasklocks.deliveries import Delivery, Standing
@@ -281,43 +282,50 @@ class _Surroundings:
     A lease chosen by the body runs on, as after ``rlock(name, lease_time=60).acquire()``.
     """
 
-    __slots__ = ("_before", "_inside", "_outside", "_owner", "_run")
+    __slots__ = ("_before", "_inside", "_outside", "_owner", "_run", "is_entered")
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._owner = owner = thread_owner()
-        self._before = {hold: hold.count for hold in HOLDS.of(owner)}
+        self._before = {hold: _count(hold) for hold in HOLDS.of(owner)}
         self._outside = locks_held.get({})
         self._inside = {**self._outside, run.task.name: run.lock}
+        self.is_entered = False
 
     def __enter__(self) -> None:
+        self.is_entered = True
         locks_held.set(self._inside)
-
-    @property
-    def is_entered(self) -> bool:
-        return locks_held.get({}) is self._inside and thread_owner() is self._owner
 
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        self._sweep()
-        if self.is_entered:
-            locks_held.set(self._outside)
+        if thread_owner() is self._owner:  # it may be dropped elsewhere
+            if locks_held.get({}) is self._inside:
+                locks_held.set(self._outside)
+            self._sweep()
+        self.is_entered = False
 
     def _sweep(self) -> None:
         for hold in HOLDS.of(self._owner):
-            count = self._before.get(hold, 0)
-            if hold.count > count and (hold.renewed or hold in HOLDS.of_lock(self._run.lock, self._owner)):
-                self._give_back(hold, count)
+            left = _count(hold) - self._before.get(hold, 0)
+            if left > 0 and (hold.renewed or hold in HOLDS.of_lock(self._run.lock, self._owner)):
+                self._give_back(hold, left)
 
-    def _give_back(self, hold: Hold, count: int) -> None:
+    def _give_back(self, hold: Hold, times: int) -> None:
         lock: Any = hold.lock
         tell = partial(self._run.log, logging.WARNING)
         tell("did not release lock %r; it is released now.", lock.name)
-        while hold in HOLDS and hold.count > count:
+        for _ in range(times):
+            if hold not in HOLDS:
+                return
             try:
                 lock.release()
             except RLockError as error:
                 tell("could not release it: %s", error)
+
+
+def _count(hold: Hold) -> int:
+    """How often a lock is held, apart from what the end of a transaction releases."""
+    return hold.count - given_back_later(hold.key)
 
 
 class _Block:

@@ -41,6 +41,8 @@ from django_rlock.drivers.identity import client_id, current_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.links.link import Link
 from django_rlock.locked_calls import AROUND
+from django_rlock.locks.detached import Detached
+from django_rlock.locks.flows import LockFlows
 from django_rlock.locks.hold import Hold
 from django_rlock.locks.holds import HOLDS, WAITS, context
 from django_rlock.locks.transactions import keep_until_commit
@@ -423,6 +425,70 @@ def test_interrupted_block_is_left_at_the_end_of_the_transaction(monkeypatch, ca
     assert not lock.locked()
     assert HOLDS.snapshot() == []
     assert not caplog.records  # of a second release
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("registers", [True, False])
+@pytest.mark.parametrize("fails", [True, False], ids=["ROLLBACK", "COMMIT"])
+def test_release_that_is_interrupted_as_it_is_registered_is_made_once(monkeypatch, registers, fails):
+    lock, outer = until_commit(), RLock("stock:42")
+    register = transaction.on_commit
+
+    def be_interrupted(*args, **options):
+        monkeypatch.undo()
+        if registers:
+            register(*args, **options)
+        raise Interruption
+
+    with outer:
+        with suppress(ZeroDivisionError), transaction.atomic():
+            lock.acquire()
+            monkeypatch.setattr(transaction, "on_commit", be_interrupted)
+            with suppress(Interruption):
+                lock.release()
+            assert lock.hold_count() == 2
+            _ = 1 / (not fails)
+        assert is_entered_once(outer)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_release_that_is_interrupted_as_the_transaction_is_rolled_back_is_made(monkeypatch):
+    """Python calls for it then what a signal's exception only ends; it drops the exception."""
+    with suppress(ZeroDivisionError), transaction.atomic():
+        block_of(until_commit())
+        monkeypatch.setattr(LockFlows, "_give_back", interrupted_once(monkeypatch))
+        _ = 1 / 0
+    assert HOLDS.snapshot() == []
+    until_clean()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_response_whose_end_is_interrupted_releases_its_lock(monkeypatch):
+    response = distributed_lock("stock:42")(lambda request: StreamingHttpResponse(()))(RequestFactory().get("/"))
+    monkeypatch.setattr(Detached, "drop", interrupted_once(monkeypatch))
+    del response
+    gc.collect()
+    assert HOLDS.snapshot() == []
+    until_clean()
+
+
+def interrupted_once(monkeypatch):
+    def be_interrupted(*_):
+        monkeypatch.undo()
+        raise Interruption
+
+    return be_interrupted
+
+
+@pytest.mark.parametrize("make", [RLock, lambda name, owner: MultiLock(RLock("a"), RLock(name), owner=owner)])
+def test_interrupted_end_of_a_turn_keeps_no_lock_of_a_name(monkeypatch, make):
+    """Its owner never ends, and nobody else releases it."""
+    lock = make("stock:42", owner="batch")
+    monkeypatch.setattr("django_rlock.locks.turns.Turn.__exit__", interrupted_once(monkeypatch))
+    with pytest.raises(Interruption):
+        lock.acquire()
+    assert HOLDS.snapshot() == []
 
 
 def is_entered_once(lock):

@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.result import denied_join_result
+from django.db import transaction
 from kombu.utils.json import dumps
 
 from django_rlock import (
@@ -232,6 +233,19 @@ def test_what_a_body_did_not_release_is_released(make, caplog):
         assert not is_locked("left behind")
         assert is_locked("cool-down"), "a lease that the body chose runs on"
         FairLock("cool-down").release()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_body_releases_with_the_transaction_is_kept_until_then(make, caplog):
+    def body(self):
+        with rlock("stock", until_commit=True), rlock("cash", "paper", until_commit=True):
+            pass
+
+    with transaction.atomic():
+        make(body)()
+        assert all(map(is_locked, ["stock", "cash", "paper"]))
+    assert not any(map(is_locked, ["stock", "cash", "paper"]))
+    assert not caplog.records
 
 
 def test_an_interruption_between_taking_and_running_leaves_nothing(make):

@@ -256,6 +256,15 @@ def test_a_release_by_hand_waits_as_well(events: list[str]) -> None:
     assert events == ["BEGIN", "acquire stock:7", "COMMIT", "release stock:7"]
 
 
+def test_a_test_that_runs_what_waits_for_the_commit_more_than_once_releases_once() -> None:
+    """As Django's own tool does, inside of itself or before the COMMIT."""
+    with rlock("stock:7") as outer:
+        inner = rlock("stock:7", until_commit=True)
+        with transaction.atomic(), TestCase.captureOnCommitCallbacks(execute=True), inner:
+            pass
+        assert outer.owned()
+
+
 def test_two_blocks_in_one_transaction(events: list[str]) -> None:
     with transaction.atomic():
         for _ in range(2):
