@@ -15,7 +15,7 @@ from django_rlock.locks.attempt import Attempt, Claim
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.flows import expect_copies
 from django_rlock.locks.groups import LockGroup, Piece
-from django_rlock.locks.holds import HOLDS, GroupHold, Hold, key_of
+from django_rlock.locks.holds import HOLDS, GroupHold, Hold, Key, key_of
 from django_rlock.locks.together import give_back_all, held_of
 from django_rlock.locks.watchdog import watch_group
 from django_rlock.scripts import OK, QUEUED
@@ -35,8 +35,9 @@ class AllOrNone:
         self.until = until
         self.taken: list[BaseLock] = []
         self.lent: list[Hold] = []
+        self._begun: set[object] = set()
         self._keys = [key_of(lock, claim.owner) for lock in locks]
-        self._before = {} if HOLDS.has_none(self._keys) else {key: HOLDS.depth(key) for key in self._keys}
+        self._before = {} if HOLDS.has_none(self._keys) else {key: _found(key) for key in self._keys}
 
     def may_wait(self) -> bool:
         """Whether there is time left to wait."""
@@ -183,11 +184,11 @@ class AllOrNone:
 
     async def _undo(self) -> None:
         """Release what was taken, and wait until that is done."""
-        taken, self.taken = self.taken, []
-        for held in held_of(taken, self.owner):
+        for held in held_of(self.taken, self.owner):
             held.scoped -= self.claim.scoped
-        for failure in await give_back_all(self.driver, self.owner, taken):
+        for failure in await give_back_all(self.driver, self.owner, self.taken, self._begun):
             log(logger, logging.WARNING, "While releasing one of several locks: %s", failure)
+        self.taken, self._begun = [], set()
 
     async def give_up(self, error: BaseException) -> None:
         """Release what was taken: in the background, since the attempt failed or was interrupted."""
@@ -201,14 +202,23 @@ class AllOrNone:
     def _drop(self) -> None:
         """Release what is held more often than before, whether or not it was noted as taken."""
         for key in self._keys:
-            count, blocks = self._before.get(key, (0, 0))
-            if HOLDS.depth(key)[0] > count and (hold := HOLDS.at(key)):
+            outer, count, blocks = self._before.get(key, (None, 0, 0))
+            hold = HOLDS.at(key)
+            if hold is None or hold.lost is not None:
+                continue  # a loss is noted, and nothing is left to release
+            if hold is not outer or hold.count > count:
                 hold.scoped = blocks
                 members.release_later(hold)
 
     def _forget(self) -> None:
         """The same for a name that others may have used for the same locks meanwhile."""
         for lock in self.taken:
-            if hold := HOLDS.get(lock, self.owner):
+            if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
                 hold.scoped -= self.claim.scoped
                 members.release_later(hold)
+
+
+def _found(key: Key) -> tuple[Hold | None, int, int]:
+    """A hold that was there before an attempt, how often it was held, and by how many blocks."""
+    hold = HOLDS.at(key)
+    return (None, 0, 0) if hold is None else (hold, hold.count, hold.scoped)

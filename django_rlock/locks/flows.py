@@ -216,7 +216,8 @@ class LockFlows(Renewable):
         clean_up(self.using, undo, driver.now() + lease, again=in_doubt)
 
     @in_turn
-    async def _give_back(self, driver: Driver, owner: Owner) -> None:
+    async def _give_back(self, driver: Driver, owner: Owner, begun: set[object] | None = None) -> None:
+        """Release one hold. It adds itself to ``begun`` when it has: from then on it handles interruptions itself."""
         hold = HOLDS.get(self, owner)
         if hold is None:
             await self._give_back_unknown(driver, owner)
@@ -227,6 +228,8 @@ class LockFlows(Renewable):
             raise hold.lost_error()
         try:
             hold.count -= 1
+            if begun is not None:
+                begun.add(self)
             if hold.count == 0:
                 HOLDS.remove(hold)  # before the command, so that no renewal starts
             call = self._release_call(hold.wire_name, hold.count, hold.lease)
@@ -276,6 +279,7 @@ class LockFlows(Renewable):
         if hold.count == 0 and not owner.is_named:
             clean_up(self.using, self._release_call(hold.wire_name, 0, hold.lease), hold.deadline)
             free_behind(hold, hold.deadline)
+        self._uncover_lost(hold)
 
     def _release_failed(self, error: LockUnavailableError, left: float) -> LockUnavailableError:
         return LockUnavailableError(

@@ -23,9 +23,9 @@ def take(lock: LockFlows, driver: Driver, claim: Claim) -> Coroutine[Any, Any, b
     return lock._take_in_turn(driver, claim) if claim.owner.is_named else lock._take(driver, claim)
 
 
-def give_back(lock: LockFlows, driver: Driver, owner: Owner) -> Coroutine[Any, Any, None]:
-    """Release one hold; raises as ``release`` does."""
-    return lock._give_back(driver, owner)
+def give_back(lock: LockFlows, driver: Driver, owner: Owner, begun: set[object]) -> Coroutine[Any, Any, None]:
+    """Release one hold; raises as ``release`` does. ``begun`` gets the lock when it handles interruptions itself."""
+    return lock._give_back(driver, owner, begun)
 
 
 def extend(lock: LockFlows, driver: Driver, owner: Owner, lease_time: Duration) -> Coroutine[Any, Any, None]:

@@ -126,10 +126,10 @@ class MultiLock(BaseLock):
 
     # --- giving back -------------------------------------------------------------------------------------------------
 
-    async def _give_back(self, driver: Driver, owner: Owner) -> None:
+    async def _give_back(self, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
         if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in self._parts]):
             raise self._not_owned(owner)
-        failures = await give_back_all(driver, owner, self._parts)
+        failures = await give_back_all(driver, owner, self._parts, set())
         if failures:
             # That the work was not protected matters more than that Redis was unreachable.
             raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])

@@ -38,41 +38,44 @@ def _records(locks: Sequence[BaseLock], owner: Owner) -> list[Held | None]:
     return HOLDS.records([key_of(lock, owner) for lock in locks])
 
 
-async def give_back_all(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[RLockError]:
-    """Release one hold of each lock; returns the errors. After an interruption the background releases the rest."""
+async def give_back_all(
+    driver: Driver, owner: Owner, locks: Sequence[BaseLock], begun: set[object]
+) -> list[RLockError]:
+    """Release one hold of each lock; returns the errors. After an interruption the background releases the rest.
+
+    ``begun`` gets each lock whose release has begun, and so needs nothing more.
+    """
     failures: list[RLockError] = []
-    rest: list[tuple[GroupHold | BaseLock, int]] = [(lock, _count(lock, owner)) for lock in locks]
+    rest: Sequence[GroupHold | BaseLock] = locks
     try:
-        rest = [(piece, _count(piece, owner)) for piece in _pieces(driver, owner, locks)]
-        for piece, _ in list(rest):
+        rest = _pieces(driver, owner, locks)
+        for piece in rest:
             try:
-                await _give_back(driver, owner, piece, failures)
+                await _give_back(driver, owner, piece, failures, begun)
             except RLockError as failure:
+                begun.add(piece)
                 failures.append(failure)
-            del rest[0]
     except BaseException:
-        for piece, count in rest:
-            _release_later(piece, owner, count)
+        for piece in rest:
+            if piece not in begun:
+                begun.add(piece)
+                _release_later(piece, owner)
         raise
     return failures
 
 
-def _count(piece: GroupHold | BaseLock, owner: Owner) -> int:
-    """How often a piece is held before its release."""
-    return 1 if isinstance(piece, GroupHold) else HOLDS.depth(key_of(piece, owner))[0]
-
-
-async def _give_back(driver: Driver, owner: Owner, piece: GroupHold | BaseLock, failures: list[RLockError]) -> None:
+async def _give_back(
+    driver: Driver, owner: Owner, piece: GroupHold | BaseLock, failures: list[RLockError], begun: set[object]
+) -> None:
     if isinstance(piece, GroupHold):
         failures += await _free(driver.at(piece.group.using), piece)
     else:
-        await members.give_back(piece, driver.at(piece.using), owner)
+        await members.give_back(piece, driver.at(piece.using), owner, begun)
 
 
-def _release_later(piece: GroupHold | BaseLock, owner: Owner, count: int) -> None:
-    """Release a piece in the background, unless its release has begun: from then on it handles interruptions itself."""
+def _release_later(piece: GroupHold | BaseLock, owner: Owner) -> None:
     for hold in _holds(piece, owner):
-        if hold in HOLDS and HOLDS.depth(hold.key)[0] == count:
+        if hold in HOLDS:  # a group that is being freed handles interruptions itself
             members.release_later(hold)
 
 

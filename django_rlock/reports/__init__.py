@@ -233,7 +233,8 @@ class Reporter:
     def counted(self, is_event: bool) -> None:
         """Look at what was counted, in a while, or soon if it is a loss or a forced release."""
         recorder = self.recorder
-        if not recorder.noted or (is_event and not recorder.urgent):
+        is_planned = self.wakes_at < math.inf  # not if an earlier call was interrupted before it woke the thread
+        if not is_planned or not recorder.noted or (is_event and not recorder.urgent):
             recorder.noted = True
             recorder.urgent = recorder.urgent or is_event
             self._wake()

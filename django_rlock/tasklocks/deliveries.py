@@ -26,6 +26,7 @@ from typing import Any
 from celery import Task
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import READY_STATES
 
 from django_rlock import keys, scripts
@@ -172,6 +173,8 @@ class Delivery:
             return True
         try:
             return backend.get_task_meta(self.message.id, cache=False)["status"] in READY_STATES
+        except SoftTimeLimitExceeded:
+            raise
         except Exception:  # noqa: BLE001 - each backend has its own errors
             return False  # a later delivery asks again
 

@@ -41,6 +41,8 @@ from django_rlock.drivers.identity import client_id, current_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.links.link import Link
 from django_rlock.locked_calls import AROUND
+from django_rlock.locks.allornone import AllOrNone
+from django_rlock.locks.attempt import Claim
 from django_rlock.locks.detached import Detached
 from django_rlock.locks.flows import LockFlows
 from django_rlock.locks.hold import Hold
@@ -282,6 +284,39 @@ def test_interrupted_release_of_several_locks_keeps_none_that_it_began_with(redi
     assert HOLDS.snapshot() == []
 
 
+def test_interrupted_attempt_of_a_name_at_several_locks_keeps_none(redis_client):
+    """Its owner never ends, so nothing else would end their renewal."""
+    lock = MultiLock(RLock("account:1"), FencedLock("account:2"), owner="batch")
+    redis_client.hset("rlock:account:2", "somebody", 1)
+    for number in interruptions(partial(lock.acquire, wait_time=0), OUTSIDE_OF_SEVERAL):
+        assert HOLDS.snapshot() == [], number
+        redis_client.delete("rlock:account:1")  # else it ends with its lease
+
+
+def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile():
+    """As the watchdog does after a minute, if the loss was never reported."""
+    several = MultiLock(RLock("account:1"), FencedLock("account:2"))
+    lose_hold_of(several.parts[0])
+    attempt = AllOrNone(sync_driver("default"), Claim(current_owner(), 0, None), None, several.parts)
+    HOLDS.remove(HOLDS.snapshot()[0])
+    assert run_sync(attempt.wait_for(several.parts[0]))
+    run_sync(attempt.give_up(Interruption()))
+    assert HOLDS.snapshot() == []
+    until_clean()
+
+
+@pytest.mark.parametrize("make", [lambda: RLock("stock:42"), lambda: MultiLock(RLock("a"), RLock("stock:42"))])
+def test_interrupted_release_of_a_lock_that_was_lost_before_reports_that(monkeypatch, make):
+    outer, lock = RLock("stock:42"), make()
+    lose_hold_of(outer)
+    lock.acquire()
+    monkeypatch.setattr(Link, "ask", interrupted_once(monkeypatch))
+    with pytest.raises(Interruption):
+        lock.release()
+    with pytest.raises(LockLostError):
+        outer.release()
+
+
 OUTSIDE_OF_SEVERAL = outside_of("multi.py", "allornone.py", "together.py")
 
 
@@ -325,6 +360,7 @@ def lose_hold_of(lock):
     lock.acquire()
     free_by_force(lock.name)
     lose(HOLDS.snapshot()[0], "it was freed by force")
+    settle()
 
 
 @pytest.mark.parametrize("names", [["stock:42"], ["account:1", "account:2"]])

@@ -160,3 +160,18 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
     assert len(waits) == 3
     assert all(waits)
     assert sum(waits) <= 2
+
+
+def test_what_was_counted_is_looked_at_although_an_earlier_call_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it woke the thread, which then sleeps without limit."""
+    woken: list[bool] = []
+    reporter = Reporter()
+    reporter.recorder.noted = reporter.recorder.urgent = True
+    monkeypatch.setattr(reporter, "_wake", lambda: woken.append(True))
+    reporter.counted(True)
+    assert woken
+    reporter.wakes_at = 0.0
+    reporter.counted(True)
+    assert len(woken) == 1
