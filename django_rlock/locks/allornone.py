@@ -25,7 +25,8 @@ logger = logging.getLogger("django_rlock.locks")
 
 class AllOrNone:
     """One attempt at some ``locks``. ``taken`` are those that its owner holds by now. ``lent`` are the holds among them
-    that are renewed only until it has all locks. ``until`` is when its time is up (None: never).
+    that are renewed only until it has all locks; ``_begun`` are those whose release has begun. ``until`` is when its
+    time is up (None: never).
     """
 
     def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[BaseLock]) -> None:
@@ -202,11 +203,13 @@ class AllOrNone:
     def _drop(self) -> None:
         """Release what is held more often than before, whether or not it was noted as taken."""
         for key in self._keys:
-            outer, count, blocks = self._before.get(key, (None, 0, 0))
+            outer, depth, blocks = self._before.get(key, (None, 0, 0))
             hold = HOLDS.at(key)
-            if hold is None or hold.lost is not None:
-                continue  # a loss is noted, and nothing is left to release
-            if hold is not outer or hold.count > count:
+            if hold is None:
+                continue
+            # A hold that was lost before may be forgotten during a long wait; then the new one is no deeper.
+            is_new = hold is not outer and hold.lost is None
+            if is_new or HOLDS.depth(key)[0] > depth:
                 hold.scoped = blocks
                 members.release_later(hold)
 
@@ -219,6 +222,5 @@ class AllOrNone:
 
 
 def _found(key: Key) -> tuple[Hold | None, int, int]:
-    """A hold that was there before an attempt, how often it was held, and by how many blocks."""
-    hold = HOLDS.at(key)
-    return (None, 0, 0) if hold is None else (hold, hold.count, hold.scoped)
+    """The hold that is there before an attempt, how often it is held, and by how many blocks."""
+    return HOLDS.at(key), *HOLDS.depth(key)

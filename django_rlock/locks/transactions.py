@@ -245,8 +245,8 @@ def warn_inside_transaction(lock: BaseLock) -> None:
     _entries[line] = entries + 1
     if not is_to_be_checked(entries):
         return
-    connection = next(iter(open_databases()), None)
-    if connection is None or HOLDS.of_lock(lock, lock._named_owner or thread_owner()):
+    found = open_databases()
+    if not found or HOLDS.of_lock(lock, lock._named_owner or thread_owner()):
         return  # an outer block holds it, and releases it later
     _entries[line] = WARNED
     log(
@@ -257,5 +257,5 @@ def warn_inside_transaction(lock: BaseLock) -> None:
         "until_commit=True). To accept that, say until_commit=False.",
         *line,
         lock.name,
-        connection.alias,
+        found[0].alias,
     )

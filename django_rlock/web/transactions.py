@@ -91,7 +91,8 @@ def in_transactions(aliases: Sequence[str], call: Callable[[], T]) -> T:
 
 def open_database() -> str | None:
     """The alias of a database with an open transaction; None when there is none."""
-    return next(iter([connection.alias for connection in open_databases()]), None)
+    found = open_databases()
+    return found[0].alias if found else None
 
 
 def roll_back_open() -> None:

@@ -305,6 +305,17 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
     until_clean()
 
 
+def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():
+    """Else a later hold of its owner would count as lost."""
+    several = MultiLock(RLock("account:1"), FencedLock("account:2"))
+    attempt = AllOrNone(sync_driver("default"), Claim(current_owner(), 0, None), None, several.parts)
+    assert run_sync(attempt.wait_for(several.parts[0]))
+    lose(HOLDS.snapshot()[0], "it was freed by force")
+    run_sync(attempt.give_up(Interruption()))
+    assert HOLDS.snapshot() == []
+    until_clean()
+
+
 @pytest.mark.parametrize("make", [lambda: RLock("stock:42"), lambda: MultiLock(RLock("a"), RLock("stock:42"))])
 def test_interrupted_release_of_a_lock_that_was_lost_before_reports_that(monkeypatch, make):
     outer, lock = RLock("stock:42"), make()
@@ -551,6 +562,9 @@ def holds_left():
     return HOLDS.snapshot()
 
 
+OUTSIDE_OF_MIDDLEWARE = outside_of("middleware.py", "requests.py", "exits.py", "base.py", "flows.py")
+
+
 def test_interrupted_middleware_renews_nothing_of_tasks_that_have_ended():
     """Under WSGI an async view runs in a task of its own. What nobody can release must not be renewed for ever."""
 
@@ -687,9 +701,6 @@ def test_interrupted_call_of_a_locked_view_ends_its_transaction(monkeypatch):
         assert not transaction.get_connection().in_atomic_block, number
         assert AROUND.get() == (), number
         settle()
-
-
-OUTSIDE_OF_MIDDLEWARE = outside_of("middleware.py", "requests.py", "exits.py", "base.py", "flows.py")
 
 
 OPENERS = "locked_calls.py", "transactions.py", "contextlib.py", "exits.py"
