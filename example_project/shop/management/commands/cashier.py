@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -28,7 +29,8 @@ def hold_the_till() -> None:
     print("waits", flush=True)
     with rlock(LOCK, wait_time=None):
         print("holds the lock", flush=True)
-        signal.pause()
+        while True:
+            time.sleep(1)  # not signal.pause(): a signal that comes just before it is not handled before the next one
 
 
 def _leave_when_told() -> None:
