@@ -8,6 +8,7 @@ never are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,8 @@ from celery.signals import worker_init
 from celery.utils import uuid
 
 from django_rlock.drivers.identity import thread_owner
-from django_rlock.exits import run_when_dropped
 from django_rlock.locks import BaseLock, Duration
-from django_rlock.locks.holds import context
+from django_rlock.locks.holds import WorkingOn
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 from django_rlock.tasklocks.checks import tell_worker
 from django_rlock.tasklocks.holders import label
@@ -193,7 +193,7 @@ class LockedTask(_DjangoTask):
             return Run(self, args, kwargs).execute(partial(super().__call__, *args, **kwargs))
         request.rlock_entered = True  # type: ignore[attr-defined]
         task_id = str(request.id)
-        with _Reported(self, task_id), thread_owner().labelled(label(task_id, self._mark())):
+        with _reported(self, task_id), thread_owner().labelled(label(task_id, self._mark())):
             return run_message(self, args, kwargs, request, partial(self.run, *args, **kwargs))
 
     def _mark(self) -> str:
@@ -213,24 +213,8 @@ def _tell_worker(**_: Any) -> None:
     tell_worker()
 
 
-class _Reported:
-    """Names the task in the process report, unless the alias's RECORD_CONTEXT is off."""
-
-    __slots__ = ("_about", "_outer")
-
-    def __init__(self, task: LockedTask, task_id: str) -> None:
-        self._outer = context.get()
-        records = get_settings(task.lock_using).record_context
-        self._about = {"task": str(task.name), "task_id": task_id} if records else self._outer
-
-    def __enter__(self) -> None:
-        context.set(self._about)
-
-    @property
-    def is_entered(self) -> bool:
-        return context.get() is self._about
-
-    @run_when_dropped
-    def __exit__(self, *_: object) -> None:
-        if self.is_entered:
-            context.set(self._outer)
+def _reported(task: LockedTask, task_id: str) -> AbstractContextManager[object]:
+    """Name the task in the report of the locks taken inside, unless the alias's RECORD_CONTEXT is off."""
+    if not get_settings(task.lock_using).record_context:
+        return nullcontext()
+    return WorkingOn({"task": str(task.name), "task_id": task_id})

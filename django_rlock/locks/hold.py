@@ -8,12 +8,37 @@ from typing import TYPE_CHECKING
 
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockLostError
+from django_rlock.exits import run_when_dropped
 
 if TYPE_CHECKING:
     from django_rlock.locks.hooks import Renewable, Waitable
 
 context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
 """What the process is working on, for reports: route and user of a request, name and id of a task."""
+
+
+class WorkingOn:
+    """A block in which the process works on something. A generator would take twice as long, in each request."""
+
+    __slots__ = ("_about", "_outer")
+
+    def __init__(self, about: dict[str, str]) -> None:
+        self._about = about
+        self._outer = context.get()
+
+    def __enter__(self) -> dict[str, str]:
+        context.set(self._about)
+        return self._about
+
+    @property
+    def is_entered(self) -> bool:
+        return context.get() is self._about
+
+    @run_when_dropped
+    def __exit__(self, *_: object) -> None:
+        if self.is_entered:
+            context.set(self._outer)
+
 
 Key = tuple[str, str, str, int | str]
 """Alias, name, scope and owner."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from django_rlock.drivers.identity import Owner
 from django_rlock.locks.grouphold import GroupHold
-from django_rlock.locks.hold import Hold, Key, context, key_of
+from django_rlock.locks.hold import Hold, Key, WorkingOn, context, key_of
 from django_rlock.process import on_fork
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from django_rlock.locks.base import BaseLock
     from django_rlock.locks.hooks import Renewable, Waitable
 
-__all__ = ["HOLDS", "NEWCOMERS", "WAITS", "GroupHold", "Hold", "Key", "Wait", "context", "key_of"]
+__all__ = ["HOLDS", "NEWCOMERS", "WAITS", "GroupHold", "Hold", "Key", "Wait", "WorkingOn", "context", "key_of"]
 
 
 class Wait:

@@ -9,8 +9,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
-from django_rlock.exits import run_when_dropped
-from django_rlock.locks.holds import context
+from django_rlock.locks.holds import WorkingOn, context
 
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -41,36 +40,13 @@ def reported(request: Any) -> AbstractContextManager[dict[str, str]]:
 
     The user is named only if it has been loaded already, because a report is not worth a query.
     """
-    return nullcontext({}) if request is None else _Reported(request)
-
-
-class _Reported:
-    """A generator would take twice as long, in each request."""
-
-    __slots__ = ("_about", "_outer", "_request")
-
-    def __init__(self, request: Any) -> None:
-        self._request = plain_request(request)
-        self._about: dict[str, str] | None = None
-
-    def __enter__(self) -> dict[str, str]:
-        request, outer = self._request, context.get()
-        if outer is not None and "route" in outer:
-            outer.update(_user(request))
-            return outer
-        self._outer = outer
-        self._about = about = {"route": f"{request.method} {request.path}", **_user(request)}
-        context.set(about)
-        return about
-
-    @property
-    def is_entered(self) -> bool:
-        return self._about is not None and context.get() is self._about
-
-    @run_when_dropped
-    def __exit__(self, *_: object) -> None:
-        if self.is_entered:
-            context.set(self._outer)
+    if request is None:
+        return nullcontext({})
+    request, outer = plain_request(request), context.get()
+    if outer is not None and "route" in outer:
+        outer.update(_user(request))
+        return nullcontext(outer)
+    return WorkingOn({"route": f"{request.method} {request.path}", **_user(request)})
 
 
 def _user(request: HttpRequest) -> dict[str, str]:
