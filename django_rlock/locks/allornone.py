@@ -15,7 +15,7 @@ from django_rlock.locks.attempt import Attempt, Claim
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.flows import expect_copies
 from django_rlock.locks.groups import LockGroup, Piece
-from django_rlock.locks.holds import HOLDS, GroupHold, Hold, Key, key_of
+from django_rlock.locks.holds import HOLDS, NOTHING, Before, GroupHold, Hold, Key, key_of
 from django_rlock.locks.together import give_back_all, held_of
 from django_rlock.locks.watchdog import watch_group
 from django_rlock.scripts import OK, QUEUED
@@ -25,8 +25,8 @@ logger = logging.getLogger("django_rlock.locks")
 
 class AllOrNone:
     """One attempt at some ``locks``. ``taken`` are those that its owner holds by now. ``lent`` are the holds among them
-    that are renewed only until it has all locks; ``_begun`` are those whose release has begun. ``until`` is when its
-    time is up (None: never).
+    that are renewed only until it has all locks; ``_begun`` are those whose release has begun, and ``_left`` is the
+    number of those whose block is counted no more. ``until`` is when its time is up (None: never).
     """
 
     def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[BaseLock]) -> None:
@@ -37,6 +37,7 @@ class AllOrNone:
         self.taken: list[BaseLock] = []
         self.lent: list[Hold] = []
         self._begun: set[object] = set()
+        self._left = 0
         self._keys = [key_of(lock, claim.owner) for lock in locks]
         self._before = {} if HOLDS.has_none(self._keys) else {key: _found(key) for key in self._keys}
 
@@ -46,7 +47,7 @@ class AllOrNone:
 
     async def wait_for(self, lock: BaseLock) -> bool:
         """Take one lock, waiting for it; returns False when the time is up."""
-        return await self._take_alone(lock, self.claim.lease, self._left())
+        return await self._take_alone(lock, self.claim.lease, self._time_left())
 
     async def take(self, pieces: Iterable[Piece]) -> bool:
         """Take the locks in addition to those taken before, or release all; returns False if any lock is not free."""
@@ -93,7 +94,7 @@ class AllOrNone:
             is_new = HOLDS.get(lock, self.owner) is None
             # It is unknown how long the other locks take, so a new hold is renewed until all are taken.
             lease = None if is_new else self.claim.lease
-            if not await self._take_alone(lock, lease, self._left(keep_until)):
+            if not await self._take_alone(lock, lease, self._time_left(keep_until)):
                 return False
             if is_new and (hold := HOLDS.get(lock, self.owner)):
                 self.lent.append(hold)
@@ -101,7 +102,7 @@ class AllOrNone:
         now = self.driver.now()
         return not any((hold := HOLDS.get(lock, self.owner)) is None or hold.is_lost(now) for lock in self.taken)
 
-    def _left(self, keep_until: float = math.inf) -> float | None:
+    def _time_left(self, keep_until: float = math.inf) -> float | None:
         """How long it may still wait, in seconds."""
         until = keep_until if self.until is None else min(keep_until, self.until)
         return None if until == math.inf else max(until - self.driver.now(), 0.0)
@@ -110,7 +111,7 @@ class AllOrNone:
 
     async def _take_each(self, locks: Iterable[BaseLock]) -> bool:
         for lock in locks:
-            if not await self._take_alone(lock, self.claim.lease, self._left(), once=True):
+            if not await self._take_alone(lock, self.claim.lease, self._time_left(), once=True):
                 return False
         return True
 
@@ -185,11 +186,16 @@ class AllOrNone:
 
     async def _undo(self) -> None:
         """Release what was taken, and wait until that is done."""
-        for held in held_of(self.taken, self.owner):
-            held.scoped -= self.claim.scoped
+        self._leave_blocks()
         for failure in await give_back_all(self.driver, self.owner, self.taken, self._begun):
             log(logger, logging.WARNING, "While releasing one of several locks: %s", failure)
-        self.taken, self._begun = [], set()
+        self.taken, self._begun, self._left = [], set(), 0
+
+    def _leave_blocks(self) -> None:
+        """Count the blocks of what was taken no more; after an interruption, the rest of them."""
+        for held in held_of(self.taken, self.owner)[self._left :]:
+            held.scoped -= self.claim.scoped
+            self._left += 1
 
     async def give_up(self, error: BaseException) -> None:
         """Release what was taken: in the background, since the attempt failed or was interrupted."""
@@ -203,24 +209,18 @@ class AllOrNone:
     def _drop(self) -> None:
         """Release what is held more often than before, whether or not it was noted as taken."""
         for key in self._keys:
-            outer, depth, blocks = self._before.get(key, (None, 0, 0))
-            hold = HOLDS.at(key)
-            if hold is None:
-                continue
-            # A hold that was lost before may be forgotten during a long wait; then the new one is no deeper.
-            is_new = hold is not outer and hold.lost is None
-            if is_new or HOLDS.depth(key)[0] > depth:
-                hold.scoped = blocks
+            hold, former = HOLDS.at(key), self._before.get(key, NOTHING)
+            if hold is not None and former.is_exceeded(hold, HOLDS.depth(key)[0]):
+                hold.scoped = former.blocks
                 members.release_later(hold)
 
     def _forget(self) -> None:
         """The same for a name that others may have used for the same locks meanwhile."""
+        self._leave_blocks()
         for lock in self.taken:
             if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
-                hold.scoped -= self.claim.scoped
                 members.release_later(hold)
 
 
-def _found(key: Key) -> tuple[Hold | None, int, int]:
-    """The hold that is there before an attempt, how often it is held, and by how many blocks."""
-    return HOLDS.at(key), *HOLDS.depth(key)
+def _found(key: Key) -> Before:
+    return Before(HOLDS.at(key), *HOLDS.depth(key))

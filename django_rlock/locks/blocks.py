@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from django_rlock.drivers.identity import Owner, thread_owner
 from django_rlock.exits import Exit, Method, leave
-from django_rlock.locks.holds import HOLDS, Key, key_of
+from django_rlock.locks.holds import HOLDS, NOTHING, Before, Key, key_of
 
 
 def released_when_dropped(exit_block: Method) -> Method:
@@ -35,7 +35,7 @@ class _ExitMethod:
         bound.owner = owner = thread_owner()
         names = [key_of(part, owner) for part in lock.parts]
         if not HOLDS.has_none(names):
-            bound.around = {key: lock._depth(key) for key in names}
+            bound.around = {key: Before(HOLDS.single(key), *lock._depth(key)) for key in names}
         bound.keys = names  # set last: if interrupted before, it releases nothing
         return bound
 
@@ -44,13 +44,13 @@ class _Exit(Exit):
     lock: Any
     owner: Owner
     keys: Sequence[Key] = ()
-    around: Mapping[Key, tuple[int, int]] = {}
-    """How often each lock was held when the statement began, and by how many blocks."""
+    around: Mapping[Key, Before] = {}
+    """What was held when the statement began."""
 
     def act_when_dropped(self, _exit_block: Callable[..., object], _block: object) -> None:
         if HOLDS.has_none(self.keys) or thread_owner() is not self.owner:
             return
         for part, key in zip(self.lock.parts, self.keys, strict=True):
-            count, blocks = self.around.get(key, (0, 0))
-            if self.lock._depth(key)[0] > count:
-                self.lock._leave_interrupted(part, HOLDS.at(key), blocks)
+            hold, former = HOLDS.at(key), self.around.get(key, NOTHING)
+            if hold is not None and former.is_exceeded(hold, self.lock._depth(key)[0]):
+                self.lock._leave_interrupted(part, hold, former.blocks)

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_rlock.drivers.identity import Owner
 from django_rlock.locks.grouphold import GroupHold
@@ -75,6 +75,27 @@ class Wait:
             waiter.wake()
 
 
+class Before(NamedTuple):
+    """What an owner has of a lock before an attempt or a block: its hold, how often it holds it, by how many blocks.
+
+    The hold may be left out where it is part of a group's record.
+    """
+
+    hold: Hold | None = None
+    depth: int = 0
+    blocks: int = 0
+
+    def is_exceeded(self, hold: Hold, depth: int) -> bool:
+        """Whether the lock is held more often now."""
+        if depth > self.depth:
+            return True
+        # A hold that was lost before may be forgotten during a long wait; then the new one is no deeper.
+        return self.hold is not None and self.hold.lost is not None and hold is not self.hold and hold.lost is None
+
+
+NOTHING = Before()
+
+
 class Holds:
     """Holds by alias, name, scope and owner.
 
@@ -94,6 +115,11 @@ class Holds:
         """The hold with this key."""
         found = self._table.get(key)
         return found.members[key] if isinstance(found, GroupHold) else found
+
+    def single(self, key: Key) -> Hold | None:
+        """The same, but for one that is part of a group's record, which it does not split."""
+        found = self._table.get(key)
+        return found if isinstance(found, Hold) else None
 
     def record(self, lock: Waitable, owner: Owner) -> Hold | GroupHold | None:
         """The record with the owner's hold of this lock; it may be that of a group."""

@@ -25,6 +25,7 @@ from django_rlock import (
     FencedLock,
     LockLostError,
     LockNotOwnedError,
+    LockTimeoutError,
     MultiLock,
     PermitExpirableSemaphore,
     ReadWriteLock,
@@ -293,6 +294,19 @@ def test_interrupted_attempt_of_a_name_at_several_locks_keeps_none(redis_client)
         redis_client.delete("rlock:account:1")  # else it ends with its lease
 
 
+def test_interrupted_attempt_of_a_name_leaves_its_other_blocks_counted(redis_client):
+    several = MultiLock(RLock("account:1"), FencedLock("account:2"), owner="batch", wait_time=0)
+    redis_client.hset("rlock:account:2", "somebody", 1)
+
+    def act() -> None:
+        with suppress(LockTimeoutError):
+            several.enter(describe=False)
+
+    with RLock("account:1", owner="batch"):
+        for number in interruptions(act, OUTSIDE_OF_SEVERAL):
+            assert [(hold.count, hold.scoped) for hold in HOLDS.snapshot()] == [(1, 1)], number
+
+
 def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile():
     """As the watchdog does after a minute, if the loss was never reported."""
     several = MultiLock(RLock("account:1"), FencedLock("account:2"))
@@ -365,6 +379,19 @@ def test_interrupted_block_of_a_lock_that_was_lost_before_is_left():
             lose_hold_of(lock)
     with pytest.raises(LockLostError):
         lock.release()
+
+
+def test_interrupted_block_of_several_locks_is_left_where_an_earlier_loss_was_forgotten_meanwhile():
+    """As the watchdog does after a minute, while the statement waits."""
+    lock = MultiLock(RLock("account:1"), RLock("account:2"))
+    lose_hold_of(lock.parts[0])
+    leave = lock.__exit__  # the statement looks it up before it enters
+    HOLDS.remove(HOLDS.snapshot()[0])
+    lock.enter()
+    del leave
+    assert HOLDS.snapshot() == []
+    settle()
+    assert not any(part.locked() for part in lock.parts)
 
 
 def lose_hold_of(lock):
