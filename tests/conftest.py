@@ -1,5 +1,6 @@
 """Fixtures for every test: the suite's server, a client for it, and servers that a test may break."""
 
+import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -83,6 +84,14 @@ def redis_client(server: EmbeddedServer) -> Iterator[redis.Redis]:
     """A client of the suite's server that returns text."""
     with server.client() as client:
         yield client
+
+
+@pytest.fixture
+def brief_collections() -> Iterator[None]:
+    """Let the garbage collector look at new objects only."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
+from itertools import filterfalse
+from operator import methodcaller
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -21,6 +23,7 @@ from django_rlock.drivers.identity import task_owner
 from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.drivers.threads import let_go
 from django_rlock.links.link import Link, demotion_in, replies_of
+from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import LinkWait, Server
 from django_rlock.links.tasks import TaskLink
 from django_rlock.process import Owned
@@ -51,11 +54,10 @@ class LoopLinks:
         if opening is None or opening.done():  # nobody notes its end if its first caller was interrupted here
             opening = self._opening[server] = asyncio.ensure_future(self._open(server, limit))
             opening.add_done_callback(partial(self._note_opened, server))
-        try:
-            async with asyncio.timeout(limit):
-                return await asyncio.shield(opening)
-        except TimeoutError as error:
-            raise RedisTimeoutError("Timeout connecting to the server") from error
+        await asyncio.wait({opening}, timeout=limit)
+        if not opening.done():
+            raise RedisTimeoutError("Timeout connecting to the server")
+        return opening.result()
 
     def _note_opened(self, server: Server, opened: asyncio.Future[TaskLink]) -> None:
         if self._opening.get(server) is opened:
@@ -70,23 +72,24 @@ class LoopLinks:
             await anext(self._lifeline)
         link = await take_link(server, limit)
         opened = self.shared[server] = TaskLink(link, self.loop)
+        opened.attach()
         return opened
 
     async def _end_with_loop(self) -> AsyncGenerator[None]:
         try:
             yield
         finally:
-            _loops.value.pop(self.loop, None)
             self.give_back()
+            _loops.value.pop(self.loop, None)
 
     def give_back(self) -> None:
         """Return the links to their servers, for the next loop or for threads."""
-        while self.shared:
-            server, shared = self.shared.popitem()
+        for server, shared in list(self.shared.items()):
             if shared.is_open and not shared.owes:
-                detach(server, shared)
+                server.give_back(shared.give())
             else:
                 shared.break_off(RedisTimeoutError("The event loop has ended"))
+            self.shared.pop(server, None)
 
 
 def _give_all_back(loops: dict[asyncio.AbstractEventLoop, LoopLinks]) -> None:
@@ -115,6 +118,31 @@ def _drop_closed_loops() -> None:
             links.give_back()
 
 
+class Sleep:
+    """A sleep of the running task, which ``end`` ends, in its loop.
+
+    A loop logs what a signal's handler raises inside a callback, and goes on; the task would sleep on. So ``end`` is
+    made of functions written in C, which no exception cuts short, unlike a callback of ours or asyncio.timeout()'s.
+    """
+
+    __slots__ = ("_future", "end")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[None] = loop.create_future()
+        # The first call sets the future's result, unless it is done.
+        pending = filterfalse(methodcaller("done"), [self._future])
+        self.end: Callable[[], object] = partial(next, map(methodcaller("set_result", None), pending), None)
+
+    async def until_end(self, timeout: float | None) -> None:
+        """Sleep, but for ``timeout`` seconds at most; None means no time limit."""
+        timer = None if timeout is None else self._future.get_loop().call_later(timeout, self.end)
+        try:
+            await self._future
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
 class LoopBell:
     """Wakes the one task that waits for it, from any thread. One ring is kept until it is used.
 
@@ -125,32 +153,24 @@ class LoopBell:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sleep: asyncio.Future[None] | None = None
+        self._sleep: Sleep | None = None
         self.has_rung = False
 
     def ring(self) -> None:
-        self.call(self.ring_here)
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the bell's loop."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed
-            self._loop.call_soon_threadsafe(function)
-
-    def ring_here(self) -> None:
-        """Ring it in its loop."""
         self.has_rung = True
-        if self._sleep is not None and not self._sleep.done():
-            self._sleep.set_result(None)
+        sleep = self._sleep
+        if sleep is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(sleep.end)
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Sleep until it rings (True) or for ``timeout`` seconds (False); None means no time limit."""
+        self._sleep = sleep = Sleep(self._loop)
+        if not self.has_rung:  # looked at after that; who rings the bell sets it before looking for a sleep
+            await sleep.until_end(timeout)
+        self._sleep = None
         if not self.has_rung:
-            self._sleep = self._loop.create_future()
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._sleep
-            except TimeoutError:
-                return False
+            return False
         self.has_rung = False
         return True
 
@@ -182,14 +202,6 @@ async def _await(server: Server, claim: LinkWait, bell: LoopBell, until: float) 
             return link
 
 
-def detach(server: Server, link: TaskLink) -> None:
-    """Return a link that owes no reply to its server."""
-    link.release()
-    link.link.block()
-    link.link.used_at = monotonic()
-    server.give_back(link.link)
-
-
 class TaskFace:
     """The face for asyncio: it awaits, and the owner is the running task."""
 
@@ -218,14 +230,12 @@ class TaskFace:
             link = await links.get(server, limit)
             limit = max(limit - (monotonic() - started), SHORTEST)
         call.sends += 1
-        try:
-            reply = await link.ask(packed, nonce, limit)
-        except RedisConnectionError as broken:
-            let_go(server, link.link, broken)
-            raise
+        reply = await link.ask(packed, nonce, limit)
         if type(reply) is list:
             return reply
-        error = error_from(str(reply))
+        if isinstance(reply, RedisConnectionError):
+            let_go(server, link.link, reply)
+        error: Exception = error_from(str(reply)) if isinstance(reply, ErrorReply) else reply
         if demotion_in([error]):
             link.break_off(error)
         raise error
@@ -234,16 +244,21 @@ class TaskFace:
         limit = min(limit, server.reply_limit)
         link = TaskLink(await take_link(server, limit), asyncio.get_running_loop())
         try:
-            replies = await link.ask_all(packed, len(nonces), limit)
-            checked = replies_of(replies, nonces)
+            return await self._converse(server, link, packed, nonces, limit)
         except BaseException as error:
             link.break_off(error if isinstance(error, Exception) else RedisTimeoutError("It was interrupted"))
             raise
-        if demotion := demotion_in(checked):
+
+    async def _converse(
+        self, server: Server, link: TaskLink, packed: bytes, nonces: Sequence[bytes | None], limit: float
+    ) -> list[Any]:
+        link.attach()
+        replies = replies_of(await link.ask_all(packed, len(nonces), limit), nonces)
+        if demotion := demotion_in(replies):
             link.break_off(demotion)
-        else:
-            detach(server, link)
-        return checked
+        elif link.is_open:  # or a signal has interrupted the loop since it read the replies
+            server.give_back(link.give())
+        return replies
 
 
 TASKS = TaskFace()

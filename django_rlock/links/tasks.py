@@ -16,54 +16,70 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock.links.link import LATER, Link, check_nonce
 from django_rlock.links.resp import INCOMPLETE, ErrorReply
 
+_LOOK_AGAIN = 0.1
+"""How long after a timer a second one goes off, in seconds: a signal may interrupt what the first one calls."""
+
 _monotonic = time.monotonic
 
 
 class Slot(Protocol):
-    """Takes the reply to a command; an asyncio future is a slot."""
+    """Takes the reply to a command, or the exception in place of one; an asyncio future is a slot.
+
+    An exception is a result as well, since asyncio complains of one that is not retrieved, as by a task that has left.
+    """
 
     def done(self) -> bool:
         """Whether nothing waits for it any more."""
 
     def set_result(self, reply: Any, /) -> None: ...
 
-    def set_exception(self, error: BaseException, /) -> None: ...
-
 
 class TaskLink:
-    """A link used by an event loop, until it is ``released``.
+    """A link used by an event loop, from ``attach`` until it is given back or broken off.
 
     A cancelled task leaves its slot in the queue, so that its reply is dropped when it comes. Each reply must echo the
-    nonce stored with its slot, else the link is closed. One timer serves all limits. A slot whose time is up gets a
-    TimeoutError; if nothing at all has arrived since its command was sent, the link is closed for all tasks.
+    nonce stored with its slot, else the link is closed. One pair of timers serves all limits. A slot whose time is up
+    gets a TimeoutError; if nothing at all has arrived since its command was sent, the link is closed for all tasks.
     """
 
     def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
         self.link = link
         self.loop = loop
-        self.is_open = True
+        self.is_open = False
+        self._is_attached = False
+        self._is_given = False
         self._fileno = link.fileno()
         self._owed: deque[tuple[bytes | None, Slot, float, float]] = deque()
         self._unsent = bytearray()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = -math.inf
+        self._timers: list[asyncio.TimerHandle] = []
+        self._timers_at = -math.inf
         self._heard_at = _monotonic()
-        link.sock.settimeout(0)
-        loop.add_reader(self._fileno, self._on_readable)
+
+    def attach(self) -> None:
+        """Have the loop read the link. Record it first: from now on the loop refers to it."""
+        try:
+            self._is_attached = True
+            self.link.sock.settimeout(0)
+            self.loop.add_reader(self._fileno, self._on_readable)
+            self.is_open = True
+        except BaseException:
+            self._break_off_interrupted()
+            raise
 
     def ask(self, packed: bytes, nonce: bytes, limit: float) -> asyncio.Future[Any]:
-        """Return a future for the reply, which comes within ``limit`` seconds; a server's error is an ErrorReply."""
+        """Return a future for the reply, which comes within ``limit`` seconds. A server's error is an ErrorReply, that
+        of the connection the future's result."""
         future = self.loop.create_future()
         now = _monotonic()
         until = now + limit
         self._owed.append((nonce, future, until, now))
-        if not now < self._timer_at <= until:
+        if not now < self._timers_at <= until:
             self._look_by(until)
         self._write(packed)
         return future
 
     async def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
-        """Send commands and return that many replies."""
+        """Send commands and return that many replies; raises the error of the connection."""
         now = _monotonic()
         until = now + limit
         slots = [self.loop.create_future() for _ in range(replies)]
@@ -71,7 +87,7 @@ class TaskLink:
         self._write(packed)
         self._look_by(until)
         try:
-            return [await slot for slot in slots]
+            return [_raised(await slot) for slot in slots]
         finally:
             for slot in slots:
                 slot.cancel()
@@ -89,6 +105,14 @@ class TaskLink:
     def silent_since(self) -> float | None:
         """When the oldest command without a reply was sent, or data last arrived if that is later; else None."""
         return max(self._heard_at, self._owed[0][3]) if self._owed else None
+
+    @property
+    def brings_nothing(self) -> bool:
+        """Whether nothing has arrived on a link that owes no reply; else, its end or stray data, the link is closed."""
+        if self.link.brings_nothing:
+            return True
+        self.break_off(RedisConnectionError("The connection has ended, or brought a reply that belongs to no command."))
+        return False
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -127,12 +151,16 @@ class TaskLink:
 
     def _on_readable(self) -> None:
         try:
-            self._read()
-        except RedisError as error:
-            self.break_off(error)
+            self._read_or_break_off()
         except BaseException:
             self._break_off_interrupted()
             raise
+
+    def _read_or_break_off(self) -> None:
+        try:
+            self._read()
+        except RedisError as error:
+            self.break_off(error)
 
     def _read(self) -> None:
         link = self.link
@@ -161,18 +189,18 @@ class TaskLink:
     def _look_by(self, at: float) -> None:
         now = _monotonic()
         # A time that has passed is no timer's: it has gone off, even if ``_look`` was interrupted before it began.
-        if at == math.inf or now < self._timer_at <= at:
+        if at == math.inf or now < self._timers_at <= at:
             return
-        timer = self.loop.call_later(at - now, self._look)
-        if self._timer is not None:
-            self._timer.cancel()
+        timers = [self.loop.call_later(at - now + more, self._look) for more in (0.0, _LOOK_AGAIN)]
+        for timer in self._timers:
+            timer.cancel()
         # In this order, since an interrupted caller must not leave the time of a timer that was never set.
-        self._timer = timer
-        self._timer_at = at
+        self._timers = timers
+        self._timers_at = at
 
     def _look(self) -> None:
         try:
-            self._timer_at = -math.inf
+            self._timers_at = -math.inf
             self._end_late(_monotonic())
             self._look_by(min((until for _, slot, until, _ in self._owed if not slot.done()), default=math.inf))
         except BaseException:
@@ -187,21 +215,25 @@ class TaskLink:
                 if sent_at >= self._heard_at:  # nothing has arrived since
                     self.break_off(late)
                     return
-                slot.set_exception(late)
+                slot.set_result(late)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def release(self) -> None:
-        """Detach the link from the loop."""
-        if not self.is_open:
-            return
-        self.is_open = False
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self.loop.is_closed():
-            with contextlib.suppress(RuntimeError, OSError):
-                self.loop.remove_reader(self._fileno)
-                self.loop.remove_writer(self._fileno)
+    def give(self) -> Link:
+        """Detach the link from the loop, and return it for use by others. It must not owe any reply."""
+        self._detach()
+        self._is_given = True
+        self.link.block()
+        self.link.used_at = _monotonic()
+        return self.link
+
+    def break_off(self, error: Exception) -> None:
+        """Close the link, unless it was given away; everything that waits for a reply gets the error."""
+        try:
+            self._end(error)
+        except BaseException:  # from a signal handler
+            self._end(error)
+            raise
 
     def _break_off_interrupted(self) -> None:
         """Close the link after a signal handler has raised inside it: half a command may have been sent, or a reply
@@ -209,12 +241,32 @@ class TaskLink:
         """
         self.break_off(RedisConnectionError("The connection was closed, because its use was interrupted."))
 
-    def break_off(self, error: Exception) -> None:
-        """Close the link; everything that waits for a reply gets the error."""
-        self.release()
-        self.link.close()
-        while self._owed:
-            _, slot, _, _ = self._owed.popleft()
+    # What follows may be interrupted anywhere, and is then done once more.
+
+    def _detach(self) -> None:
+        self.is_open = False
+        for timer in self._timers:
+            timer.cancel()
+        if self._is_attached and not self.loop.is_closed():
+            self.loop.remove_reader(self._fileno)
+            self.loop.remove_writer(self._fileno)
+        self._is_attached = False  # before the socket is closed: then its number may be that of another one
+
+    def _end(self, error: Exception) -> None:
+        self._detach()
+        if not self._is_given:
+            self.link.close()
+        owed = self._owed
+        while owed:
+            _, slot, _, _ = owed[0]
             if not slot.done():
                 with contextlib.suppress(RuntimeError):  # the loop was closed, and its tasks do not go on
-                    slot.set_exception(error)
+                    slot.set_result(error)
+            if owed:
+                owed.popleft()
+
+
+def _raised(reply: Any) -> Any:
+    if isinstance(reply, Exception) and not isinstance(reply, ErrorReply):
+        raise reply
+    return reply

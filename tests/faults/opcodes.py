@@ -7,7 +7,7 @@ meets each of them once, the same ones in every run. After each interruption ano
 another one must be woken by a release of the main thread, a third must be told in time who holds a lock that it does
 not get, and a hold beside them must be renewed: none of them may wait for what the interrupted call has left. What
 that call itself leaves, its thread sweeps up, as a task or a request does. With another ``--face`` the main thread runs
-a loop whose task makes the call, and another loop is woken.
+a loop whose task makes the call, and another loop is woken. The loop ends, its task is cancelled, or it goes on.
 
 What is left locked stays so; therefore the others are tried once after several interruptions. It prints a line of JSON
 for each of these, one when the others went on, and a last one; it stops for ever where something does, and
@@ -28,16 +28,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import count
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
+import redis
+
 from tests.eventually import eventually
-from tests.faults.opcode_faces import FACES, Tasks, Threads
+from tests.faults.opcode_faces import FACES, Threads
 from tests.faults.opcode_watch import watch_opcodes
 from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Renewal, is_swallowed, set_up, tell
 
@@ -56,7 +58,7 @@ STANDS_STILL = 0.002
 TOGETHER = 20
 """Interruptions after which the others are tried."""
 MISSES = 3
-"""An action that was not interrupted in so many tries in a row has fewer opcodes. Python drops some interruptions."""
+"""An action that was not interrupted in so many tries in a row has fewer opcodes; how many differs a little."""
 BOUND = "PRECALL", "CALL", "NOT_TAKEN", "PUSH_EXC_INFO", "COPY", "POP_EXCEPT", "RERAISE"
 SPARED = {opcode for name, opcode in dis.opmap.items() if name in BOUND}
 """Python looks for signals after a call, and neither before it, nor after a branch, nor where an exception is handled.
@@ -71,8 +73,9 @@ UNSEEN = 120.0
 class Aim:
     """Interrupts the main thread at its n-th opcode after ``begin``, wherever that is."""
 
-    def __init__(self, interrupt: Callable[[], object]) -> None:
+    def __init__(self, interrupt: Callable[[], object], spares: Callable[[CodeType], bool] = lambda _: False) -> None:
         self._interrupt = interrupt
+        self._spares = spares
         self.made = self.at = 0
         self.began = threading.Event()
         self.place = ""
@@ -103,29 +106,31 @@ class Aim:
             self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
             self._interrupt()
 
-    @staticmethod
-    def _is_spared(frame: FrameType, has_called: bool) -> bool:
+    def _is_spared(self, frame: FrameType, has_called: bool) -> bool:
         """Whether no signal's exception comes there, or it would be dropped, or the frame is not the action's."""
         code = frame.f_code
         is_bound = not has_called and code.co_code[frame.f_lasti] in SPARED
-        return is_bound or code in AROUND or is_swallowed(frame)
+        return is_bound or code in AROUND or self._spares(code) or is_swallowed(frame)
 
 
 class Stage:
     """Who is there: the main thread, which is interrupted, a hold that must stay renewed, and two other threads."""
 
-    def __init__(self, kind: str, face: Threads | Tasks, is_loud: bool = False) -> None:
+    def __init__(
+        self, kind: str, face: Threads, is_loud: bool = False, prepare: Callable[[], object] = lambda: None
+    ) -> None:
         from django_rlock import LockTimeoutError, signals
         from tests.faults.storm_kinds import renewed_subject, subject
 
         self._timed_out = LockTimeoutError
         self._sent = [each for each in vars(signals).values() if isinstance(each, signals.LockSignal) and is_loud]
+        self._prepare = prepare
         self.face = face
         self.subject = partial(subject, kind)
         self.spare = self.subject("spare")
         self.kept = renewed_subject(kind, "kept")
         self.grant = self.kept.acquire()
-        self.aim = Aim(face.interrupt)
+        self.aim = Aim(face.interrupt, face.spares)
         self.other, self.another = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.left: list[Any] = []
 
@@ -139,8 +144,6 @@ class Stage:
         self.aim.rest()
         with self._holder(action, name, mine):
             interruption = self._strike(action, mine, at)
-            tell(action=action, at=at, place=self.aim.place)
-        struck = interruption is not None
         if interruption is not None:
             mine.note_interrupted(interruption)
         del interruption  # its frames keep alive what was interrupted,
@@ -151,7 +154,7 @@ class Stage:
         self.left.append(mine)
         if len(self.left) == TOGETHER:
             self.see_others()
-        return struck
+        return bool(self.aim.place)
 
     def _strike(self, action: str, mine: Any, at: int) -> BaseException | None:
         """What interrupted the action, if it has so many opcodes."""
@@ -161,10 +164,12 @@ class Stage:
             return interruption
         finally:
             self.aim.end()
+            tell(action=action, at=at, place=self.aim.place)
         return None
 
     async def _play(self, action: str, mine: Any, at: int) -> None:
         held = await self.face.call(mine, "acquire") if action in HELD_BEFORE else None
+        self._prepare()
         self.aim.begin(at)
         try:
             await getattr(self, f"_{action}")(mine, held)
@@ -308,6 +313,17 @@ def share_a_mutex(how: str) -> None:
     Server.take_idle = {"alone": take_alone, "within": take_within}[how]  # type: ignore[assignment]
 
 
+def cutter(urls: Sequence[str]) -> Callable[[], None]:
+    """What closes all connections for commands, at the servers' end."""
+    clients = [redis.Redis.from_url(url) for url in urls]
+
+    def cut() -> None:
+        for client in clients:
+            client.client_kill_filter(_type="normal", skipme=True)
+
+    return cut
+
+
 def actions_of(kind: str) -> list[str]:
     """What can be done with a kind."""
     return [action for action in ACTIONS if action not in IMPOSSIBLE.get(kind, ())]
@@ -324,6 +340,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--loud", action="store_true", help="send all signals, each as if it were the first time")
+    parser.add_argument("--cut", action="store_true", help="close the connections before each action")
     parser.add_argument("--mutex", choices=["alone", "within"], help="put a mutex in the way of all, to be found")
     options = parser.parse_args()
     faulthandler.enable()
@@ -333,7 +350,8 @@ def main() -> None:
     if options.mutex:
         share_a_mutex(options.mutex)
     try:
-        interrupt_all(Stage(options.kind, FACES[options.face](), options.loud), options)
+        prepare = cutter(options.urls if options.cut else [])
+        interrupt_all(Stage(options.kind, FACES[options.face](), options.loud, prepare), options)
         tell(ended=True)
     except BaseException:  # noqa: BLE001 - the watcher reports it
         traceback.print_exc()

@@ -14,7 +14,7 @@ from tests.forms import first_place
 from tests.topologies.servers import TOPOLOGIES
 
 SHORT = ("pair", "wait", "again", "extend", "timeout", "block")
-STRIDE = 4
+STRIDES = {"threads": (4, SHORT), "logged": (12, ("pair", "wait"))}
 """Of the short form: so many runs of the suite with consecutive seeds meet every place."""
 
 
@@ -42,9 +42,11 @@ def interrupt_every(kind, *actions, face="threads", topology=None, first=1, stri
 
 
 @pytest.mark.timeout(600)  # a machine may be slow; what stops is noticed by its watcher
-def test_interrupted_here_and_there(request):
-    first = first_place(request.config, STRIDE)
-    assert interrupt_every("fair", *SHORT, first=first, stride=STRIDE) > 300 * len(SHORT)
+@pytest.mark.parametrize("face", STRIDES)
+def test_interrupted_here_and_there(request, face):
+    stride, actions = STRIDES[face]
+    first = first_place(request.config, stride)
+    assert interrupt_every("fair", *actions, face=face, first=first, stride=stride) > 1200 / stride * len(actions)
 
 
 MANY = 800

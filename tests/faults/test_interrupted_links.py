@@ -1,29 +1,38 @@
 """A signal's handler raises somewhere in a link of a loop, which logs that and goes on: no task waits for ever."""
 
 import asyncio
+import gc
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from itertools import count
+from itertools import chain, count
 from types import FrameType
+from typing import cast
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from django_rlock.connections import server
-from django_rlock.drivers.tasks import LoopLinks
+from django_rlock.drivers.calls import pack_command
+from django_rlock.drivers.tasks import TASKS, LoopLinks
 from django_rlock.links.link import Link, Place
 from django_rlock.links.tasks import TaskLink
 from django_rlock.threads import Alive
+from tests.eventually import eventually
+from tests.faults.opcode_faces import IN_ASYNCIO
 from tests.faults.opcode_watch import watch_opcodes
 from tests.faults.opcodes import SPARED, Aim
+from tests.forms import THOROUGH, first_place
 
 NONCES = b"100000000000001", b"100000000000002"
 COMMAND = bytes(range(256)) * 4_000
 """More than a socket accepts at once."""
 LIMIT = 3_600.0
+STRIDE = 1 if THOROUGH else 4
+"""For what takes long: so many runs of the suite with consecutive seeds meet every place."""
 
 
 class LimitError(Exception):
@@ -46,14 +55,15 @@ def new_ends() -> Iterator[Callable[[], Ends]]:
     def make() -> Ends:
         ours, servers = socket.socketpair()
         servers.setblocking(False)
-        made.append((TaskLink(Link(ours), loop), servers))
+        link = TaskLink(Link(ours), loop)
+        link.attach()
+        made.append((link, servers))
         return made[-1]
 
     with closing(loop):
         yield make
         for link, servers in made:
-            link.release()
-            link.link.close()
+            link.break_off(RedisConnectionError("the test has ended"))
             servers.close()
 
 
@@ -76,7 +86,7 @@ def opcodes_of(prepare: Callable[[], Callable[[], object]]) -> Iterator[int]:
 
 
 def ends_of(asked: list[asyncio.Future[object]]) -> list[object]:
-    answers = asyncio.gather(*asked, return_exceptions=True)
+    answers = asyncio.gather(*asked)
     return answers.get_loop().run_until_complete(answers)
 
 
@@ -154,14 +164,73 @@ def test_looking_for_late_replies(new_ends: Callable[[], Ends]) -> None:
         links[:] = [link] = [new_ends()[0]]
         asked[:] = [link.ask(b"PING", nonce, limit) for nonce, limit in zip(NONCES, (0, 0.001), strict=True)]
         link._heard_at += 1  # so that the connection is not given up
-        assert link._timer is not None
-        link._timer.cancel()  # it goes off now
+        link._timers[0].cancel()  # it goes off now
         return link._look
 
     for _ in opcodes_of(prepare):
-        if links[0].is_open and not asked[0].done():  # interrupted before it began: the next caller sets the timer
-            asked.append(links[0].ask(b"PING", NONCES[0], 0))
         assert all(isinstance(end, RedisError) for end in ends_of(asked))
+
+
+def is_read(loop: asyncio.AbstractEventLoop, fileno: int) -> bool:
+    """Whether a loop reads a socket, or it may think so of the next socket with that number."""
+    return fileno in cast("asyncio.SelectorEventLoop", loop)._selector.get_map()  # type: ignore[attr-defined]
+
+
+LOST = RedisConnectionError("the server is gone")
+
+
+@pytest.mark.parametrize("is_ours", [False, True], ids=["by a wrong reply", "by a caller"])
+def test_ending(new_ends: Callable[[], Ends], is_ours: bool) -> None:
+    """All that waits gets the error, and nothing stays behind in the loop."""
+    links: list[TaskLink] = []
+    asked: list[asyncio.Future[object]] = []
+
+    def prepare() -> Callable[[], object]:
+        link, servers = new_ends()
+        links[:] = [link]
+        asked[:] = [link.ask(b"PING", nonce, LIMIT) for nonce in NONCES]
+        servers.sendall(b"+PONG\r\n")
+        return (lambda: link.break_off(LOST)) if is_ours else link._on_readable
+
+    for _ in opcodes_of(prepare):
+        [link] = links
+        if is_ours and link.is_open:  # interrupted before it began: it is still a good link
+            link.break_off(LOST)
+        assert all(isinstance(end, RedisConnectionError) for end in ends_of(asked))
+        assert not is_read(link.loop, link._fileno)
+
+
+def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
+    """The number of its socket may be that of another one meanwhile."""
+    (link, _), (other, servers) = new_ends(), new_ends()
+    link.break_off(LOST)
+    os.dup2(other._fileno, link._fileno)
+    following = TaskLink(Link(socket.socket(fileno=link._fileno)), link.loop)
+    following.attach()
+    link.break_off(LOST)
+    answer = following.ask(b"PING", NONCES[0], LIMIT)
+    other.loop.remove_reader(other._fileno)
+    servers.sendall(b"*1\r\n$15\r\n%b\r\n" % NONCES[0])
+    assert link.loop.run_until_complete(answer) == [NONCES[0]]
+    following.break_off(LOST)
+
+
+@pytest.mark.parametrize("use", [TaskLink.attach, TaskLink.give])
+def test_beginning_and_giving_away(new_ends: Callable[[], Ends], use: Callable[[TaskLink], object]) -> None:
+    """Who records a link and breaks it off after an interruption leaves nothing in the loop."""
+    links: list[TaskLink] = []
+
+    def prepare() -> Callable[[], object]:
+        link, _ = new_ends()
+        if use is TaskLink.attach:
+            link._detach()
+        links[:] = [link]
+        return lambda: use(link)
+
+    for _ in opcodes_of(prepare):
+        [link] = links
+        link.break_off(RedisConnectionError("its use was interrupted"))
+        assert not is_read(link.loop, link._fileno)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # Python's, between two of its opcodes
@@ -190,6 +259,30 @@ async def has_opened(at: int) -> bool:
     assert (await links.get(server("default"), LIMIT)).is_open
     links.give_back()
     return first.exception() is None
+
+
+@pytest.mark.usefixtures("brief_collections")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_conversation_keeps_no_connection(request: pytest.FixtureRequest) -> None:
+    """Over a link of its own, as for REPLICA_ACKS, in a loop that goes on."""
+    asyncio.run(converse_at_opcodes(first_place(request.config, STRIDE)))
+
+
+async def converse_at_opcodes(first: int) -> None:
+    node = server("default")
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+    for at in chain([sys.maxsize], count(first, STRIDE)):  # once in full, so that what is made on first use is there
+        aim = Aim(strike, lambda code: code.co_filename.startswith(IN_ASYNCIO))
+        with suppress(LimitError, RedisError):
+            try:
+                aim.begin(at)
+                await TASKS.converse(node, pack_command("PING"), [None], LIMIT)
+            finally:
+                aim.end()
+        gc.collect()
+        eventually(lambda: node.size == len(node.idle))  # or it would be opened when it is needed no more
+        if at < sys.maxsize and not aim.place:
+            return
 
 
 def test_place_that_ends_as_a_signal_comes_is_free_again() -> None:

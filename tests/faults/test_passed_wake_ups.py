@@ -27,12 +27,13 @@ from django_rlock import (
 )
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.listening.listener import Listener
-from django_rlock.drivers.listening.waiters import TaskWaiter, ThreadWaiter
+from django_rlock.drivers.listening.waiters import ThreadWaiter
 from django_rlock.drivers.room import async_driver, listener, sync_driver
+from django_rlock.drivers.tasks import LoopBell, Sleep
 from django_rlock.keys import redisson_channel
 from django_rlock.locks import BaseLock
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.holds import WAITS
+from django_rlock.locks.holds import WAITS, Wait
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.test_cancellation import cancelled_at
 from tests.faults.test_interruptions import Interruption, at_call, is_interrupted
@@ -135,23 +136,36 @@ async def until_waiting(number: int) -> None:
             await asyncio.sleep(0.001)
 
 
+def bell_of(wait: Wait) -> LoopBell:
+    waiter: Any = wait._waiter()
+    return waiter._bell
+
+
 def test_task_that_is_cancelled_when_it_was_just_woken(scene, redis_client, monkeypatch):
     """Before it runs again, and so before it asks."""
-    arrive = TaskWaiter._arrive
+    ring = LoopBell.ring
 
     async def body() -> None:
         first = asyncio.create_task(scene.avisit())
         await until_waiting(1)
         [wait] = WAITS.snapshot()
+        bell_of_first = bell_of(wait)
         following = asyncio.create_task(scene.avisit())
         await until_waiting(2)
 
-        def arrive_and_cancel(self: TaskWaiter) -> None:
-            arrive(self)
-            if self is wait._waiter():
-                first.cancel()
+        def end_and_cancel(sleep: Sleep | None) -> None:
+            if sleep is not None:  # else it is about to sleep
+                sleep.end()
+            first.cancel()
 
-        monkeypatch.setattr(TaskWaiter, "_arrive", arrive_and_cancel)
+        def ring_and_cancel(bell: LoopBell) -> None:
+            if bell is not bell_of_first:
+                ring(bell)
+                return
+            bell.has_rung = True
+            bell._loop.call_soon_threadsafe(end_and_cancel, bell._sleep)
+
+        monkeypatch.setattr(LoopBell, "ring", ring_and_cancel)
         await asyncio.to_thread(scene.free)
         async with asyncio.timeout(UNTIL_SERVED):
             with pytest.raises(asyncio.CancelledError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import select
 import time
 from contextlib import ExitStack
 
@@ -65,17 +66,53 @@ def test_all_calls_of_a_loop_share_them(lock):
     asyncio.run(body())
 
 
+def give_away(nodes):
+    for server in nodes:
+        with server.client() as client:
+            client.hset("rlock:x", "somebody", 1)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_reply_that_nobody_asked_for_is_no_vote(lock, nodes):
+    async def try_once():
+        return await lock.aacquire(wait_time=0)
+
+    async def body():
+        await acquire_and_release(lock)
+        give_away(nodes)
+        for server, link in zip(nodes, links().values(), strict=True):
+            server.pause()
+            link.link.sock.send(GRANT)  # whose reply comes when the next call has been sent
+        attempt = asyncio.ensure_future(try_once())
+        await asyncio.sleep(0)
+        for server in nodes:
+            server.resume()
+        with pytest.raises(QuorumNotReachedError, match="reply to another command"):
+            await attempt
+        assert not await lock.aacquire(wait_time=0)
+
+    asyncio.run(body())
+
+
+def test_what_came_while_the_loop_was_blocked_is_no_vote(lock, nodes):
+    async def body():
+        await acquire_and_release(lock)
+        give_away(nodes)
+        for link in links().values():
+            link.link.sock.send(GRANT)
+            select.select([link.link.sock], [], [])
+        assert not await lock.aacquire(wait_time=0)
+
+    asyncio.run(body())
+
+
+def test_ends_while_the_loop_was_blocked_fail_no_brief_attempt(lock, nodes):
     async def body():
         await acquire_and_release(lock)
         for server in nodes:
             with server.client() as client:
-                client.hset("rlock:x", "somebody", 1)
-        for link in links().values():
-            link.link.sock.send(GRANT)
-        with pytest.raises(QuorumNotReachedError, match="reply to another command"):
-            await lock.aacquire(wait_time=0)
-        assert not await lock.aacquire(wait_time=0)
+                client.client_kill_filter(_type="normal", skipme=True)
+        await acquire_and_release(lock)
 
     asyncio.run(body())
 

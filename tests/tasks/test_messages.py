@@ -44,14 +44,6 @@ def message():
     return {"id": uuid.uuid4().hex, "delivery_info": {}, "called_directly": False, RECEIVED: time.monotonic()}
 
 
-@pytest.fixture
-def brief_collections():
-    """Let the garbage collector look at new objects only."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def interrupt():
     raise Interruption
 

@@ -72,17 +72,12 @@ class ListenerWaiter:
             pass
 
 
-class ThreadWaiter(ListenerWaiter):
-    """Sleeps on a raw lock that ``wake`` opens; a signal interrupts the sleep too."""
+class _SleepingWaiter(ListenerWaiter):
+    """Sleeps on a bell."""
 
     __slots__ = ("_bell",)
 
-    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
-        super().__init__(lines, channel, token)
-        self._bell = threads.Bell()
-
-    async def wait(self, timeout: float | None) -> bool:
-        return self._bell.wait_for_long(timeout)
+    _bell: threads.Bell | LoopBell
 
     def wake(self) -> None:
         self._bell.ring()
@@ -91,10 +86,27 @@ class ThreadWaiter(ListenerWaiter):
         return self._bell.has_rung
 
 
-class TaskWaiter(ListenerWaiter):
+class ThreadWaiter(_SleepingWaiter):
+    """Sleeps on a raw lock that ``wake`` opens; a signal interrupts the sleep too."""
+
+    __slots__ = ()
+
+    _bell: threads.Bell
+
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        super().__init__(lines, channel, token)
+        self._bell = threads.Bell()
+
+    async def wait(self, timeout: float | None) -> bool:
+        return self._bell.wait_for_long(timeout)
+
+
+class TaskWaiter(_SleepingWaiter):
     """Sleeps on a bell of its loop."""
 
-    __slots__ = ("_bell",)
+    __slots__ = ()
+
+    _bell: LoopBell
 
     def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
         super().__init__(lines, channel, token)
@@ -102,17 +114,6 @@ class TaskWaiter(ListenerWaiter):
 
     async def wait(self, timeout: float | None) -> bool:
         return await self._bell.wait(timeout)
-
-    def wake(self) -> None:
-        self._bell.call(self._arrive)
-
-    def _arrive(self) -> None:
-        self._bell.ring_here()
-        if self._left:
-            self._pass_on()
-
-    def _has_unused_wake_up(self) -> bool:
-        return self._bell.has_rung
 
 
 class CallingWaiter(ListenerWaiter):

@@ -18,7 +18,7 @@ from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
-from django_rlock.drivers.tasks import links_of
+from django_rlock.drivers.tasks import Sleep, links_of
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.tasks import TaskLink
 from django_rlock.redaction import reason_of
@@ -30,7 +30,7 @@ class _Slot:
 
     __slots__ = ("_call", "_link", "_node", "_talk")
 
-    def __init__(self, node: int, link: TaskLink, call: QuorumCall, talk: Talk) -> None:
+    def __init__(self, node: int, link: TaskLink | None, call: QuorumCall, talk: Talk) -> None:
         self._node = node
         self._link = link
         self._call = call
@@ -40,18 +40,21 @@ class _Slot:
         """Never: after an interruption it may get an error too, but only a node's first vote counts."""
         return False
 
+    def send(self, packed: bytes, nonce: bytes, down: Exception | None) -> None:
+        """Send the call; ``down`` is why there is no link."""
+        if self._link is None or not self._link.is_open:
+            self.set_result(down or NodeDownError("its connection broke"))
+        else:
+            self._link.send(packed, nonce, self)
+
     def set_result(self, reply: Any, /) -> None:
         if isinstance(reply, ErrorReply):
             if str(reply).startswith("NOSCRIPT"):
                 nonce = next_nonce()
-                self._link.send(pack(self._call, nonce, with_source=True), nonce, self)
+                self.send(pack(self._call, nonce, with_source=True), nonce, None)
                 return
             reply = error_from(str(reply))
-        self._talk.hear(Answer(self._node, self._call, reply))
-
-    def set_exception(self, error: BaseException, /) -> None:
-        told = error if isinstance(error, Exception) else RedisConnectionError(reason_of(error))
-        self._talk.hear(Answer(self._node, self._call, told))
+        self._talk.hear(self, Answer(self._node, self._call, reply))
 
 
 class Talk:
@@ -65,59 +68,55 @@ class Talk:
         self._loop = asyncio.get_running_loop()
         self._links: list[TaskLink | None] = []
         self._down: dict[int, Exception] = {}
+        self._awaited: set[_Slot] = set()
         self._answers: deque[Answer] = deque()
-        self._awaited = 0
         self._count: Count | None = None
-        self._listener: asyncio.Future[None]
+        self._error: Exception | None = None
+        self._sleep: Sleep
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
         nonce = next_nonce()
         packed = pack(call, nonce)
         for node in nodes:
-            self._awaited += 1
-            link = self._links[node]
-            if link is None or not link.is_open:
-                self.hear(Answer(node, call, self._down.get(node) or NodeDownError("its connection broke")))
-            else:
-                link.send(packed, nonce, _Slot(node, link, call, self))
+            slot = _Slot(node, self._links[node], call, self)
+            self._awaited.add(slot)
+            slot.send(packed, nonce, self._down.get(node))
 
-    def hear(self, answer: Answer) -> None:
+    def hear(self, slot: _Slot, answer: Answer) -> None:
         """Take an answer from a link. It is counted here, so that the task is woken once, when enough have come."""
-        self._awaited -= 1
-        if self._count is None:
-            self._answers.append(answer)
-            return
+        self._answers.append(answer)
+        self._awaited.discard(slot)
+        count = self._count
+        if count is not None and self._is_enough(count):
+            self._sleep.end()
+            self._count = None
+
+    def _is_enough(self, count: Count) -> bool:
+        """Count the answers that have come; returns whether there is nothing more to listen for."""
         try:
-            enough = self._count(answer)
+            return self._decides(count) or not self._awaited
         except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the link
-            self._hang_up(error)
-        else:
-            if enough or not self._awaited:
-                self._hang_up()
+            self._error = error
+            return True
 
-    def _hang_up(self, error: Exception | None = None) -> None:
-        """End the listening, by an error if there is one."""
-        self._count = None
-        if not self._listener.done():
-            if error is None:
-                self._listener.set_result(None)
-            else:
-                self._listener.set_exception(error)
-
-    async def listen(self, count: Count, until: float) -> None:
+    def _decides(self, count: Count) -> bool:
         while self._answers:
             if count(self._answers.popleft()):
-                return
-        if not self._awaited:
-            return
-        self._count, self._listener = count, self._loop.create_future()
-        # Also when the time is up: the loop reads first what has arrived while it was blocked.
-        timer = self._loop.call_later(until - monotonic(), self._hang_up)
-        try:
-            await self._listener
-        finally:
-            self._count = None
-            timer.cancel()
+                return True
+        return False
+
+    async def listen(self, count: Count, until: float) -> None:
+        if not self._is_enough(count):
+            self._sleep = Sleep(self._loop)
+            self._count = count
+            try:
+                # Also when the time is up: the loop reads first what has arrived while it was blocked.
+                await self._sleep.until_end(until - monotonic())
+            finally:
+                self._count = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     async def __aenter__(self) -> Talk:
         self._links = self._talks.links(self._loop)
@@ -172,7 +171,10 @@ class TaskTalks:
         if link is None or not link.is_open or link not in self._introduced:
             return None
         since = link.silent_since()
-        if since is not None and now > since + self.timeout:
+        if since is None:
+            # It may have ended while the loop was blocked, or not yet read what came.
+            return link if link.brings_nothing else None
+        if now > since + self.timeout:
             error = RedisTimeoutError("did not reply in time")
             self.nodes.note_down(node, error)
             link.break_off(error)
