@@ -238,7 +238,7 @@ class TaskFace:
         error: Exception = error_from(str(reply)) if isinstance(reply, ErrorReply) else reply
         if demotion_in([error]):
             link.break_off(error)
-        raise error
+        raise error.with_traceback(None)  # it may be others' as well, whose frames it would keep
 
     async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)

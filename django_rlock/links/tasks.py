@@ -67,8 +67,8 @@ class TaskLink:
             raise
 
     def ask(self, packed: bytes, nonce: bytes, limit: float) -> asyncio.Future[Any]:
-        """Return a future for the reply, which comes within ``limit`` seconds. A server's error is an ErrorReply, that
-        of the connection the future's result."""
+        """Return a future for the reply, which comes within ``limit`` seconds. A server's error is an ErrorReply. That
+        of the connection is a result, too, which many commands share: whoever raises it drops its traceback."""
         future = self.loop.create_future()
         now = _monotonic()
         until = now + limit
@@ -268,5 +268,5 @@ class TaskLink:
 
 def _raised(reply: Any) -> Any:
     if isinstance(reply, Exception) and not isinstance(reply, ErrorReply):
-        raise reply
+        raise reply.with_traceback(None)
     return reply

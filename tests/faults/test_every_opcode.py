@@ -68,9 +68,15 @@ LONG = [
         for action in ("pair", "wait")
     ),
     *(("fair", action, face, None, ("--loud",)) for face in FACES for action in SHORT),
+    *(
+        (kind, action, face, None, ("--cut",))
+        for face in FACES
+        for kind in ("fair", "redlock")
+        for action in SHORT[:-1]
+    ),
 ]
 """Each action for each kind and face on a single server (or a RedLock's); some kinds on other topologies; one kind with
-receivers of all signals.
+receivers of all signals; two whose connections have ended.
 """
 
 

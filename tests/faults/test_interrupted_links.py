@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import chain, count
@@ -15,9 +16,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from django_rlock import RLock
 from django_rlock.connections import server
 from django_rlock.drivers.calls import pack_command
-from django_rlock.drivers.tasks import TASKS, LoopLinks
+from django_rlock.drivers.tasks import TASKS, LoopLinks, links_of
 from django_rlock.links.link import Link, Place
 from django_rlock.links.tasks import TaskLink
 from django_rlock.threads import Alive
@@ -198,6 +200,26 @@ def test_ending(new_ends: Callable[[], Ends], is_ours: bool) -> None:
             link.break_off(LOST)
         assert all(isinstance(end, RedisConnectionError) for end in ends_of(asked))
         assert not is_read(link.loop, link._fileno)
+
+
+def test_error_that_tasks_share_keeps_no_frames_of_others() -> None:
+    """They refer to locks and waiters, which are over when nothing refers to them."""
+    asyncio.run(share_an_error())
+
+
+async def share_an_error() -> None:
+    node, links, call = server("default"), links_of(asyncio.get_running_loop()), RLock("x")._state_call("")
+
+    async def ask() -> None:
+        with pytest.raises(RedisConnectionError):
+            await TASKS.exchange(node, call, pack_command("PING"), NONCES[0], LIMIT)
+
+    link = await links.get(node, LIMIT)
+    asked = [asyncio.create_task(ask()) for _ in range(3)]
+    await asyncio.sleep(0)
+    link.break_off(LOST)
+    await asyncio.gather(*asked)
+    assert [frame.f_code.co_name for frame, _ in traceback.walk_tb(LOST.__traceback__)] == ["ask", "exchange"]
 
 
 def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
