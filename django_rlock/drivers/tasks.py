@@ -71,8 +71,16 @@ class LoopLinks:
             self._lifeline = self._end_with_loop()
             await anext(self._lifeline)
         link = await take_link(server, limit)
+        known = self.shared.get(server)
+        if known is not None and known.is_open:  # whoever began to open it was interrupted before that was noted
+            server.give_back(link)
+            return known
         opened = self.shared[server] = TaskLink(link, self.loop)
-        opened.attach()
+        try:
+            opened.attach()
+        except BaseException:
+            opened.break_off_interrupted()
+            raise
         return opened
 
     async def _end_with_loop(self) -> AsyncGenerator[None]:
@@ -80,7 +88,8 @@ class LoopLinks:
             yield
         finally:
             self.give_back()
-            _loops.value.pop(self.loop, None)
+            if _loops.value.get(self.loop) is self:
+                _loops.value.pop(self.loop, None)
 
     def give_back(self) -> None:
         """Return the links to their servers, for the next loop or for threads."""
@@ -118,11 +127,15 @@ def _drop_closed_loops() -> None:
             links.give_back()
 
 
+_is_done = methodcaller("done")
+_set_result = methodcaller("set_result", None)
+
+
 class Sleep:
     """A sleep of the running task, which ``end`` ends, in its loop.
 
     A loop logs what a signal's handler raises inside a callback, and goes on; the task would sleep on. So ``end`` is
-    made of functions written in C, which no exception cuts short, unlike a callback of ours or asyncio.timeout()'s.
+    made of functions written in C, which no exception cuts short, unlike callbacks of ours, or of asyncio.sleep().
     """
 
     __slots__ = ("_future", "end")
@@ -130,8 +143,7 @@ class Sleep:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._future: asyncio.Future[None] = loop.create_future()
         # The first call sets the future's result, unless it is done.
-        pending = filterfalse(methodcaller("done"), [self._future])
-        self.end: Callable[[], object] = partial(next, map(methodcaller("set_result", None), pending), None)
+        self.end: Callable[[], object] = partial(next, map(_set_result, filterfalse(_is_done, [self._future])), None)
 
     async def until_end(self, timeout: float | None) -> None:
         """Sleep, but for ``timeout`` seconds at most; None means no time limit."""
@@ -141,6 +153,11 @@ class Sleep:
         finally:
             if timer is not None:
                 timer.cancel()
+
+
+async def sleep(seconds: float) -> None:
+    """As asyncio.sleep()."""
+    await Sleep(asyncio.get_running_loop()).until_end(seconds)
 
 
 class LoopBell:
@@ -206,9 +223,7 @@ class TaskFace:
     """The face for asyncio: it awaits, and the owner is the running task."""
 
     owner = staticmethod(task_owner)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    sleep = staticmethod(sleep)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         # Not by to_thread(): to start its thread, the loop takes a mutex shared by the executors of all threads.
@@ -245,15 +260,19 @@ class TaskFace:
         link = TaskLink(await take_link(server, limit), asyncio.get_running_loop())
         try:
             return await self._converse(server, link, packed, nonces, limit)
-        except BaseException as error:
-            link.break_off(error if isinstance(error, Exception) else RedisTimeoutError("It was interrupted"))
+        except BaseException:  # also from a signal handler just before the link was broken off
+            link.break_off_interrupted()
             raise
 
     async def _converse(
         self, server: Server, link: TaskLink, packed: bytes, nonces: Sequence[bytes | None], limit: float
     ) -> list[Any]:
-        link.attach()
-        replies = replies_of(await link.ask_all(packed, len(nonces), limit), nonces)
+        try:
+            link.attach()
+            replies = replies_of(await link.ask_all(packed, len(nonces), limit), nonces)
+        except BaseException:
+            link.break_off_interrupted()
+            raise
         if demotion := demotion_in(replies):
             link.break_off(demotion)
         elif link.is_open:  # or a signal has interrupted the loop since it read the replies

@@ -56,15 +56,12 @@ class TaskLink:
         self._heard_at = _monotonic()
 
     def attach(self) -> None:
-        """Have the loop read the link. Record it first: from now on the loop refers to it."""
-        try:
-            self._is_attached = True
-            self.link.sock.settimeout(0)
-            self.loop.add_reader(self._fileno, self._on_readable)
-            self.is_open = True
-        except BaseException:
-            self._break_off_interrupted()
-            raise
+        """Have the loop read the link. Record it first, since from now on the loop refers to it; and break it off after
+        an exception."""
+        self._is_attached = True
+        self.link.sock.settimeout(0)
+        self.loop.add_reader(self._fileno, self._on_readable)
+        self.is_open = True
 
     def ask(self, packed: bytes, nonce: bytes, limit: float) -> asyncio.Future[Any]:
         """Return a future for the reply, which comes within ``limit`` seconds. A server's error is an ErrorReply. That
@@ -126,7 +123,7 @@ class TaskLink:
                 self._unsent += packed[sent:]
                 self.loop.add_writer(self._fileno, self._on_writable)
         except BaseException:
-            self._break_off_interrupted()
+            self.break_off_interrupted()
             raise
 
     def _send(self, data: bytes | bytearray) -> int:
@@ -144,7 +141,7 @@ class TaskLink:
             if not self._unsent and self.is_open:
                 self.loop.remove_writer(self._fileno)
         except BaseException:
-            self._break_off_interrupted()
+            self.break_off_interrupted()
             raise
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -153,7 +150,7 @@ class TaskLink:
         try:
             self._read_or_break_off()
         except BaseException:
-            self._break_off_interrupted()
+            self.break_off_interrupted()
             raise
 
     def _read_or_break_off(self) -> None:
@@ -204,7 +201,7 @@ class TaskLink:
             self._end_late(_monotonic())
             self._look_by(min((until for _, slot, until, _ in self._owed if not slot.done()), default=math.inf))
         except BaseException:
-            self._break_off_interrupted()
+            self.break_off_interrupted()
             raise
 
     def _end_late(self, now: float) -> None:
@@ -235,7 +232,7 @@ class TaskLink:
             self._end(error)
             raise
 
-    def _break_off_interrupted(self) -> None:
+    def break_off_interrupted(self) -> None:
         """Close the link after a signal handler has raised inside it: half a command may have been sent, or a reply
         have been read for nobody. The loop may log what was raised, and go on.
         """
@@ -256,6 +253,7 @@ class TaskLink:
         self._detach()
         if not self._is_given:
             self.link.close()
+        self._unsent.clear()
         owed = self._owed
         while owed:
             _, slot, _, _ = owed[0]

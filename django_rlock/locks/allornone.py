@@ -15,7 +15,7 @@ from django_rlock.locks.attempt import Attempt, Claim
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.flows import expect_copies
 from django_rlock.locks.groups import LockGroup, Piece
-from django_rlock.locks.holds import HOLDS, NOTHING, Before, GroupHold, Hold, Key, key_of
+from django_rlock.locks.holds import HOLDS, NOTHING, GroupHold, Hold, key_of
 from django_rlock.locks.together import give_back_all, held_of
 from django_rlock.locks.watchdog import watch_group
 from django_rlock.scripts import OK, QUEUED
@@ -39,7 +39,7 @@ class AllOrNone:
         self._begun: set[object] = set()
         self._left = 0
         self._keys = [key_of(lock, claim.owner) for lock in locks]
-        self._before = {} if HOLDS.has_none(self._keys) else {key: _found(key) for key in self._keys}
+        self._before = HOLDS.before(self._keys, HOLDS.depth)
 
     def may_wait(self) -> bool:
         """Whether there is time left to wait."""
@@ -220,7 +220,3 @@ class AllOrNone:
         for lock in self.taken:
             if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
                 members.release_later(hold)
-
-
-def _found(key: Key) -> Before:
-    return Before(HOLDS.at(key), *HOLDS.depth(key))

@@ -34,8 +34,7 @@ class _ExitMethod:
         bound.lock = lock = block.lock if self._has_lock else block
         bound.owner = owner = thread_owner()
         names = [key_of(part, owner) for part in lock.parts]
-        if not HOLDS.has_none(names):
-            bound.around = {key: Before(HOLDS.single(key), *lock._depth(key)) for key in names}
+        bound.around = HOLDS.before(names, lock._depth)
         bound.keys = names  # set last: if interrupted before, it releases nothing
         return bound
 

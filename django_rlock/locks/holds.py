@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_rlock.drivers.identity import Owner
@@ -76,12 +76,11 @@ class Wait:
 
 
 class Before(NamedTuple):
-    """What an owner has of a lock before an attempt or a block: its hold, how often it holds it, by how many blocks.
-
-    The hold may be left out where it is part of a group's record.
+    """What an owner has of a lock before an attempt or a block: its record, and how often and by how many blocks it is
+    held.
     """
 
-    hold: Hold | None = None
+    record: Hold | GroupHold | None = None
     depth: int = 0
     blocks: int = 0
 
@@ -90,7 +89,10 @@ class Before(NamedTuple):
         if depth > self.depth:
             return True
         # A hold that was lost before may be forgotten during a long wait; then the new one is no deeper.
-        return self.hold is not None and self.hold.lost is not None and hold is not self.hold and hold.lost is None
+        former = self.record
+        if isinstance(former, GroupHold):
+            former = None if former.is_whole else former.members.get(hold.key)  # a whole one was not lost
+        return former is not None and former.lost is not None and hold is not former and hold.lost is None
 
 
 NOTHING = Before()
@@ -116,10 +118,11 @@ class Holds:
         found = self._table.get(key)
         return found.members[key] if isinstance(found, GroupHold) else found
 
-    def single(self, key: Key) -> Hold | None:
-        """The same, but for one that is part of a group's record, which it does not split."""
-        found = self._table.get(key)
-        return found if isinstance(found, Hold) else None
+    def before(self, keys: Sequence[Key], depth: Callable[[Key], tuple[int, int]]) -> Mapping[Key, Before]:
+        """What there is of the locks with these keys, if anything; ``depth`` returns how often and by how many blocks.
+        Does not split groups.
+        """
+        return {} if self.has_none(keys) else {key: Before(self._table.get(key), *depth(key)) for key in keys}
 
     def record(self, lock: Waitable, owner: Owner) -> Hold | GroupHold | None:
         """The record with the owner's hold of this lock; it may be that of a group."""

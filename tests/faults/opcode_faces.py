@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
-from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -104,15 +103,21 @@ class LoggedTasks(Tasks):
     def __init__(self) -> None:
         super().__init__()
         self._loop.set_exception_handler(lambda _loop, _context: None)
+        self._is_struck = False
 
     def run(self, body: Coroutine[Any, Any, None]) -> None:
         from django_rlock import QuorumNotReachedError
 
-        # A brief attempt at a RedLock: one connection was closed, and whoever watches opcodes makes the others late.
-        with suppress(QuorumNotReachedError):
+        self._is_struck = False
+        try:
             self._loop.run_until_complete(body)
+        except QuorumNotReachedError:
+            # A brief attempt at a RedLock: one connection was closed, and to watch opcodes makes the others late.
+            if not self._is_struck:
+                raise
 
     def interrupt(self) -> None:
+        self._is_struck = True
         raise SoftLimitError
 
     def spares(self, code: CodeType) -> bool:

@@ -381,12 +381,14 @@ def test_interrupted_block_of_a_lock_that_was_lost_before_is_left():
         lock.release()
 
 
-def test_interrupted_block_of_several_locks_is_left_where_an_earlier_loss_was_forgotten_meanwhile():
+@pytest.mark.parametrize("together", [False, True])
+def test_interrupted_block_of_several_locks_is_left_where_an_earlier_loss_was_forgotten_meanwhile(together):
     """As the watchdog does after a minute, while the statement waits."""
     lock = MultiLock(RLock("account:1"), RLock("account:2"))
-    lose_hold_of(lock.parts[0])
+    lose_hold_of(lock if together else lock.parts[0])
     leave = lock.__exit__  # the statement looks it up before it enters
-    HOLDS.remove(HOLDS.snapshot()[0])
+    for hold in HOLDS.snapshot():
+        HOLDS.remove(hold)
     lock.enter()
     del leave
     assert HOLDS.snapshot() == []
@@ -396,8 +398,10 @@ def test_interrupted_block_of_several_locks_is_left_where_an_earlier_loss_was_fo
 
 def lose_hold_of(lock):
     lock.acquire()
-    free_by_force(lock.name)
-    lose(HOLDS.snapshot()[0], "it was freed by force")
+    for part in lock.parts:
+        free_by_force(part.name)
+    for hold in HOLDS.snapshot():
+        lose(hold, "it was freed by force")
     settle()
 
 

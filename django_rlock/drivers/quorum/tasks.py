@@ -18,7 +18,7 @@ from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
-from django_rlock.drivers.tasks import Sleep, links_of
+from django_rlock.drivers.tasks import Sleep, links_of, sleep
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.tasks import TaskLink
 from django_rlock.redaction import reason_of
@@ -115,8 +115,11 @@ class Talk:
             finally:
                 self._count = None
         error, self._error = self._error, None
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this frame
 
     async def __aenter__(self) -> Talk:
         self._links = self._talks.links(self._loop)
@@ -139,6 +142,7 @@ class TaskTalks:
     """How the tasks of all loops reach the nodes of an alias; see ``votes.Means``."""
 
     now = staticmethod(monotonic)
+    sleep = staticmethod(sleep)
 
     def __init__(self, using: str) -> None:
         self.nodes = node_set(using)
@@ -152,9 +156,6 @@ class TaskTalks:
     @property
     def lost_links(self) -> bool:
         return self.nodes.lost_links
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     def conversation(self) -> Talk:
         return Talk(self)
