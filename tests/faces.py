@@ -112,6 +112,16 @@ async def elsewhere(face: Any, lock: BaseLock, method: str, *args: Any, **kwargs
     return await face.result(face.start(partial(face.call, lock, method, *args, **kwargs)))
 
 
+async def waiting(face: Any, number: int = 1) -> None:
+    """So many owners wait by now; see ``waits``."""
+    await face.until(lambda: waits() == number)
+
+
+def waits() -> int:
+    """How many owners wait, and have tried in vain since they listen: then the background thread knows of them."""
+    return sum(wait.expected for wait in WAITS.snapshot())
+
+
 class _Block:
     """A blocking ``with`` in the clothes of an ``async with``."""
 

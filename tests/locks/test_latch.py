@@ -8,8 +8,8 @@ import pytest
 from django_rlock import CountDownLatch, LockUnavailableError, scripts
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import hooks, latch
-from django_rlock.locks.holds import WAITS
 from tests.eventually import eventually
+from tests.faces import waiting
 
 KEY = "rlock:import:42"
 CHANNEL = "redisson_countdownlatch__channel__{rlock:import:42}"
@@ -22,11 +22,6 @@ def done():
 
 async def wait(face, latch, *args, **kwargs):
     return await latch.await_(*args, **kwargs) if face.name == "async" else latch.wait(*args, **kwargs)
-
-
-async def waiting(face, number=1):
-    """This many waits have begun, and listen."""
-    await face.until(lambda: len(WAITS.snapshot()) == number)
 
 
 async def test_latch_counts_down(face, done, redis_client):

@@ -23,7 +23,7 @@ from django_rlock.keys import readwrite_channel, writers_key
 from django_rlock.locks.holds import HOLDS, WAITS, Hold
 from tests.background import renew_now, until_renewed
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.faces import TaskFace, elsewhere
+from tests.faces import TaskFace, elsewhere, waiting, waits
 from tests.processes import ClientProcess
 
 KEY = "rlock:prices"
@@ -66,10 +66,6 @@ async def visit(face, lock, before=None, after=None) -> bool:
         await face.until(after)
     await face.release(lock)
     return True
-
-
-async def waiting(face, count=1) -> None:
-    await face.until(lambda: len(WAITS.snapshot()) == count)
 
 
 # --- who may be in with whom -----------------------------------------------------------------------------------------
@@ -346,7 +342,7 @@ def test_many_waiting_writers_cost_little(redis_client):
     threads = [threading.Thread(target=work) for _ in range(waiters)]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(WAITS.snapshot()) == waiters)
+    eventually(lambda: waits() == waiters)
     redis_client.config_resetstat()
     lock.release()
     for thread in threads:

@@ -20,6 +20,7 @@ from django_rlock.locks import counters, hooks
 from django_rlock.locks.holds import WAITS
 from tests.background import forget_clean_up
 from tests.eventually import eventually
+from tests.faces import waiting
 
 KEY = "rlock:printers"
 CHANNEL = "redisson_sc:{rlock:printers}"
@@ -31,11 +32,6 @@ def printers(redis_client):
     forget_clean_up()  # of tests elsewhere, whose requests would be remembered
     redis_client.flushall()
     return Semaphore("printers")
-
-
-async def waiting(face, number=1):
-    """This many waits have begun, and listen."""
-    await face.until(lambda: len(WAITS.snapshot()) == number)
 
 
 async def test_permits_are_taken_and_given_back(face, printers):

@@ -4,6 +4,7 @@ from django_rlock import FairLock, ReadWriteLock
 from django_rlock.keys import writers_key
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import until_renewed
+from tests.faces import waiting
 
 KEY = "rlock:prices"
 
@@ -13,9 +14,9 @@ async def visit(face, lock) -> bool:
         return True
 
 
-async def waiting(face, count) -> None:
+async def waiting_long(face, count) -> None:
     """No look of their own brings them in: those come with the lease's end, or a beat, at the earliest."""
-    await face.until(lambda: len(WAITS.snapshot()) == count)
+    await waiting(face, count)
     assert all(wait.beat_at - wait.since > 1 for wait in WAITS.snapshot())
 
 
@@ -25,10 +26,10 @@ async def test_readers_and_writers_wake_each_other(face, topology):
     await face.acquire(lock.read_lock)
     assert await face.result(face.start(visit, face, lock.read_lock))
     writer = face.start(visit, face, lock.write_lock)
-    await waiting(face, 1)
+    await waiting_long(face, 1)
     await face.until(lambda: topology.redis.exists(writers_key(KEY)))
     reader = face.start(visit, face, lock.read_lock)
-    await waiting(face, 2)
+    await waiting_long(face, 2)
     for _ in range(2):
         await face.release(lock.read_lock)
     assert await face.result(writer)
@@ -41,7 +42,7 @@ async def test_writer_steps_down(face, topology):
     await face.acquire(lock.write_lock)
     await face.acquire(lock.read_lock)
     reader = face.start(visit, face, lock.read_lock)
-    await waiting(face, 1)
+    await waiting_long(face, 1)
     await face.release(lock.write_lock)
     assert await face.result(reader)
     await face.release(lock.read_lock)
