@@ -191,17 +191,10 @@ class Link:
     def is_quiet(self) -> bool:
         """Whether nothing has arrived on the idle connection, neither stray data nor its end."""
         self.sock.settimeout(0)
-        if not self.brings_nothing:
-            return False
-        self.sock.settimeout(None)
-        return True
-
-    @property
-    def brings_nothing(self) -> bool:
-        """The same for a non-blocking socket."""
         try:
             self.sock.recv(1)
         except LATER:
+            self.sock.settimeout(None)
             return True
         except OSError:
             pass

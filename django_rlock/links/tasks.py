@@ -60,7 +60,8 @@ class TaskLink:
         an exception."""
         self._is_attached = True
         self.link.sock.settimeout(0)
-        self.loop.add_reader(self._fileno, self._on_readable)
+        # The loop polls again by itself; but what TLS has decrypted already makes no socket readable.
+        self.loop.add_reader(self._fileno, self.read, self.link.is_plain)
         self.is_open = True
 
     def ask(self, packed: bytes, nonce: bytes, limit: float) -> asyncio.Future[Any]:
@@ -103,14 +104,6 @@ class TaskLink:
         """When the oldest command without a reply was sent, or data last arrived if that is later; else None."""
         return max(self._heard_at, self._owed[0][3]) if self._owed else None
 
-    @property
-    def brings_nothing(self) -> bool:
-        """Whether nothing has arrived on a link that owes no reply; else, its end or stray data, the link is closed."""
-        if self.link.brings_nothing:
-            return True
-        self.break_off(RedisConnectionError("The connection has ended, or brought a reply that belongs to no command."))
-        return False
-
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self, packed: bytes) -> None:
@@ -146,26 +139,30 @@ class TaskLink:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _on_readable(self) -> None:
+    def read(self, once: bool = False) -> bool:
+        """Read what has arrived, all of it, or one piece; returns whether the link is still open. It is closed if the
+        connection has ended, or brings stray data.
+        """
         try:
-            self._read_or_break_off()
+            self._read_or_break_off(once)
         except BaseException:
             self.break_off_interrupted()
             raise
+        return self.is_open
 
-    def _read_or_break_off(self) -> None:
+    def _read_or_break_off(self, once: bool) -> None:
         try:
-            self._read()
+            self._read(once)
         except RedisError as error:
             self.break_off(error)
 
-    def _read(self) -> None:
+    def _read(self, once: bool) -> None:
         link = self.link
         while link.receive():
             self._heard_at = _monotonic()
             for reply in iter(link.next_reply, INCOMPLETE):
                 self._take(reply)
-            if link.is_plain:
+            if once:
                 return
 
     def _take(self, reply: Any) -> None:

@@ -102,7 +102,7 @@ def test_reading(new_ends: Callable[[], Ends]) -> None:
         link, servers = new_ends()
         asked[:] = [link.ask(b"PING", nonce, LIMIT) for nonce in NONCES]
         servers.sendall(b"".join(b"*1\r\n$15\r\n%b\r\n" % nonce for nonce in NONCES))
-        return link._on_readable
+        return link.read
 
     for _ in opcodes_of(prepare):
         for answer, nonce in zip(ends_of(asked), NONCES, strict=True):
@@ -195,7 +195,7 @@ def test_ending(new_ends: Callable[[], Ends], is_ours: bool) -> None:
         links[:] = [link]
         asked[:] = [link.ask(b"PING", nonce, LIMIT) for nonce in NONCES]
         servers.sendall(b"+PONG\r\n")
-        return (lambda: link.break_off(LOST)) if is_ours else link._on_readable
+        return (lambda: link.break_off(LOST)) if is_ours else link.read
 
     for _ in opcodes_of(prepare):
         [link] = links

@@ -3,17 +3,23 @@
 import asyncio
 import gc
 import select
+import socket
 import time
 from contextlib import ExitStack
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_rlock import scripts
 from django_rlock.drivers.quorum.nodes import node_set
+from django_rlock.drivers.quorum.threads import NodeLink
+from django_rlock.drivers.quorum.votes import QuorumCall
 from django_rlock.drivers.tasks import _loops, links_of
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.links import resp
+from django_rlock.links.link import Link
 from django_rlock.locks.redlock import RedLock
 from tests.eventually import eventually
 from tests.proxy import Proxy, load_scripts
@@ -21,6 +27,7 @@ from tests.redlock.conftest import NODE_TIMEOUT
 from tests.topologies.servers import encrypted
 
 GRANT = b"""EVAL "return {'1', 'OK', 1}" 0\r\n"""
+ASK = QuorumCall("x", scripts.LOCK_STATE, (), ("owner",))
 
 
 @pytest.fixture
@@ -136,6 +143,37 @@ def test_the_reply_to_a_cancelled_call_is_not_the_next_ones(lock, nodes):
         assert links() == before
 
     asyncio.run(body())
+
+
+def test_ends_of_connections_that_owe_a_reply_fail_no_brief_attempt(lock, nodes):
+    async def body():
+        await acquire_and_release(lock)
+        for server in nodes:
+            server.pause()
+        task = asyncio.ensure_future(acquire_and_release(lock))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert all(link.owes for link in links().values())
+        for server in nodes:
+            server.resume()
+            with server.client() as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+        await acquire_and_release(RedLock("y", using="quorum"))
+
+    asyncio.run(body())
+
+
+def test_a_thread_notices_the_end_behind_a_late_reply():
+    ours, theirs = socket.socketpair()
+    link = NodeLink(0, Link(ours))
+    link.owed.extend((nonce, ASK, object()) for nonce in (b"1", b"2"))
+    theirs.sendall(b"*2\r\n$1\r\n1\r\n:1\r\n")
+    theirs.close()
+    with pytest.raises(RedisConnectionError, match="closed the connection"):
+        link.read(limit=1)
+    link.close()
 
 
 def test_broken_ones_are_replaced(lock, nodes):

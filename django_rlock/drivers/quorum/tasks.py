@@ -171,11 +171,10 @@ class TaskTalks:
     def _usable(self, node: int, link: TaskLink | None, now: float) -> TaskLink | None:
         if link is None or not link.is_open or link not in self._introduced:
             return None
+        if not link.read():  # while the loop was blocked, it may have ended, or have brought what it owes
+            return None
         since = link.silent_since()
-        if since is None:
-            # It may have ended while the loop was blocked, or not yet read what came.
-            return link if link.brings_nothing else None
-        if now > since + self.timeout:
+        if since is not None and now > since + self.timeout:
             error = RedisTimeoutError("did not reply in time")
             self.nodes.note_down(node, error)
             link.break_off(error)

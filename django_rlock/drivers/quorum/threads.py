@@ -52,8 +52,10 @@ class NodeLink:
         self.owed.clear()
         self.link.close()
 
-    def read(self, limit: float) -> list[tuple[QuorumCall, object, Any]]:
-        """Return what has arrived: calls, askers, replies. A call whose script the node does not know is sent again."""
+    def read(self, limit: float, once: bool = False) -> list[tuple[QuorumCall, object, Any]]:
+        """Return what has arrived, all of it, or one piece: calls, askers, replies. Raises an error if the link has
+        ended, or brings stray data. A call whose script the node does not know is sent again.
+        """
         arrived = []
         while replies := self.link.arrived():
             for reply in replies:
@@ -66,7 +68,7 @@ class NodeLink:
                     self.send(pack(call, nonce, with_source=True), nonce, call, asker, limit)
                 else:
                     arrived.append((call, asker, checked))
-            if self.link.is_plain:
+            if once:
                 break
         return arrived
 
@@ -132,7 +134,8 @@ class Talk:
 
     def _read(self, link: NodeLink) -> None:
         try:
-            arrived = link.read(self._talks.send_within)
+            # It is polled again; but what TLS has decrypted already makes no socket readable.
+            arrived = link.read(self._talks.send_within, once=link.link.is_plain)
         except (RedisError, OSError) as error:
             self._part(link.node, error)
             return
@@ -244,12 +247,11 @@ class ThreadTalks:
 
     def _is_alive(self, link: NodeLink) -> bool:
         try:
-            if link.owed:
-                link.read(self.send_within)
-            is_quiet = bool(link.owed) or link.link.brings_nothing
+            link.read(self.send_within)
+            is_usable = self.nodes.is_up(link.node)
         except (RedisError, OSError):
-            is_quiet = False
-        if not is_quiet or not self.nodes.is_up(link.node):
+            is_usable = False
+        if not is_usable:
             if link.owed:
                 self.nodes.note_lost_link()
             link.close()
