@@ -314,13 +314,24 @@ def share_a_mutex(how: str) -> None:
 
 
 def cutter(urls: Sequence[str]) -> Callable[[], None]:
-    """What closes all connections for commands, at the servers' end."""
+    """What closes all connections for commands, at the servers' end; but never in the middle of a renewal, since the
+    interrupted thread leaves the background thread less time for one than passes between two actions.
+    """
+    from django_rlock.locks.watchdog import Renewals
+
     clients = [redis.Redis.from_url(url) for url in urls]
+    in_use, renew = threading.Lock(), Renewals._renew
+
+    async def renew_uncut(renewals: Renewals, due: list[Any]) -> None:
+        with in_use:
+            await renew(renewals, due)
 
     def cut() -> None:
-        for client in clients:
-            client.client_kill_filter(_type="normal", skipme=True)
+        with in_use:
+            for client in clients:
+                client.client_kill_filter(_type="normal", skipme=True)
 
+    Renewals._renew = renew_uncut  # type: ignore[method-assign, assignment]
     return cut
 
 
