@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -34,6 +35,10 @@ class Slot(Protocol):
     def set_result(self, reply: Any, /) -> None: ...
 
 
+Owed = tuple[bytes | None, Slot, float, float]
+"""A reply to come: the nonce that it echoes, its slot, and the times of its limit and of its command."""
+
+
 class TaskLink:
     """A link used by an event loop, from ``attach`` until it is given back or broken off.
 
@@ -49,7 +54,7 @@ class TaskLink:
         self._is_attached = False
         self._is_given = False
         self._fileno = link.fileno()
-        self._owed: deque[tuple[bytes | None, Slot, float, float]] = deque()
+        self._owed: deque[Owed] = deque()
         self._unsent = bytearray()
         self._timers: list[asyncio.TimerHandle] = []
         self._timers_at = -math.inf
@@ -70,10 +75,14 @@ class TaskLink:
         future = self.loop.create_future()
         now = _monotonic()
         until = now + limit
-        self._owed.append((nonce, future, until, now))
-        if not now < self._timers_at <= until:
-            self._look_by(until)
-        self._write(packed)
+        try:
+            self._owed.append((nonce, future, until, now))
+            if not now < self._timers_at <= until:
+                self._look_by(until)
+            self._write(packed)
+        except BaseException:
+            self.break_off_interrupted()
+            raise
         return future
 
     async def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
@@ -81,8 +90,7 @@ class TaskLink:
         now = _monotonic()
         until = now + limit
         slots = [self.loop.create_future() for _ in range(replies)]
-        self._owed.extend((None, slot, until, now) for slot in slots)
-        self._write(packed)
+        self._send_for([(None, slot, until, now) for slot in slots], packed)
         self._look_by(until)
         try:
             return [_raised(await slot) for slot in slots]
@@ -92,8 +100,7 @@ class TaskLink:
 
     def send(self, packed: bytes, nonce: bytes, slot: Slot) -> None:
         """Send a command whose reply goes to ``slot``, without a time limit."""
-        self._owed.append((nonce, slot, math.inf, _monotonic()))
-        self._write(packed)
+        self._send_for([(nonce, slot, math.inf, _monotonic())], packed)
 
     @property
     def owes(self) -> bool:
@@ -106,18 +113,23 @@ class TaskLink:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
+    def _send_for(self, owed: Sequence[Owed], packed: bytes) -> None:
+        # A slot whose command is never sent would take an error that answers another one's: errors echo no nonce.
+        try:
+            self._owed.extend(owed)
+            self._write(packed)
+        except BaseException:
+            self.break_off_interrupted()
+            raise
+
     def _write(self, packed: bytes) -> None:
         if self._unsent:
             self._unsent += packed
             return
-        try:
-            sent = self._send(packed)
-            if sent < len(packed) and self.is_open:
-                self._unsent += packed[sent:]
-                self.loop.add_writer(self._fileno, self._on_writable)
-        except BaseException:
-            self.break_off_interrupted()
-            raise
+        sent = self._send(packed)
+        if sent < len(packed) and self.is_open:
+            self._unsent += packed[sent:]
+            self.loop.add_writer(self._fileno, self._on_writable)
 
     def _send(self, data: bytes | bytearray) -> int:
         try:

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, suppress
 from itertools import chain, count
 from types import FrameType
@@ -21,6 +21,7 @@ from django_rlock.connections import server
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.tasks import TASKS, LoopLinks, links_of
 from django_rlock.links.link import Link, Place
+from django_rlock.links.resp import ErrorReply
 from django_rlock.links.tasks import TaskLink
 from django_rlock.threads import Alive
 from tests.eventually import UNTIL_SERVED, eventually
@@ -159,6 +160,32 @@ def test_asking(new_ends: Callable[[], Ends]) -> None:
     for _ in opcodes_of(prepare):
         if links[0].is_open:
             assert isinstance(ends_of([links[0].ask(b"PING", NONCES[1], 0)])[0], RedisError)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("use", ["ask", "ask_all", "send"])
+def test_error_goes_to_the_command_that_it_answers(new_ends: Callable[[], Ends], use: str) -> None:
+    """A server's error echoes no nonce: a slot whose command was never sent would take it."""
+    ends: list[Ends] = []
+    asking: list[Coroutine[object, None, list[object]]] = []
+
+    def prepare() -> Callable[[], object]:
+        link, servers = new_ends()
+        ends[:] = [(link, servers)]
+        asking[:] = [link.ask_all(b"PING", 1, LIMIT)]
+        begin: dict[str, Callable[[], object]] = {
+            "ask": lambda: link.ask(b"PING", NONCES[0], LIMIT),
+            "ask_all": lambda: asking[0].send(None),
+            "send": lambda: link.send(b"PING", NONCES[0], link.loop.create_future()),
+        }
+        return begin[use]
+
+    for _ in opcodes_of(prepare):
+        link, servers = ends[0]
+        if link.is_open:
+            asked = link.ask(b"PING", NONCES[1], 1)
+            servers.sendall(b"-BUSY\r\n" * arrived(link, servers).count(b"PING"))
+            assert repr(ends_of([asked])[0]) == repr(ErrorReply("BUSY"))
 
 
 def test_looking_for_late_replies(new_ends: Callable[[], Ends]) -> None:
