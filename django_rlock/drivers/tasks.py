@@ -21,7 +21,7 @@ from django_rlock.drivers.base import monotonic
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import task_owner
 from django_rlock.drivers.retrying import SHORTEST
-from django_rlock.drivers.threads import let_go
+from django_rlock.drivers.threads import let_go, value_of
 from django_rlock.links.link import Link, demotion_in, replies_of
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import LinkWait, Server
@@ -234,7 +234,14 @@ class TaskFace:
         return call.result()
 
     async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        return await asyncio.gather(*coros)
+        # Not by asyncio.gather(), whose callbacks a signal may interrupt: then nothing would wake this task.
+        tasks = [asyncio.create_task(_outcome(coro)) for coro in coros]
+        try:
+            outcomes = [await task for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [value_of(outcome) for outcome in outcomes]
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
@@ -278,6 +285,13 @@ class TaskFace:
         elif link.is_open:  # or a signal has interrupted the loop since it read the replies
             server.give_back(link.give())
         return replies
+
+
+async def _outcome(coro: Coroutine[Any, Any, T]) -> T | Exception:
+    try:
+        return await coro
+    except Exception as error:  # noqa: BLE001 - for who waits for all of them
+        return error
 
 
 TASKS = TaskFace()

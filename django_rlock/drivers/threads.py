@@ -36,7 +36,7 @@ class ThreadFace:
         if len(coros) == 1:
             return [await coros[0]]
         outcomes = threads.gather([partial(run_sync, coro) for coro in coros])
-        return [_value(outcome) for outcome in outcomes]
+        return [value_of(outcome) for outcome in outcomes]
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
@@ -90,7 +90,8 @@ def let_go(server: Server, link: Link, error: BaseException) -> None:
     server.drop(link, broken=isinstance(error, RedisConnectionError | ReadOnlyError))
 
 
-def _value(outcome: T | BaseException) -> T:
+def value_of(outcome: T | BaseException) -> T:
+    """Return what a call returned, or raise what it raised."""
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

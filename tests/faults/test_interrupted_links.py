@@ -341,6 +341,43 @@ def test_sleeping() -> None:
     asyncio.run(sleep())
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_gathering() -> None:
+    """A signal comes inside asyncio's Python code as several calls end, and the loop goes on."""
+    for at in count(1):
+        with closing(asyncio.new_event_loop()) as loop:  # asyncio.run() would wait for the task, too
+            if loop.run_until_complete(has_gathered(at)):
+                break
+
+
+async def has_gathered(at: int) -> bool:
+    """Whether nothing is interrupted there."""
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+    left = count(at - 1, -1)
+    struck: list[str] = []
+
+    def meet(frame: FrameType, has_called: bool) -> None:
+        code = frame.f_code
+        if code.co_filename != asyncio.tasks.__file__ or (not has_called and code.co_code[frame.f_lasti] in SPARED):
+            return
+        if not next(left):
+            struck.append(code.co_name)
+            raise LimitError
+
+    async def gather() -> None:
+        watch_opcodes(meet)
+        try:
+            await TASKS.gather([TASKS.sleep(0.001) for _ in range(2)])
+        finally:
+            watch_opcodes(None)
+
+    gathering = asyncio.ensure_future(gather())
+    ended, _ = await asyncio.wait({gathering}, timeout=UNTIL_SERVED)
+    assert ended, struck
+    assert struck or gathering.exception() is None
+    return not struck
+
+
 @pytest.mark.usefixtures("brief_collections")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("nonce", [None, NONCES[0]], ids=["any reply", "a wrong reply"])

@@ -18,7 +18,7 @@ from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
-from django_rlock.drivers.tasks import Sleep, links_of, sleep
+from django_rlock.drivers.tasks import TASKS, Sleep, links_of, sleep
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.tasks import TaskLink
 from django_rlock.redaction import reason_of
@@ -125,14 +125,15 @@ class Talk:
         self._links = self._talks.links(self._loop)
         closed = [node for node, link in enumerate(self._links) if link is None]
         if closed:
-            opened = await asyncio.gather(*map(self._talks.open, closed), return_exceptions=True)
-            for node, error in zip(closed, opened, strict=True):
-                if isinstance(error, RedisError):
-                    self._down[node] = error
-                elif error is not None:
-                    raise error
+            await TASKS.gather([self._open(node) for node in closed])
             self._links = self._talks.links(self._loop)
         return self
+
+    async def _open(self, node: int) -> None:
+        try:
+            await self._talks.open(node)
+        except RedisError as error:
+            self._down[node] = error
 
     async def __aexit__(self, *_: object) -> None:
         pass
