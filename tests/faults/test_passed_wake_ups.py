@@ -35,8 +35,8 @@ from django_rlock.locks import BaseLock
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.holds import WAITS, Wait
 from tests.eventually import UNTIL_SERVED, eventually
+from tests.faults.interrupting import Interruption, at_call, is_interrupted
 from tests.faults.test_cancellation import cancelled_at
-from tests.faults.test_interruptions import Interruption, at_call, is_interrupted
 
 CHANNEL = redisson_channel("rlock:stock:42")
 

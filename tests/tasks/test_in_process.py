@@ -32,7 +32,7 @@ from django_rlock.tasklocks.deliveries import Delivery
 from django_rlock.tasklocks.runs import locks_held
 from tests.background import is_handed_over
 from tests.eventually import UNTIL_SERVED
-from tests.faults.test_interruptions import interruptions, outside_of
+from tests.faults.interrupting import interruptions, outside_of
 from tests.operators import free_by_force
 
 
