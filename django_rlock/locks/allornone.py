@@ -194,6 +194,7 @@ class AllOrNone:
     def _leave_blocks(self) -> None:
         """Count the blocks of what was taken no more; after an interruption, the rest of them."""
         for held in held_of(self.taken, self.owner)[self._left :]:
+            # Python looks for signals after calls and as a loop starts over: not between these two statements.
             held.scoped -= self.claim.scoped
             self._left += 1
 
