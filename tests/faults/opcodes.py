@@ -66,6 +66,8 @@ Raised before these opcodes, an exception would confuse the interpreter itself: 
 call, the handled exception to the thread. After a branch that is not taken, Python 3.14 has an opcode that does
 nothing, and belongs to no ``try``.
 """
+NODE_TIMEOUT = 1.0
+"""How long a RedLock's node may take, in seconds: who is watched at every opcode takes long to read its reply."""
 UNSEEN = 120.0
 """Waiters look for a missed wake-up after a share of this, in seconds: longer than a watcher is patient."""
 
@@ -314,8 +316,8 @@ def share_a_mutex(how: str) -> None:
 
 
 def cutter(urls: Sequence[str]) -> Callable[[], None]:
-    """What closes all connections for commands, at the servers' end; but never in the middle of a renewal, since the
-    interrupted thread leaves the background thread less time for one than passes between two actions.
+    """Closes all connections for commands, at the servers' end, but not during a renewal. The interrupted thread leaves
+    the background thread so little time that a renewal could take longer than passes between two cuts.
     """
     from django_rlock.locks.watchdog import Renewals
 
@@ -356,12 +358,15 @@ def main() -> None:
     options = parser.parse_args()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    set_up(options.urls, options.cache, options.replica_acks, WAITER_ALIVE_TIME=UNSEEN, CLAIM_TIME=UNSEEN)
+    limits = {"WAITER_ALIVE_TIME": UNSEEN, "CLAIM_TIME": UNSEEN}
+    if len(options.urls) > 1:
+        limits["NODE_TIMEOUT"] = NODE_TIMEOUT
+    set_up(options.urls, options.cache, options.replica_acks, **limits)
     _wait_for_answers()
     if options.mutex:
         share_a_mutex(options.mutex)
     try:
-        prepare = cutter(options.urls if options.cut else [])
+        prepare = cutter(options.urls) if options.cut else lambda: None
         interrupt_all(Stage(options.kind, FACES[options.face](), options.loud, prepare), options)
         tell(ended=True)
     except BaseException:  # noqa: BLE001 - the watcher reports it
