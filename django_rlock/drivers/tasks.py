@@ -54,7 +54,7 @@ class LoopLinks:
         if opening is None or opening.done():  # nobody notes its end if its first caller was interrupted here
             opening = self._opening[server] = asyncio.ensure_future(self._open(server, limit))
             opening.add_done_callback(partial(self._note_opened, server))
-        await asyncio.wait({opening}, timeout=limit)
+        await _wait_for(opening, limit)
         if not opening.done():
             raise RedisTimeoutError("Timeout connecting to the server")
         return opening.result()
@@ -132,18 +132,21 @@ _set_result = methodcaller("set_result", None)
 
 
 class Sleep:
-    """A sleep of the running task, which ``end`` ends, in its loop.
+    """A sleep of the running task, which ``end`` ends, in its loop; or ``end_after``, which takes an argument.
 
-    A loop logs what a signal's handler raises inside a callback, and goes on; the task would sleep on. So ``end`` is
-    made of functions written in C, which no exception cuts short, unlike callbacks of ours, or of asyncio.sleep().
+    A loop logs what a signal's handler raises inside a callback, and goes on; the task would sleep on. So both are made
+    of functions written in C, which no exception cuts short, unlike callbacks of ours, or asyncio's in sleep(), wait()
+    and gather().
     """
 
-    __slots__ = ("_future", "end")
+    __slots__ = ("_future", "end", "end_after")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._future: asyncio.Future[None] = loop.create_future()
-        # The first call sets the future's result, unless it is done.
-        self.end: Callable[[], object] = partial(next, map(_set_result, filterfalse(_is_done, [self._future])), None)
+        # The first call sets the future's result, unless it is done; next() returns its second argument afterwards.
+        ended = map(_set_result, filterfalse(_is_done, [self._future]))
+        self.end: Callable[[], object] = partial(next, ended, None)
+        self.end_after: Callable[[object], object] = partial(next, ended)
 
     async def until_end(self, timeout: float | None) -> None:
         """Sleep, but for ``timeout`` seconds at most; None means no time limit."""
@@ -158,6 +161,16 @@ class Sleep:
 async def sleep(seconds: float) -> None:
     """As asyncio.sleep()."""
     await Sleep(asyncio.get_running_loop()).until_end(seconds)
+
+
+async def _wait_for(future: asyncio.Future[Any], limit: float) -> None:
+    """Wait until it is done, for ``limit`` seconds at most."""
+    sleep = Sleep(future.get_loop())
+    future.add_done_callback(sleep.end_after)
+    try:
+        await sleep.until_end(limit)
+    finally:
+        future.remove_done_callback(sleep.end_after)
 
 
 class LoopBell:
@@ -234,10 +247,11 @@ class TaskFace:
         return call.result()
 
     async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        # Not by asyncio.gather(), whose callbacks a signal may interrupt: then nothing would wake this task.
-        tasks = [asyncio.create_task(_outcome(coro)) for coro in coros]
+        # Not by asyncio.gather(), see ``Sleep``; to await a task is written in C. All have ended before one's error is
+        # raised. A caller that is cancelled does not wait until the others have ended.
+        tasks = [asyncio.create_task(coro) for coro in coros]
         try:
-            outcomes = [await task for task in tasks]
+            outcomes = [await _outcome(task) for task in tasks]
         finally:
             for task in tasks:
                 task.cancel()
@@ -287,9 +301,9 @@ class TaskFace:
         return replies
 
 
-async def _outcome(coro: Coroutine[Any, Any, T]) -> T | Exception:
+async def _outcome(task: asyncio.Task[T]) -> T | Exception:
     try:
-        return await coro
+        return await task
     except Exception as error:  # noqa: BLE001 - for who waits for all of them
         return error
 

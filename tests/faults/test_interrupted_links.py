@@ -341,16 +341,27 @@ def test_sleeping() -> None:
     asyncio.run(sleep())
 
 
+async def gather() -> None:
+    await TASKS.gather([TASKS.sleep(0.001) for _ in range(2)])
+
+
+async def open_link() -> None:
+    await links_of(asyncio.get_running_loop()).get(server("default"), LIMIT)
+
+
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_gathering() -> None:
-    """A signal comes inside asyncio's Python code as several calls end, and the loop goes on."""
+@pytest.mark.parametrize("wait", [gather, open_link])
+def test_waiting_for_other_tasks(wait: Callable[[], Coroutine[object, None, None]]) -> None:
+    """A signal comes inside asyncio's Python code as the others end, and the loop goes on."""
     for at in count(1):
         with closing(asyncio.new_event_loop()) as loop:  # asyncio.run() would wait for the task, too
-            if loop.run_until_complete(has_gathered(at)):
-                break
+            is_done = loop.run_until_complete(has_waited(wait, at))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        if is_done:
+            break
 
 
-async def has_gathered(at: int) -> bool:
+async def has_waited(wait: Callable[[], Coroutine[object, None, None]], at: int) -> bool:
     """Whether nothing is interrupted there."""
     asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
     left = count(at - 1, -1)
@@ -364,17 +375,17 @@ async def has_gathered(at: int) -> bool:
             struck.append(code.co_name)
             raise LimitError
 
-    async def gather() -> None:
+    async def act() -> None:
         watch_opcodes(meet)
         try:
-            await TASKS.gather([TASKS.sleep(0.001) for _ in range(2)])
+            await wait()
         finally:
             watch_opcodes(None)
 
-    gathering = asyncio.ensure_future(gather())
-    ended, _ = await asyncio.wait({gathering}, timeout=UNTIL_SERVED)
+    acting = asyncio.ensure_future(act())
+    ended, _ = await asyncio.wait({acting}, timeout=UNTIL_SERVED)
     assert ended, struck
-    assert struck or gathering.exception() is None
+    assert struck or acting.exception() is None
     return not struck
 
 
