@@ -231,6 +231,11 @@ def reply_error(reply: Any) -> RedisError:
     return StaleReplyError("The connection brought the reply to another command; it was closed.")
 
 
+def stray() -> RedisConnectionError:
+    """The exception for a reply that no command waits for."""
+    return RedisConnectionError("The connection brought a reply that belongs to no command; it was closed.")
+
+
 def replies_of(replies: Sequence[Any], nonces: Sequence[bytes | None]) -> list[Any]:
     """The replies, each checked against its nonce (None accepts any), with server errors as redis-py's exceptions."""
     return [_checked(reply, nonce) for reply, nonce in zip(replies, nonces, strict=True)]

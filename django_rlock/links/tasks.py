@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock.links.link import LATER, Link, check_nonce
+from django_rlock.links.link import LATER, Link, check_nonce, stray
 from django_rlock.links.resp import INCOMPLETE, ErrorReply
 
 _LOOK_AGAIN = 0.1
@@ -80,7 +80,7 @@ class TaskLink:
             if not now < self._timers_at <= until:
                 self._look_by(until)
             self._write(packed)
-        except BaseException:
+        except BaseException:  # see _send_for
             self.break_off_interrupted()
             raise
         return future
@@ -114,7 +114,7 @@ class TaskLink:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _send_for(self, owed: Sequence[Owed], packed: bytes) -> None:
-        # A slot whose command is never sent would take an error that answers another one's: errors echo no nonce.
+        # Errors echo no nonce: a slot whose command was never sent would take the error meant for the next command.
         try:
             self._owed.extend(owed)
             self._write(packed)
@@ -152,8 +152,8 @@ class TaskLink:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, once: bool = False) -> bool:
-        """Read what has arrived, all of it, or one piece; returns whether the link is still open. It is closed if the
-        connection has ended, or brings stray data.
+        """Give what has arrived to its slots: all of it, or with ``once`` one piece. Returns whether the link is still
+        open; it is closed if the connection has ended, or brings stray data.
         """
         try:
             self._read_or_break_off(once)
@@ -172,6 +172,8 @@ class TaskLink:
         link = self.link
         while link.receive():
             self._heard_at = _monotonic()
+            if not self._owed:
+                raise stray()
             for reply in iter(link.next_reply, INCOMPLETE):
                 self._take(reply)
             if once:
@@ -180,7 +182,7 @@ class TaskLink:
     def _take(self, reply: Any) -> None:
         owed = self._owed
         if not owed:
-            raise RedisConnectionError("The connection brought a reply that belongs to no command; it was closed.")
+            raise stray()
         nonce, slot, _, _ = owed[0]
         if nonce is not None and type(reply) is not ErrorReply:
             check_nonce(reply, nonce)

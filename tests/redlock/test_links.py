@@ -20,6 +20,7 @@ from django_rlock.drivers.tasks import _loops, links_of
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.links import resp
 from django_rlock.links.link import Link
+from django_rlock.links.tasks import TaskLink
 from django_rlock.locks.redlock import RedLock
 from tests.eventually import eventually
 from tests.proxy import Proxy, load_scripts
@@ -169,11 +170,62 @@ def test_a_thread_notices_the_end_behind_a_late_reply():
     ours, theirs = socket.socketpair()
     link = NodeLink(0, Link(ours))
     link.owed.extend((nonce, ASK, object()) for nonce in (b"1", b"2"))
-    theirs.sendall(b"*2\r\n$1\r\n1\r\n:1\r\n")
+    theirs.sendall(b"*2\r\n$1\r\n1\r\n:1\r\n*2\r\n$1\r\n")
     theirs.close()
     with pytest.raises(RedisConnectionError, match="closed the connection"):
-        link.read(limit=1)
+        list(link.read(limit=1))
     link.close()
+
+
+READ = {"plain": True, "TLS": False}
+
+
+@pytest.mark.parametrize("once", READ.values(), ids=READ)
+def test_a_vote_counts_that_came_before_the_end(once):
+    """On a link that is not plain, its end may be read together with it."""
+    ours, theirs = socket.socketpair()
+    link = NodeLink(0, Link(ours))
+    link.owed.append((b"1", ASK, object()))
+    theirs.sendall(b"*2\r\n$1\r\n1\r\n:1\r\n+stray\r\n")
+    heard: list[tuple[QuorumCall, object, object]] = []
+    with pytest.raises(RedisConnectionError, match="belongs to no command"):
+        heard.extend(link.read(limit=1, once=once))
+    assert [reply for _, _, reply in heard] == [[b"1", 1]]
+    link.close()
+    theirs.close()
+
+
+def test_an_idle_link_that_brings_a_part_of_a_reply_is_not_used():
+    ours, theirs = socket.socketpair()
+    link = NodeLink(0, Link(ours))
+    theirs.sendall(b"-ERR str")
+    with pytest.raises(RedisConnectionError, match="belongs to no command"):
+        list(link.read(limit=1))
+    link.close()
+    theirs.close()
+
+
+def test_a_loop_does_not_use_an_idle_link_that_brings_a_part_of_a_reply():
+    ours, theirs = socket.socketpair()
+
+    async def body():
+        link = TaskLink(Link(ours), asyncio.get_running_loop())
+        link.attach()
+        theirs.sendall(b"-ERR str")
+        assert not link.read()
+
+    asyncio.run(body())
+    theirs.close()
+
+
+def test_an_attempt_that_is_cancelled_as_it_connects_leaves_nothing(lock):
+    async def body():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await lock.aacquire()
+
+    asyncio.run(body())
+    gc.collect()
 
 
 def test_broken_ones_are_replaced(lock, nodes):
@@ -271,21 +323,24 @@ async def test_a_connection_that_ends_while_it_is_made_is_made_anew(face, proxie
 
 
 @pytest.mark.lengthy
-@pytest.mark.usefixtures("hasty_nodes")
-async def test_connecting_goes_on_beside_the_votes(face, proxies):
+@pytest.mark.usefixtures("patient")
+async def test_connecting_goes_on_beside_the_votes(face, proxies, monkeypatch):
     """Nodes that take longer to connect than callers wait are there for a later call, over the same connections."""
     lock = RedLock("x", using="quorum")
+    known = node_set("quorum")
     of_the_call = [each.hold(b"LIB-NAME") for each in proxies]
-    with pytest.raises(QuorumNotReachedError, match="Timeout connecting"):
-        await face.acquire(lock, wait_time=0)
-    of_the_visit = [each.hold(b"LIB-NAME") for each in proxies]
-    further = [each.cut_before(b"LIB-NAME") for each in proxies]
-    await face.until(lambda: all(rule.served.is_set() for rule in of_the_visit))
-    time.sleep(node_set("quorum").connect_within)  # noqa: ASYNC251 - none of them is in time, under either face
+    with monkeypatch.context() as hasty:
+        hasty.setattr(known, "connect_within", 0.2)
+        with pytest.raises(QuorumNotReachedError, match="Timeout connecting"):
+            await face.acquire(lock, wait_time=0)
+        of_the_visit = [each.hold(b"LIB-NAME") for each in proxies]
+        further = [each.cut_before(b"LIB-NAME") for each in proxies]
+        await face.until(lambda: all(rule.served.is_set() for rule in of_the_visit))
+        time.sleep(known.connect_within)  # noqa: ASYNC251 - none of them is in time, under either face
     for rule in of_the_call + of_the_visit:
         rule.let_go.set()
-    reached = [node_set("quorum").server(node, "calls") for node, _ in enumerate(proxies)]
-    await face.until(lambda: node_set("quorum").down == {} and all(server.idle for server in reached))
+    reached = [known.server(node, "calls") for node, _ in enumerate(proxies)]
+    await face.until(lambda: known.down == {} and all(server.idle for server in reached))
     assert await face.acquire(lock, wait_time=0)
     await face.release(lock)
     assert not any(rule.served.is_set() for rule in further)

@@ -172,7 +172,7 @@ class TaskTalks:
     def _usable(self, node: int, link: TaskLink | None, now: float) -> TaskLink | None:
         if link is None or not link.is_open or link not in self._introduced:
             return None
-        if not link.read():  # while the loop was blocked, it may have ended, or have brought what it owes
+        if not link.read():  # while the loop was blocked, the link may have ended, or have brought what it owes
             return None
         since = link.silent_since()
         if since is not None and now > since + self.timeout:

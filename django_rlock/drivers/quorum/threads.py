@@ -6,7 +6,7 @@ import math
 import select
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,7 +22,8 @@ from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.exceptions import RLockError
-from django_rlock.links.link import Link, replies_of
+from django_rlock.links.link import Link, replies_of, stray
+from django_rlock.links.resp import INCOMPLETE
 from django_rlock.links.server import Server
 from django_rlock.redaction import reason_of
 
@@ -52,25 +53,27 @@ class NodeLink:
         self.owed.clear()
         self.link.close()
 
-    def read(self, limit: float, once: bool = False) -> list[tuple[QuorumCall, object, Any]]:
-        """Return what has arrived, all of it, or one piece: calls, askers, replies. Raises an error if the link has
-        ended, or brings stray data. A call whose script the node does not know is sent again.
+    def read(self, limit: float, once: bool = False) -> Iterator[tuple[QuorumCall, object, Any]]:
+        """Read what has arrived: all of it, or with ``once`` one piece. Yields the calls, their askers and the replies.
+
+        Raises an error if the link has ended, or brings stray data. A call whose script the node does not know is sent
+        again.
         """
-        arrived = []
-        while replies := self.link.arrived():
-            for reply in replies:
+        while self.link.receive():
+            if not self.owed:
+                raise stray()
+            for reply in iter(self.link.next_reply, INCOMPLETE):
                 if not self.owed:
-                    raise RedisConnectionError("The connection brought a reply that belongs to no command.")
+                    raise stray()
                 nonce, call, asker = self.owed.popleft()
                 (checked,) = replies_of([reply], [nonce])
                 if isinstance(checked, NoScriptError):
                     nonce = next_nonce()
                     self.send(pack(call, nonce, with_source=True), nonce, call, asker, limit)
                 else:
-                    arrived.append((call, asker, checked))
+                    yield call, asker, checked
             if once:
                 break
-        return arrived
 
 
 class Talk:
@@ -133,13 +136,12 @@ class Talk:
                 self._read(self._by_fileno[fileno])
 
     def _read(self, link: NodeLink) -> None:
+        # It is polled again; but what TLS has decrypted already makes no socket readable.
+        arrived = link.read(self._talks.send_within, once=link.link.is_plain)
         try:
-            # It is polled again; but what TLS has decrypted already makes no socket readable.
-            arrived = link.read(self._talks.send_within, once=link.link.is_plain)
-        except (RedisError, OSError) as error:
+            self._answers += (Answer(link.node, call, reply) for call, asker, reply in arrived if asker is self._asker)
+        except (RedisError, OSError) as error:  # the answers before it count
             self._part(link.node, error)
-            return
-        self._answers += (Answer(link.node, call, reply) for call, asker, reply in arrived if asker is self._asker)
 
     async def __aenter__(self) -> Talk:
         try:
@@ -247,7 +249,7 @@ class ThreadTalks:
 
     def _is_alive(self, link: NodeLink) -> bool:
         try:
-            link.read(self.send_within)
+            deque(link.read(self.send_within), maxlen=0)  # nobody waits for these replies any more
             is_usable = self.nodes.is_up(link.node)
         except (RedisError, OSError):
             is_usable = False
