@@ -113,12 +113,12 @@ async def elsewhere(face: Any, lock: BaseLock, method: str, *args: Any, **kwargs
 
 
 async def waiting(face: Any, number: int = 1) -> None:
-    """So many owners wait by now; see ``waits``."""
+    """Wait until so many owners do; see ``waits``."""
     await face.until(lambda: waits() == number)
 
 
 def waits() -> int:
-    """How many owners wait, and have tried in vain since they listen: then the background thread knows of them."""
+    """How many owners wait, each after a first try that failed."""
     return sum(wait.expected for wait in WAITS.snapshot())
 
 

@@ -247,8 +247,8 @@ class TaskFace:
         return call.result()
 
     async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        # Not by asyncio.gather(), see ``Sleep``; to await a task is written in C. All have ended before one's error is
-        # raised. A caller that is cancelled does not wait until the others have ended.
+        # Not by asyncio.gather(), whose callbacks are Python, see ``Sleep``. The first error is raised when all have
+        # ended; but a caller that is cancelled does not wait for them.
         tasks = [asyncio.create_task(coro) for coro in coros]
         try:
             outcomes = [await _outcome(task) for task in tasks]

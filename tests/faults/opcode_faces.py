@@ -112,7 +112,7 @@ class LoggedTasks(Tasks):
         try:
             self._loop.run_until_complete(body)
         except QuorumNotReachedError:
-            # A brief attempt at a RedLock: one connection was closed, and to watch opcodes makes the others late.
+            # A brief attempt at a RedLock, where the interruption cost so many votes.
             if not self._is_struck:
                 raise
 

@@ -316,8 +316,8 @@ def share_a_mutex(how: str) -> None:
 
 
 def cutter(urls: Sequence[str]) -> Callable[[], None]:
-    """Closes all connections for commands, at the servers' end, but not during a renewal. The interrupted thread leaves
-    the background thread so little time that a renewal could take longer than passes between two cuts.
+    """Returns what closes all connections for commands, at the servers' end, but not during a renewal. The interrupted
+    thread leaves the background thread so little time that a renewal can take longer than passes between two cuts.
     """
     from django_rlock.locks.watchdog import Renewals
 

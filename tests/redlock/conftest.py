@@ -1,7 +1,7 @@
 """Five independent servers, which a test may pause and restart, and the alias "quorum" over them."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from pytest_django import Settings
@@ -46,6 +46,18 @@ def hasty_nodes(nodes: list[EmbeddedServer], settings: Settings) -> None:
 def patient(nodes: list[EmbeddedServer], settings: Settings) -> None:
     """Long waits for nodes, in tests in which each of them counts: a stalled machine makes none late."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 4.0, "WATCHDOG_TIMEOUT": 100}}
+
+
+@contextmanager
+def paused(servers: Sequence[EmbeddedServer]) -> Iterator[None]:
+    """While these servers do not reply."""
+    for server in servers:
+        server.pause()
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.resume()
 
 
 def holders(nodes: list[EmbeddedServer], name: str = "x") -> list[dict[str, str]]:

@@ -5,7 +5,6 @@ import pickle
 import select
 import threading
 import time
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from tests.eventually import PATIENCE
 from tests.faces import BlockingFace, TaskFace, elsewhere
 from tests.processes import ClientProcess
 from tests.proxy import load_scripts
-from tests.redlock.conftest import hold_of, holders, owner_of
+from tests.redlock.conftest import hold_of, holders, owner_of, paused
 
 NAME = "rlock:x"
 
@@ -34,18 +33,6 @@ NAME = "rlock:x"
 @pytest.fixture
 def lock(nodes):
     return RedLock("x", using="quorum")
-
-
-@contextmanager
-def paused(servers):
-    """While these servers do not reply."""
-    for server in servers:
-        server.pause()
-    try:
-        yield
-    finally:
-        for server in servers:
-            server.resume()
 
 
 def driver_of(face):

@@ -24,7 +24,7 @@ from django_rlock.links.tasks import TaskLink
 from django_rlock.locks.redlock import RedLock
 from tests.eventually import eventually
 from tests.proxy import Proxy, load_scripts
-from tests.redlock.conftest import NODE_TIMEOUT
+from tests.redlock.conftest import NODE_TIMEOUT, paused
 from tests.topologies.servers import encrypted
 
 GRANT = b"""EVAL "return {'1', 'OK', 1}" 0\r\n"""
@@ -125,20 +125,21 @@ def test_ends_while_the_loop_was_blocked_fail_no_brief_attempt(lock, nodes):
     asyncio.run(body())
 
 
+async def cancel_once_sent(call):
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.usefixtures("patient")
 def test_the_reply_to_a_cancelled_call_is_not_the_next_ones(lock, nodes):
     async def body():
         await acquire_and_release(lock)
         before = dict(links())
-        for server in nodes[:3]:
-            server.pause()
-        task = asyncio.ensure_future(acquire_and_release(lock))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        for server in nodes[:3]:
-            server.resume()
+        with paused(nodes[:3]):
+            await cancel_once_sent(acquire_and_release(lock))
         async with lock:
             assert await lock.aowned()
         assert links() == before
@@ -149,16 +150,10 @@ def test_the_reply_to_a_cancelled_call_is_not_the_next_ones(lock, nodes):
 def test_ends_of_connections_that_owe_a_reply_fail_no_brief_attempt(lock, nodes):
     async def body():
         await acquire_and_release(lock)
+        with paused(nodes):
+            await cancel_once_sent(acquire_and_release(lock))
+            assert all(link.owes for link in links().values())
         for server in nodes:
-            server.pause()
-        task = asyncio.ensure_future(acquire_and_release(lock))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert all(link.owes for link in links().values())
-        for server in nodes:
-            server.resume()
             with server.client() as client:
                 client.client_kill_filter(_type="normal", skipme=True)
         await acquire_and_release(RedLock("y", using="quorum"))
@@ -166,33 +161,30 @@ def test_ends_of_connections_that_owe_a_reply_fail_no_brief_attempt(lock, nodes)
     asyncio.run(body())
 
 
-def test_a_thread_notices_the_end_behind_a_late_reply():
-    ours, theirs = socket.socketpair()
-    link = NodeLink(0, Link(ours))
-    link.owed.extend((nonce, ASK, object()) for nonce in (b"1", b"2"))
-    theirs.sendall(b"*2\r\n$1\r\n1\r\n:1\r\n*2\r\n$1\r\n")
-    theirs.close()
-    with pytest.raises(RedisConnectionError, match="closed the connection"):
-        list(link.read(limit=1))
-    link.close()
+VOTE = b"*2\r\n$1\r\n1\r\n:1\r\n"
 
 
-READ = {"plain": True, "TLS": False}
-
-
-@pytest.mark.parametrize("once", READ.values(), ids=READ)
-def test_a_vote_counts_that_came_before_the_end(once):
-    """On a link that is not plain, its end may be read together with it."""
+@pytest.mark.parametrize(
+    ("brought", "once", "votes", "error"),
+    [
+        (VOTE, False, 1, "closed the connection"),
+        (VOTE[:8], False, 0, "closed the connection"),
+        (VOTE + b"+stray\r\n", False, 1, "belongs to no command"),
+        (VOTE + b"+stray\r\n", True, 1, "belongs to no command"),
+    ],
+    ids=["vote, end", "a part of a vote, end", "vote, stray reply", "vote, stray reply in one piece"],
+)
+def test_a_thread_counts_the_votes_before_the_end_of_a_link(brought, once, votes, error):
     ours, theirs = socket.socketpair()
     link = NodeLink(0, Link(ours))
     link.owed.append((b"1", ASK, object()))
-    theirs.sendall(b"*2\r\n$1\r\n1\r\n:1\r\n+stray\r\n")
-    heard: list[tuple[QuorumCall, object, object]] = []
-    with pytest.raises(RedisConnectionError, match="belongs to no command"):
-        heard.extend(link.read(limit=1, once=once))
-    assert [reply for _, _, reply in heard] == [[b"1", 1]]
-    link.close()
+    theirs.sendall(brought)
     theirs.close()
+    heard: list[tuple[QuorumCall, object, object]] = []
+    with pytest.raises(RedisConnectionError, match=error):
+        heard.extend(link.read(limit=1, once=once))
+    assert [reply for _, _, reply in heard] == [[b"1", 1]] * votes
+    link.close()
 
 
 def test_an_idle_link_that_brings_a_part_of_a_reply_is_not_used():
@@ -219,6 +211,8 @@ def test_a_loop_does_not_use_an_idle_link_that_brings_a_part_of_a_reply():
 
 
 def test_an_attempt_that_is_cancelled_as_it_connects_leaves_nothing(lock):
+    """Python would complain of a coroutine that is never awaited."""
+
     async def body():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
