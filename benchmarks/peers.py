@@ -83,7 +83,7 @@ def raw_pair() -> Pair:
 def _raw_commands() -> tuple[bytes, bytes]:
     lock = RLock("bench:raw")
     owner = "00000000-0000-4000-8000-000000000000:1"
-    calls = lock._acquire_call(owner, 1, LEASE, False), lock._release_call(owner, 0, LEASE)
+    calls = lock._kind.acquire(lock, owner, 1, LEASE, False), lock._kind.release(lock, owner, 0, LEASE)
     acquire, release = [pack(call, next_nonce()) for call in calls]
     return acquire, release
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from django_rlock import FairLock, RLock
 from django_rlock.drivers.calls import ScriptCall, next_nonce, pack, pack_command
 from django_rlock.locks.base import BaseLock
+from django_rlock.locks.kinds import RENEW
 from django_rlock.reports import PROCESSES, report_key
 
 LEASE = 3600.0
@@ -40,7 +41,10 @@ def pair_of(kind: type[BaseLock]) -> Callable[[int], Sequel]:
     def pair(number: int) -> Sequel:
         lock, owner = kind(f"bench:pair:{number}"), _owner(number)
         return Sequel(
-            [_script(lock._acquire_call(owner, 1, LEASE, False)), _script(lock._release_call(owner, 0, LEASE))]
+            [
+                _script(lock._kind.acquire(lock, owner, 1, LEASE, False)),
+                _script(lock._kind.release(lock, owner, 0, LEASE)),
+            ]
         )
 
     return pair
@@ -52,7 +56,10 @@ fair_pair, plain_pair = pair_of(FairLock), pair_of(RLock)
 def renewal(number: int) -> Sequel:
     """The renewal of one hold."""
     lock, owner = FairLock(f"bench:held:{number}"), _owner(number)
-    return Sequel([_script(lock._renew_call(owner, LEASE))], [_script(lock._acquire_call(owner, 1, LEASE, False))])
+    return Sequel(
+        [_script(lock._kind.lease(lock, owner, LEASE, RENEW))],
+        [_script(lock._kind.acquire(lock, owner, 1, LEASE, False))],
+    )
 
 
 def report(number: int) -> Sequel:
@@ -65,8 +72,8 @@ def report(number: int) -> Sequel:
 def beat(number: int) -> Sequel:
     """The sign of life of one waiter, and its place in the queue of a lock that another owner holds."""
     lock, holder, waiter = FairLock(f"bench:wanted:{number}"), _owner(number), _owner(number + 10**9)
-    before = [lock._acquire_call(holder, 1, LEASE, False), lock._acquire_call(waiter, 1, LEASE, True)]
-    return Sequel([_script(lock._beat_call([(lock, waiter)], LEASE))], [*map(_script, before)])
+    before = [lock._kind.acquire(lock, holder, 1, LEASE, False), lock._kind.acquire(lock, waiter, 1, LEASE, True)]
+    return Sequel([_script(lock._kind.beat([(lock, waiter)], LEASE))], [*map(_script, before)])
 
 
 def _script(call: ScriptCall) -> Packet:

@@ -31,7 +31,7 @@ from django_rlock.inspection.survey import Problem, Survey, own_report
 from django_rlock.inspection.waiting import edges, mark
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock, set_inspector
-from django_rlock.locks.hooks import Waitable
+from django_rlock.locks.kinds import Named
 from django_rlock.locks.tallies import operator
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
 
@@ -168,12 +168,12 @@ def _describe(lock: BaseLock) -> LockInfo | None:
     return info and replace(info, kind=info.kind or lock.kind)
 
 
-def describe_holder(lock: Waitable) -> str | None:
+def describe_holder(lock: Named) -> str | None:
     """Who holds a lock, in one line; None when it is free, or Redis unreachable or slow."""
     return threads.within(ANSWER_WITHIN, _read_holder, lock)
 
 
-def _read_holder(lock: Waitable) -> str | None:
+def _read_holder(lock: Named) -> str | None:
     """One report is read, not all."""
     with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
         states = server.read_states([lock.key])

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from copy import copy
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import DEFAULT_DB_ALIAS
 
@@ -23,13 +23,13 @@ from django_rlock.exceptions import (
     LockTimeoutError,
     RLockError,
 )
-from django_rlock.locks.attempt import Claim
+from django_rlock.locks import engine
 from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
+from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
-from django_rlock.locks.flows import LockFlows
 from django_rlock.locks.holds import HOLDS, Hold, Key
-from django_rlock.locks.hooks import Waitable
+from django_rlock.locks.kinds import Named
 from django_rlock.locks.transactions import (
     AtomicBlock,
     check_until_commit,
@@ -50,7 +50,7 @@ _MOST_SHOWN = 60
 """How many characters of a wrong name an error shows."""
 
 
-class BaseLock(LockFlows):
+class BaseLock(Named):
     """A re-entrant distributed lock.
 
     ``name`` says what the lock protects; ``using`` is the RLOCK alias. ``wait_time`` is how long to wait for the lock,
@@ -77,7 +77,6 @@ class BaseLock(LockFlows):
 
     __slots__ = (
         "_named_owner",
-        "_ticket",
         "lease_time",
         "max_hold_time",
         "on_lost",
@@ -86,6 +85,9 @@ class BaseLock(LockFlows):
         "until_commit",
         "wait_time",
     )
+
+    _engine: ClassVar[Engine] = engine
+    """The flows: of one lock; a MultiLock has those of several (``together``)."""
 
     def __init__(
         self,
@@ -108,7 +110,6 @@ class BaseLock(LockFlows):
         self.using = using
         self.owner = None if owner is None else _checked_owner(owner)
         self._named_owner = None if self.owner is None else NamedOwner(self.owner)
-        self._ticket: int | None = None  # the number of a named owner's attempt, in kinds that queue
         self.on_lost = on_lost
         self.max_hold_time = hold_seconds(max_hold_time)
         self.until_commit = checked_database(until_commit)
@@ -150,7 +151,7 @@ class BaseLock(LockFlows):
         """
         if self.until_commit:
             check_until_commit(self)
-        return await self._ask_for(driver, self._claim(self._owner(driver), blocking, wait_time, lease_time))
+        return await engine.ask_for(self, driver, self._claim(self._owner(driver), blocking, wait_time, lease_time))
 
     acquire, aacquire = faces(_acquire)
 
@@ -174,21 +175,24 @@ class BaseLock(LockFlows):
         Raises LockNotOwnedError when the owner does not hold it; LockLostError when the hold was lost meanwhile;
         LockUnavailableError when Redis is unreachable: then the background thread retries until the lease ends.
         """
-        await self._release_for(driver, self._owner(driver))
+        owner = self._owner(driver)
+        if not self.until_commit or not keep_until_commit(self, owner):
+            await self._engine.give_back(self, driver, owner)
 
     release, arelease = faces(_release)
 
     async def _release_for(self, driver: Driver, owner: Owner) -> None:
         """Release one hold of an owner, who may have ended."""
         if not self.until_commit or not keep_until_commit(self, owner):
-            await self._give_back(driver, owner)
+            await self._engine.give_back(self, driver, owner)
 
     # --- with --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         if self.until_commit is None:
             warn_inside_transaction(self)
-        self.enter()
+        driver = blocking_driver(self)
+        run_flow(self._enter, (driver, self._owner(driver)))
         return self
 
     def atomic(self, using: str = DEFAULT_DB_ALIAS, *, nested: bool = False) -> AtomicBlock:
@@ -218,7 +222,8 @@ class BaseLock(LockFlows):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_block(error)
+        driver = blocking_driver(self)
+        run_flow(self._exit, (driver, self._owner(driver), error))
 
     def _end_block(self, error: BaseException | None) -> None:
         """What ``__exit__`` does, for a block whose own ``__exit__`` is guarded."""
@@ -250,7 +255,7 @@ class BaseLock(LockFlows):
         started = driver.now()
         claim = Claim(owner, self.wait_time, self.lease_time, scoped=1)
         claim.hasty = hasty
-        if not await self._ask_for(driver, claim):
+        if not await engine.ask_for(self, driver, claim):
             failed = claim.failed
             raise LockTimeoutError(
                 failed.lock.name,
@@ -276,38 +281,35 @@ class BaseLock(LockFlows):
         return (count - given_back_later(key) if self.until_commit else count), blocks
 
     async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
-        self._leave_block(owner)
+        self._engine.leave_block(self, owner)
         try:
-            await self._release_for(driver, owner)
+            if not self.until_commit or not keep_until_commit(self, owner):
+                await self._engine.give_back(self, driver, owner)
         except RLockError as failure:
             if error is None:
                 raise
             # The block's own error must not be replaced by this one.
             log(logger, logging.WARNING, "While leaving the block of lock %r after an error: %s", self.name, failure)
 
-    def _leave_block(self, owner: Owner) -> None:
-        if hold := HOLDS.get(self, owner):
-            hold.scoped -= 1
-
     # --- questions ---------------------------------------------------------------------------------------------------
 
     async def _locked(self, driver: Driver) -> bool:
         """Ask Redis whether any owner holds the lock."""
-        return (await self._ask_state(driver, self._owner(driver)))[1] != ABSENT
+        return (await self._engine.ask_state(self, driver, self._owner(driver)))[1] != ABSENT
 
     @for_its_owner
     async def _owned(self, driver: Driver) -> bool:
         """Ask Redis whether the running thread or task holds the lock."""
-        return (await self._ask_state(driver, self._owner(driver)))[0] > 0
+        return (await self._engine.ask_state(self, driver, self._owner(driver)))[0] > 0
 
     @for_its_owner
     async def _hold_count(self, driver: Driver) -> int:
         """Ask Redis how often the running thread or task holds the lock."""
-        return (await self._ask_state(driver, self._owner(driver)))[0]
+        return (await self._engine.ask_state(self, driver, self._owner(driver)))[0]
 
     async def _remaining_lease(self, driver: Driver) -> float | None:
         """Ask Redis for the seconds until the lease ends: 0.0 when the lock is free, None when the lease has no end."""
-        left_ms = (await self._ask_state(driver, self._owner(driver)))[1]
+        left_ms = (await self._engine.ask_state(self, driver, self._owner(driver)))[1]
         return None if left_ms == ENDLESS else max(left_ms, 0) / 1000
 
     async def _info(self, driver: Driver) -> LockInfo | None:
@@ -342,14 +344,14 @@ class BaseLock(LockFlows):
     def _hold_of(self, owner: Owner) -> Hold:
         hold = HOLDS.get(self, owner)
         if hold is None:
-            raise self._not_owned(owner)
+            raise engine.not_owned(self, owner)
         if hold.is_lost(monotonic()):
             raise hold.lost_error()
         return hold
 
     async def _holders(self, driver: Driver) -> list[str]:
         """The wire names of the holders, by a single command; ``info()`` returns more, but needs several commands."""
-        return await self._ask_holders(driver)
+        return await self._engine.ask_holders(self, driver)
 
     holders, aholders = faces(_holders)
 
@@ -361,7 +363,7 @@ class BaseLock(LockFlows):
 
         Raises LockNotOwnedError when the owner does not hold the lock; LockLostError when the hold was lost meanwhile.
         """
-        await self._prolong(driver, self._owner(driver), lease_time)
+        await self._engine.prolong(self, driver, self._owner(driver), lease_time)
 
     extend, aextend = faces(_extend)
 
@@ -399,7 +401,7 @@ class BaseLock(LockFlows):
         lock again. Releasing it instead raises LockNotOwnedError, also at the end of a ``with`` block: what the block
         did since then was not protected, and an outer block that relies on the lock must notice that.
         """
-        return await self._free_by_force(driver, self._owner(driver), owner, reason)
+        return await self._engine.free_by_force(self, driver, self._owner(driver), owner, reason)
 
     force_release, aforce_release = faces(_force_release)
 
@@ -407,6 +409,21 @@ class BaseLock(LockFlows):
 
     def _owner(self, driver: Driver) -> Owner:
         return self._named_owner or driver.owner()
+
+
+def _token(self: BaseLock) -> int:
+    """The fencing token of the running thread's or task's hold; sends no command.
+
+    Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
+    """
+    token = self._hold_of(self._named_owner or current_owner()).token
+    if token is None:
+        raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
+    return token
+
+
+fencing_token = property(_token)
+"""``lock.token`` of the kinds that have one."""
 
 
 def note_templates(lock: BaseLock, templates: Mapping[str, str]) -> None:
@@ -437,13 +454,13 @@ class _Inspector:
     """Functions set by the inspection layer: one describes a lock, one names its holder in a line."""
 
     describe: Callable[[BaseLock], Any] = staticmethod(lambda _lock: None)
-    holder: Callable[[Waitable], str | None] = staticmethod(lambda _lock: None)
+    holder: Callable[[Named], str | None] = staticmethod(lambda _lock: None)
 
 
 _inspector = _Inspector()
 
 
-def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[Waitable], str | None]) -> None:
+def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[Named], str | None]) -> None:
     """Register the functions behind ``info()`` and the holder's name in LockTimeoutError."""
     _inspector.describe = describe
     _inspector.holder = holder

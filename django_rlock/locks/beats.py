@@ -18,6 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from django_rlock import keys
 from django_rlock.callbacks import log
 from django_rlock.drivers.base import monotonic, run_sync
 from django_rlock.drivers.commands import Command
@@ -25,7 +26,7 @@ from django_rlock.drivers.keeper import SLOWEST_TICK, Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, commands_to, listener
 from django_rlock.locks.holds import NEWCOMERS, WAITS, Wait
-from django_rlock.locks.hooks import Waitable
+from django_rlock.locks.kinds import Named
 from django_rlock.settings import BEAT_SHARE, get_settings
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class Beats:
         group.waits[id(wait)] = wait
         if wait.outside and group.ear is None:
             lock = wait.lock
-            group.ear = listener(self._using).call_at(lock._outside_channel(), lambda _: beat_soon(lock))
+            group.ear = listener(self._using).call_at(keys.redisson_channel(lock.key), lambda _: beat_soon(lock))
         # For a waiter that has just learned of the lease's end, or waits again after a grant to another one.
         group.beat_at = min(group.beat_at, wait.beat_at)
         is_exact = wait.beat_at < now + _REGULAR * self._shortest_pause
@@ -193,10 +194,10 @@ class Beats:
         by_kind: dict[tuple[str, object], list[Any]] = defaultdict(list)
         for line in lines:
             by_kind[line[0].kind, driver.place(line[0].key)].append(line)
-        parts = [part for same in by_kind.values() for part in _sliced(same, same[0][2][0].lock._beats_together)]
+        parts = [part for same in by_kind.values() for part in _sliced(same, same[0][2][0].lock._kind.beats_together)]
         alive = max(get_settings(self._using).waiter_alive_time, self._pause / BEAT_SHARE)
         calls = [
-            part[0][2][0].lock._beat_call([(waits[0].lock, waits[0].wire_name) for _, _, waits in part], alive)
+            part[0][2][0].lock._kind.beat([(waits[0].lock, waits[0].asker) for _, _, waits in part], alive)
             for part in parts
         ]
         for part, reply in zip(parts, await driver.run_all(calls), strict=True):
@@ -214,7 +215,7 @@ class Beats:
         for (key, group, waits), (state, left_ms) in zip(part, states, strict=True):
             wake_who_must_ask(waits, state)
             group.beat_at = now + self._pause
-            left = waits[0].lock._pauses(left_ms, 1)[1]
+            left = waits[0].lock._kind.pauses(waits[0].lock, left_ms, 1)[1]
             self._plan(key, group, now + left, is_exact=left < self._shortest_pause)
 
     def at_exit(self) -> None:
@@ -239,7 +240,7 @@ def expect(wait: Wait, now: float) -> None:
         its.check(now)
 
 
-def beat_soon(lock: Waitable) -> None:
+def beat_soon(lock: Named) -> None:
     """Beat for a lock in the next round, because it may have become free."""
     its = keeper(lock.using)
     its.jobs[Beats].hurried.append((LockKey(lock.key, lock.kind), 0.0))

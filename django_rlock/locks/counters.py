@@ -23,11 +23,10 @@ from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import new_request
 from django_rlock.drivers.retrying import PATIENCE, is_final
 from django_rlock.exceptions import LockUnavailableError, RLockError
-from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import checked_text
 from django_rlock.locks.durations import UNSET, Duration, milliseconds, wait_seconds
-from django_rlock.locks.flows import RELEASE_PATIENCE
-from django_rlock.locks.hooks import Named, Waitable
+from django_rlock.locks.engine import RELEASE_PATIENCE, Attempt
+from django_rlock.locks.kinds import Kind, Named, call_for, retire_call
 from django_rlock.scripts import Script
 from django_rlock.settings import unknown_alias
 
@@ -67,7 +66,7 @@ def retire_copies(counter: Named, call: ScriptCall) -> None:
 
 def retire(counter: Named, call: ScriptCall) -> None:
     """Make a request do nothing from now on. By itself the server remembers only requests that it has executed."""
-    clean_up(counter.using, counter._retire_call(_request_of(call)), monotonic() + SENT_AGAIN)
+    clean_up(counter.using, retire_call(counter, _request_of(call)), monotonic() + SENT_AGAIN)
 
 
 def _request_of(call: ScriptCall) -> str:
@@ -112,7 +111,7 @@ class Counter(Named):
 
     def _call(self, script: Script, all_keys: tuple[str, ...], first: Argument, *args: Argument) -> ScriptCall:
         self._check_alias()
-        return super()._call(script, all_keys, first, *args)
+        return call_for(self, script, all_keys, first, *args)
 
     def _wait_seconds(self, blocking: bool, wait_time: Any) -> float | None:
         if blocking:
@@ -171,13 +170,24 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, LockUnavailableError) and isinstance(cause, Exception) and is_final(cause)
 
 
-class Request(Waitable):
+class Requests(Kind[Any]):
+    """Of all that ask for permits, any may be the next one: what is too little for one may be enough for another."""
+
+    patience = PATIENCE
+
+    def channel(self, lock: Any) -> str:
+        return keys.semaphore_channel(lock.key)
+
+    def token(self, lock: Any, asker: str) -> str:
+        return EVERYBODY
+
+
+class Request(Named):
     """One acquire of a semaphore, in the form that ``Attempt`` needs; ``id`` is the request's name."""
 
     __slots__ = ("id", "permits")
 
     noun = "semaphore"
-    _patience = PATIENCE
 
     def __init__(self, semaphore: Counter, permits: int) -> None:
         semaphore._check_alias()
@@ -189,14 +199,7 @@ class Request(Waitable):
     async def retire_copies(self, driver: Driver, taken: bool) -> None:
         """Make late copies of its commands take nothing. If it took permits, the server remembers that already."""
         if not taken:
-            clean_up(self.using, self._leave_call(self.id), driver.now() + SENT_AGAIN)
-
-    def _channel(self) -> str:
-        return keys.semaphore_channel(self.key)
-
-    def _token(self, wire_name: str) -> str:
-        # What is too little for one waiter may be enough for another.
-        return EVERYBODY
+            clean_up(self.using, self._kind.leave(self, self.id), driver.now() + SENT_AGAIN)
 
 
 async def granted(request: Request, driver: Driver, lease: float, wait: float | None) -> Attempt | None:
@@ -213,7 +216,7 @@ def undo(request: Request, error: BaseException) -> None:
     """Release, in the background, permits that the caller will never receive because of an error."""
     if not is_refusal(error):
         # The order does not matter: if the request arrives after this, it takes nothing.
-        clean_up(request.using, request._leave_call(request.id), monotonic() + SENT_AGAIN)
+        clean_up(request.using, request._kind.leave(request, request.id), monotonic() + SENT_AGAIN)
 
 
 @contextmanager

@@ -9,11 +9,9 @@ from typing import Any
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import Driver
-from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import NamedOwner, new_request
 from django_rlock.exceptions import PermitNotHeldError
-from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.counters import (
     REMEMBERED_MS,
     SENT_AGAIN,
@@ -23,18 +21,19 @@ from django_rlock.locks.counters import (
     undo,
     with_answered,
 )
-from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
+from django_rlock.locks.durations import UNSET, Duration, lease_seconds
+from django_rlock.locks.engine import Attempt
 from django_rlock.locks.faces import faces
 from django_rlock.locks.holds import HOLDS, Hold
-from django_rlock.locks.hooks import EXTEND, RENEW, SETTLE, Renewable
+from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.permits import (
+    PERMITS,
     Permit,
     PermitBlock,
     PermitHold,
     PermitRequest,
     checked_amount,
     checked_ids,
-    leave_call,
     packed,
     permit_keys,
     single_id,
@@ -45,7 +44,7 @@ from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import DEFAULT_ALIAS
 
 
-class PermitExpirableSemaphore(BaseSemaphore, Renewable):
+class PermitExpirableSemaphore(BaseSemaphore):
     """A semaphore whose permits have ids and leases; Redisson's ``getPermitExpirableSemaphore``.
 
     ``name`` says what it limits, ``using`` is the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds
@@ -72,9 +71,8 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
     __slots__ = ("on_lost",)
 
     kind = "permit"
-    _hears_forced = False
+    _kind = PERMITS
     max_hold_time = None
-    _scope = "permit"
 
     def __init__(
         self,
@@ -195,9 +193,11 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
         The watchdog stops renewing it.
         """
         lease = lease_seconds(lease_time)
+        self._check_alias()
         each = single_id(permit)
         hold = HOLDS.get(self, NamedOwner(each))
-        call, settle = self._renew(each, lease, EXTEND), self._renew(each, lease, SETTLE)
+        lasts = math.inf if lease is None else lease
+        call, settle = [PERMITS.lease(self, each, lasts, mode) for mode in (EXTEND, SETTLE)]
         terms = None if hold is None else hold.terms
         started = driver.now()
         try:
@@ -257,19 +257,6 @@ class PermitExpirableSemaphore(BaseSemaphore, Renewable):
     acquired_permits, aacquired_permits = faces(_acquired_permits)
     total_permits, atotal_permits = faces(_total_permits)
     set_permits, aset_permits = faces(_set_permits)
-
-    # --- hooks of the watchdog, by the id of a permit ----------------------------------------------------------------
-
-    def _renew_call(self, wire_name: str, lease: float) -> ScriptCall:
-        return self._renew(wire_name, lease, RENEW)
-
-    def _leave_call(self, wire_name: str) -> ScriptCall:
-        return leave_call(self, (wire_name,))
-
-    def _renew(self, each: str, lease: float | None, mode: int) -> ScriptCall:
-        lease_ms = 0 if lease is None else milliseconds(lease)
-        all_keys = *self._keys(), *self._order(each, mode)
-        return self._call(scripts.PERMIT_RENEW, all_keys, packed((each,)), lease_ms, mode)
 
     async def _state(self, driver: Driver, each: str = "") -> list[int]:
         return await self._ask(driver, self._call(scripts.PERMIT_STATE, self._keys(), bytes.fromhex(each)))

@@ -13,7 +13,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_rlock.drivers.base import Driver, run_flow
 from django_rlock.drivers.identity import running_loop
 from django_rlock.drivers.room import async_driver, sync_driver
-from django_rlock.locks.hooks import Named
+from django_rlock.locks.kinds import Named
 from django_rlock.process import notice_fork
 
 S = TypeVar("S", bound=Named)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from copy import copy
 from functools import lru_cache
-from typing import Self
+from typing import TYPE_CHECKING
 
 from django_rlock import keys, scripts
 from django_rlock.connections import is_cluster
@@ -14,8 +13,11 @@ from django_rlock.drivers.calls import Prepared, ScriptCall
 from django_rlock.drivers.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.hooks import Waitable
+from django_rlock.locks.kinds import Kind, call_for
 from django_rlock.settings import BEAT_SHARE, settings_of
+
+if TYPE_CHECKING:
+    from django_rlock.locks.engine import Attempt
 
 UNASKED = 600.0
 """How long a waiter sleeps before it tries again unwoken, in seconds; beats find a lost ticket or wake-up earlier."""
@@ -35,6 +37,58 @@ def _releasing(key: str, left: int, lease: float, claim: float) -> Prepared:
     return Prepared(scripts.FAIR_RELEASE, keys.fair_release_keys(key), args)
 
 
+class Fair(Kind["FairLock"]):
+    """A queue of tickets. A release grants the lock to the first waiter that is alive, and wakes only that one."""
+
+    joins = True
+    beats_together = 100
+
+    def begin(self, attempt: Attempt, now: float) -> None:
+        # A queue's member begins with the client id, which a name chosen by the caller lacks. The number keeps late
+        # commands of an earlier attempt under the same name off this one.
+        if attempt.owner.is_named:
+            attempt.asker = f"{client_id()}/{new_number()}/{attempt.wire_name}"
+
+    def acquire(
+        self, lock: FairLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        options = settings_of(lock.using)
+        key, alive = options.key_prefix + lock.name, options.waiter_alive_time if waiting else 0
+        return ScriptCall(lock.name, _acquiring(key, count, lease, options.claim_time, alive), asker)
+
+    def release(self, lock: FairLock, wire_name: str, left: int, lease: float) -> ScriptCall:
+        options = settings_of(lock.using)
+        key = options.key_prefix + lock.name
+        return ScriptCall(lock.name, _releasing(key, left, lease, options.claim_time), wire_name)
+
+    def leave(self, lock: FairLock, asker: str) -> ScriptCall:
+        claim = milliseconds(settings_of(lock.using).claim_time)
+        return call_for(lock, scripts.FAIR_LEAVE, keys.fair_release_keys(lock.key), asker, claim)
+
+    withdraw = leave  # a named owner asks as a member of its own, which holds nothing
+
+    def channel(self, lock: FairLock) -> str:
+        return keys.wake_channel(client_id(), lock.key if is_cluster(lock.using) else None)
+
+    def token(self, lock: FairLock, asker: str) -> str:
+        return f"{asker} {lock.key}"
+
+    def pauses(self, lock: FairLock, left_ms: int, tries: int) -> tuple[float, float]:
+        # The process's beat watches the holder's lease for all its waiters, so they can sleep until they are woken.
+        beat = settings_of(lock.using).waiter_alive_time * BEAT_SHARE
+        return UNASKED, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
+
+    def beat(self, waiting: Sequence[tuple[FairLock, str]], alive: float) -> ScriptCall:
+        # First the state keys of all locks, then the queues of all, and so on.
+        by_sort = zip(*[keys.fair_keys(lock.key) for lock, _ in waiting], strict=True)
+        all_keys = tuple(itertools.chain.from_iterable(by_sort))
+        first = waiting[0][0]
+        claim = milliseconds(settings_of(first.using).claim_time)
+        return call_for(
+            first, scripts.FAIR_BEAT, all_keys, claim, milliseconds(alive), *[asker for _, asker in waiting]
+        )
+
+
 class FairLock(BaseLock):
     """A re-entrant lock that serves its waiters first come, first served; the default kind.
 
@@ -52,55 +106,4 @@ class FairLock(BaseLock):
     __slots__ = ()
 
     kind = "fair"
-    _beats_together = 100
-    _joins = True
-
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        options = settings_of(self.using)
-        key, alive = options.key_prefix + self.name, options.waiter_alive_time if waiting else 0
-        return ScriptCall(self.name, _acquiring(key, count, lease, options.claim_time, alive), self._member(wire_name))
-
-    def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
-        options = settings_of(self.using)
-        key = options.key_prefix + self.name
-        return ScriptCall(self.name, _releasing(key, left, lease, options.claim_time), wire_name)
-
-    def _leave_call(self, wire_name: str) -> ScriptCall:
-        claim = milliseconds(self._settings.claim_time)
-        return self._call(scripts.FAIR_LEAVE, keys.fair_release_keys(self.key), wire_name, claim)
-
-    def _withdraw_call(self, wire_name: str) -> ScriptCall:
-        return self._leave_call(self._member(wire_name))
-
-    def _for_one_attempt(self) -> Self:
-        lock = copy(self)
-        lock._ticket = new_number()
-        return lock
-
-    def _channel(self) -> str:
-        return keys.wake_channel(client_id(), self.key if is_cluster(self.using) else None)
-
-    def _token(self, wire_name: str) -> str:
-        return f"{self._member(wire_name)} {self.key}"
-
-    def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
-        # The process's beat watches the holder's lease for all its waiters, so they can sleep until they are woken.
-        beat = self._settings.waiter_alive_time * BEAT_SHARE
-        return UNASKED, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
-
-    def _beat_call(self, waiting: Sequence[tuple[Waitable, str]], alive: float) -> ScriptCall:
-        # First the state keys of all locks, then the queues of all, and so on.
-        by_sort = zip(*[keys.fair_keys(lock.key) for lock, _ in waiting], strict=True)
-        all_keys = tuple(itertools.chain.from_iterable(by_sort))
-        members = [lock._member(owner) for lock, owner in waiting]  # type: ignore[attr-defined]
-        claim = milliseconds(self._settings.claim_time)
-        return self._call(scripts.FAIR_BEAT, all_keys, claim, milliseconds(alive), *members)
-
-    def _outside_channel(self) -> str:
-        return keys.redisson_channel(self.key)
-
-    def _member(self, wire_name: str) -> str:
-        """The owner's member in the queue, which begins with the client id. A name chosen by the caller lacks that, so
-        the client id and the number of the attempt are put before it.
-        """
-        return wire_name if self._ticket is None else f"{client_id()}/{self._ticket}/{wire_name}"
+    _kind = Fair()

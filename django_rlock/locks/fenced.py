@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import current_owner
-from django_rlock.locks.base import BaseLock
+from django_rlock.locks.base import fencing_token
 from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.plain import RLock
+from django_rlock.locks.kinds import call_for
+from django_rlock.locks.plain import Plain, RLock
+from django_rlock.settings import settings_of
 
 
-class TokenLock(BaseLock):
-    """A lock whose holds have a fencing token."""
+class Fenced(Plain["FencedLock"]):
+    """Plain, and each new hold draws a token."""
 
-    __slots__ = ()
+    joins = False
 
-    @property
-    def token(self) -> int:
-        """The fencing token of the running thread's or task's hold; sends no command.
-
-        Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
-        """
-        token = self._hold_of(self._named_owner or current_owner()).token
-        if token is None:
-            raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
-        return token
+    def acquire(
+        self, lock: FencedLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        key, fence_ttl = lock.key, settings_of(lock.using).fence_ttl
+        kept = 0 if fence_ttl is None else milliseconds(fence_ttl)
+        shared = int(lock.owner is not None)
+        all_keys = key, keys.token_key(key)
+        return call_for(lock, scripts.FENCED_ACQUIRE, all_keys, asker, count, milliseconds(lease), kept, shared)
 
 
-class FencedLock(TokenLock, RLock):
+class FencedLock(RLock):
     """An RLock with a fencing token: a number that rises with every new owner, and stays the same on re-entry.
 
     A holder that was paused past its lease does not know that another owner has the lock. The resource knows, if each
@@ -45,11 +44,5 @@ class FencedLock(TokenLock, RLock):
     __slots__ = ()
 
     kind = "fenced"
-    _joins = False
-
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        key, fence_ttl = self.key, self._settings.fence_ttl
-        kept = 0 if fence_ttl is None else milliseconds(fence_ttl)
-        all_keys = key, keys.token_key(key)
-        shared = int(self.owner is not None)
-        return self._call(scripts.FENCED_ACQUIRE, all_keys, wire_name, count, milliseconds(lease), kept, shared)
+    _kind = Fenced()
+    token = fencing_token

@@ -33,7 +33,7 @@ class LockGroup:
 
     def __init__(self, locks: Iterable[BaseLock]) -> None:
         self.locks = tuple(locks)
-        self.places = [(lock.using, lock.name, lock._scope) for lock in self.locks]
+        self.places = [(lock.using, lock.name, lock._kind.scope) for lock in self.locks]
         aliases = sorted({using for using, *_ in self.places})
         if len(aliases) > 1:
             raise ValueError(
@@ -84,7 +84,7 @@ class Grouping:
         together: dict[object, list[BaseLock]] = {}
         place_of = places(driver)
         for lock in locks:
-            together.setdefault(place_of(lock) if lock._joins else id(lock), []).append(lock)
+            together.setdefault(place_of(lock) if lock._kind.joins else id(lock), []).append(lock)
         slices = itertools.chain.from_iterable(map(sliced, together.values()))
         self.pieces: list[Piece] = [LockGroup(each) if len(each) > 1 else each[0] for each in slices]
         self._settings = [settings_of(using) for using in {lock.using for lock in locks}]

@@ -8,18 +8,38 @@ from django_rlock import keys, scripts
 from django_rlock.drivers.base import EVERYBODY, Driver
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import new_request
-from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.counters import REMEMBERED_MS, Counter, checked_number, retire_copies
 from django_rlock.locks.durations import UNSET, Duration
+from django_rlock.locks.engine import Attempt
 from django_rlock.locks.faces import faces
-from django_rlock.locks.hooks import REPOLL, Waitable
+from django_rlock.locks.kinds import REPOLL, Kind, call_for
 from django_rlock.settings import DEFAULT_ALIAS
 
 UNHEARD_REPOLL = 1.0
 """How often waiters poll in a cluster when Redisson's channel is in another slot than the count, in seconds."""
 
 
-class CountDownLatch(Counter, Waitable):
+class Latch(Kind["CountDownLatch"]):
+    """To pass is to acquire, and takes nothing."""
+
+    writes = False
+
+    def acquire(
+        self, lock: CountDownLatch, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        return call_for(lock, scripts.LATCH_PASS, (lock.key,), "")
+
+    def channel(self, lock: CountDownLatch) -> str:
+        return keys.latch_channel(lock.key)
+
+    def token(self, lock: CountDownLatch, asker: str) -> str:
+        return EVERYBODY
+
+    def pauses(self, lock: CountDownLatch, left_ms: int, tries: int) -> tuple[float, float]:
+        return UNHEARD_REPOLL if "{" in lock.key else REPOLL, math.inf
+
+
+class CountDownLatch(Counter):
     """Keeps waiters waiting until it has been counted down to 0; Redisson's ``getCountDownLatch``.
 
     ``name`` says what is waited for, ``using`` is the RLOCK alias, ``wait_time`` how long to wait, in seconds (0 checks
@@ -43,7 +63,7 @@ class CountDownLatch(Counter, Waitable):
     __slots__ = ()
 
     kind = noun = "latch"
-    _takes = False
+    _kind = Latch()
 
     def __init__(self, name: str, *, wait_time: Duration | None = None, using: str = DEFAULT_ALIAS) -> None:
         super().__init__(name, wait_time=wait_time, using=using)
@@ -71,6 +91,7 @@ class CountDownLatch(Counter, Waitable):
         0 checks once, None waits for ever; the default is the latch's own. The coroutine is ``await_()``, because with
         the prefix ``a`` alone it would be a keyword.
         """
+        self._check_alias()
         wait = self._wait_seconds(True, wait_time)
         until = None if wait is None else driver.now() + wait
         attempt = Attempt(self, driver, driver.owner(), new_request(), 0.0, until)
@@ -91,20 +112,6 @@ class CountDownLatch(Counter, Waitable):
     wait, await_ = faces(_wait)
     count, acount = faces(_count)
     delete, adelete = faces(_delete)
-
-    # --- hooks of Attempt: to pass is to acquire ---------------------------------------------------------------------
-
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        return self._call(scripts.LATCH_PASS, (self.key,), "")
-
-    def _channel(self) -> str:
-        return keys.latch_channel(self.key)
-
-    def _token(self, wire_name: str) -> str:
-        return EVERYBODY
-
-    def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
-        return UNHEARD_REPOLL if "{" in self.key else REPOLL, math.inf
 
     def _request_call(self, script: scripts.Script, *args: str | int) -> ScriptCall:
         return self._call(script, (self.key, keys.requests_key(self.key)), new_request(), *args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import weakref
@@ -14,11 +15,11 @@ from django_rlock.drivers.base import Driver, monotonic
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import NamedOwner
 from django_rlock.exceptions import LockLostError, LockTimeoutError, PermitNotHeldError
-from django_rlock.locks.counters import REMEMBERED_MS, Request, checked_number, hidden_behind
+from django_rlock.locks.counters import REMEMBERED_MS, Request, Requests, checked_number, hidden_behind
 from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.flows import RELEASE_PATIENCE
+from django_rlock.locks.engine import RELEASE_PATIENCE
 from django_rlock.locks.holds import Hold, key_of
-from django_rlock.locks.hooks import Waitable
+from django_rlock.locks.kinds import call_for, retire_call, settled_keys
 from django_rlock.locks.semaphore import timed_out
 
 if TYPE_CHECKING:
@@ -173,35 +174,51 @@ def packed(ids: tuple[str, ...]) -> bytes:
     return bytes.fromhex("".join(ids))
 
 
+class Permits(Requests):
+    """Permits with ids and leases. What is held goes by an id instead of an owner's name."""
+
+    scope = "permit"
+    hears_forced = False
+
+    def acquire(
+        self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        lease_ms = 0 if lock.lease is None else milliseconds(lock.lease)
+        all_keys = *permit_keys(lock.key), keys.requests_key(lock.key)
+        return call_for(lock, scripts.PERMIT_ACQUIRE, all_keys, packed(lock.ids), lease_ms)
+
+    def leave(self, lock: Any, asker: str) -> ScriptCall:
+        """A request's permits; or, for the watchdog, the one permit with this id."""
+        all_keys = *permit_keys(lock.key), keys.requests_key(lock.key)
+        ids = lock.ids if isinstance(lock, PermitRequest) else (asker,)
+        return call_for(lock, scripts.PERMIT_LEAVE, all_keys, packed(ids), REMEMBERED_MS)
+
+    def lease(self, lock: Any, wire_name: str, lease: float, mode: int) -> ScriptCall:
+        lease_ms = 0 if lease == math.inf else milliseconds(lease)
+        all_keys = *permit_keys(lock.key), *settled_keys(lock, wire_name, mode)
+        return call_for(lock, scripts.PERMIT_RENEW, all_keys, packed((wire_name,)), lease_ms, mode)
+
+
+PERMITS = Permits()
+
+
 class PermitRequest(Request):
     """A request for permits with ids; the ids identify the request."""
 
     __slots__ = ("ids", "lease")
 
     kind = "permit"
+    _kind = PERMITS
 
     def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, lease: float | None) -> None:
         super().__init__(semaphore, permits)
         self.ids = tuple(os.urandom(16).hex() for _ in range(permits))
         self.lease = lease
 
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        lease_ms = 0 if self.lease is None else milliseconds(self.lease)
-        all_keys = *permit_keys(self.key), keys.requests_key(self.key)
-        return self._call(scripts.PERMIT_ACQUIRE, all_keys, packed(self.ids), lease_ms)
-
     async def retire_copies(self, driver: Driver, taken: bool) -> None:
         await super().retire_copies(driver, taken)
         if taken:  # before the permit can be released
-            await driver.run(self._retire_call(bytes.fromhex(self.ids[0])), driver.now() + RELEASE_PATIENCE)
-
-    def _leave_call(self, wire_name: str) -> ScriptCall:
-        return leave_call(self, self.ids)
-
-
-def leave_call(semaphore: Waitable, ids: tuple[str, ...]) -> ScriptCall:
-    all_keys = *permit_keys(semaphore.key), keys.requests_key(semaphore.key)
-    return semaphore._call(scripts.PERMIT_LEAVE, all_keys, packed(ids), REMEMBERED_MS)
+            await driver.run(retire_call(self, bytes.fromhex(self.ids[0])), driver.now() + RELEASE_PATIENCE)
 
 
 def permit_keys(key: str) -> tuple[str, str, str]:

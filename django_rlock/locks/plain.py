@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.calls import Prepared, ScriptCall
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
+from django_rlock.locks.kinds import Kind, L, Named
 from django_rlock.settings import settings_of
 
 
@@ -19,6 +21,28 @@ def _acquiring(key: str, count: int, lease: float) -> Prepared:
 @lru_cache(maxsize=keys.MOST_KEPT)
 def _releasing(key: str, left: int, lease: float) -> Prepared:
     return Prepared(scripts.RLOCK_RELEASE, keys.release_keys(key), (left, milliseconds(lease)))
+
+
+class Plain(Kind[L]):
+    """No queue: a release wakes one waiter of each process, and the first one to try gets the lock."""
+
+    joins = True
+
+    def acquire(
+        self, lock: L, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        key = settings_of(lock.using).key_prefix + lock.name
+        return ScriptCall(lock.name, _acquiring(key, count, lease), asker)
+
+    def release(self, lock: L, wire_name: str, left: int, lease: float) -> ScriptCall:
+        key = settings_of(lock.using).key_prefix + lock.name
+        return ScriptCall(lock.name, _releasing(key, left, lease), wire_name)
+
+    def leave(self, lock: L, asker: str) -> ScriptCall:
+        return self.release(lock, asker, 0, 1)
+
+    def channel(self, lock: L) -> str | None:
+        return keys.redisson_channel(lock.key)
 
 
 class RLock(BaseLock):
@@ -36,18 +60,4 @@ class RLock(BaseLock):
     __slots__ = ()
 
     kind = "rlock"
-    _joins = True
-
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        key = settings_of(self.using).key_prefix + self.name
-        return ScriptCall(self.name, _acquiring(key, count, lease), wire_name)
-
-    def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
-        key = settings_of(self.using).key_prefix + self.name
-        return ScriptCall(self.name, _releasing(key, left, lease), wire_name)
-
-    def _leave_call(self, wire_name: str) -> ScriptCall:
-        return self._release_call(wire_name, 0, 1)
-
-    def _channel(self) -> str | None:
-        return keys.redisson_channel(self.key)
+    _kind: Kind[Any] = Plain[Named]()

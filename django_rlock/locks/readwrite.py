@@ -2,23 +2,127 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from django_rlock import keys, scripts
-from django_rlock.drivers.base import EVERYBODY, Driver
+from django_rlock.drivers.base import EVERYBODY
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import Owner
-from django_rlock.exceptions import LockNotOwnedError, LockUpgradeError, RLockError
-from django_rlock.locks.attempt import Claim
+from django_rlock.exceptions import LockUpgradeError, RLockError
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.holds import HOLDS, Hold
-from django_rlock.locks.hooks import Waitable
-from django_rlock.settings import BEAT_SHARE
+from django_rlock.locks.kinds import Kind, call_for, settled_keys
+from django_rlock.settings import BEAT_SHARE, settings_of
+
+if TYPE_CHECKING:
+    from django_rlock.locks.engine import Attempt
 
 Preference = Literal["writer"] | None
+
+
+class Side(Kind["_Side"]):
+    """What both sides of a read-write lock share."""
+
+    def channel(self, lock: _Side) -> str:
+        return keys.readwrite_channel(lock.key)
+
+    def leave(self, lock: _Side, asker: str) -> ScriptCall:
+        return self.release(lock, asker, 0, 1)
+
+    def beside(self, attempt: Attempt, now: float) -> Hold | None:
+        """The owner's hold of the other side, if there is one that is not lost."""
+        hold = HOLDS.get(attempt.lock, attempt.owner, self.other)
+        return None if hold is None or hold.is_lost(now) else hold
+
+
+class Reading(Side):
+    """Many owners at once. If one may read, all may."""
+
+    scope = "read"
+    other = "write"
+
+    def begin(self, attempt: Attempt, now: float) -> None:
+        # The owner may have a new wire name since it took the write lock.
+        if write := self.beside(attempt, now):
+            attempt.beside = write.wire_name
+
+    def acquire(
+        self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        key, holds, writers, _ = keys.readwrite_keys(lock.key)
+        yields = int(lock.prefer == "writer")
+        all_keys = key, holds, writers
+        return call_for(lock, scripts.READ_ACQUIRE, all_keys, asker, count, milliseconds(lease), yields, beside)
+
+    def release(self, lock: _Side, wire_name: str, left: int, lease: float) -> ScriptCall:
+        key, holds, _, channel = keys.readwrite_keys(lock.key)
+        return call_for(lock, scripts.READ_RELEASE, (key, holds, channel), wire_name, left, milliseconds(lease))
+
+    def token(self, lock: _Side, asker: str) -> str:
+        # A message meant for one writer must not be used up by a reader.
+        return EVERYBODY
+
+    def lease(self, lock: _Side, wire_name: str, lease: float, mode: int) -> ScriptCall:
+        all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, wire_name, mode)
+        return call_for(lock, scripts.READ_RENEW, all_keys, wire_name, milliseconds(lease), mode)
+
+    def state(self, lock: _Side, wire_name: str) -> ScriptCall:
+        """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
+        return call_for(lock, scripts.READ_STATE, keys.readwrite_keys(lock.key)[:2], wire_name)
+
+
+class Writing(Side):
+    """One owner, whose waiters may keep new readers out."""
+
+    scope = "write"
+    other = "read"
+
+    def begin(self, attempt: Attempt, now: float) -> None:
+        # The server checks this by wire name, but this owner may read under an earlier one.
+        read, write = self.beside(attempt, now), HOLDS.get(attempt.lock, attempt.owner)
+        if read is not None and (write is None or write.is_lost(now)):
+            raise LockUpgradeError(attempt.lock.name, read.wire_name)
+
+    def refusal(self, lock: _Side, reply: list[Any]) -> RLockError:
+        return LockUpgradeError(lock.name, lock.owner)
+
+    def acquire(
+        self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        alive = settings_of(lock.using).waiter_alive_time if waiting and lock.prefer == "writer" else 0
+        alive_ms = milliseconds(alive) if alive else 0
+        all_keys = keys.readwrite_keys(lock.key)
+        return call_for(lock, scripts.WRITE_ACQUIRE, all_keys, asker, count, milliseconds(lease), alive_ms)
+
+    def withdraw(self, lock: _Side, asker: str) -> ScriptCall:
+        return call_for(lock, scripts.WRITE_WITHDRAW, keys.readwrite_keys(lock.key)[2:], asker)
+
+    def release(self, lock: _Side, wire_name: str, left: int, lease: float) -> ScriptCall:
+        all_keys = keys.readwrite_keys(lock.key)
+        return call_for(lock, scripts.WRITE_RELEASE, all_keys, wire_name, left, milliseconds(lease))
+
+    def pauses(self, lock: _Side, left_ms: int, tries: int) -> tuple[float, float]:
+        # When a reader leaves, the lock may become free earlier than the waiter knows: the beat notices that.
+        beat = settings_of(lock.using).waiter_alive_time * BEAT_SHARE
+        pause, _ = super().pauses(lock, left_ms, tries)
+        return pause, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
+
+    def beat(self, waiting: Sequence[tuple[_Side, str]], alive: float) -> ScriptCall:
+        lock, asker = waiting[0]
+        key, _, writers, _ = keys.readwrite_keys(lock.key)
+        first = int(lock.prefer == "writer")
+        return call_for(lock, scripts.WRITE_BEAT, (key, writers), asker, milliseconds(alive), first)
+
+    def lease(self, lock: _Side, wire_name: str, lease: float, mode: int) -> ScriptCall:
+        all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, wire_name, mode)
+        return call_for(lock, scripts.WRITE_RENEW, all_keys, wire_name, milliseconds(lease), mode)
+
+    def state(self, lock: _Side, wire_name: str) -> ScriptCall:
+        return call_for(lock, scripts.WRITE_STATE, (lock.key,), wire_name)
+
+    def field(self, wire_name: str) -> str:
+        return wire_name if wire_name.endswith(keys.WRITER) else wire_name + keys.WRITER
 
 
 class ReadWriteLock:
@@ -61,8 +165,6 @@ class _Side(BaseLock):
 
     __slots__ = ("prefer",)
 
-    _other: ClassVar[str]
-
     def __init__(self, name: str, *, prefer: Preference = None, owner: str | None = None, **options: Any) -> None:
         if prefer not in (None, "writer"):
             raise ValueError(f'prefer must be "writer" or None, not {prefer!r}.')
@@ -71,68 +173,14 @@ class _Side(BaseLock):
             raise ValueError(f"The owner of a read-write lock must not end in {keys.WRITER!r}, as {owner!r} does.")
         self.prefer = prefer
 
-    def _channel(self) -> str:
-        return keys.readwrite_channel(self.key)
-
-    def _leave_call(self, wire_name: str) -> ScriptCall:
-        return self._release_call(wire_name, 0, 1)
-
-    def _not_owned(self, owner: Owner) -> LockNotOwnedError:
-        held_side = None if self._held_beside(owner) is None else self._other
-        return LockNotOwnedError(self.name, self._wire_name(owner), self._scope, held_side, HOLDS.left_by(self))
-
-    def _held_beside(self, owner: Owner) -> Hold | None:
-        """The owner's hold of the other side, if there is one."""
-        return HOLDS.get(self, owner, self._other)
-
 
 class ReadLock(_Side):
     """The side of a ReadWriteLock that many owners may hold at once."""
 
-    __slots__ = ("_writer",)
+    __slots__ = ()
 
-    kind = _scope = "read"
-    _forces = (_scope,)
-    _other = "write"
-
-    def __init__(self, name: str, *, prefer: Preference = None, owner: str | None = None, **options: Any) -> None:
-        super().__init__(name, prefer=prefer, owner=owner, **options)
-        self._writer = ""
-
-    async def _take(self, driver: Driver, claim: Claim) -> bool:
-        write = self._held_beside(claim.owner)
-        lock = self
-        if write is not None and not write.is_lost(driver.now()):
-            # The owner may have a new wire name since it took the write lock.
-            lock = copy.copy(self)
-            lock._writer = write.wire_name
-        taken = await super(ReadLock, lock)._take(driver, claim)
-        if not taken:
-            claim.failed.lock = self
-        return taken
-
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        key, holds, writers, _ = keys.readwrite_keys(self.key)
-        yields = int(self.prefer == "writer")
-        return self._call(
-            scripts.READ_ACQUIRE, (key, holds, writers), wire_name, count, milliseconds(lease), yields, self._writer
-        )
-
-    def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
-        key, holds, _, channel = keys.readwrite_keys(self.key)
-        return self._call(scripts.READ_RELEASE, (key, holds, channel), wire_name, left, milliseconds(lease))
-
-    def _token(self, wire_name: str) -> str:
-        # If one may read, all may. A message meant for one writer must not be used up by a reader.
-        return EVERYBODY
-
-    def _lease_call(self, wire_name: str, lease: float, mode: int) -> ScriptCall:
-        all_keys = *keys.readwrite_keys(self.key)[:2], *self._order(wire_name, mode)
-        return self._call(scripts.READ_RENEW, all_keys, wire_name, milliseconds(lease), mode)
-
-    def _state_call(self, wire_name: str) -> ScriptCall:
-        """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
-        return self._call(scripts.READ_STATE, keys.readwrite_keys(self.key)[:2], wire_name)
+    kind = "read"
+    _kind = Reading()
 
 
 class WriteLock(_Side):
@@ -140,50 +188,5 @@ class WriteLock(_Side):
 
     __slots__ = ()
 
-    kind = _scope = "write"
-    _forces = (_scope,)
-    _other = "read"
-
-    async def _take(self, driver: Driver, claim: Claim) -> bool:
-        now = driver.now()
-        read, write = self._held_beside(claim.owner), HOLDS.get(self, claim.owner)
-        # The server checks this by wire name, but this owner may read under an earlier one.
-        if read is not None and not read.is_lost(now) and (write is None or write.is_lost(now)):
-            raise LockUpgradeError(self.name, read.wire_name)
-        return await super()._take(driver, claim)
-
-    def _withdraw_call(self, wire_name: str) -> ScriptCall:
-        return self._call(scripts.WRITE_WITHDRAW, keys.readwrite_keys(self.key)[2:], wire_name)
-
-    def _refusal(self, reply: list[Any]) -> RLockError:
-        return LockUpgradeError(self.name, self.owner)
-
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        alive = milliseconds(self._settings.waiter_alive_time) if waiting and self.prefer == "writer" else 0
-        return self._call(
-            scripts.WRITE_ACQUIRE, keys.readwrite_keys(self.key), wire_name, count, milliseconds(lease), alive
-        )
-
-    def _release_call(self, wire_name: str, left: int, lease: float) -> ScriptCall:
-        return self._call(scripts.WRITE_RELEASE, keys.readwrite_keys(self.key), wire_name, left, milliseconds(lease))
-
-    def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
-        # When a reader leaves, the lock may become free earlier than the waiter knows: the beat notices that.
-        beat = self._settings.waiter_alive_time * BEAT_SHARE
-        pause, _ = super()._pauses(left_ms, tries)
-        return pause, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
-
-    def _beat_call(self, waiting: Sequence[tuple[Waitable, str]], alive: float) -> ScriptCall:
-        key, _, writers, _ = keys.readwrite_keys(self.key)
-        owner, first = waiting[0][1], int(self.prefer == "writer")
-        return self._call(scripts.WRITE_BEAT, (key, writers), owner, milliseconds(alive), first)
-
-    def _lease_call(self, wire_name: str, lease: float, mode: int) -> ScriptCall:
-        all_keys = *keys.readwrite_keys(self.key)[:2], *self._order(wire_name, mode)
-        return self._call(scripts.WRITE_RENEW, all_keys, wire_name, milliseconds(lease), mode)
-
-    def _state_call(self, wire_name: str) -> ScriptCall:
-        return self._call(scripts.WRITE_STATE, (self.key,), wire_name)
-
-    def _field(self, wire_name: str) -> str:
-        return wire_name if wire_name.endswith(keys.WRITER) else wire_name + keys.WRITER
+    kind = "write"
+    _kind = Writing()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import Driver, run_flow
@@ -15,6 +15,7 @@ from django_rlock.locks.counters import (
     REMEMBERED_MS,
     Counter,
     Request,
+    Requests,
     checked_number,
     granted,
     hidden_behind,
@@ -25,6 +26,7 @@ from django_rlock.locks.counters import (
 )
 from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
 from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
+from django_rlock.locks.kinds import Kind, call_for
 from django_rlock.settings import DEFAULT_ALIAS
 
 
@@ -34,6 +36,7 @@ class BaseSemaphore(Counter):
     __slots__ = ()
 
     noun = Request.noun
+    _kind: Kind[Any] = Requests()
 
     async def _try_set_permits(self, driver: Driver, permits: int, ttl: Duration | None = None) -> bool:
         """Set the number of permits unless the semaphore exists; returns whether it was set.
@@ -210,32 +213,38 @@ def timed_out(semaphore: BaseSemaphore, waited: float) -> LockTimeoutError:
     return LockTimeoutError(semaphore.name, waited=waited, holder=holder, noun=semaphore.noun)
 
 
+class _Permits(Requests):
+    def acquire(
+        self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        all_keys = lock.key, keys.requests_key(lock.key)
+        request = with_answered(lock, asker)
+        call = call_for(lock, scripts.SEMAPHORE_ACQUIRE, all_keys, request, lock.permits, milliseconds(lease))
+        lock.tried = call
+        return call
+
+    def leave(self, lock: Any, asker: str) -> ScriptCall:
+        key = lock.key
+        all_keys = key, keys.semaphore_channel(key), keys.requests_key(key)
+        taken = int(lock.taken)
+        return call_for(lock, scripts.SEMAPHORE_LEAVE, all_keys, asker, lock.permits, REMEMBERED_MS, taken)
+
+
 class _Acquire(Request):
     """A request for permits without ids."""
 
-    __slots__ = ("_taken", "_tried")
+    __slots__ = ("taken", "tried")
 
     kind = Semaphore.kind
+    _kind = _Permits()
 
     def __init__(self, semaphore: Counter, permits: int) -> None:
         super().__init__(semaphore, permits)
-        self._tried: ScriptCall | None = None
-        self._taken = False
-
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        all_keys = self.key, keys.requests_key(self.key)
-        request = with_answered(self, wire_name)
-        self._tried = self._call(scripts.SEMAPHORE_ACQUIRE, all_keys, request, self.permits, milliseconds(lease))
-        return self._tried
+        self.tried: ScriptCall | None = None
+        self.taken = False
 
     def note_taken(self, copies: bool) -> None:
         """Record the grant. Let the server forget the request early, unless ``copies`` of its tries may come late."""
-        self._taken = True
-        if self._tried is not None and not copies:
-            note_answered(self, self._tried)
-
-    def _leave_call(self, wire_name: str) -> ScriptCall:
-        key = self.key
-        all_keys = key, keys.semaphore_channel(key), keys.requests_key(key)
-        taken = int(self._taken)
-        return self._call(scripts.SEMAPHORE_LEAVE, all_keys, wire_name, self.permits, REMEMBERED_MS, taken)
+        self.taken = True
+        if self.tried is not None and not copies:
+            note_answered(self, self.tried)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django_rlock.locks.plain import RLock
+from django_rlock.locks.plain import Plain, RLock
 
 Backoff = Callable[[int], float]
 """Returns how long to sleep after a number of tries, in seconds."""
@@ -48,6 +48,18 @@ class ConstantBackoff:
         return self.delay
 
 
+class Spin(Plain["SpinLock"]):
+    """Nothing wakes a waiter: it asks again, after pauses that the lock's ``backoff`` chooses."""
+
+    hears_forced = False
+
+    def channel(self, lock: SpinLock) -> None:
+        return None
+
+    def pauses(self, lock: SpinLock, left_ms: int, tries: int) -> tuple[float, float]:
+        return max(lock.backoff(tries), SHORTEST_PAUSE), math.inf
+
+
 class SpinLock(RLock):
     """An RLock whose waiters poll, for servers and proxies without pub/sub, and for waits of a few milliseconds.
 
@@ -62,16 +74,10 @@ class SpinLock(RLock):
     __slots__ = ("backoff",)
 
     kind = "spin"
-    _hears_forced = False
+    _kind = Spin()
 
     def __init__(self, name: str, *, backoff: Backoff = ExponentialBackoff(), **options: Any) -> None:
         super().__init__(name, **options)
         if not callable(backoff):
             raise TypeError(f"backoff must be a function of the number of tries, not {backoff!r}.")
         self.backoff = backoff
-
-    def _channel(self) -> None:
-        return None
-
-    def _pauses(self, left_ms: int, tries: int) -> tuple[float, float]:
-        return max(self.backoff(tries), SHORTEST_PAUSE), math.inf

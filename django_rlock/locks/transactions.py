@@ -26,7 +26,7 @@ from django_rlock.drivers.identity import Owner, running_loop, thread_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import RLockError
 from django_rlock.exits import run_when_dropped
-from django_rlock.locks import members
+from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS, Hold, Key, key_of
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.sections import Section
@@ -215,17 +215,17 @@ class _GiveBack:
         # Its release was interrupted, perhaps before it had begun: from then on that handles interruptions itself.
         for hold, count in self._before.items():
             if hold in HOLDS and hold.count == count:
-                members.release_later(hold)
+                release_later(hold)
 
 
 def _give_back(lock: BaseLock, owner: Owner) -> None:
     if not owner.is_named and owner is not thread_owner():
         # The connection was dropped with its thread, or by another thread.
         for hold in HOLDS.of_lock(lock, owner):
-            members.release_later(hold)
+            release_later(hold)
         return
     try:
-        run_flow(lock._give_back, (sync_driver(lock.using), owner))
+        run_flow(lock._engine.give_back, (lock, sync_driver(lock.using), owner))
     except RLockError as failure:
         log(logger, logging.ERROR, "The transaction under lock %r has ended, but: %s", lock.name, failure)
 

@@ -26,6 +26,7 @@ from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, listeners
 from django_rlock.locks.beats import beat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, GroupHold, Hold, Key
+from django_rlock.locks.kinds import RENEW, forced_channel
 from django_rlock.locks.tallies import count_hold, note_lost
 from django_rlock.settings import get_settings
 from django_rlock.signals import lock_lost
@@ -106,9 +107,9 @@ class Doubts:
         return min(self._young[0].since + LISTEN_AFTER if self._young else math.inf, self._again_at)
 
     def _listen(self, hold: Hold) -> None:
-        if not hold.lock._hears_forced or hold.ear is not None or hold not in HOLDS:
+        if not hold.lock._kind.hears_forced or hold.ear is not None or hold not in HOLDS:
             return
-        channel = hold.lock._forced_channel()
+        channel = forced_channel(hold.lock)
         ear = self._ears.get(channel)
         if ear is not None:
             hold.ear = ear
@@ -134,7 +135,7 @@ class Doubts:
 
     async def _ask(self, holds: list[Hold]) -> None:
         driver = background_driver(self._keeper.using)
-        replies = await driver.run_all([hold.lock._state_call(hold.wire_name) for hold in holds])
+        replies = await driver.run_all([hold.lock._kind.state(hold.lock, hold.wire_name) for hold in holds])
         for hold, reply in zip(holds, replies, strict=True):
             if isinstance(reply, Exception):
                 self._unanswered.append(hold)
@@ -145,14 +146,14 @@ class Doubts:
                 lose(hold, FREED)
                 if not hold.owner.is_named:
                     # A minority of a RedLock's nodes may still have it.
-                    clean_up(self._keeper.using, hold.lock._leave_call(hold.wire_name), hold.deadline)
+                    clean_up(self._keeper.using, hold.lock._kind.leave(hold.lock, hold.wire_name), hold.deadline)
 
     def at_exit(self) -> None:
         """Nothing is left behind."""
 
 
 def _is_meant(hold: Hold, heard: set[tuple[str, str]]) -> bool:
-    channel = hold.lock._forced_channel()
+    channel = forced_channel(hold.lock)
     return (channel, hold.lock.key) in heard or (hold.ear is not None and (channel, "") in heard)
 
 
@@ -239,7 +240,10 @@ class Renewals:
         # A caller that releases a hold after this knows that a renewal of it may arrive later.
         holds = [hold for hold in holds if hold in HOLDS]
         leases = [hold.lease for hold in holds]
-        calls = [hold.lock._renew_call(hold.wire_name, lease) for hold, lease in zip(holds, leases, strict=True)]
+        calls = [
+            hold.lock._kind.lease(hold.lock, hold.wire_name, lease, RENEW)
+            for hold, lease in zip(holds, leases, strict=True)
+        ]
         replies = await driver.run_all(calls)
         for hold, lease, call, reply in zip(holds, leases, calls, replies, strict=True):
             now = driver.now()
@@ -262,7 +266,7 @@ class Renewals:
         leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
         for hold in leaving:
             HOLDS.remove(hold)
-        calls = [hold.lock._leave_call(hold.wire_name) for hold in leaving]
+        calls = [hold.lock._kind.leave(hold.lock, hold.wire_name) for hold in leaving]
         run_sync(background_driver(self._keeper.using).run_all(calls))
 
 
@@ -345,12 +349,12 @@ def note_loss(hold: Hold, now: float) -> bool:
 
 def _free_what_was_renewed(hold: Hold) -> None:
     if not hold.owner.is_named:
-        clean_up(hold.lock.using, hold.lock._leave_call(hold.wire_name), hold.deadline + hold.lease)
+        clean_up(hold.lock.using, hold.lock._kind.leave(hold.lock, hold.wire_name), hold.deadline + hold.lease)
 
 
 def free_behind(hold: Hold, ended: float) -> None:
     """Undo what late copies of its acquire may take after its end, until the lease of such a copy has passed."""
-    undo = hold.lock._undo_call(hold.owner, hold.wire_name) if hold.late_lease else None
+    undo = hold.lock._kind.undo(hold.lock, hold.owner, hold.asker) if hold.late_lease else None
     if undo is not None:
         clean_up(hold.lock.using, undo, ended + hold.late_lease, again=True)
 
@@ -366,7 +370,7 @@ def lose(hold: Hold, reason: str) -> None:
     free_behind(hold, monotonic())
     if hold.is_unconfirmed:
         # A server that has become the primary may not know of the grant, and may still have its ticket in the queue.
-        clean_up(hold.lock.using, hold.lock._leave_call(hold.wire_name), hold.deadline)
+        clean_up(hold.lock.using, hold.lock._kind.leave(hold.lock, hold.wire_name), hold.deadline)
     its = keeper(hold.lock.using)
     its.jobs[Renewals].losses.append(hold)
     its.ring()

@@ -14,7 +14,7 @@ from typing import Any
 
 from django_rlock.callbacks import post
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.locks.hooks import Named
+from django_rlock.locks.kinds import Named
 from django_rlock.signals import (
     LockSignal,
     lock_acquired,

@@ -36,7 +36,7 @@ from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.hooks import wire_name_in
+from django_rlock.locks.kinds import wire_name_in
 from django_rlock.settings import get_settings
 from django_rlock.signals import task_deduplicated
 from django_rlock.tasklocks.deliveries import COPY, PATIENCE, TOKEN

@@ -43,7 +43,7 @@ def test_its_figures_are_those_of_the_code():
     for text in (
         f"one script for up to {watchdog._AT_ONCE} holds; in a cluster one for each, {watchdog._AT_ONCE} in a packet",
         f"one script for each hold, {watchdog._AT_ONCE} in a packet",
-        f"one script for up to {FairLock._beats_together} locks waited for",
+        f"one script for up to {FairLock._kind.beats_together} locks waited for",
         f"beats for {beats.MOST_PER_SECOND:g} of them a second",
         f"by one command for {beats._LOOK_AT}",
     ):

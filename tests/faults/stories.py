@@ -26,6 +26,7 @@ from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.identity import client_id, new_request, thread_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.kinds import RENEW, retire_call
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import _Acquire
@@ -161,9 +162,9 @@ def leave(strike: Strike) -> None:
     abandoned = thread_owner().wire_name
     thread_owner().renew_name()
     with plain(lease_time=60):
-        send(fair()._acquire_call(abandoned, 1, 60, waiting=True))
+        send(fair()._kind.acquire(fair(), abandoned, 1, 60, waiting=True))
         strike()
-        send(fair()._leave_call(abandoned))
+        send(fair()._kind.leave(fair(), abandoned))
     fair(lease_time=60).acquire()
 
 
@@ -172,10 +173,10 @@ def beat(strike: Strike) -> None:
     """A process whose waiter had its turn since, and has left."""
     with plain(owner="somebody", lease_time=60):
         waiting = thread_owner().wire_name
-        send(fair()._acquire_call(waiting, 1, 60, waiting=True))
+        send(fair()._kind.acquire(fair(), waiting, 1, 60, waiting=True))
         strike()
-        send(fair()._beat_call([(fair(), waiting)], 10))
-        send(fair()._leave_call(waiting))
+        send(fair()._kind.beat([(fair(), waiting)], 10))
+        send(fair()._kind.leave(fair(), waiting))
     thread_owner().renew_name()
     fair(lease_time=60).acquire()
 
@@ -184,19 +185,19 @@ def beat(strike: Strike) -> None:
 def beat_of_a_writer(strike: Strike) -> None:
     reading(owner="somebody", lease_time=60).acquire()
     lock, waiting = writing(prefer="writer"), f"{client_id()}:waits"
-    send(lock._acquire_call(waiting, 1, 60, waiting=True))
+    send(lock._kind.acquire(lock, waiting, 1, 60, waiting=True))
     strike()
-    send(lock._beat_call([(lock, waiting)], 10))
+    send(lock._kind.beat([(lock, waiting)], 10))
 
 
 @story(scripts.WRITE_WITHDRAW)
 def withdraw(strike: Strike) -> None:
     reading(owner="somebody", lease_time=60).acquire()
     lock, first, second = writing(prefer="writer"), f"{client_id()}:1st", f"{client_id()}:2nd"
-    send(lock._acquire_call(first, 1, 60, waiting=True))
+    send(lock._kind.acquire(lock, first, 1, 60, waiting=True))
     strike()
-    send(lock._withdraw_call(first))
-    send(lock._acquire_call(second, 1, 60, waiting=True))
+    send(lock._kind.withdraw(lock, first))
+    send(lock._kind.acquire(lock, second, 1, 60, waiting=True))
 
 
 # --- RedLock: what it sends to one of its nodes ----------------------------------------------------------------------
@@ -205,7 +206,7 @@ def withdraw(strike: Strike) -> None:
 def node_calls() -> tuple[Any, str, Callable[[], object]]:
     """The lock, the owner of an attempt, and the next owner's attempt."""
     lock, owner, after = RedLock(NAME), new_request(), new_request()
-    return lock, owner, lambda: send(lock._acquire_call(after, 1, 25, False))
+    return lock, owner, lambda: send(lock._kind.acquire(lock, after, 1, 25, False))
 
 
 @story(scripts.REDLOCK_ACQUIRE)
@@ -213,26 +214,26 @@ def vote(strike: Strike) -> None:
     """For an attempt that is given up: the node is free."""
     lock, owner, _ = node_calls()
     strike()
-    send(lock._acquire_call(owner, 1, 5, False))
-    send(lock._leave_call(owner).lasting())
+    send(lock._kind.acquire(lock, owner, 1, 5, False))
+    send(lock._kind.leave(lock, owner).lasting())
 
 
 @story(scripts.REDLOCK_BUMP)
 def bump(strike: Strike) -> None:
     """Count on from a token, for an owner that is gone when the next one has drawn its own."""
     lock, owner, then = node_calls()
-    call = lock._acquire_call(owner, 1, 5, False)
+    call = lock._kind.acquire(lock, owner, 1, 5, False)
     [*_, token, _] = send(call)
     strike()
     send(call.bump.to(token + 1_000_000))
-    send(lock._leave_call(owner))
+    send(lock._kind.leave(lock, owner))
     then()
 
 
 def holder() -> tuple[Any, str, Callable[[], object]]:
     """The lock, the owner that holds it, and the next owner's attempt."""
     lock, owner, then = node_calls()
-    send(lock._acquire_call(owner, 1, 5, False))
+    send(lock._kind.acquire(lock, owner, 1, 5, False))
     return lock, owner, then
 
 
@@ -240,7 +241,7 @@ def holder() -> tuple[Any, str, Callable[[], object]]:
 def last_release(strike: Strike) -> None:
     lock, owner, then = holder()
     strike()
-    send(lock._release_call(owner, 0, 5))
+    send(lock._kind.release(lock, owner, 0, 5))
     then()
 
 
@@ -248,8 +249,8 @@ def last_release(strike: Strike) -> None:
 def renewal(strike: Strike) -> None:
     lock, owner, then = holder()
     strike()
-    send(lock._renew_call(owner, 30))
-    send(lock._release_call(owner, 0, 5))
+    send(lock._kind.lease(lock, owner, 30, RENEW))
+    send(lock._kind.release(lock, owner, 0, 5))
     then()
 
 
@@ -258,8 +259,8 @@ def seed(strike: Strike) -> None:
     """A node that has forgotten a holder gets it back, and the holder leaves."""
     lock, owner, _ = node_calls()
     strike()
-    send(lock._renew_call(owner, 30).seed.with_holds(2))
-    send(lock._leave_call(owner).lasting())
+    send(lock._kind.lease(lock, owner, 30, RENEW).seed.with_holds(2))
+    send(lock._kind.leave(lock, owner).lasting())
 
 
 # --- semaphores and latches ------------------------------------------------------------------------------------------
@@ -316,9 +317,9 @@ def leave_semaphore(strike: Strike) -> None:
     """A request that took a permit is given up; others take some later."""
     set_number(3)
     request = _Acquire(Semaphore("printers"), 1)
-    send(request._acquire_call(request.id, 1, 120, False))
+    send(request._kind.acquire(request, request.id, 1, 120, False))
     strike()
-    send(request._leave_call(request.id))
+    send(request._kind.leave(request, request.id))
     assert Semaphore("printers").acquire(2)
 
 
@@ -326,7 +327,7 @@ def leave_semaphore(strike: Strike) -> None:
 def retire(strike: Strike) -> None:
     set_number(3)
     strike()
-    send(Semaphore("printers")._retire_call(new_request()))
+    send(retire_call(Semaphore("printers"), new_request()))
     assert Semaphore("printers").acquire(2)
 
 
@@ -352,7 +353,7 @@ def leave_permit(strike: Strike) -> None:
     licences = permits()
     permit = take(licences, 5)
     strike()
-    send(licences._leave_call(permit.ids[0]))
+    send(licences._kind.leave(licences, permit.ids[0]))
     licences.acquire(2, lease_time=60)
 
 

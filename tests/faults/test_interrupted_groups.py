@@ -10,9 +10,9 @@ from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, RLoc
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.identity import current_owner
 from django_rlock.drivers.room import sync_driver
-from django_rlock.locks.allornone import AllOrNone
-from django_rlock.locks.attempt import Claim
+from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.several import AllOrNone
 from django_rlock.locks.watchdog import lose
 from tests.background import settle, until_clean
 from tests.faults.interrupting import Interruption, interruptions, lose_hold_of, outside_of
@@ -99,7 +99,7 @@ def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():
     until_clean()
 
 
-OUTSIDE_OF_SEVERAL = outside_of("multi.py", "allornone.py", "together.py")
+OUTSIDE_OF_SEVERAL = outside_of("multi.py", "several.py")
 
 
 @pytest.mark.parametrize("together", [False, True])

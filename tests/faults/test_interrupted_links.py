@@ -238,7 +238,7 @@ def test_error_that_tasks_share_keeps_no_frames_of_others() -> None:
 
 
 async def share_an_error() -> None:
-    node, links, call = server("default"), links_of(asyncio.get_running_loop()), RLock("x")._state_call("")
+    node, links, call = server("default"), links_of(asyncio.get_running_loop()), RLock("x")._kind.state(RLock("x"), "")
 
     async def ask() -> None:
         with pytest.raises(RedisConnectionError):

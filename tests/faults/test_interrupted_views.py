@@ -14,8 +14,8 @@ from django.test import RequestFactory
 
 from django_rlock import MultiLock, RLock, distributed_lock
 from django_rlock.locked_calls import AROUND
+from django_rlock.locks import engine
 from django_rlock.locks.detached import Detached
-from django_rlock.locks.flows import LockFlows
 from django_rlock.locks.holds import HOLDS, context
 from django_rlock.locks.transactions import keep_until_commit
 from django_rlock.middleware import LockMiddleware
@@ -164,7 +164,7 @@ def test_release_that_is_interrupted_as_the_transaction_is_rolled_back_is_made(m
     """Python calls for it then what a signal's exception only ends; it drops the exception."""
     with suppress(ZeroDivisionError), transaction.atomic():
         block_of(until_commit())
-        monkeypatch.setattr(LockFlows, "_give_back", interrupted_once(monkeypatch))
+        monkeypatch.setattr(engine, "give_back", interrupted_once(monkeypatch))
         _ = 1 / 0
     assert HOLDS.snapshot() == []
     until_clean()

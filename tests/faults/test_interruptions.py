@@ -30,8 +30,7 @@ from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.identity import client_id, current_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.links.link import Link
-from django_rlock.locks.hold import Hold
-from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.holds import HOLDS, WAITS, Hold
 from django_rlock.management.locked import _Section as Section
 from django_rlock.reports import report_key
 from tests.background import look_at, settle, until_clean
@@ -112,7 +111,7 @@ async def test_interruption_after_the_grant_leaves_no_hold(face, kind, redis_cli
     """The grant is there, but the caller never learns of it."""
     lock = kind("stock:42")
     with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.flows.LockFlows._tell_acquired", raise_interruption)
+        patch.setattr("django_rlock.locks.engine.tell_acquired", raise_interruption)
         with pytest.raises(Interruption):
             await face.acquire(lock)
     assert HOLDS.snapshot() == []
@@ -123,7 +122,7 @@ async def test_interruption_after_entering_again_keeps_the_count(face, kind, red
     lock = kind("stock:42")
     async with face.inside(lock):
         with monkeypatch.context() as patch:
-            patch.setattr("django_rlock.locks.flows.LockFlows._tell_acquired", raise_interruption)
+            patch.setattr("django_rlock.locks.engine.tell_acquired", raise_interruption)
             with pytest.raises(Interruption):
                 await face.acquire(lock)
         assert [hold.count for hold in HOLDS.snapshot()] == [1]
@@ -354,7 +353,7 @@ def test_interrupted_re_entry_keeps_what_was_renewed_meanwhile(monkeypatch):
         raise Interruption
 
     with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.flows.LockFlows._tell_acquired", be_renewed_and_interrupted)
+        patch.setattr("django_rlock.locks.engine.tell_acquired", be_renewed_and_interrupted)
         with pytest.raises(Interruption):
             lock.acquire()
     assert hold.deadline > monotonic() + 900

@@ -14,6 +14,7 @@ from django_rlock.drivers.keeper import keeper
 from django_rlock.drivers.room import background_driver
 from django_rlock.links import server as links
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.watchdog import Renewals, lose
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_released, lock_timed_out
 from tests.background import is_clean, look_at, no_threads, renew_now, settle, until_heard, until_renewed
@@ -321,7 +322,7 @@ def test_holds_of_one_server_are_renewed_by_one_script(kind, server, redis_clien
         lock.acquire()
     settle()
     before = scripts_run()
-    calls = [lock._renew_call(current_owner().wire_name, 90) for lock in locks]
+    calls = [lock._kind.lease(lock, current_owner().wire_name, 90, RENEW) for lock in locks]
     replies = run_sync(background_driver("default").run_all(calls))
     assert scripts_run() - before < 10  # one; and what is cleaned up again behind earlier tests
     assert [reply[1] for reply in replies] == [1] * 20
@@ -345,7 +346,7 @@ def test_a_renewal_outlasts_a_connection_that_has_ended(kind, redis_client):
     with kind("stock:42") as lock:
 
         def renew() -> Any:
-            call = lock._renew_call(current_owner().wire_name, 90)
+            call = lock._kind.lease(lock, current_owner().wire_name, 90, RENEW)
             return call, run_sync(driver.run_all([call]))[0]
 
         renew()

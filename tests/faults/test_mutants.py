@@ -4,7 +4,7 @@ import pytest
 
 from django_rlock import LockUnavailableError, Semaphore, scripts
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import counters, flows, watchdog
+from django_rlock.locks import counters, engine, watchdog
 from django_rlock.locks.holds import HOLDS
 from tests.faces import BlockingFace
 from tests.faults import test_late_copies as copies
@@ -38,13 +38,13 @@ async def changed_late(face, proxy, redis_client, patch):
 
 MUTANTS = {
     "a name is used again after it entered twice": (
-        changed(flows.LockFlows, "_enter_again", "if call.sends > 1:", "if False:"), entered_late,
+        changed(engine, "_enter_again", "if call.sends > 1:", "if False:"), entered_late,
     ),
     "a name is used again after its renewal was sent twice": (
         changed(watchdog.Renewals, "_renew", "isinstance(reply, Exception) or call.sends > 1", "False"), renewed_late,
     ),
     "a forced release that failed is not retired": (
-        changed(flows.LockFlows, "_run_forced", "clean_up(self.using, retire, driver.now() + REMEMBERED)", "pass"),
+        changed(engine, "_run_forced", "clean_up(lock.using, retire, driver.now() + REMEMBERED)", "pass"),
         freed_late,
     ),
     "a change that failed is not retired": (

@@ -32,7 +32,7 @@ from django_rlock.drivers.room import async_driver, listener, sync_driver
 from django_rlock.drivers.tasks import LoopBell, Sleep
 from django_rlock.keys import redisson_channel
 from django_rlock.locks import BaseLock
-from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.engine import Attempt
 from django_rlock.locks.holds import WAITS, Wait
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.interrupting import Interruption, at_call, is_interrupted
@@ -227,7 +227,7 @@ class _Attempt:
     """One that was woken, and stops before it asks."""
 
     lock = RLock("stock:42")
-    wire_name = ""
+    wire_name = asker = ""
 
     def __init__(self, woken: asyncio.Event) -> None:
         self.driver = async_driver("default")

@@ -18,9 +18,9 @@ from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import NamedOwner, Owner
 from django_rlock.drivers.keeper import keeper
 from django_rlock.locks import BaseLock, beats, watchdog
-from django_rlock.locks.attempt import Claim
+from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import take_in_turn as take
 from django_rlock.locks.holds import HOLDS, WAITS, Wait
-from django_rlock.locks.members import take
 
 if TYPE_CHECKING:
     from tests.flows.worlds import World
@@ -258,7 +258,7 @@ class Visitor(Actor):
     def listen_before(self) -> None:
         """As where its process has waited for these locks before."""
         with self.process.running():
-            self.process.channels |= set(filter(None, [part._channel() for part in self.lock.parts]))
+            self.process.channels |= set(filter(None, [part._kind.channel(part) for part in self.lock.parts]))
 
     def local_state(self) -> Any:
         waits = any(wait.key[3] == self.owner.serial for wait in WAITS.snapshot())
@@ -272,7 +272,7 @@ class Visitor(Actor):
             await self._stay()
         finally:
             self.world.inside.remove(self)
-            await self.lock._give_back(self.driver, self.owner)
+            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
         return "served"
 
     async def _stay(self) -> None:
@@ -293,13 +293,13 @@ class Returner(Visitor):
         return await super()._visit(wait)
 
     async def _stay(self) -> None:
-        await self.lock._prolong(self.driver, self.owner, LEASE / 2 + self.visits)
+        await self.lock._engine.prolong(self.lock, self.driver, self.owner, LEASE / 2 + self.visits)
         await take(self.lock, self.driver, Claim(self.owner, None, 2 * LEASE))
         try:
-            await self.lock._prolong(self.driver, self.owner, 3 * LEASE)
+            await self.lock._engine.prolong(self.lock, self.driver, self.owner, 3 * LEASE)
         finally:
-            await self.lock._give_back(self.driver, self.owner)
-        await self.lock._prolong(self.driver, self.owner, 4 * LEASE)
+            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+        await self.lock._engine.prolong(self.lock, self.driver, self.owner, 4 * LEASE)
         await suspend("inside")
 
 
@@ -344,5 +344,5 @@ class Beater(Actor):
 
     async def _beat_for(self, waits: list[Wait]) -> None:
         lock = waits[0].lock
-        reply = await self.driver.run(lock._beat_call([(lock, waits[0].wire_name)], lock._settings.waiter_alive_time))
+        reply = await self.driver.run(lock._kind.beat([(lock, waits[0].asker)], lock._settings.waiter_alive_time))
         beats.wake_who_must_ask(waits, reply[1])

@@ -15,7 +15,7 @@ from django_rlock import FairLock
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
 from django_rlock.keys import alive_key, queue_key
-from django_rlock.locks.attempt import Claim
+from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS, Hold
 from tests.flows.exploring import LONG, explore
 from tests.flows.stepping import KEY, NAME, Action, Process, Renewer, Visitor
@@ -58,7 +58,7 @@ class Truster(Visitor):
         return ", ".join(results)
 
     async def _visit_once(self, wait: float | None) -> str:
-        if not await self.lock._take(self.driver, Claim(self.owner, wait, None)):
+        if not await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, wait, None)):
             return "timeout"
         self.world.enter(self)
         outcome = "served"
@@ -67,7 +67,7 @@ class Truster(Visitor):
         finally:
             self.world.inside.remove(self)
             try:
-                await self.lock._give_back(self.driver, self.owner)
+                await self.lock._engine.give_back(self.lock, self.driver, self.owner)
             except LockLostError:
                 outcome = "lost"
         return outcome

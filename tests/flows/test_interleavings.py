@@ -8,7 +8,7 @@ from django_rlock import FairLock
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.attempt import Claim
+from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import LONG, explore
@@ -209,7 +209,7 @@ class Brief(Visitor):
     async def _stay(self) -> None:
         _, left = self.world.lease(KEY)
         assert left <= 1000 * Brief.lease, "the claim outlives the lease"
-        await self.lock._prolong(self.driver, self.owner, 2 * Brief.lease)
+        await self.lock._engine.prolong(self.lock, self.driver, self.owner, 2 * Brief.lease)
         await suspend("inside")
 
 
@@ -250,7 +250,7 @@ def test_a_forced_release_of_a_free_lock_is_sent_twice(kind, make_world):
 def operator(world: World, lock: BaseLock) -> Actor:
     """Frees the lock by force."""
     actor = Actor(world, world.process())
-    actor.start(lock._free_by_force(actor.driver, Owner("operator"), None, ""))
+    actor.start(lock._engine.free_by_force(lock, actor.driver, Owner("operator"), None, ""))
     return actor
 
 
@@ -290,14 +290,14 @@ class Nested(Visitor):
 
     async def _visit(self, wait: float | None) -> str:
         try:
-            await self.lock._take(self.driver, Claim(self.owner, wait, LEASE))
-            await self.lock._take(self.driver, Claim(self.owner, wait, LEASE))
+            await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, wait, LEASE))
+            await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, wait, LEASE))
             await suspend("inside")
-            await self.lock._give_back(self.driver, self.owner)
+            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
             hold = HOLDS.get(self.lock, self.owner)
             assert hold is not None
             assert hold.lost or self.world.client.hexists(KEY, hold.wire_name), "it counts as held, and is not"
-            await self.lock._give_back(self.driver, self.owner)
+            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
         except LockLostError:
             return "lost"
         return "served"

@@ -9,9 +9,9 @@ import pytest
 
 from django_rlock import FairLock, FencedLock, MultiLock, RLock
 from django_rlock.locks import BaseLock
-from django_rlock.locks.allornone import AllOrNone
-from django_rlock.locks.attempt import Claim
+from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS, WAITS, GroupHold, Hold
+from django_rlock.locks.several import AllOrNone
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import explore
 from tests.flows.stepping import LEASE, Process, Renewer, Visitor, suspend
@@ -48,11 +48,11 @@ class Fiddler(Guest):
 
     async def _stay(self) -> None:
         part = self.lock.parts[-1]
-        await part._take(self.driver, Claim(self.owner, None, 2 * LEASE))
+        await part._engine.take(part, self.driver, Claim(self.owner, None, 2 * LEASE))
         try:
-            await part._prolong(self.driver, self.owner, 3 * LEASE)
+            await part._engine.prolong(part, self.driver, self.owner, 3 * LEASE)
         finally:
-            await part._give_back(self.driver, self.owner)
+            await part._engine.give_back(part, self.driver, self.owner)
         await suspend("inside")
 
 
@@ -62,7 +62,7 @@ class Leaver(Guest):
     async def _stay(self) -> None:
         first, *rest = self.lock.parts
         self.lock = MultiLock(*rest)
-        await first._give_back(self.driver, self.owner)
+        await first._engine.give_back(first, self.driver, self.owner)
         await suspend("inside")
 
 

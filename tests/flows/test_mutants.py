@@ -14,7 +14,7 @@ import pytest
 
 from django_rlock import FairLock, RLock, Semaphore
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks import allornone, attempt, counters, flows
+from django_rlock.locks import counters, engine, several
 from tests.flows import (
     exploring,
     test_counters,
@@ -100,28 +100,28 @@ TOUCHED = "LockLostError|a late copy"
 
 MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
     "nothing is freed behind an acquire that was sent twice": (
-        changed(flows, "expect_copies", "hold.late_lease = lease", "pass"), sent_twice, LEFT,
+        changed(engine, "expect_copies", "hold.late_lease = lease", "pass"), sent_twice, LEFT,
     ),
     "a name is used again after its acquire was sent twice": (
-        changed(flows, "expect_copies", "hold.owner.renew_name()", "pass"), sent_twice_in_a_long_hold, TOUCHED,
+        changed(engine, "expect_copies", "hold.owner.renew_name()", "pass"), sent_twice_in_a_long_hold, TOUCHED,
     ),
     "a name is used again after its release was sent twice": (
-        changed(flows.LockFlows, "_note_released", "hold.owner.renew_name()", "pass"),
+        changed(engine, "note_released", "hold.owner.renew_name()", "pass"),
         sent_twice_in_a_long_hold, TOUCHED,
     ),
     "a name is used again after it entered twice": (
-        changed(flows.LockFlows, "_enter_again", "if call.sends > 1:", "if False:"),
+        changed(engine, "_enter_again", "if call.sends > 1:", "if False:"),
         sent_twice_in_a_long_hold, TOUCHED,
     ),
     "a name is used again after it failed to enter": (
-        changed(flows.LockFlows, "_enter_again", "hold.owner.renew_name()\n        raise", "raise"),
+        changed(engine, "_enter_again", "hold.owner.renew_name()\n        raise", "raise"),
         cancelled_and_back, TOUCHED,
     ),
     "a name is used again after its extension failed": (
-        changed(flows.LockFlows, "_doubt_extension", "hold.owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
+        changed(engine, "_doubt_extension", "hold.owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
     ),
     "a name is used again after its release failed": (
-        changed(flows.LockFlows, "_release_later", "owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
+        changed(engine, "_finish_later", "owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
     ),
     "a reader's inner release may shorten": (
         changed_scripts("lease = math.max(lease, tonumber(ARGV[4]))", "lease = tonumber(ARGV[4])"),
@@ -132,7 +132,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "an extension that was sent twice is not settled": (
-        changed(flows.LockFlows, "_run_extension", "if call.sends > 1 and", "if False and"),
+        changed(engine, "_run_extension", "if call.sends > 1 and", "if False and"),
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "an extension that was settled is executed": (
@@ -140,27 +140,27 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "the second of two releases finds the lock not held": (
-        changed(flows.LockFlows, "_note_released", "if not owned and not was_obeyed:", "if not owned:"),
+        changed(engine, "note_released", "if not owned and not was_obeyed:", "if not owned:"),
         sent_twice, LOST,
     ),
     "what was abandoned is cleaned up once": (
-        changed(flows.LockFlows, "_abandon", "again=in_doubt", "again=False"), cancelled, LEFT,
+        changed(engine, "abandon", "again=in_doubt", "again=False"), cancelled, LEFT,
     ),
     "what was abandoned is not cleaned up": (
-        changed(flows.LockFlows, "_abandon", "if undo is None:", "if True:"), cancelled, LEFT,
+        changed(engine, "abandon", "if undo is None:", "if True:"), cancelled, LEFT,
     ),
     "a wake-up ends with the waiter that it woke": (
-        changed(attempt.Attempt, "wait", "waiter.close(asked)", "waiter.close()"), cancelled_beside_another, "served",
+        changed(engine.Attempt, "wait", "waiter.close(asked)", "waiter.close()"), cancelled_beside_another, "served",
     ),
     "an inner release that was sent twice need not have found the lock": (
-        changed(flows.LockFlows, "_note_released", "hold.count == 0 and call.sends > 1", "call.sends > 1"),
+        changed(engine, "note_released", "hold.count == 0 and call.sends > 1", "call.sends > 1"),
         forgotten, "it counts as held",
     ),
     "a forced release is executed again": (
         changed_scripts("if was_obeyed(KEYS[9], ARGV[5]) then", "if false then"), sent_twice_by_force, LOST,
     ),
     "a forced release of a free lock is not retired": (
-        changed(flows.LockFlows, "_run_forced", "if call.sends > 1:", "if False:"), sent_twice_for_a_free_lock, LOST,
+        changed(engine, "_run_forced", "if call.sends > 1:", "if False:"), sent_twice_for_a_free_lock, LOST,
     ),
     "requests are executed again": (
         changed_scripts("return redis.call('zscore', requests, request)", "return false"),
@@ -173,7 +173,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed_scripts("math.max(left, tonumber(ARGV[4]))", "tonumber(ARGV[4])"), sent_twice_to_a_fair_lock, SHORTENED,
     ),
     "an extension under a name may shorten": (
-        changed(flows.LockFlows, "_extend_hold", "keep_longer=hold.owner.is_named", "keep_longer=False"),
+        changed(engine, "extend_hold", "RENEW if hold.owner.is_named else EXTEND", "EXTEND"),
         shared, "it counts as held for longer",
     ),
     "a late copy of what confirmed a grant confirms it again": (
@@ -183,19 +183,19 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed_scripts("fields[member] == CLAIMED and", "false and"), sent_twice_in_a_short_hold, "outlives the lease",
     ),
     "the message of another ticket is believed": (
-        changed(attempt.Attempt, "_is_granted", "waiter.ticket != self.ticket", "not waiter.ticket"),
+        changed(engine.Attempt, "_is_granted", "waiter.ticket != self.ticket", "not waiter.ticket"),
         granted_twice, "it counts as held",
     ),
     "a message is believed when the claim has ended": (
-        changed(attempt.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
+        changed(engine.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
         paused, "it entered with a hold that had ended",
     ),
     "a claim is counted from its message": (
-        changed(attempt.Attempt, "_is_granted", "until = self.sent_at + claim", "until = now + claim"),
+        changed(engine.Attempt, "_is_granted", "until = self.sent_at + claim", "until = now + claim"),
         paused, "it counts as held",
     ),
     "nothing is freed behind an acquire of a group": (
-        changed(allornone.AllOrNone, "_note_taken", "if has_copies:", "if False:"), sent_twice_by_a_group, "rlock:",
+        changed(several.AllOrNone, "_note_taken", "if has_copies:", "if False:"), sent_twice_by_a_group, "rlock:",
     ),
 }  # fmt: skip
 LONG = {

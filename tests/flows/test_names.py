@@ -16,9 +16,9 @@ from django_rlock import FairLock, ReadLock, RLock, WriteLock
 from django_rlock.exceptions import LockLostError
 from django_rlock.keys import readwrite_channel, readwrite_keys
 from django_rlock.locks import BaseLock
-from django_rlock.locks.attempt import Claim
+from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import take_in_turn as take
 from django_rlock.locks.holds import HOLDS, Hold
-from django_rlock.locks.members import take
 from tests.flows import ends
 from tests.flows.exploring import explore
 from tests.flows.stepping import KEY, LEASE, NAME, Action, Actor, Process, Returner, Visitor, suspend
@@ -100,9 +100,9 @@ class Sharer(Visitor):
             return "lost"
 
     async def _stay(self) -> None:
-        await self.lock._prolong(self.driver, self.owner, 2 * self.asks)
+        await self.lock._engine.prolong(self.lock, self.driver, self.owner, 2 * self.asks)
         await take(self.lock, self.driver, Claim(self.owner, None, self.asks))
-        await self.lock._give_back(self.driver, self.owner)
+        await self.lock._engine.give_back(self.lock, self.driver, self.owner)
         await suspend("inside")
 
 

@@ -15,7 +15,7 @@ from django_rlock import (
 )
 from django_rlock.drivers.keeper import keeper
 from django_rlock.inspection import iter_locks, lock_info
-from django_rlock.locks import hooks
+from django_rlock.locks import kinds
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.watchdog import Renewals
 from tests.background import nudge, renew_now
@@ -115,7 +115,7 @@ async def test_waiter_gets_what_a_lease_leaves(face, licences):
 
 
 async def test_waiter_whose_message_was_lost_asks_again(face, licences, redis_client, monkeypatch):
-    monkeypatch.setattr(hooks, "REPOLL", 0.05)
+    monkeypatch.setattr(kinds, "REPOLL", 0.05)
     redis_client.set(KEY, 0)
     waiter = face.start(face.call, licences, "acquire")
     await face.until(WAITS.snapshot)

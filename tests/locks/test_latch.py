@@ -7,7 +7,7 @@ import pytest
 
 from django_rlock import CountDownLatch, LockUnavailableError, scripts
 from django_rlock.inspection import iter_locks, lock_info
-from django_rlock.locks import hooks, latch
+from django_rlock.locks import kinds, latch
 from tests.eventually import eventually
 from tests.faces import waiting
 
@@ -74,8 +74,8 @@ async def test_waiter_whose_message_was_lost_asks_again(face, done, redis_client
 
 
 def test_wait_asks_again_sooner_where_it_may_not_be_told():
-    assert CountDownLatch("import:42")._pauses(-1, 1)[0] == hooks.REPOLL
-    assert CountDownLatch("{import}:42")._pauses(-1, 1)[0] == latch.UNHEARD_REPOLL
+    assert CountDownLatch("import:42")._kind.pauses(CountDownLatch("import:42"), -1, 1)[0] == kinds.REPOLL
+    assert CountDownLatch("{import}:42")._kind.pauses(CountDownLatch("{import}:42"), -1, 1)[0] == latch.UNHEARD_REPOLL
 
 
 async def test_name_with_a_hash_tag(face, redis_client):

@@ -20,7 +20,7 @@ from django_rlock import (
     rlock,
 )
 from django_rlock.keys import redisson_channel
-from django_rlock.locks import multi
+from django_rlock.locks import several
 from django_rlock.locks.groups import LockGroup
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.watchdog import lose
@@ -371,7 +371,7 @@ async def start_keeping(face, client, body):
 
 @pytest.fixture
 def keeping(face, redis_client, monkeypatch):
-    monkeypatch.setattr(multi, "KEEP_FOR", 600.0)
+    monkeypatch.setattr(several, "KEEP_FOR", 600.0)
     return partial(start_keeping, face, redis_client)
 
 
@@ -443,7 +443,7 @@ async def test_who_waits_the_other_way_round_is_let_through(face, redis_client, 
         async with face.inside(lock):
             order.append("both")
 
-    monkeypatch.setattr(multi, "KEEP_FOR", 3.0)  # longer than a stall before it is looked at
+    monkeypatch.setattr(several, "KEEP_FOR", 3.0)  # longer than a stall before it is looked at
     started = await start_keeping(face, redis_client, body)
     async with face.inside(RLock("account:a")):
         order.append("the other way round")

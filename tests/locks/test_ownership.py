@@ -11,6 +11,7 @@ from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError,
 from django_rlock.drivers.keeper import keeper
 from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, rlock, watchdog
 from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.watchdog import Doubts
 from django_rlock.signals import lock_lost
@@ -176,7 +177,7 @@ async def test_a_message_proves_nothing(face, listening, losses, redis_client: r
     await face.acquire(lock)
     until_heard()
     for part in lock.parts:
-        assert redis_client.publish(part._forced_channel(), part.key) == 1
+        assert redis_client.publish(forced_channel(part), part.key) == 1
     settle()
     lock.check()
     await face.release(lock)
@@ -312,7 +313,7 @@ def test_what_was_freed_before_it_was_recorded_is_asked_about(redis_client, loss
         hold = next(hold for hold in HOLDS.snapshot() if hold.lock is freed)
         HOLDS.remove(hold)
         redis_client.delete(freed.key)
-        redis_client.publish(freed._forced_channel(), freed.key)
+        redis_client.publish(forced_channel(freed), freed.key)
         eventually(lambda: ear.heard_at > heard_at)
         HOLDS.put(hold)
         monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
@@ -340,7 +341,7 @@ def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatc
     """A cluster has one for each lock."""
     settle()
     keeper("default").jobs[Doubts]._ears.clear()
-    monkeypatch.setattr(RLock, "_forced_channel", lambda lock: f"rlock_wake:{lock.name}:forced")
+    monkeypatch.setattr(watchdog, "forced_channel", lambda lock: f"rlock_wake:{lock.name}:forced")
     monkeypatch.setattr(watchdog, "MOST_CHANNELS", 2)
     with RLock("first"), RLock("second"):
         until_heard()

@@ -16,7 +16,7 @@ from django_rlock import (
 )
 from django_rlock.drivers import calls
 from django_rlock.inspection import iter_locks, lock_info
-from django_rlock.locks import counters, hooks
+from django_rlock.locks import counters, kinds
 from django_rlock.locks.holds import WAITS
 from tests.background import forget_clean_up
 from tests.eventually import eventually
@@ -105,7 +105,7 @@ async def test_what_is_too_little_for_one_goes_to_another(face, printers):
 
 
 async def test_waiter_whose_message_was_lost_asks_again(face, printers, redis_client, monkeypatch):
-    monkeypatch.setattr(hooks, "REPOLL", 0.05)
+    monkeypatch.setattr(kinds, "REPOLL", 0.05)
     waiter = face.start(face.call, printers, "acquire")
     await waiting(face)
     redis_client.set(KEY, 1)  # and publishes nothing
@@ -257,7 +257,7 @@ async def test_lost_reply(face, proxy, printers, redis_client, method, script, b
 
 async def test_acquire_is_sent_again_only_while_the_server_knows_it(face, proxy, printers, redis_client, monkeypatch):
     """Else it would take permits once more, after an outage that is shorter than the wait."""
-    monkeypatch.setattr(counters.Request, "_patience", 0.1)
+    monkeypatch.setattr(counters.Requests, "patience", 0.1)
     redis_client.set(KEY, 5)
     lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
     stuck = proxy.hold(scripts.SEMAPHORE_ACQUIRE)
@@ -270,7 +270,7 @@ async def test_acquire_is_sent_again_only_while_the_server_knows_it(face, proxy,
 
 def test_request_is_known_until_nobody_sends_it_again():
     """An acquire, until its wait ends with an error, and then what undoes it."""
-    assert counters.Request._patience + counters.SENT_AGAIN < calls.REMEMBERED
+    assert counters.Requests.patience + counters.SENT_AGAIN < calls.REMEMBERED
 
 
 REQUESTS = "rlock_requests:{rlock:printers}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_rlock import scripts
 from django_rlock.drivers.quorum.proposals import AHEAD
-from django_rlock.locks.hooks import EXTEND, RENEW
+from django_rlock.locks.kinds import EXTEND, RENEW
 from django_rlock.scripts import Script
 
 Reply = list[Any]

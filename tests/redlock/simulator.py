@@ -1,6 +1,6 @@
 """RedLock's own coroutines under a clock, a network and crashes that a seed decides.
 
-The flows, the quorum driver, the calls, the holds and the watchdog's renewal are the real ones; nodes are those of
+The engine, the quorum driver, the calls, the holds and the watchdog's renewal are the real ones; nodes are those of
 ``model``. Whatever suspends hands the scheduler the time it wants to be woken at. A failure names its seed, and
 ``RLOCK_SEED=<seed> pytest tests/redlock -k <test>`` runs that one alone.
 """
@@ -34,10 +34,11 @@ from django_rlock.drivers.quorum.restarts import Restarts
 from django_rlock.drivers.quorum.topology import Quorum
 from django_rlock.drivers.quorum.votes import Answer, Ballot, Count, NodeDownError, QuorumCall, Voting
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import flows, watchdog
-from django_rlock.locks.attempt import Claim
+from django_rlock.locks import engine, watchdog
+from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS, WAITS, Hold
-from django_rlock.locks.redlock import RedLock
+from django_rlock.locks.kinds import RENEW
+from django_rlock.locks.redlock import Majority, RedLock
 from django_rlock.locks.watchdog import note_loss
 from django_rlock.scripts import ABSENT
 from tests.background import no_threads
@@ -437,14 +438,18 @@ class OldAcquire(Acquire):
         return token
 
 
-class OldLock(RedLock):
-    __slots__ = ()
-
-    def _acquire_call(self, wire_name: str, count: int, lease: float, waiting: bool) -> ScriptCall:
-        call = super()._acquire_call(wire_name, count, lease, waiting)
+class Old(Majority):
+    def acquire(self, *args: Any, **options: Any) -> ScriptCall:
+        call = super().acquire(*args, **options)
         if isinstance(call, Acquire):
             call.__class__ = OldAcquire
         return call
+
+
+class OldLock(RedLock):
+    __slots__ = ()
+
+    _kind = Old()
 
 
 class Client:
@@ -545,7 +550,7 @@ class Client:
         began, asked = self.world.now, self.clock()
         lease = None if renewed else self.world.setting.lease
         try:
-            if not await lock._take(driver, Claim(self.owner, self.world.setting.wait, lease)):
+            if not await lock._engine.take(lock, driver, Claim(self.owner, self.world.setting.wait, lease)):
                 return False
         except RLockError:
             return False
@@ -562,14 +567,14 @@ class Client:
         if self.hold.is_lost(self.clock()) and not renewed:
             self.left_to_lease.add(self.hold.wire_name)
         with suppress(RLockError):
-            await lock._give_back(driver, self.owner)
+            await lock._engine.give_back(lock, driver, self.owner)
         return True
 
     async def visit_again(self, stay: float) -> None:
         with suppress(RLockError):
-            await self.lock._take(self.driver, Claim(self.owner, 1.0, self.world.setting.lease))
+            await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, 1.0, self.world.setting.lease))
             await suspend(self.clock() + stay)
-            await self.lock._give_back(self.driver, self.owner)
+            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
 
     def enter(self, began: float, asked: float) -> None:
         world = self.world
@@ -603,7 +608,7 @@ class Client:
             await suspend(min(again, self.clock() + 0.01) if self.world.setting.restless else again)
 
     async def renew_now(self, hold: Hold) -> None:
-        call = hold.lock._renew_call(hold.wire_name, hold.lease)
+        call = hold.lock._kind.lease(hold.lock, hold.wire_name, hold.lease, RENEW)
         lease = hold.lease
         (reply,) = await self.driver.run_all([call])
         watchdog.note_renewal(hold, lease, call, reply, self.clock())
@@ -678,7 +683,7 @@ def simulated(settings: Any, setting: Setting, seed: int) -> Iterator[World]:
     state = random.getstate()
     random.seed(seed)
     patches: list[Any] = [
-        mock.patch.object(flows, "clean_up", clean_up),
+        mock.patch.object(engine, "clean_up", clean_up),
         mock.patch.object(watchdog, "clean_up", clean_up),
     ]
     logging.disable(logging.CRITICAL)

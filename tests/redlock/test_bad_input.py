@@ -103,7 +103,7 @@ async def test_extend_checks_the_lease_too(face, nodes, settings):
         assert not lock.lost
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 60}}
     with pytest.raises(ValueError, match="at most 60 s"):
-        lock._extend_call("owner", 61.0)
+        lock._kind.check_lease(lock, 61.0)
 
 
 async def test_a_chosen_owner_acquires_nothing(face, nodes):

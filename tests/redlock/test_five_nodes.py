@@ -19,6 +19,7 @@ from django_rlock.drivers.quorum.threads import Talk
 from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.holds import WAITS
+from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.redlock import RedLock
 from tests.background import is_clean, renew_now, until_clean, until_heard, until_renewed
 from tests.eventually import PATIENCE
@@ -508,8 +509,8 @@ async def test_a_token_is_passed_on_to_a_quorum(face, nodes, lock):
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize(("call", "adds"), [("_extend_call", True), ("_settle_call", False)])
-async def test_only_a_new_lease_adds_a_node_that_lost_the_lock(face, nodes, lock, call, adds):
+@pytest.mark.parametrize(("mode", "adds"), [(EXTEND, True), (SETTLE, False)])
+async def test_only_a_new_lease_adds_a_node_that_lost_the_lock(face, nodes, lock, mode, adds):
     """What settles extensions may come after a forced release, and must not take the lock again."""
     assert await face.acquire(lock)
     await face.until(lambda: all(holders(nodes)))
@@ -517,9 +518,9 @@ async def test_only_a_new_lease_adds_a_node_that_lost_the_lock(face, nodes, lock
         client.delete(NAME)
     driver = async_driver("quorum") if face.name == "async" else sync_driver("quorum")
     wire_name = owner_of(lock)
-    reply = await driver.run(getattr(lock, call)(wire_name, 100.0))
+    reply = await driver.run(lock._kind.lease(lock, wire_name, 100.0, mode))
     assert reply[1] == 1
-    await driver.run(lock._state_call(wire_name))  # by then the nodes have obeyed what was sent before
+    await driver.run(lock._kind.state(lock, wire_name))  # by then the nodes have obeyed what was sent before
     if adds:
         await face.until(lambda: holders(nodes)[4])
     assert bool(holders(nodes)[4]) == adds

@@ -19,7 +19,7 @@ from django_rlock.drivers.quorum.proposals import AHEAD
 from django_rlock.drivers.quorum.topology import Quorum
 from django_rlock.drivers.quorum.votes import Answer, Ballot, QuorumCall, Voting
 from django_rlock.locks import redlock, watchdog
-from django_rlock.locks.redlock import RedLock
+from django_rlock.locks.redlock import Majority
 from tests.forms import THOROUGH
 from tests.redlock import simulator
 from tests.redlock.model import Node
@@ -64,7 +64,7 @@ def minority_is_enough(patch):
 
 
 def no_drift(patch):
-    patch.setattr(RedLock, "_drift", lambda self, lease: 0.0)
+    patch.setattr(Majority, "drift", lambda self, lock, lease: 0.0)
 
 
 def counts_from_the_reply(patch):
@@ -126,7 +126,7 @@ def grants_of_other_attempts_count(patch):
 
 
 def tokens_are_used_again(patch):
-    patch.setattr(RedLock, "_fresh_names", False)
+    patch.setattr(Majority, "fresh_names", False)
     no_tombstones(patch)  # which would refuse the name as well
 
 
@@ -322,7 +322,7 @@ def keys_do_not_end(patch):
 
 
 def never_pauses(patch):
-    patch.setattr(RedLock, "_pauses", lambda self, left_ms, tries: (0.0001, math.inf))
+    patch.setattr(Majority, "pauses", lambda self, lock, left_ms, tries: (0.0001, math.inf))
 
 
 def counts_up_and_down(patch):
@@ -589,7 +589,7 @@ def no_timing(monkeypatch):
     monkeypatch.setattr(Voting, "ask", changed)
     monkeypatch.setattr(Client, "check_grants", lambda self, hold: None)
     monkeypatch.setattr(quorum_calls, "MIN_VALIDITY", -math.inf)
-    monkeypatch.setattr(RedLock, "_drift", lambda self, lease: -lease)
+    monkeypatch.setattr(Majority, "drift", lambda self, lock, lease: -lease)
     monkeypatch.setattr(simulator.World, "note_inside", lambda self, client, hold: None)
     monkeypatch.setattr(Client, "check_hold", lambda self, hold: None)
 

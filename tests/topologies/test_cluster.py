@@ -22,7 +22,7 @@ from django_rlock.connections import cluster_client, slot_map
 from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.inspection import iter_locks
 from django_rlock.inspection.sources import asking
-from django_rlock.locks import flows, watchdog
+from django_rlock.locks import engine, watchdog
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.reports import Publisher
 from tests.background import renew_now, until_renewed
@@ -141,7 +141,7 @@ async def test_renewed_where_its_slot_went(face, kind, topology):
 
 
 async def test_slot_moves_under_load(face, kind, topology, monkeypatch):
-    monkeypatch.setattr(flows, "RELEASE_PATIENCE", 20.0)  # a slow machine moves a slot for longer than a second
+    monkeypatch.setattr(engine, "RELEASE_PATIENCE", 20.0)  # a slow machine moves a slot for longer than a second
     inside: list[object] = []
     served = [0] * 4
     moved = threading.Event()

@@ -19,6 +19,7 @@ from django_rlock.drivers.identity import current_owner
 from django_rlock.drivers.room import background_driver
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.kinds import RENEW
 from tests.background import renew_now, until_renewed
 from tests.eventually import eventually
 from tests.topologies.servers import command, is_ready
@@ -78,7 +79,7 @@ def test_a_round_asks_all_nodes_at_once(topology):
     (silent,), (other,) = (locks_on(node, 1) for node in topology.servers[:2])
     driver = background_driver("default")
     with silent, other:
-        calls = [lock._renew_call(current_owner().wire_name, 1000) for lock in (silent, other)]
+        calls = [lock._kind.lease(lock, current_owner().wire_name, 1000, RENEW) for lock in (silent, other)]
         with paused(topology.servers[0]):
             asking = threading.Thread(target=lambda: run_sync(driver.run_all(calls)))
             asking.start()

@@ -1,0 +1,795 @@
+"""The flows that all kinds share: take, wait, release, extend, force; each a coroutine over a driver.
+
+An unknown outcome never leaves a lock without renewal, or one renewed for ever. Only what a flow returns as held is
+renewed; anything else that may have been granted is undone in the background, under a wire name that is not used again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from django_rlock import signals
+from django_rlock.callbacks import is_logged, log
+from django_rlock.drivers.base import Driver, Waiter
+from django_rlock.drivers.calls import REMEMBERED, ScriptCall
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.identity import Owner, new_request
+from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
+from django_rlock.locks.beats import beat_after_grant, expect
+from django_rlock.locks.durations import Duration, lease_seconds
+from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS, GroupHold, Hold, Terms, Wait, key_of
+from django_rlock.locks.kinds import (
+    EXTEND,
+    RENEW,
+    REPOLL,
+    SETTLE,
+    Named,
+    force_release_call,
+    holders_call,
+    retire_call,
+)
+from django_rlock.locks.tallies import LONG_WAIT, count_given_up, count_hold, count_wait, note_freed
+from django_rlock.locks.turns import TURNS
+from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
+from django_rlock.scripts import ENDLESS, OK
+from django_rlock.settings import AliasSettings, settings_of
+
+if TYPE_CHECKING:
+    from django_rlock.locks.base import BaseLock
+
+logger = logging.getLogger("django_rlock.locks")
+
+RELEASE_PATIENCE = 1.0
+"""How long a release retries an unreachable server before the background thread takes over, in seconds."""
+LEAST_LEFT = 1.0
+"""How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
+
+
+S = TypeVar("S", bound="BaseLock")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_turn(
+    flow: Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]]:
+    """Make calls of a flow wait for each other if they come from a named owner that several threads or tasks share.
+
+    A call does not wait for one that waits for the lock itself: in that case nothing is held here.
+    """
+
+    run: Any = flow
+
+    async def one_after_another(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> T:
+        with TURNS.join(key_of(lock, owner)) as turn:
+            await turn.comes(driver, driver.now())
+            return await made(lock, driver, owner, args)
+
+    def made(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
+        # A call with a star runs pending signal handlers in Python 3.11, before the coroutine is awaited.
+        if not args:
+            return run(lock, driver, owner)  # type: ignore[no-any-return]
+        if len(args) == 1:
+            return run(lock, driver, owner, args[0])  # type: ignore[no-any-return]
+        first, second = args
+        return run(lock, driver, owner, first, second)  # type: ignore[no-any-return]
+
+    def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **_: P.kwargs) -> Coroutine[Any, Any, T]:
+        if owner.is_named:
+            return one_after_another(lock, driver, owner, args)
+        return made(lock, driver, owner, args) if args else run(lock, driver, owner)
+
+    update_wrapper(call, flow)
+    return call
+
+
+class Engine(Protocol):
+    """The flows of a lock: this module, or ``several`` for a MultiLock. A MultiLock's members are handled by this one,
+    so what only one lock needs is not here."""
+
+    def take(self, lock: Any, driver: Driver, claim: Claim, /) -> Coroutine[Any, Any, bool]: ...
+    def give_back(self, lock: Any, driver: Driver, owner: Owner, /) -> Coroutine[Any, Any, None]: ...
+    def leave_block(self, lock: Any, owner: Owner, /) -> None: ...
+    def prolong(self, lock: Any, driver: Driver, owner: Owner, lease: Duration, /) -> Coroutine[Any, Any, None]: ...
+    def free_by_force(
+        self, lock: Any, driver: Driver, caller: Owner, owner: str | None, reason: str, /
+    ) -> Coroutine[Any, Any, bool]: ...
+    def ask_state(self, lock: Any, driver: Driver, owner: Owner, /) -> Coroutine[Any, Any, tuple[int, int]]: ...
+    def ask_holders(self, lock: Any, driver: Driver, /) -> Coroutine[Any, Any, list[str]]: ...
+
+
+class Claim:
+    """The parameters of one acquire.
+
+    ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
+    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once``
+    there is no waiting for another owner, only for an unreachable server. With ``hasty`` there is no waiting for a
+    server that refuses connections.
+
+    After an acquire that did not succeed, ``failed`` is the attempt.
+    """
+
+    __slots__ = ("failed", "hasty", "lease", "once", "owner", "scoped", "wait")
+
+    failed: Attempt
+
+    def __init__(
+        self, owner: Owner, wait: float | None, lease: float | None, scoped: int = 0, once: bool = False
+    ) -> None:
+        self.owner = owner
+        self.wait = wait
+        self.lease = lease
+        self.scoped = scoped
+        self.once = once or wait == 0
+        self.hasty = False
+
+    def lease_under(self, options: AliasSettings) -> float:
+        """The lease to request from the server, in seconds."""
+        return options.watchdog_timeout if self.lease is None else self.lease
+
+    def until(self, now: float) -> float | None:
+        """When a wait that begins now ends."""
+        return None if self.wait is None else now + self.wait
+
+
+class Attempt:
+    """One owner's attempt at one lock. Times are monotonic seconds.
+
+    ``asker`` is the owner's name in the queue, where that is not its wire name, and ``beside`` its wire name on the
+    other side of a read-write lock. ``until`` is when the wait ends (None: never), ``renewed`` whether the watchdog
+    will renew the hold, and ``hasty`` is as in ``Claim``. After a try ``sent_at`` is the time before its command
+    was sent. If the try took the lock, ``token`` is the fencing token, for kinds that have one. Otherwise
+    ``left_ms`` is the holder's remaining lease (or ENDLESS), ``outside`` is whether the holder's release wakes no
+    waiter in the queue, and ``ticket`` is the ticket that this try drew, if any. ``in_doubt`` is set while the
+    outcome of a command is unknown; it stays set after a command was sent more than once, because the server may
+    execute a copy late.
+
+    A message that the lock was granted to this ticket proves the grant. Then ``granted_until`` is the time until which
+    the server certainly keeps it, and ``sent_at`` is when the message was read. docs/architecture.md has the proof.
+    """
+
+    __slots__ = (
+        "asker",
+        "beside",
+        "driver",
+        "granted_until",
+        "hasty",
+        "in_doubt",
+        "lease",
+        "left_ms",
+        "lock",
+        "outside",
+        "owner",
+        "renewed",
+        "sent_at",
+        "ticket",
+        "token",
+        "tries",
+        "until",
+        "wire_name",
+    )
+
+    def __init__(
+        self,
+        lock: Named,
+        driver: Driver,
+        owner: Owner,
+        wire_name: str,
+        lease: float,
+        until: float | None,
+    ) -> None:
+        self.lock = lock
+        self.driver = driver
+        self.owner = owner
+        self.wire_name = self.asker = wire_name
+        self.beside = ""
+        self.lease = lease
+        self.until = until
+        self.sent_at = 0.0
+        self.token: int | None = None
+        self.left_ms = ENDLESS
+        self.outside = False
+        self.renewed = self.hasty = False
+        self.ticket = ""
+        self.granted_until: float | None = None
+        self.tries = 0
+        self.in_doubt = False
+
+    async def once(self, waiting: bool = False) -> bool:
+        """Try to take the lock. ``waiting`` also takes a place in the queue, for kinds that have one."""
+        lock, driver, until = self.lock, self.driver, self.until
+        kind = lock._kind
+        if kind.fresh_names:
+            self.owner.renew_name()
+            self.wire_name = self.asker = self.owner.wire_name
+        call = kind.acquire(lock, self.asker, 1, self.lease, waiting, self.beside)
+        if until is not None:
+            until = min(until, driver.now() + kind.patience)
+        call.hasty = self.hasty
+        copies, self.in_doubt = self.in_doubt, True
+        if kind.writes:
+            reply = await driver.take(call, until, self._leave)
+        else:
+            reply = await driver.run(call, until)
+        self.in_doubt = copies or call.sends > 1
+        self.tries += 1
+        self.sent_at = call.sent_at
+        if reply[1] == OK:
+            if len(reply) > 2:
+                self.token = reply[2]
+            return True
+        if isinstance(reply[1], bytes):
+            raise kind.refusal(lock, reply)
+        self.left_ms = reply[1]
+        if len(reply) > 2:
+            self.outside, self.ticket = bool(reply[2]), reply[3].decode()
+        return False
+
+    def _is_granted(self, waiter: Waiter) -> bool:
+        """Whether a message proves a grant with enough time left. If in doubt False: the server is then asked."""
+        if not self.ticket or waiter.ticket != self.ticket:
+            return False
+        options = settings_of(self.lock.using)
+        if not self.renewed or self.owner.is_named or options.replica_acks:
+            return False
+        # The grant came after the command that drew the ticket was sent.
+        claim, now = min(options.claim_time, self.lease), self.driver.now()
+        until = self.sent_at + claim
+        if until - now < max(claim / 2, LEAST_LEFT):
+            return False
+        self.sent_at, self.granted_until = now, until
+        return True
+
+    def _leave(self) -> ScriptCall:
+        return self.lock._kind.leave(self.lock, self.asker)
+
+    def undo(self) -> ScriptCall | None:
+        """Undoes what it may have taken, as far as that can be distinguished from what is wanted."""
+        return self.lock._kind.undo(self.lock, self.owner, self.asker)
+
+    async def wait(self) -> bool:
+        """Take the lock, after a wait if necessary; returns False when the time is up."""
+        lock, driver = self.lock, self.driver
+        kind = lock._kind
+        channel = kind.channel(lock)
+        if channel is None:
+            return await self.once() or await self._wait_turn(_Sleeper(driver), tried=True)
+        waiter = driver.overhear(channel, kind.token(lock, self.asker)) if driver.hears(channel) else None
+        asked = False
+        try:
+            # If already subscribed, the first try joins the queue; otherwise it may succeed without SUBSCRIBE.
+            tried = waiter is not None
+            taken = await self.once(waiting=tried)
+            if not taken and waiter is None and self._has_time():
+                waiter = await driver.listen(channel, kind.token(lock, self.asker), self.until)
+            if not taken and waiter is not None:
+                taken = await self._wait_turn(waiter, tried)
+            asked = True
+            return taken
+        finally:
+            if waiter is not None:
+                waiter.close(asked)
+
+    def _has_time(self) -> bool:
+        return self.until is None or self.driver.now() < self.until
+
+    async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
+        wait = Wait(self.lock, self.owner, self.wire_name, self.driver.now(), waiter, self.asker)
+        try:
+            WAITS.add(wait)
+            return await self._try_when_woken(waiter, wait, tried)
+        finally:
+            WAITS.remove(wait)
+            if wait.beat_at < math.inf:
+                beat_after_grant(wait)
+
+    async def _try_when_woken(self, waiter: Waiter, wait: Wait, tried: bool) -> bool:
+        while tried or not await self.once(waiting=True):
+            tried = False
+            pause = self._pause(wait)
+            if pause <= 0:
+                # The last try leaves the queue, or takes the lock if it was granted meanwhile.
+                return await self.once()
+            await waiter.wait(pause)
+            if self._is_granted(waiter):
+                break
+        return True
+
+    def _pause(self, wait: Wait) -> float:
+        """How long to sleep unless woken, in seconds; 0 or less when the time is up."""
+        now = self.driver.now()
+        poll, beat = self.lock._kind.pauses(self.lock, self.left_ms, self.tries)
+        wait.beat_at = now + beat
+        wait.outside = self.outside
+        if beat < math.inf or not wait.expected:
+            wait.expected = True
+            expect(wait, now)
+        return poll if self.until is None else min(poll, self.until - now)
+
+
+class _Sleeper:
+    """The waiter of a kind without wake-ups: it only sleeps."""
+
+    ticket = ""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - the protocol's
+        await self._driver.sleep(REPOLL if timeout is None else timeout)
+        return False
+
+    def wake(self) -> None:
+        """Do nothing: it wakes by itself soon."""
+
+    def close(self, asked: bool = True) -> None:
+        """Do nothing: it is in no queue."""
+
+
+# --- taking, giving back, and what lies between ----------------------------------------------------------------------
+
+
+async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
+    """Take the lock, and report a failure once, however often a MultiLock tries its members."""
+    started = driver.now()
+    try:
+        taken = await (
+            _take_after_others(lock, driver, claim) if claim.owner.is_named else lock._engine.take(lock, driver, claim)
+        )
+    except LockUnavailableError as error:
+        about = next((part for part in lock.parts if part.name == error.lock_name), lock.parts[0])
+        signals.lock_unavailable.tell(about, waited=driver.now() - started, reason=error.reason)
+        raise
+    if not taken:
+        _tell_timed_out(claim.failed, driver.now() - started)
+    return taken
+
+
+def take_in_turn(lock: BaseLock, driver: Driver, claim: Claim) -> Coroutine[Any, Any, bool]:
+    """Take the lock; for a named owner, after the running calls of those that share the name."""
+    return _take_after_others(lock, driver, claim) if claim.owner.is_named else lock._engine.take(lock, driver, claim)
+
+
+async def _take_after_others(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
+    until = claim.until(driver.now())
+    taken = False
+    try:
+        with TURNS.join(key_of(lock, claim.owner)) as turn:
+            if not await turn.comes(driver, until):
+                lease = claim.lease_under(settings_of(lock.using))
+                claim.failed = Attempt(lock, driver, claim.owner, claim.owner.wire_name, lease, until)
+                return False
+            if until is not None:
+                claim.wait = max(until - driver.now(), 0.0)
+            taken = await lock._engine.take(lock, driver, claim)
+    except BaseException:
+        if taken and (hold := HOLDS.get(lock, claim.owner)):  # the end of the turn was interrupted
+            hold.scoped -= claim.scoped
+            hold.count -= 1
+            _finish_later(lock, hold, claim.owner)
+        raise
+    return taken
+
+
+async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
+    """Take the lock; returns False if it was still taken at the end of the wait."""
+    options = settings_of(lock.using)
+    options.check_kind(lock.kind)
+    owner, started, lease = claim.owner, driver.now(), claim.lease_under(options)
+    key = key_of(lock, owner)
+    outer = HOLDS.at(key)
+    held = outer is not None and not note_loss(outer, started)
+    # After a loss the owner has a new wire name, so late clean-up of the old hold cannot touch the new one.
+    wire_name = outer.wire_name if outer is not None and held else owner.wire_name
+    attempt = Attempt(lock, driver, owner, wire_name, lease, claim.until(started))
+    lock._kind.begin(attempt, started)
+    if outer is not None and held:
+        await _enter_again(lock, attempt, outer, claim)
+        return True
+    attempt.renewed, attempt.hasty = claim.lease is None, claim.hasty
+    try:
+        if await (attempt.once() if claim.once else attempt.wait()):
+            hold = Hold(key, lock, owner, attempt.wire_name, attempt.sent_at, attempt.token)
+            if outer is not None:
+                hold.outlives(outer)
+            if attempt.in_doubt:
+                expect_copies(hold, lease)
+                hold.asker = attempt.asker
+            _put_hold(hold, claim, lease, attempt.granted_until)
+            waited = attempt.sent_at - started
+            if waited >= LONG_WAIT:
+                count_wait(lock, hold.key, hold.place, waited)
+            tell_acquired(lock, hold.wire_name, 1, waited)
+            return True
+        if attempt.in_doubt:
+            abandon(lock, driver, owner, attempt.undo(), attempt.lease)
+    except BaseException:
+        HOLDS.restore(key, outer)
+        abandon(lock, driver, owner, attempt.undo(), attempt.lease, attempt.in_doubt)
+        raise
+    claim.failed = attempt
+    return False
+
+
+def _put_hold(hold: Hold, claim: Claim, lease: float, granted_until: float | None = None) -> None:
+    hold.lease_from(hold.since, lease, renewed=claim.lease is None)
+    if granted_until is not None:
+        hold.granted_until(granted_until)
+    hold.scoped += claim.scoped
+    if hold.context is not None and not claim.scoped:
+        hold.line = _caller()
+    HOLDS.put(hold)
+    watch(hold)
+
+
+async def _enter_again(lock: BaseLock, attempt: Attempt, hold: Hold, claim: Claim) -> None:
+    driver, until = attempt.driver, attempt.until
+    # A nested hold never shortens the lease, nor stops the renewal that the outer one relies on.
+    lease = max(attempt.lease, hold.deadline - driver.now())
+    call = lock._kind.acquire(lock, attempt.asker, hold.count + 1, lease, False, attempt.beside)
+    try:
+        reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
+    except BaseException:
+        hold.owner.renew_name()
+        raise
+    if call.sends > 1:
+        hold.owner.renew_name()
+    if hold not in HOLDS:
+        # Under a name that threads or tasks share: a release waited for this call, but not as long as it took.
+        raise LockUnavailableError(
+            lock.name,
+            reason="it was given back under the same owner's name while it was entered again",
+            advice="Try again; if the server does not count it as free, it frees itself when its lease ends.",
+        )
+    if reply[1] != OK:
+        lose(hold, "it was gone when its owner took it again")
+        raise hold.lost_error()
+    count, scoped = hold.count, hold.scoped
+    try:
+        hold.lease_from(call.sent_at, lease, renewed=claim.lease is None or hold.renewed)
+        hold.count += 1
+        hold.scoped += claim.scoped
+        watch(hold)
+        tell_acquired(lock, hold.wire_name, hold.count, 0.0)
+    except BaseException:  # from a signal handler; for the caller the lock was not re-entered
+        hold.count, hold.scoped = count, scoped
+        watch(hold)
+        raise
+
+
+def abandon(
+    lock: BaseLock, driver: Driver, owner: Owner, undo: ScriptCall | None, lease: float, in_doubt: bool = True
+) -> None:
+    """Clean up after an attempt that was given up: the server may have granted the lock, or may still grant it.
+
+    It is undone in the background, at any time, because the owner never uses that wire name again. A name chosen by
+    the caller cannot be changed: only its place in the queue is given up, if the kind has one, and a lock that was
+    granted to it ends with its lease.
+    """
+    if undo is None:
+        return
+    owner.renew_name()
+    # Repeat this if the acquire, or a copy of it, may arrive after the first clean-up.
+    clean_up(lock.using, undo, driver.now() + lease, again=in_doubt)
+
+
+@in_turn
+async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[object] | None = None) -> None:
+    """Release one hold. It adds itself to ``begun`` when it has: from then on it handles interruptions itself."""
+    hold = HOLDS.get(lock, owner)
+    if hold is None:
+        await _give_back_unknown(lock, driver, owner)
+        return
+    now = driver.now()
+    if note_loss(hold, now):
+        _drop_lost(hold)
+        raise hold.lost_error()
+    try:
+        hold.count -= 1
+        if begun is not None:
+            begun.add(lock)
+        if hold.count == 0:
+            HOLDS.remove(hold)  # before the command, so that no renewal starts
+        call = lock._kind.release(lock, hold.wire_name, hold.count, hold.lease)
+        reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
+    except BaseException as error:
+        _finish_later(lock, hold, owner)
+        if isinstance(error, LockUnavailableError):
+            raise release_failed(lock, error, hold.deadline - driver.now()) from error
+        raise
+    finally:
+        if hold.lost_below:
+            _uncover_lost(hold)
+    note_released(lock, hold, call, reply[1] == 1, driver.now())
+    if hold.count:
+        hold.lease_from(call.sent_at, hold.lease, hold.renewed)
+        watch(hold)
+
+
+def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: float) -> None:
+    """Handle the server's reply to a release."""
+    if hold.renewing or call.sends > 1:
+        hold.owner.renew_name()  # late commands must not affect its next hold
+    # "Not yours", to a last release that was sent twice: the first copy did it. After an inner one it is held.
+    was_obeyed = hold.count == 0 and call.sends > 1 and now < hold.deadline
+    if not owned and not was_obeyed:
+        lose(hold, FREED)
+        raise hold.lost_error()
+    if hold.count == 0:
+        if hold.late_lease:
+            free_behind(hold, now)
+        count_hold(hold, now)
+        _tell_released(lock, hold, now)
+
+
+async def _give_back_unknown(lock: BaseLock, driver: Driver, owner: Owner) -> None:
+    """Release a lock that this process has no hold of: it may be that of a named owner, else none is held."""
+    if owner.is_named:
+        lease = lock._settings.watchdog_timeout
+        reply = await driver.run(lock._kind.release(lock, owner.wire_name, 0, lease), driver.now() + RELEASE_PATIENCE)
+        if reply[1] == 1:
+            return
+    raise not_owned(lock, owner)
+
+
+def _finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
+    owner.renew_name()
+    if hold.count == 0:
+        HOLDS.remove(hold)
+    # A name chosen by the caller cannot be changed, and a late release would free its next hold: the lease ends it.
+    if hold.count == 0 and not owner.is_named:
+        clean_up(lock.using, lock._kind.release(lock, hold.wire_name, 0, hold.lease), hold.deadline)
+        free_behind(hold, hold.deadline)
+    _uncover_lost(hold)
+
+
+def release_later(hold: Hold) -> None:
+    """Release one of an owner's holds in the background."""
+    hold.count -= 1
+    _finish_later(hold.lock, hold, hold.owner)
+
+
+def release_failed(lock: Named, error: LockUnavailableError, left: float) -> LockUnavailableError:
+    return LockUnavailableError(
+        lock.name,
+        reason=f"it could not be released: {error.reason}",
+        advice=f"It was held until now; it frees itself in {max(left, 0):.1f} s, if not before.",
+    )
+
+
+def _drop_lost(hold: Hold) -> None:
+    """End one level of a lost hold, after its error was raised there."""
+    hold.count -= 1
+    if hold.count <= 0:
+        HOLDS.remove(hold)
+        _uncover_lost(hold)
+
+
+def _uncover_lost(hold: Hold) -> None:
+    """A hold may have been taken after lost ones of the same owner, which must still be reported when released."""
+    if hold.count == 0 and hold.lost_below:
+        hold.count, hold.lost_below = hold.lost_below, 0
+        hold.lost = "its lease ended"
+        HOLDS.put(hold)
+
+
+def leave_block(lock: BaseLock, owner: Owner) -> None:
+    if hold := HOLDS.get(lock, owner):
+        hold.scoped -= 1
+
+
+@in_turn
+async def prolong(lock: BaseLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
+    lease = lease_seconds(lease_time)
+    if lease is None:
+        raise ValueError("extend() needs a lease_time in seconds.")
+    lock._kind.check_lease(lock, lease)
+    hold = HOLDS.get(lock, owner)
+    if hold is not None:
+        await extend_hold(lock, driver, hold, lease)
+    elif not owner.is_named or not await _extend_unknown(lock, driver, owner.wire_name, lease):
+        raise not_owned(lock, owner)
+
+
+async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> None:
+    if note_loss(hold, driver.now()):
+        raise hold.lost_error()
+    call = lock._kind.lease(lock, hold.wire_name, lease, RENEW if hold.owner.is_named else EXTEND)
+    terms, started = hold.terms, driver.now()
+    try:
+        hold.renewed = False  # or the watchdog would shorten the new lease
+        reply = await _run_extension(lock, driver, call, hold, lease)
+        if reply[1] != 0:
+            hold.lease_from(call.sent_at, lease, renewed=False)
+            watch(hold)
+    except BaseException:
+        _doubt_extension(lock, hold, terms, started + lease - lock._kind.drift(lock, lease))
+        watch(hold)
+        raise
+    if reply[1] == 0:
+        lose(hold, "it was gone when its lease was to be extended")
+        raise hold.lost_error()
+
+
+async def _run_extension(lock: Named, driver: Driver, call: ScriptCall, hold: Hold, lease: float) -> list[Any]:
+    """Send an extension and return its reply; no copy of it may shorten a lease chosen later."""
+    until = driver.now() + RELEASE_PATIENCE
+    reply = await driver.run(call, until)
+    if call.sends > 1 and not hold.owner.is_named:
+        await driver.run(lock._kind.lease(lock, hold.wire_name, lease, SETTLE), until)
+    return reply
+
+
+def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None:
+    """Handle an extension that may have been executed, or may be late. Under a name chosen by the caller it only
+    prolongs the lease."""
+    hold.restore(terms)
+    if not hold.owner.is_named:
+        hold.owner.renew_name()
+        hold.deadline = min(hold.deadline, ends)
+        clean_up(lock.using, lock._kind.lease(lock, hold.wire_name, hold.lease, SETTLE), hold.deadline)
+
+
+async def _extend_unknown(lock: BaseLock, driver: Driver, wire_name: str, lease: float) -> bool:
+    """Extend the hold of a named owner that another process took."""
+    call = lock._kind.lease(lock, wire_name, lease, RENEW)
+    reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
+    return bool(reply[1])
+
+
+@in_turn
+async def free_by_force(lock: BaseLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
+    own = _forced_holds(lock, caller, owner, driver.now())
+    renewed = [hold.renewed for hold in own]
+    freed = False
+    try:
+        _expect_the_end(own)
+        call = force_release_call(lock, owner, new_request())
+        reply = await _run_forced(lock, driver, call)
+        freed = bool(reply[1] == 1)
+    finally:
+        for hold, was_renewed in zip(own, renewed, strict=True):
+            _note_forced(hold, freed, was_renewed)
+    if freed:
+        log(
+            logger, logging.WARNING, "Lock %r (%r) was freed by force: %r",
+            lock.name, lock.key, reason or "no reason given",
+        )  # fmt: skip
+        note_freed(lock, owner, reason, caller.place)
+        NEWCOMERS.counted(True)
+        signals.lock_force_released.tell(lock, owner=owner, reason=reason)
+    return freed
+
+
+async def _run_forced(lock: BaseLock, driver: Driver, call: ScriptCall) -> list[Any]:
+    """Send a forced release and return its reply; no copy of it may free the next holder."""
+    retire = retire_call(lock, str(call.args[-1]))
+    until = driver.now() + RELEASE_PATIENCE
+    try:
+        reply = await driver.run(call, until)
+        if call.sends > 1:
+            await driver.run(retire, until)
+    except BaseException:
+        clean_up(lock.using, retire, driver.now() + REMEMBERED)
+        raise
+    return reply
+
+
+def _forced_holds(lock: BaseLock, caller: Owner, owner: str | None, now: float) -> list[Hold]:
+    """The caller's own holds that the call frees: all, or those of a wire name. Holds that were lost before are
+    left out, because their loss must still be reported.
+    """
+    holds = [hold for scope in _scopes(lock) if (hold := HOLDS.get(lock, caller, scope)) is not None]
+    if owner:
+        holds = [hold for hold in holds if hold.lock._kind.field(hold.wire_name) == lock._kind.field(owner)]
+    return [hold for hold in holds if not note_loss(hold, now)]
+
+
+def _note_forced(hold: Hold, freed: bool, renewed: bool) -> None:
+    if freed:
+        hold.count = 0
+        HOLDS.remove(hold)
+        hold.owner.renew_name()
+        free_behind(hold, hold.deadline)
+        _uncover_lost(hold)
+    else:
+        hold.renewed, hold.ending = renewed, False
+        watch(hold)
+
+
+async def ask_state(lock: BaseLock, driver: Driver, owner: Owner) -> tuple[int, int]:
+    reply = await driver.run(lock._kind.state(lock, _wire_name(lock, owner)), driver.now())
+    count, left_ms = reply[1], reply[2]
+    hold = HOLDS.get(lock, owner)
+    if count and hold is not None:
+        count = hold.count  # a late copy of a re-entry or an inner release may have rewritten the server's
+    return count, left_ms
+
+
+async def ask_holders(lock: BaseLock, driver: Driver) -> list[str]:
+    reply = await driver.run(holders_call(lock), driver.now())
+    ending = lock._kind.field("")
+    return [field.decode(errors="backslashreplace").removesuffix(ending) for field in reply[1]]
+
+
+def not_owned(lock: BaseLock, owner: Owner) -> LockNotOwnedError:
+    """The error for an owner that does not hold the lock."""
+    kind = lock._kind
+    held_side = kind.other if kind.other and HOLDS.get(lock, owner, kind.other) is not None else None
+    return LockNotOwnedError(lock.name, _wire_name(lock, owner), kind.scope or None, held_side, HOLDS.left_by(lock))
+
+
+def _scopes(lock: BaseLock) -> tuple[str, ...]:
+    """The scopes in which a forced release ends holds of the name: all, unless the lock is one side only."""
+    return (lock._kind.scope,) if lock._kind.scope else ("", "read", "write")
+
+
+def _wire_name(lock: BaseLock, owner: Owner) -> str:
+    hold = HOLDS.get(lock, owner)
+    if hold is not None:
+        return hold.wire_name
+    return owner.wire_name
+
+
+def tell_acquired(lock: BaseLock, wire_name: str, count: int, waited: float) -> None:
+    log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, wire_name, count, waited)
+    if signals.lock_acquired.receivers:
+        outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
+        signals.lock_acquired.tell(lock, owner=wire_name, count=count, waited=waited, outcome=outcome)
+
+
+def tell_taken(locks: Iterable[BaseLock], wire_name: str) -> None:
+    """Log and signal that locks were taken."""
+    if signals.lock_acquired.receivers or is_logged(logger, logging.DEBUG):
+        for lock in locks:
+            tell_acquired(lock, wire_name, 1, 0.0)
+
+
+def tells_of_releases(lock: BaseLock, held: float) -> bool:
+    """Whether the release of a lock held for ``held`` seconds is logged or signalled."""
+    return bool(signals.lock_released.receivers) or is_logged(logger, release_level(lock, held))
+
+
+def _tell_released(lock: Named, hold: Hold, now: float) -> None:
+    held = now - hold.since
+    log(logger, release_level(lock, held), "Released %r as %s, after %.3f s.", lock.name, hold.wire_name, held)
+    if signals.lock_released.receivers:
+        signals.lock_released.tell(lock, owner=hold.wire_name, held=held)
+
+
+def release_level(lock: Named, held: float) -> int:
+    return logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING
+
+
+def _caller() -> str | None:
+    """The line of the project's code that acquires a lock now."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("django_rlock."):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def expect_copies(hold: Hold | GroupHold, lease: float) -> None:
+    """Record that a hold's acquire was sent more than once: a copy that arrives after its end would take the lock."""
+    hold.late_lease = lease
+    hold.owner.renew_name()
+
+
+def _expect_the_end(holds: list[Hold]) -> None:
+    """A caller or a renewal that finds the lock gone, while its own owner frees it by force, must report no loss."""
+    for hold in holds:
+        hold.ending = True
+        hold.renewed = False
+
+
+def _tell_timed_out(failed: Attempt, waited: float) -> None:
+    lock = failed.lock
+    count_given_up(lock)
+    count_wait(lock, key_of(lock, failed.owner), failed.owner.place, waited)
+    log(logger, logging.INFO, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.wire_name, waited)
+    signals.lock_timed_out.tell(lock, owner=failed.wire_name, waited=waited)

@@ -1,0 +1,214 @@
+"""What makes one kind of lock differ from another: which scripts it runs, what wakes its waiters, how long they sleep.
+
+A lock is one public class (``base``) over the flows that all locks share (``engine``) and a kind. A kind is an object
+without state: its methods turn a lock's name and settings, an owner's name and a lease into script calls. It writes no
+loop, does no I/O, and knows neither faces nor holds. Each kind stands beside its public class, in a file of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from django_rlock import keys, scripts
+from django_rlock.connections import is_cluster
+from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall, prepare
+from django_rlock.drivers.identity import Owner, client_id
+from django_rlock.exceptions import RLockError
+from django_rlock.locks.durations import milliseconds
+from django_rlock.settings import AliasSettings, settings_of
+
+if TYPE_CHECKING:
+    from django_rlock.locks.engine import Attempt
+
+REPOLL = 30.0
+"""The longest sleep of a waiter before it tries again unwoken, in seconds, in case a message was lost."""
+RENEW, EXTEND, SETTLE = 1, 0, 2
+"""How a command changes a lease: prolong it, replace it, or disable replacements that may come late."""
+
+
+class Named:
+    """An object with a name, a kind and an alias ``using``."""
+
+    __slots__ = ("name", "using")
+
+    kind: ClassVar[str]
+    noun: ClassVar[str] = "lock"
+    """Its name in errors and log records."""
+    _kind: Kind[Any]
+
+    name: str
+    using: str
+    template: str = ""
+    """The key template from which a decorator or a task made the name; "" if there is none."""
+
+    # Of what can be held:
+    on_lost: Callable[[Any], object] | None
+    max_hold_time: float | None
+
+    @property
+    def key(self) -> str:
+        """The key in Redis: the name with the alias's prefix."""
+        return settings_of(self.using).key_prefix + self.name
+
+    @property
+    def _settings(self) -> AliasSettings:
+        return settings_of(self.using)
+
+
+L = TypeVar("L", bound=Named)
+"""The public class of a kind."""
+
+
+class Kind(Generic[L]):
+    """One kind of lock. The methods get the lock (``lock``) and say which call to send; durations are seconds.
+
+    ``acquire``, ``leave`` and ``channel`` have to be filled in, and for what is held ``release``. The others stand for
+    what Redisson's plain lock does: a hash owner → holds at the lock's key, and no queue.
+    """
+
+    scope: ClassVar[str] = ""
+    """Separates holds of the same owner and name: the two sides of a read-write lock."""
+    other: ClassVar[str] = ""
+    """The scope of the other side, if there is one."""
+    joins: ClassVar[bool] = False
+    """Whether MultiLock's scripts may take and free it: its state is that of Redisson's plain lock, without a token."""
+    writes: ClassVar[bool] = True
+    """Whether an acquire writes to the server, so that replicas may have to confirm it."""
+    fresh_names: ClassVar[bool] = False
+    """Whether each try needs a wire name of its own, because the clean-up of an earlier try may arrive later."""
+    hears_forced: ClassVar[bool] = True
+    """Whether a process that holds it for long listens to forced releases."""
+    patience: ClassVar[float] = math.inf
+    """How long an acquire is retried at most, even if the wait is longer: the server must still know it."""
+    beats_together: ClassVar[int] = 1
+    """How many locks of the same place one beat may serve."""
+    votes: ClassVar[Mapping[scripts.Script, Callable[..., ScriptCall]]] = {}
+    """For a kind that asks several servers: what the replies to each script mean together."""
+
+    # --- take it, wait for it ----------------------------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt, now: float) -> None:
+        """Before the first try: raise what no wait can change, and note in the attempt what its calls must say beside
+        the owner's wire name."""
+
+    def acquire(
+        self, lock: L, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        """Returns OK, perhaps with a token; or LOST (a re-entry whose hold is gone); or the holder's remaining lease in
+        ms. A kind with a queue adds whether the holder does not know the queue, and the ticket that was drawn, if
+        any. ``asker`` and ``beside`` are the attempt's."""
+        raise NotImplementedError
+
+    def refusal(self, lock: L, reply: list[Any]) -> RLockError:
+        """The error for a textual reply of ``acquire`` with the kind's own meaning; no wait can change it."""
+        raise NotImplementedError
+
+    def channel(self, lock: L) -> str | None:
+        """The channel whose messages wake a waiter; None if it only sleeps."""
+        raise NotImplementedError
+
+    def token(self, lock: L, asker: str) -> str | None:
+        """Which messages of the channel wake a waiter; see ``Driver.listen``."""
+        return None
+
+    def pauses(self, lock: L, left_ms: int, tries: int) -> tuple[float, float]:
+        """How long a waiter sleeps at most after these tries, and in how long its process beats for it (inf: never)."""
+        # In its last millisecond a lease is returned as 0, but still runs.
+        return min(REPOLL, (left_ms + 1) / 1000) if left_ms >= 0 else REPOLL, math.inf
+
+    def beat(self, waiting: Sequence[tuple[L, str]], alive: float) -> ScriptCall:
+        """Beats for locks of this kind and alias. Each comes with its process's longest waiting owner, which then
+        counts as alive for ``alive`` seconds. Returns for each lock a state (see ``beats``) and the remaining lease in
+        ms."""
+        raise NotImplementedError
+
+    # --- give it up, give it back ------------------------------------------------------------------------------------
+
+    def leave(self, lock: L, asker: str) -> ScriptCall:
+        """Undoes an attempt whose outcome is not wanted: it leaves no hold and no place in a queue."""
+        raise NotImplementedError
+
+    def withdraw(self, lock: L, asker: str) -> ScriptCall | None:
+        """Undoes what a named owner left in the queue while it waited, but no hold: that may belong to another process
+        or a later call. None for a kind that does not remember waiters."""
+        return None
+
+    def undo(self, lock: L, owner: Owner, asker: str) -> ScriptCall | None:
+        """Undoes what an unwanted acquire may have taken, as far as it can be distinguished from wanted ones."""
+        return self.withdraw(lock, asker) if owner.is_named else self.leave(lock, asker)
+
+    def release(self, lock: L, wire_name: str, left: int, lease: float) -> ScriptCall:
+        """Returns 1, or 0 when the owner does not hold it."""
+        raise NotImplementedError
+
+    # --- hold it -----------------------------------------------------------------------------------------------------
+
+    def lease(self, lock: L, wire_name: str, lease: float, mode: int) -> ScriptCall:
+        """RENEW leaves a longer lease as it is; EXTEND may shorten it; SETTLE makes earlier calls of EXTEND do nothing
+        if they come after it. Returns 1, or 0 when the owner does not hold it."""
+        if mode == RENEW:
+            return call_for(lock, scripts.LOCK_RENEW, (lock.key,), milliseconds(lease), wire_name)
+        all_keys = lock.key, *settled_keys(lock, wire_name, mode)
+        return call_for(lock, scripts.LOCK_EXTEND, all_keys, wire_name, milliseconds(lease), mode)
+
+    def check_lease(self, lock: L, lease: float) -> None:
+        """Raise ValueError for a lease that the kind cannot give."""
+
+    def drift(self, lock: L, lease: float) -> float:
+        """By how many seconds a holder counts its lease shorter than the servers do."""
+        return 0.0
+
+    # --- ask about it ------------------------------------------------------------------------------------------------
+
+    def state(self, lock: L, wire_name: str) -> ScriptCall:
+        """Returns the owner's holds, and the remaining lease in ms (-2 free, -1 without end)."""
+        return call_for(lock, scripts.LOCK_STATE, (lock.key,), wire_name)
+
+    def field(self, wire_name: str) -> str:
+        """The field of an owner in the lock's hash."""
+        return wire_name
+
+
+def call_for(
+    lock: Named, script: scripts.Script, all_keys: tuple[str, ...], first: Argument, *args: Argument
+) -> ScriptCall:
+    votes = lock._kind.votes
+    if votes:
+        return votes[script](lock.name, script, all_keys, (first, *args))
+    return ScriptCall(lock.name, prepare(script, all_keys, args), first, lock.noun)
+
+
+def holders_call(lock: Named) -> ScriptCall:
+    """Returns the fields of the lock's hash for the owners that hold it."""
+    return call_for(lock, scripts.LOCK_HOLDERS, (lock.key,), "")
+
+
+def force_release_call(lock: Named, wire_name: str | None, request: str) -> ScriptCall:
+    """Returns 1, or 0 when the lock, or that owner's hold, does not exist."""
+    kind, claim = lock._kind, milliseconds(settings_of(lock.using).claim_time)
+    field = kind.field(wire_name) if wire_name else ""
+    all_keys = keys.force_release_keys(lock.key, forced_channel(lock))
+    return call_for(lock, scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, kind.scope, request)
+
+
+def retire_call(lock: Named, request: str | bytes) -> ScriptCall:
+    """Makes a request do nothing from now on."""
+    all_keys = (keys.requests_key(lock.key),)
+    return call_for(lock, scripts.REQUEST_RETIRE, all_keys, request, milliseconds(REMEMBERED))
+
+
+def settled_keys(lock: Named, wire_name: str, mode: int) -> tuple[str, ...]:
+    """The key that records which extensions must not be executed any more, for the calls that need it."""
+    return () if mode == RENEW else (keys.settled_key(lock.key, client_id(), wire_name),)
+
+
+def forced_channel(lock: Named) -> str:
+    """The channel that notifies holders of forced releases; they then ask the server about their hold."""
+    return keys.forced_channel(lock.key if is_cluster(lock.using) else None)
+
+
+def wire_name_in(field: str, lock: Named) -> str:
+    """The owner's wire name in a field of a lock's hash."""
+    return field.removesuffix(lock._kind.field(""))

@@ -1,0 +1,446 @@
+"""The flows of a MultiLock, in place of ``engine``'s: all of its members or none, by as few scripts as possible."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django_rlock.callbacks import log
+from django_rlock.drivers.base import Driver
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.identity import Owner
+from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
+from django_rlock.locks import engine
+from django_rlock.locks.base import BaseLock
+from django_rlock.locks.durations import Duration
+from django_rlock.locks.engine import RELEASE_PATIENCE, Attempt, Claim, expect_copies
+from django_rlock.locks.groups import Grouping, LockGroup, Piece, places, sliced
+from django_rlock.locks.holds import HOLDS, NOTHING, GroupHold, Hold, key_of
+from django_rlock.locks.tallies import count_group
+from django_rlock.locks.watchdog import free_behind, watch_group
+from django_rlock.scripts import ABSENT, ENDLESS, OK, QUEUED
+
+if TYPE_CHECKING:
+    from django_rlock.locks.multi import MultiLock
+
+logger = logging.getLogger("django_rlock.locks")
+
+KEEP_FOR = 2.0
+"""How long a MultiLock keeps some members while it waits for others, in seconds; it doubles with each retry."""
+
+Held = Hold | GroupHold
+
+
+def held_of(locks: Sequence[BaseLock], owner: Owner) -> list[Held]:
+    """An owner's holds of these locks: one record for those taken together, else one for each."""
+    whole = _whole(locks, owner)
+    return [whole] if whole else list(dict.fromkeys(filter(None, _records(locks, owner))))
+
+
+def _whole(locks: Sequence[BaseLock], owner: Owner) -> GroupHold | None:
+    """The usual case: one record for all of them."""
+    first = HOLDS.record(locks[0], owner) if locks else None
+    if isinstance(first, GroupHold) and first.is_whole and first.group.locks == tuple(locks):
+        return first
+    return None
+
+
+def _records(locks: Sequence[BaseLock], owner: Owner) -> list[Held | None]:
+    return HOLDS.records([key_of(lock, owner) for lock in locks])
+
+
+async def give_back_all(
+    driver: Driver, owner: Owner, locks: Sequence[BaseLock], begun: set[object]
+) -> list[RLockError]:
+    """Release one hold of each lock; returns the errors. After an interruption the background releases the rest.
+
+    ``begun`` gets each lock whose release has begun, and so needs nothing more.
+    """
+    failures: list[RLockError] = []
+    rest: Sequence[GroupHold | BaseLock] = locks
+    try:
+        rest = _pieces_held(driver, owner, locks)
+        for piece in rest:
+            try:
+                await _give_back_piece(driver, owner, piece, failures, begun)
+            except RLockError as failure:
+                begun.add(piece)
+                failures.append(failure)
+    except BaseException:
+        for piece in rest:
+            if piece not in begun:
+                begun.add(piece)
+                _release_later(piece, owner)
+        raise
+    return failures
+
+
+async def _give_back_piece(
+    driver: Driver, owner: Owner, piece: GroupHold | BaseLock, failures: list[RLockError], begun: set[object]
+) -> None:
+    if isinstance(piece, GroupHold):
+        failures += await _free(driver.at(piece.group.using), piece)
+    else:
+        await engine.give_back(piece, driver.at(piece.using), owner, begun)
+
+
+def _release_later(piece: GroupHold | BaseLock, owner: Owner) -> None:
+    for hold in _holds(piece, owner):
+        if hold in HOLDS:  # a group that is being freed handles interruptions itself
+            engine.release_later(hold)
+
+
+def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[GroupHold | BaseLock]:
+    """The parts that one script each releases."""
+    if owner.is_named:
+        return list(locks)  # others share the name, so these are released one by one
+    now, place_of = driver.now(), places(driver)
+    whole = _whole(locks, owner)
+    if whole and not whole.is_lost(now):
+        return [whole]
+    pieces: dict[object, dict[Held | None, BaseLock]] = {}
+    for lock, held in zip(locks, _records(locks, owner), strict=True):
+        together = held is not None and lock._kind.joins and _ends(held, now)
+        place = (*place_of(lock), held.wire_name) if held is not None and together else id(lock)
+        pieces.setdefault(place, {})[held] = lock
+    return [piece for found in pieces.values() for piece in _joined(found)]
+
+
+def _ends(held: Held, now: float) -> bool:
+    """Whether its release frees the lock, and reports no loss."""
+    nested = isinstance(held, Hold) and (held.count > 1 or held.lost_below)
+    return not nested and not held.is_lost(now)
+
+
+def _joined(found: dict[Held | None, BaseLock]) -> Iterable[GroupHold | BaseLock]:
+    """Join holds in one place and under one wire name into as few groups as possible."""
+    if len(found) == 1:
+        ((held, lock),) = found.items()
+        return [held if isinstance(held, GroupHold) else lock]
+    members = [each for held, lock in found.items() for each in _members(held, lock)]
+    slices = [zip(*part, strict=True) for part in sliced(members)]
+    return [GroupHold.joined(LockGroup(locks), holds) for holds, locks in slices]
+
+
+def _members(held: Held | None, lock: BaseLock) -> list[tuple[Hold, BaseLock]]:
+    if isinstance(held, GroupHold):
+        return list(zip(held.members.values(), held.group.locks, strict=True))
+    return [] if held is None else [(held, lock)]
+
+
+def _holds(piece: GroupHold | BaseLock, owner: Owner) -> list[Hold]:
+    if isinstance(piece, GroupHold):
+        return list(piece.members.values())
+    hold = HOLDS.get(piece, owner)
+    return [] if hold is None else [hold]
+
+
+async def _free(driver: Driver, held: GroupHold) -> list[RLockError]:
+    group = held.group
+    call = group.release_call(held.wire_name)
+    try:
+        HOLDS.remove_group(held)  # before the command, so that no renewal starts
+        reply = await driver.run(call, min(held.deadline, driver.now() + RELEASE_PATIENCE))
+    except BaseException as error:
+        HOLDS.remove_group(held)  # the keys that an interruption left, too
+        held.owner.renew_name()
+        holds = held.members.values()
+        clean_up(group.using, call, max(hold.deadline for hold in holds))
+        for hold in holds:
+            free_behind(hold, hold.deadline)
+        if isinstance(error, LockUnavailableError):
+            raise engine.release_failed(group.locks[0], error, held.deadline - driver.now()) from error
+        raise
+    return _note_freed(held, call, reply[1], driver.now())
+
+
+def _note_freed(held: GroupHold, call: ScriptCall, missing: Sequence[int], now: float) -> list[RLockError]:
+    unusual = missing or call.sends > 1 or held.late_lease or held.renewing
+    if not unusual and not engine.tells_of_releases(held.group.locks[0], now - held.since):
+        count_group(held, now)
+        return []
+    failures: list[RLockError] = []
+    for place, hold in enumerate(held.members.values(), start=1):
+        hold.count = 0
+        try:
+            engine.note_released(hold.lock, hold, call, place not in missing, now)
+        except RLockError as failure:
+            failures.append(failure)
+    return failures
+
+
+# --- one attempt -----------------------------------------------------------------------------------------------------
+
+
+class AllOrNone:
+    """One attempt at some ``locks``. ``taken`` are those that its owner holds by now. ``lent`` are the holds among them
+    that are renewed only until it has all locks; ``_begun`` are those whose release has begun, and ``_left`` is the
+    number of those whose block is counted no more. ``until`` is when its time is up (None: never).
+    """
+
+    def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[BaseLock]) -> None:
+        self.driver = driver
+        self.claim = claim
+        self.owner = claim.owner
+        self.until = until
+        self.taken: list[BaseLock] = []
+        self.lent: list[Hold] = []
+        self._begun: set[object] = set()
+        self._left = 0
+        self._keys = [key_of(lock, claim.owner) for lock in locks]
+        self._before = HOLDS.before(self._keys, HOLDS.depth)
+
+    def may_wait(self) -> bool:
+        """Whether there is time left to wait."""
+        return not self.claim.once and (self.until is None or self.driver.now() < self.until)
+
+    async def wait_for(self, lock: BaseLock) -> bool:
+        """Take one lock, waiting for it; returns False when the time is up."""
+        return await self._take_alone(lock, self.claim.lease, self._time_left())
+
+    async def take(self, pieces: Iterable[Piece]) -> bool:
+        """Take the locks in addition to those taken before, or release all; returns False if any lock is not free."""
+        return await self._all_or_none(lambda: self._take_at_once(pieces))
+
+    async def wait_in_order(self, locks: Sequence[BaseLock], keep_for: float) -> bool:
+        """Take the locks in the given order, waiting for each. If they are not all taken within ``keep_for`` seconds
+        after the first new one, release all and return False.
+
+        Since all attempts wait in the same order while they hold locks, no two of them can wait for each other.
+        """
+        return await self._all_or_none(lambda: self._take_in_order(locks, keep_for))
+
+    # --- ways to take them -------------------------------------------------------------------------------------------
+
+    async def _take_at_once(self, pieces: Iterable[Piece]) -> bool:
+        for piece in self._takeable(pieces):
+            if not await (self._take_together(piece) if isinstance(piece, LockGroup) else self._take_each([piece])):
+                return False
+        return True
+
+    def _takeable(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """The locks, in parts that one script each may take."""
+        return [part for piece in pieces for part in self._parts_of(piece)]
+
+    def _parts_of(self, piece: Piece) -> Sequence[Piece]:
+        if not isinstance(piece, LockGroup):
+            return [piece]
+        if self.owner.is_named:
+            return piece.locks  # others share the name and may hold some: take one by one
+        if HOLDS.has_none(piece.keys_of(self.owner)):
+            return [piece]
+        return self._parted(piece)
+
+    def _parted(self, group: LockGroup) -> Sequence[Piece]:
+        """Separate the locks that the owner holds already: re-entering one depends on its hold count."""
+        held = {lock for lock in group.locks if HOLDS.get(lock, self.owner)}
+        rest = [lock for lock in group.locks if lock not in held]
+        return [*held, *([LockGroup(rest)] if len(rest) > 1 else rest)]
+
+    async def _take_in_order(self, locks: Sequence[BaseLock], keep_for: float) -> bool:
+        keep_until = math.inf
+        for lock in locks:
+            is_new = HOLDS.get(lock, self.owner) is None
+            # It is unknown how long the other locks take, so a new hold is renewed until all are taken.
+            lease = None if is_new else self.claim.lease
+            if not await self._take_alone(lock, lease, self._time_left(keep_until)):
+                return False
+            if is_new and (hold := HOLDS.get(lock, self.owner)):
+                self.lent.append(hold)
+                keep_until = min(keep_until, self.driver.now() + keep_for)
+        now = self.driver.now()
+        return not any((hold := HOLDS.get(lock, self.owner)) is None or hold.is_lost(now) for lock in self.taken)
+
+    def _time_left(self, keep_until: float = math.inf) -> float | None:
+        """How long it may still wait, in seconds."""
+        until = keep_until if self.until is None else min(keep_until, self.until)
+        return None if until == math.inf else max(until - self.driver.now(), 0.0)
+
+    # --- scripts -----------------------------------------------------------------------------------------------------
+
+    async def _take_each(self, locks: Iterable[BaseLock]) -> bool:
+        for lock in locks:
+            if not await self._take_alone(lock, self.claim.lease, self._time_left(), once=True):
+                return False
+        return True
+
+    async def _take_alone(self, lock: BaseLock, lease: float | None, wait: float | None, once: bool = False) -> bool:
+        claim = Claim(self.owner, wait, lease, self.claim.scoped, once)
+        claim.hasty = self.claim.hasty
+        taken = await engine.take_in_turn(lock, self.driver.at(lock.using), claim)
+        if taken:
+            self.taken.append(lock)
+        else:
+            self.claim.failed = claim.failed
+        return taken
+
+    async def _take_together(self, group: LockGroup) -> bool:
+        driver, owner = self.driver.at(group.using), self.owner
+        wire_name, lease = owner.wire_name, self.claim.lease_under(group.settings)
+        first = group.locks[0]
+        group.settings.check_kind(first.kind)
+        call = group.acquire_call(wire_name, lease)
+        call.hasty = self.claim.hasty
+        held = None
+        try:
+            reply = await driver.take(call, self.until, lambda: group.release_call(wire_name))
+            if reply[1] == OK:
+                held = GroupHold(group, owner, wire_name, call.sent_at, lease)
+                held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
+                self._note_taken(held, call.sends > 1)
+                return True
+        except BaseException:
+            if held is not None:
+                HOLDS.remove_group(held)
+            engine.abandon(first, driver, owner, group.release_call(wire_name), lease)
+            raise
+        if call.sends > 1:
+            engine.abandon(first, driver, owner, group.release_call(wire_name), lease)
+        if reply[1] == QUEUED:
+            return await self._take_each(group.locks)
+        failed = Attempt(group.locks[reply[2] - 1], driver, owner, wire_name, lease, self.until)
+        failed.left_ms = reply[1]
+        self.claim.failed = failed
+        return False
+
+    def _note_taken(self, held: GroupHold, has_copies: bool) -> None:
+        if has_copies:
+            expect_copies(held, held.lease)
+        HOLDS.put_group(held)
+        watch_group(held)
+        engine.tell_taken(held.group.locks, held.wire_name)
+        self.taken += held.group.locks
+
+    # --- all, or none ------------------------------------------------------------------------------------------------
+
+    async def _all_or_none(self, taking: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+        self.lent = []
+        if not await taking():
+            await self._undo()
+            return False
+        await self._level_leases()
+        return True
+
+    async def _level_leases(self) -> None:
+        """Extend the leases of locks taken early to that of the last one; the watchdog takes care of renewed ones."""
+        lease = self.claim.lease
+        if lease is None:
+            return
+        records = [held for held in held_of(self.taken, self.owner) if not held.renewed or held in self.lent]
+        latest = max((held.deadline for held in records), default=0.0)
+        for held in records:
+            if held in self.lent or held.deadline < min(latest, self.driver.now() + lease):
+                for hold in held.members.values() if isinstance(held, GroupHold) else [held]:
+                    await engine.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
+
+    async def _undo(self) -> None:
+        """Release what was taken, and wait until that is done."""
+        self._leave_blocks()
+        for failure in await give_back_all(self.driver, self.owner, self.taken, self._begun):
+            log(logger, logging.WARNING, "While releasing one of several locks: %s", failure)
+        self.taken, self._begun, self._left = [], set(), 0
+
+    def _leave_blocks(self) -> None:
+        """Count the blocks of what was taken no more; after an interruption, the rest of them."""
+        for held in held_of(self.taken, self.owner)[self._left :]:
+            # Python looks for signals after calls and as a loop starts over: not between these two statements.
+            held.scoped -= self.claim.scoped
+            self._left += 1
+
+    async def give_up(self, error: BaseException) -> None:
+        """Release what was taken: in the background, since the attempt failed or was interrupted."""
+        if not self.owner.is_named:
+            self._drop()
+        elif isinstance(error, RLockError):
+            await self._undo()  # not possible in the background: see _release_later
+        else:
+            self._forget()
+
+    def _drop(self) -> None:
+        """Release what is held more often than before, whether or not it was noted as taken."""
+        for key in self._keys:
+            hold, former = HOLDS.at(key), self._before.get(key, NOTHING)
+            if hold is not None and former.is_exceeded(hold, HOLDS.depth(key)[0]):
+                hold.scoped = former.blocks
+                engine.release_later(hold)
+
+    def _forget(self) -> None:
+        """The same for a name that others may have used for the same locks meanwhile."""
+        self._leave_blocks()
+        for lock in self.taken:
+            if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
+                engine.release_later(hold)
+
+
+# --- the flows -------------------------------------------------------------------------------------------------------
+
+
+async def take(lock: MultiLock, driver: Driver, claim: Claim) -> bool:
+    attempt = AllOrNone(driver, claim, claim.until(driver.now()), lock.parts)
+    try:
+        return await _take_all(lock, driver, attempt)
+    except BaseException as error:
+        await attempt.give_up(error)
+        raise
+
+
+async def _take_all(lock: MultiLock, driver: Driver, attempt: AllOrNone) -> bool:
+    parts = lock.parts
+    taken = await attempt.take(_pieces(lock, driver))
+    keep_for = KEEP_FOR
+    while not taken and attempt.may_wait():
+        # Nothing is held during this wait. The awaited member is kept while the others are tried.
+        (awaited,) = [part for part in parts if part is attempt.claim.failed.lock]
+        if await attempt.wait_for(awaited):
+            taken = await attempt.take(Grouping(driver, [part for part in parts if part is not awaited]).pieces)
+        if not taken and attempt.may_wait():
+            taken = await attempt.wait_in_order(parts, keep_for)
+            keep_for *= 2  # it may have been too short for a queue
+    return taken
+
+
+def _pieces(lock: MultiLock, driver: Driver) -> list[Piece]:
+    known = lock._grouping
+    if known is None or not known.holds_good:
+        known = lock._grouping = Grouping(driver, lock.parts)
+    return known.pieces
+
+
+async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
+    if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
+        left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
+        raise LockNotOwnedError(lock.name, owner=owner.wire_name, left_by=left_by)
+    failures = await give_back_all(driver, owner, lock.parts, set())
+    if failures:
+        # That the work was not protected matters more than that Redis was unreachable.
+        raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])
+
+
+def leave_block(lock: MultiLock, owner: Owner) -> None:
+    for held in held_of(lock.parts, owner):
+        held.scoped -= 1
+
+
+async def prolong(lock: MultiLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
+    for part in lock.parts:
+        await engine.prolong(part, driver.at(part.using), owner, lease_time)
+
+
+async def free_by_force(lock: MultiLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
+    freed = [await engine.free_by_force(part, driver.at(part.using), caller, owner, reason) for part in lock.parts]
+    return any(freed)
+
+
+async def ask_state(lock: MultiLock, driver: Driver, owner: Owner) -> tuple[int, int]:
+    states = [await engine.ask_state(part, driver.at(part.using), owner) for part in lock.parts]
+    lefts = {left for _, left in states} - {ABSENT}
+    ending = lefts - {ENDLESS}
+    left = min(ending) if ending else min(lefts, default=ABSENT)
+    return min(count for count, _ in states), left
+
+
+async def ask_holders(lock: MultiLock, driver: Driver) -> list[str]:
+    return [owner for part in lock.parts for owner in await engine.ask_holders(part, driver.at(part.using))]
