@@ -11,7 +11,8 @@ from benchmarks.crew import crew
 from benchmarks.meter import Meter, Spent
 from benchmarks.results import Row, Table
 from django_rlock import RLock
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 
 LOCKS, LEASE = 10_000, 30.0
 QUICK_LOCKS, QUICK_LEASE = 1_000, 6.0

@@ -18,7 +18,7 @@ from celery.utils import uuid
 
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks import BaseLock, Duration
-from django_rlock.locks.holds import WorkingOn
+from django_rlock.locks.records import WorkingOn
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 from django_rlock.tasklocks.checks import tell_worker
 from django_rlock.tasklocks.holders import label

@@ -16,7 +16,8 @@ from django_rlock.drivers.identity import Owner, task_owner, thread_owner
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.faces import awaited_driver, blocking_driver
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 from django_rlock.locks.transactions import given_back_later
 from django_rlock.web.requests import reported
 from django_rlock.web.responses import LOCK_ERRORS, answer

@@ -18,7 +18,8 @@ from django_rlock.drivers import cleaning
 from django_rlock.drivers import keeper as keeping
 from django_rlock.drivers.cleaning import CleanUps
 from django_rlock.drivers.keeper import Keeper, add_job, keeper, keepers
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import watch
 from tests.eventually import PATIENCE, eventually
 

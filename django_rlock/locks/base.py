@@ -28,8 +28,9 @@ from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
-from django_rlock.locks.holds import HOLDS, Hold, Key
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import Named
+from django_rlock.locks.records import Hold, Key
 from django_rlock.locks.transactions import (
     AtomicBlock,
     check_until_commit,

@@ -25,8 +25,9 @@ from django_rlock.drivers.commands import Command
 from django_rlock.drivers.keeper import SLOWEST_TICK, Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, commands_to, listener
-from django_rlock.locks.holds import NEWCOMERS, WAITS, Wait
+from django_rlock.locks.holds import NEWCOMERS, WAITS
 from django_rlock.locks.kinds import Named
+from django_rlock.locks.records import Wait
 from django_rlock.settings import BEAT_SHARE, get_settings
 
 T = TypeVar("T")

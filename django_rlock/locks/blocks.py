@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from django_rlock.drivers.identity import Owner, thread_owner
 from django_rlock.exits import Exit, Method, leave
-from django_rlock.locks.holds import HOLDS, NOTHING, Before, Key, key_of
+from django_rlock.locks.holds import HOLDS, NOTHING, Before
+from django_rlock.locks.records import Key, key_of
 
 
 def released_when_dropped(exit_block: Method) -> Method:

@@ -23,9 +23,9 @@ from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import new_request
 from django_rlock.drivers.retrying import PATIENCE, is_final
 from django_rlock.exceptions import LockUnavailableError, RLockError
+from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import checked_text
-from django_rlock.locks.durations import UNSET, Duration, milliseconds, wait_seconds
-from django_rlock.locks.engine import RELEASE_PATIENCE, Attempt
+from django_rlock.locks.durations import RELEASE_PATIENCE, UNSET, Duration, milliseconds, wait_seconds
 from django_rlock.locks.kinds import Kind, Named, call_for, retire_call
 from django_rlock.scripts import Script
 from django_rlock.settings import unknown_alias

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import NamedOwner
-from django_rlock.locks.holds import HOLDS, Hold, Key, key_of
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold, Key, key_of
 from django_rlock.locks.watchdog import watch
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Durations given by callers: seconds as a number or a timedelta, checked once."""
+"""Durations given by callers: seconds as a number or a timedelta, checked once. And one that several flows share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 from django_rlock.settings import LONGEST
 
 Duration = float | timedelta
+
+RELEASE_PATIENCE = 1.0
+"""How long a release retries an unreachable server before the background thread takes over, in seconds."""
 
 
 class _Unset:

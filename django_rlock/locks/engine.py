@@ -1,4 +1,6 @@
-"""The flows that all kinds share: take, wait, release, extend, force; each a coroutine over a driver.
+"""The flows that all kinds share: take, release, extend, ask; each a coroutine over a driver.
+
+Waiting is in ``attempt``, the forced release in ``force``.
 
 An unknown outcome never leaves a lock without renewal, or one renewed for ever. Only what a flow returns as held is
 renewed; anything else that may have been granted is undone in the background, under a wire name that is not used again.
@@ -7,85 +9,33 @@ renewed; anything else that may have been granted is undone in the background, u
 from __future__ import annotations
 
 import logging
-import math
 import sys
-from collections.abc import Callable, Coroutine, Iterable
-from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django_rlock import signals
 from django_rlock.callbacks import is_logged, log
-from django_rlock.drivers.base import Driver, Waiter
-from django_rlock.drivers.calls import REMEMBERED, ScriptCall
+from django_rlock.drivers.base import Driver
+from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.identity import Owner, new_request
+from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
-from django_rlock.locks.beats import beat_after_grant, expect
-from django_rlock.locks.durations import Duration, lease_seconds
-from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS, GroupHold, Hold, Terms, Wait, key_of
-from django_rlock.locks.kinds import (
-    EXTEND,
-    RENEW,
-    REPOLL,
-    SETTLE,
-    Named,
-    force_release_call,
-    holders_call,
-    retire_call,
-)
-from django_rlock.locks.tallies import LONG_WAIT, count_given_up, count_hold, count_wait, note_freed
-from django_rlock.locks.turns import TURNS
+from django_rlock.locks import force
+from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.durations import RELEASE_PATIENCE, Duration, lease_seconds
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, Named, holders_call
+from django_rlock.locks.records import GroupHold, Hold, Terms, key_of
+from django_rlock.locks.tallies import LONG_WAIT, count_given_up, count_hold, count_wait
+from django_rlock.locks.turns import TURNS, in_turn
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
-from django_rlock.scripts import ENDLESS, OK
+from django_rlock.scripts import OK
 from django_rlock.settings import AliasSettings, settings_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.base import BaseLock
 
 logger = logging.getLogger("django_rlock.locks")
-
-RELEASE_PATIENCE = 1.0
-"""How long a release retries an unreachable server before the background thread takes over, in seconds."""
-LEAST_LEFT = 1.0
-"""How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
-
-
-S = TypeVar("S", bound="BaseLock")
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def in_turn(
-    flow: Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]]:
-    """Make calls of a flow wait for each other if they come from a named owner that several threads or tasks share.
-
-    A call does not wait for one that waits for the lock itself: in that case nothing is held here.
-    """
-
-    run: Any = flow
-
-    async def one_after_another(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> T:
-        with TURNS.join(key_of(lock, owner)) as turn:
-            await turn.comes(driver, driver.now())
-            return await made(lock, driver, owner, args)
-
-    def made(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
-        # A call with a star runs pending signal handlers in Python 3.11, before the coroutine is awaited.
-        if not args:
-            return run(lock, driver, owner)  # type: ignore[no-any-return]
-        if len(args) == 1:
-            return run(lock, driver, owner, args[0])  # type: ignore[no-any-return]
-        first, second = args
-        return run(lock, driver, owner, first, second)  # type: ignore[no-any-return]
-
-    def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **_: P.kwargs) -> Coroutine[Any, Any, T]:
-        if owner.is_named:
-            return one_after_another(lock, driver, owner, args)
-        return made(lock, driver, owner, args) if args else run(lock, driver, owner)
-
-    update_wrapper(call, flow)
-    return call
 
 
 class Engine(Protocol):
@@ -135,203 +85,6 @@ class Claim:
     def until(self, now: float) -> float | None:
         """When a wait that begins now ends."""
         return None if self.wait is None else now + self.wait
-
-
-class Attempt:
-    """One owner's attempt at one lock. Times are monotonic seconds.
-
-    ``asker`` is the owner's name in the queue, where that is not its wire name, and ``beside`` its wire name on the
-    other side of a read-write lock. ``until`` is when the wait ends (None: never), ``renewed`` whether the watchdog
-    will renew the hold, and ``hasty`` is as in ``Claim``. After a try ``sent_at`` is the time before its command
-    was sent. If the try took the lock, ``token`` is the fencing token, for kinds that have one. Otherwise
-    ``left_ms`` is the holder's remaining lease (or ENDLESS), ``outside`` is whether the holder's release wakes no
-    waiter in the queue, and ``ticket`` is the ticket that this try drew, if any. ``in_doubt`` is set while the
-    outcome of a command is unknown; it stays set after a command was sent more than once, because the server may
-    execute a copy late.
-
-    A message that the lock was granted to this ticket proves the grant. Then ``granted_until`` is the time until which
-    the server certainly keeps it, and ``sent_at`` is when the message was read. docs/architecture.md has the proof.
-    """
-
-    __slots__ = (
-        "asker",
-        "beside",
-        "driver",
-        "granted_until",
-        "hasty",
-        "in_doubt",
-        "lease",
-        "left_ms",
-        "lock",
-        "outside",
-        "owner",
-        "renewed",
-        "sent_at",
-        "ticket",
-        "token",
-        "tries",
-        "until",
-        "wire_name",
-    )
-
-    def __init__(
-        self,
-        lock: Named,
-        driver: Driver,
-        owner: Owner,
-        wire_name: str,
-        lease: float,
-        until: float | None,
-    ) -> None:
-        self.lock = lock
-        self.driver = driver
-        self.owner = owner
-        self.wire_name = self.asker = wire_name
-        self.beside = ""
-        self.lease = lease
-        self.until = until
-        self.sent_at = 0.0
-        self.token: int | None = None
-        self.left_ms = ENDLESS
-        self.outside = False
-        self.renewed = self.hasty = False
-        self.ticket = ""
-        self.granted_until: float | None = None
-        self.tries = 0
-        self.in_doubt = False
-
-    async def once(self, waiting: bool = False) -> bool:
-        """Try to take the lock. ``waiting`` also takes a place in the queue, for kinds that have one."""
-        lock, driver, until = self.lock, self.driver, self.until
-        kind = lock._kind
-        if kind.fresh_names:
-            self.owner.renew_name()
-            self.wire_name = self.asker = self.owner.wire_name
-        call = kind.acquire(lock, self.asker, 1, self.lease, waiting, self.beside)
-        if until is not None:
-            until = min(until, driver.now() + kind.patience)
-        call.hasty = self.hasty
-        copies, self.in_doubt = self.in_doubt, True
-        if kind.writes:
-            reply = await driver.take(call, until, self._leave)
-        else:
-            reply = await driver.run(call, until)
-        self.in_doubt = copies or call.sends > 1
-        self.tries += 1
-        self.sent_at = call.sent_at
-        if reply[1] == OK:
-            if len(reply) > 2:
-                self.token = reply[2]
-            return True
-        if isinstance(reply[1], bytes):
-            raise kind.refusal(lock, reply)
-        self.left_ms = reply[1]
-        if len(reply) > 2:
-            self.outside, self.ticket = bool(reply[2]), reply[3].decode()
-        return False
-
-    def _is_granted(self, waiter: Waiter) -> bool:
-        """Whether a message proves a grant with enough time left. If in doubt False: the server is then asked."""
-        if not self.ticket or waiter.ticket != self.ticket:
-            return False
-        options = settings_of(self.lock.using)
-        if not self.renewed or self.owner.is_named or options.replica_acks:
-            return False
-        # The grant came after the command that drew the ticket was sent.
-        claim, now = min(options.claim_time, self.lease), self.driver.now()
-        until = self.sent_at + claim
-        if until - now < max(claim / 2, LEAST_LEFT):
-            return False
-        self.sent_at, self.granted_until = now, until
-        return True
-
-    def _leave(self) -> ScriptCall:
-        return self.lock._kind.leave(self.lock, self.asker)
-
-    def undo(self) -> ScriptCall | None:
-        """Undoes what it may have taken, as far as that can be distinguished from what is wanted."""
-        return self.lock._kind.undo(self.lock, self.owner, self.asker)
-
-    async def wait(self) -> bool:
-        """Take the lock, after a wait if necessary; returns False when the time is up."""
-        lock, driver = self.lock, self.driver
-        kind = lock._kind
-        channel = kind.channel(lock)
-        if channel is None:
-            return await self.once() or await self._wait_turn(_Sleeper(driver), tried=True)
-        waiter = driver.overhear(channel, kind.token(lock, self.asker)) if driver.hears(channel) else None
-        asked = False
-        try:
-            # If already subscribed, the first try joins the queue; otherwise it may succeed without SUBSCRIBE.
-            tried = waiter is not None
-            taken = await self.once(waiting=tried)
-            if not taken and waiter is None and self._has_time():
-                waiter = await driver.listen(channel, kind.token(lock, self.asker), self.until)
-            if not taken and waiter is not None:
-                taken = await self._wait_turn(waiter, tried)
-            asked = True
-            return taken
-        finally:
-            if waiter is not None:
-                waiter.close(asked)
-
-    def _has_time(self) -> bool:
-        return self.until is None or self.driver.now() < self.until
-
-    async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
-        wait = Wait(self.lock, self.owner, self.wire_name, self.driver.now(), waiter, self.asker)
-        try:
-            WAITS.add(wait)
-            return await self._try_when_woken(waiter, wait, tried)
-        finally:
-            WAITS.remove(wait)
-            if wait.beat_at < math.inf:
-                beat_after_grant(wait)
-
-    async def _try_when_woken(self, waiter: Waiter, wait: Wait, tried: bool) -> bool:
-        while tried or not await self.once(waiting=True):
-            tried = False
-            pause = self._pause(wait)
-            if pause <= 0:
-                # The last try leaves the queue, or takes the lock if it was granted meanwhile.
-                return await self.once()
-            await waiter.wait(pause)
-            if self._is_granted(waiter):
-                break
-        return True
-
-    def _pause(self, wait: Wait) -> float:
-        """How long to sleep unless woken, in seconds; 0 or less when the time is up."""
-        now = self.driver.now()
-        poll, beat = self.lock._kind.pauses(self.lock, self.left_ms, self.tries)
-        wait.beat_at = now + beat
-        wait.outside = self.outside
-        if beat < math.inf or not wait.expected:
-            wait.expected = True
-            expect(wait, now)
-        return poll if self.until is None else min(poll, self.until - now)
-
-
-class _Sleeper:
-    """The waiter of a kind without wake-ups: it only sleeps."""
-
-    ticket = ""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-
-    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - the protocol's
-        await self._driver.sleep(REPOLL if timeout is None else timeout)
-        return False
-
-    def wake(self) -> None:
-        """Do nothing: it wakes by itself soon."""
-
-    def close(self, asked: bool = True) -> None:
-        """Do nothing: it is in no queue."""
-
-
-# --- taking, giving back, and what lies between ----------------------------------------------------------------------
 
 
 async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
@@ -504,7 +257,7 @@ async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[obj
         raise
     finally:
         if hold.lost_below:
-            _uncover_lost(hold)
+            HOLDS.uncover_lost(hold)
     note_released(lock, hold, call, reply[1] == 1, driver.now())
     if hold.count:
         hold.lease_from(call.sent_at, hold.lease, hold.renewed)
@@ -545,7 +298,7 @@ def _finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
     if hold.count == 0 and not owner.is_named:
         clean_up(lock.using, lock._kind.release(lock, hold.wire_name, 0, hold.lease), hold.deadline)
         free_behind(hold, hold.deadline)
-    _uncover_lost(hold)
+    HOLDS.uncover_lost(hold)
 
 
 def release_later(hold: Hold) -> None:
@@ -567,15 +320,7 @@ def _drop_lost(hold: Hold) -> None:
     hold.count -= 1
     if hold.count <= 0:
         HOLDS.remove(hold)
-        _uncover_lost(hold)
-
-
-def _uncover_lost(hold: Hold) -> None:
-    """A hold may have been taken after lost ones of the same owner, which must still be reported when released."""
-    if hold.count == 0 and hold.lost_below:
-        hold.count, hold.lost_below = hold.lost_below, 0
-        hold.lost = "its lease ended"
-        HOLDS.put(hold)
+        HOLDS.uncover_lost(hold)
 
 
 def leave_block(lock: BaseLock, owner: Owner) -> None:
@@ -642,64 +387,7 @@ async def _extend_unknown(lock: BaseLock, driver: Driver, wire_name: str, lease:
     return bool(reply[1])
 
 
-@in_turn
-async def free_by_force(lock: BaseLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
-    own = _forced_holds(lock, caller, owner, driver.now())
-    renewed = [hold.renewed for hold in own]
-    freed = False
-    try:
-        _expect_the_end(own)
-        call = force_release_call(lock, owner, new_request())
-        reply = await _run_forced(lock, driver, call)
-        freed = bool(reply[1] == 1)
-    finally:
-        for hold, was_renewed in zip(own, renewed, strict=True):
-            _note_forced(hold, freed, was_renewed)
-    if freed:
-        log(
-            logger, logging.WARNING, "Lock %r (%r) was freed by force: %r",
-            lock.name, lock.key, reason or "no reason given",
-        )  # fmt: skip
-        note_freed(lock, owner, reason, caller.place)
-        NEWCOMERS.counted(True)
-        signals.lock_force_released.tell(lock, owner=owner, reason=reason)
-    return freed
-
-
-async def _run_forced(lock: BaseLock, driver: Driver, call: ScriptCall) -> list[Any]:
-    """Send a forced release and return its reply; no copy of it may free the next holder."""
-    retire = retire_call(lock, str(call.args[-1]))
-    until = driver.now() + RELEASE_PATIENCE
-    try:
-        reply = await driver.run(call, until)
-        if call.sends > 1:
-            await driver.run(retire, until)
-    except BaseException:
-        clean_up(lock.using, retire, driver.now() + REMEMBERED)
-        raise
-    return reply
-
-
-def _forced_holds(lock: BaseLock, caller: Owner, owner: str | None, now: float) -> list[Hold]:
-    """The caller's own holds that the call frees: all, or those of a wire name. Holds that were lost before are
-    left out, because their loss must still be reported.
-    """
-    holds = [hold for scope in _scopes(lock) if (hold := HOLDS.get(lock, caller, scope)) is not None]
-    if owner:
-        holds = [hold for hold in holds if hold.lock._kind.field(hold.wire_name) == lock._kind.field(owner)]
-    return [hold for hold in holds if not note_loss(hold, now)]
-
-
-def _note_forced(hold: Hold, freed: bool, renewed: bool) -> None:
-    if freed:
-        hold.count = 0
-        HOLDS.remove(hold)
-        hold.owner.renew_name()
-        free_behind(hold, hold.deadline)
-        _uncover_lost(hold)
-    else:
-        hold.renewed, hold.ending = renewed, False
-        watch(hold)
+free_by_force = force.free_by_force
 
 
 async def ask_state(lock: BaseLock, driver: Driver, owner: Owner) -> tuple[int, int]:
@@ -722,11 +410,6 @@ def not_owned(lock: BaseLock, owner: Owner) -> LockNotOwnedError:
     kind = lock._kind
     held_side = kind.other if kind.other and HOLDS.get(lock, owner, kind.other) is not None else None
     return LockNotOwnedError(lock.name, _wire_name(lock, owner), kind.scope or None, held_side, HOLDS.left_by(lock))
-
-
-def _scopes(lock: BaseLock) -> tuple[str, ...]:
-    """The scopes in which a forced release ends holds of the name: all, unless the lock is one side only."""
-    return (lock._kind.scope,) if lock._kind.scope else ("", "read", "write")
 
 
 def _wire_name(lock: BaseLock, owner: Owner) -> str:
@@ -778,13 +461,6 @@ def expect_copies(hold: Hold | GroupHold, lease: float) -> None:
     """Record that a hold's acquire was sent more than once: a copy that arrives after its end would take the lock."""
     hold.late_lease = lease
     hold.owner.renew_name()
-
-
-def _expect_the_end(holds: list[Hold]) -> None:
-    """A caller or a renewal that finds the lock gone, while its own owner frees it by force, must report no loss."""
-    for hold in holds:
-        hold.ending = True
-        hold.renewed = False
 
 
 def _tell_timed_out(failed: Attempt, waited: float) -> None:

@@ -12,6 +12,7 @@ from django_rlock.drivers.base import Driver
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import NamedOwner, new_request
 from django_rlock.exceptions import PermitNotHeldError
+from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.counters import (
     REMEMBERED_MS,
     SENT_AGAIN,
@@ -22,9 +23,8 @@ from django_rlock.locks.counters import (
     with_answered,
 )
 from django_rlock.locks.durations import UNSET, Duration, lease_seconds
-from django_rlock.locks.engine import Attempt
 from django_rlock.locks.faces import faces
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.permits import (
     PERMITS,
@@ -38,6 +38,7 @@ from django_rlock.locks.permits import (
     permit_keys,
     single_id,
 )
+from django_rlock.locks.records import Hold
 from django_rlock.locks.semaphore import BaseSemaphore
 from django_rlock.locks.watchdog import watch
 from django_rlock.scripts import ABSENT, ENDLESS

@@ -17,7 +17,7 @@ from django_rlock.locks.kinds import Kind, call_for
 from django_rlock.settings import BEAT_SHARE, settings_of
 
 if TYPE_CHECKING:
-    from django_rlock.locks.engine import Attempt
+    from django_rlock.locks.attempt import Attempt
 
 UNASKED = 600.0
 """How long a waiter sleeps before it tries again unwoken, in seconds; beats find a lost ticket or wake-up earlier."""

@@ -20,7 +20,7 @@ from django_rlock.locks.durations import milliseconds
 from django_rlock.settings import AliasSettings, settings_of
 
 if TYPE_CHECKING:
-    from django_rlock.locks.engine import Attempt
+    from django_rlock.locks.attempt import Attempt
 
 REPOLL = 30.0
 """The longest sleep of a waiter before it tries again unwoken, in seconds, in case a message was lost."""

@@ -8,9 +8,9 @@ from django_rlock import keys, scripts
 from django_rlock.drivers.base import EVERYBODY, Driver
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import new_request
+from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.counters import REMEMBERED_MS, Counter, checked_number, retire_copies
 from django_rlock.locks.durations import UNSET, Duration
-from django_rlock.locks.engine import Attempt
 from django_rlock.locks.faces import faces
 from django_rlock.locks.kinds import REPOLL, Kind, call_for
 from django_rlock.settings import DEFAULT_ALIAS

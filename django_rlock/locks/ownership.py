@@ -9,9 +9,10 @@ from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.room import AliasDriver, sync_driver
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.locks.engine import RELEASE_PATIENCE
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.durations import RELEASE_PATIENCE
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW
+from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import FREED, lose
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import NamedOwner
 from django_rlock.exceptions import LockLostError, LockTimeoutError, PermitNotHeldError
 from django_rlock.locks.counters import REMEMBERED_MS, Request, Requests, checked_number, hidden_behind
-from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.engine import RELEASE_PATIENCE
-from django_rlock.locks.holds import Hold, key_of
+from django_rlock.locks.durations import RELEASE_PATIENCE, milliseconds
 from django_rlock.locks.kinds import call_for, retire_call, settled_keys
+from django_rlock.locks.records import Hold, key_of
 from django_rlock.locks.semaphore import timed_out
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from django_rlock.drivers.calls import ScriptCall
 from django_rlock.exceptions import LockUpgradeError, RLockError
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import Kind, call_for, settled_keys
+from django_rlock.locks.records import Hold
 from django_rlock.settings import BEAT_SHARE, settings_of
 
 if TYPE_CHECKING:
-    from django_rlock.locks.engine import Attempt
+    from django_rlock.locks.attempt import Attempt
 
 Preference = Literal["writer"] | None
 

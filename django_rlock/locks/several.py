@@ -14,11 +14,13 @@ from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import engine
+from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.durations import Duration
-from django_rlock.locks.engine import RELEASE_PATIENCE, Attempt, Claim, expect_copies
+from django_rlock.locks.durations import RELEASE_PATIENCE, Duration
+from django_rlock.locks.engine import Claim, expect_copies
 from django_rlock.locks.groups import Grouping, LockGroup, Piece, places, sliced
-from django_rlock.locks.holds import HOLDS, NOTHING, GroupHold, Hold, key_of
+from django_rlock.locks.holds import HOLDS, NOTHING
+from django_rlock.locks.records import GroupHold, Hold, key_of
 from django_rlock.locks.tallies import count_group
 from django_rlock.locks.watchdog import free_behind, watch_group
 from django_rlock.scripts import ABSENT, ENDLESS, OK, QUEUED

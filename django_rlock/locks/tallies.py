@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_rlock.drivers.base import monotonic
-from django_rlock.locks.holds import Hold, Key, context
+from django_rlock.locks.records import Hold, Key, context
 from django_rlock.process import on_fork
 
 if TYPE_CHECKING:
-    from django_rlock.locks.holds import GroupHold
     from django_rlock.locks.kinds import Named
+    from django_rlock.locks.records import GroupHold
 
 MAX_GROUPS = 50
 """How many groups are counted; the locks of further ones are counted together, for each alias."""

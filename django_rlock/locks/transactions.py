@@ -27,8 +27,9 @@ from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import RLockError
 from django_rlock.exits import run_when_dropped
 from django_rlock.locks.engine import release_later
-from django_rlock.locks.holds import HOLDS, Hold, Key, key_of
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.ownership import ensure_owned
+from django_rlock.locks.records import Hold, Key, key_of
 from django_rlock.locks.sections import Section
 
 if TYPE_CHECKING:

@@ -7,12 +7,23 @@ mutex: a turn belongs to its call alone, and ends at the latest when the call's 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Coroutine
+from functools import update_wrapper
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from django_rlock.drivers.base import Driver
-from django_rlock.locks.holds import WAITS, Key
+from django_rlock.drivers.identity import Owner
+from django_rlock.locks.holds import WAITS
+from django_rlock.locks.records import Key, key_of
 from django_rlock.process import on_fork
+
+if TYPE_CHECKING:
+    from django_rlock.locks.base import BaseLock
+
+S = TypeVar("S", bound="BaseLock")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PATIENCE = 1.0
 """How long a call waits at least for an earlier one that does not sleep, in seconds: it takes a command's time."""
@@ -81,3 +92,36 @@ class Turns:
 
 TURNS = Turns()
 on_fork("holds", TURNS.forget)
+
+
+def in_turn(
+    flow: Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]]:
+    """Make calls of a flow wait for each other if they come from a named owner that several threads or tasks share.
+
+    A call does not wait for one that waits for the lock itself: in that case nothing is held here.
+    """
+
+    run: Any = flow
+
+    async def one_after_another(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> T:
+        with TURNS.join(key_of(lock, owner)) as turn:
+            await turn.comes(driver, driver.now())
+            return await made(lock, driver, owner, args)
+
+    def made(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
+        # A call with a star runs pending signal handlers in Python 3.11, before the coroutine is awaited.
+        if not args:
+            return run(lock, driver, owner)  # type: ignore[no-any-return]
+        if len(args) == 1:
+            return run(lock, driver, owner, args[0])  # type: ignore[no-any-return]
+        first, second = args
+        return run(lock, driver, owner, first, second)  # type: ignore[no-any-return]
+
+    def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **_: P.kwargs) -> Coroutine[Any, Any, T]:
+        if owner.is_named:
+            return one_after_another(lock, driver, owner, args)
+        return made(lock, driver, owner, args) if args else run(lock, driver, owner)
+
+    update_wrapper(call, flow)
+    return call

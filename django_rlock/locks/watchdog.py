@@ -25,8 +25,9 @@ from django_rlock.drivers.keeper import Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, listeners
 from django_rlock.locks.beats import beat_soon
-from django_rlock.locks.holds import HOLDS, NEWCOMERS, GroupHold, Hold, Key
+from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import RENEW, forced_channel
+from django_rlock.locks.records import GroupHold, Hold, Key
 from django_rlock.locks.tallies import count_hold, note_lost
 from django_rlock.settings import get_settings
 from django_rlock.signals import lock_lost

@@ -24,7 +24,8 @@ from django_rlock.connections import SERVER_ERRORS
 from django_rlock.drivers.commands import Command
 from django_rlock.drivers.identity import client_id
 from django_rlock.drivers.room import commands_to
-from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS, Hold, Wait
+from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
+from django_rlock.locks.records import Hold, Wait
 from django_rlock.process import Owned, on_exit
 from django_rlock.reports.about import describe_process, described_context
 from django_rlock.reports.history import Recorder, server_clock

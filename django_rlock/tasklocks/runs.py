@@ -24,7 +24,8 @@ from django_rlock.exits import run_when_dropped
 from django_rlock.inspection import describe_holder
 from django_rlock.locks import BaseLock
 from django_rlock.locks.blocks import released_when_dropped
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 from django_rlock.locks.transactions import given_back_later
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import noted

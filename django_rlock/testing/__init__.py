@@ -25,7 +25,8 @@ from django.test.utils import TestContextDecorator, override_settings
 
 from django_rlock.inspection import LockInfo, find_locks, lock_info
 from django_rlock.locks import rlock
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.testing.server import InProcessServer, servers
 

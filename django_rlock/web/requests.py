@@ -9,7 +9,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
-from django_rlock.locks.holds import WorkingOn, context
+from django_rlock.locks.records import WorkingOn, context
 
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

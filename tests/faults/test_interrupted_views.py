@@ -16,7 +16,8 @@ from django_rlock import MultiLock, RLock, distributed_lock
 from django_rlock.locked_calls import AROUND
 from django_rlock.locks import engine
 from django_rlock.locks.detached import Detached
-from django_rlock.locks.holds import HOLDS, context
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import context
 from django_rlock.locks.transactions import keep_until_commit
 from django_rlock.middleware import LockMiddleware
 from tests.background import settle, until_clean

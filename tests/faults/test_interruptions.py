@@ -30,7 +30,8 @@ from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.identity import client_id, current_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.links.link import Link
-from django_rlock.locks.holds import HOLDS, WAITS, Hold
+from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.records import Hold
 from django_rlock.management.locked import _Section as Section
 from django_rlock.reports import report_key
 from tests.background import look_at, settle, until_clean

@@ -32,8 +32,9 @@ from django_rlock.drivers.room import async_driver, listener, sync_driver
 from django_rlock.drivers.tasks import LoopBell, Sleep
 from django_rlock.keys import redisson_channel
 from django_rlock.locks import BaseLock
-from django_rlock.locks.engine import Attempt
-from django_rlock.locks.holds import WAITS, Wait
+from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.holds import WAITS
+from django_rlock.locks.records import Wait
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.interrupting import Interruption, at_call, is_interrupted
 from tests.faults.test_cancellation import cancelled_at

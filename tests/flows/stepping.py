@@ -20,7 +20,8 @@ from django_rlock.drivers.keeper import keeper
 from django_rlock.locks import BaseLock, beats, watchdog
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.engine import take_in_turn as take
-from django_rlock.locks.holds import HOLDS, WAITS, Wait
+from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.records import Wait
 
 if TYPE_CHECKING:
     from tests.flows.worlds import World

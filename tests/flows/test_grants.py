@@ -16,7 +16,8 @@ from django_rlock.drivers.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
 from django_rlock.keys import alive_key, queue_key
 from django_rlock.locks.engine import Claim
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 from tests.flows.exploring import LONG, explore
 from tests.flows.stepping import KEY, NAME, Action, Process, Renewer, Visitor
 from tests.flows.worlds import World

@@ -14,7 +14,7 @@ import pytest
 
 from django_rlock import FairLock, RLock, Semaphore
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks import counters, engine, several
+from django_rlock.locks import attempt, counters, engine, force, several
 from tests.flows import (
     exploring,
     test_counters,
@@ -150,7 +150,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed(engine, "abandon", "if undo is None:", "if True:"), cancelled, LEFT,
     ),
     "a wake-up ends with the waiter that it woke": (
-        changed(engine.Attempt, "wait", "waiter.close(asked)", "waiter.close()"), cancelled_beside_another, "served",
+        changed(attempt.Attempt, "wait", "waiter.close(asked)", "waiter.close()"), cancelled_beside_another, "served",
     ),
     "an inner release that was sent twice need not have found the lock": (
         changed(engine, "note_released", "hold.count == 0 and call.sends > 1", "call.sends > 1"),
@@ -160,7 +160,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed_scripts("if was_obeyed(KEYS[9], ARGV[5]) then", "if false then"), sent_twice_by_force, LOST,
     ),
     "a forced release of a free lock is not retired": (
-        changed(engine, "_run_forced", "if call.sends > 1:", "if False:"), sent_twice_for_a_free_lock, LOST,
+        changed(force, "_run_forced", "if call.sends > 1:", "if False:"), sent_twice_for_a_free_lock, LOST,
     ),
     "requests are executed again": (
         changed_scripts("return redis.call('zscore', requests, request)", "return false"),
@@ -183,15 +183,15 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed_scripts("fields[member] == CLAIMED and", "false and"), sent_twice_in_a_short_hold, "outlives the lease",
     ),
     "the message of another ticket is believed": (
-        changed(engine.Attempt, "_is_granted", "waiter.ticket != self.ticket", "not waiter.ticket"),
+        changed(attempt.Attempt, "_is_granted", "waiter.ticket != self.ticket", "not waiter.ticket"),
         granted_twice, "it counts as held",
     ),
     "a message is believed when the claim has ended": (
-        changed(engine.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
+        changed(attempt.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
         paused, "it entered with a hold that had ended",
     ),
     "a claim is counted from its message": (
-        changed(engine.Attempt, "_is_granted", "until = self.sent_at + claim", "until = now + claim"),
+        changed(attempt.Attempt, "_is_granted", "until = self.sent_at + claim", "until = now + claim"),
         paused, "it counts as held",
     ),
     "nothing is freed behind an acquire of a group": (

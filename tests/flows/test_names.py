@@ -18,7 +18,8 @@ from django_rlock.keys import readwrite_channel, readwrite_keys
 from django_rlock.locks import BaseLock
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.engine import take_in_turn as take
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 from tests.flows import ends
 from tests.flows.exploring import explore
 from tests.flows.stepping import KEY, LEASE, NAME, Action, Actor, Process, Returner, Visitor, suspend

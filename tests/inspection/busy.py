@@ -12,7 +12,7 @@ sys.argv = ["gunicorn"]
 import django
 django.setup()
 from django_rlock import rlock
-from django_rlock.locks.holds import context
+from django_rlock.locks.records import context
 from django_rlock.reports import history
 
 history.LOOK_EVERY = 1.0

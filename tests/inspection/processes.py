@@ -17,7 +17,7 @@ sys.argv = role.split()
 import django
 django.setup()
 from django_rlock import rlock
-from django_rlock.locks.holds import context
+from django_rlock.locks.records import context
 
 locks = {}
 

@@ -21,7 +21,7 @@ from django_rlock.inspection import (
     wait_for_graph,
 )
 from django_rlock.inspection.waiting import Name, find_deadlocks
-from django_rlock.locks.holds import context
+from django_rlock.locks.records import context
 from tests.eventually import eventually
 from tests.inspection.crowd import plant_locks
 from tests.inspection.processes import Process

@@ -15,7 +15,7 @@ from django_rlock.drivers.identity import Owner, current_owner
 from django_rlock.inspection import LockInfo, LockState, iter_locks, lock_info
 from django_rlock.inspection.overview import Overview
 from django_rlock.inspection.rows import public_dict
-from django_rlock.locks.holds import GroupHold, Hold, key_of
+from django_rlock.locks.records import GroupHold, Hold, key_of
 from django_rlock.locks.tallies import MAX_RECENT
 from django_rlock.reports.hot import MAX_HOT, MAX_NAMED, hot_locks
 from tests.eventually import eventually

@@ -14,7 +14,7 @@ from django.test import override_settings
 from django_rlock import reports, rlock
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.holds import context
+from django_rlock.locks.records import context
 from django_rlock.reports.about import guess_role
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually

@@ -8,8 +8,9 @@ from django_rlock import FairLock, LockLostError, MultiLock
 from django_rlock.drivers.base import monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.keys import queue_key, wake_channel
-from django_rlock.locks import engine
-from django_rlock.locks.holds import HOLDS, WAITS, Hold
+from django_rlock.locks import attempt
+from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.records import Hold
 from tests.background import look_at
 
 KEY = "rlock:stock:42"
@@ -189,7 +190,7 @@ async def test_shown_as_any_other(face, redis_client):
     ids=["short claim", "short lease", "fixed lease", "name"],
 )
 async def test_it_asks_where_it_is_told_too_little(face, redis_client, settings, monkeypatch, options, arguments):
-    monkeypatch.setattr(engine, "LEAST_LEFT", LEAST_LEFT)
+    monkeypatch.setattr(attempt, "LEAST_LEFT", LEAST_LEFT)
     settings.RLOCK = {"default": options}
     assert not await visit(face, redis_client, FairLock("stock:42", **arguments), is_unconfirmed)
 
@@ -208,13 +209,13 @@ async def test_it_asks_when_too_much_of_the_claim_may_have_passed(face, redis_cl
 def asked(monkeypatch):
     """What each try of an engine came to, once it is over."""
     answers: list[bool] = []
-    once = engine.Attempt.once
+    once = attempt.Attempt.once
 
     async def noted(self, waiting=False) -> bool:
         answers.append(await once(self, waiting))
         return answers[-1]
 
-    monkeypatch.setattr(engine.Attempt, "once", noted)
+    monkeypatch.setattr(attempt.Attempt, "once", noted)
     return answers
 
 

@@ -10,9 +10,10 @@ import redis
 from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockUnavailableError, MultiLock, RLock
 from django_rlock.drivers.keeper import keeper
 from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, rlock, watchdog
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.ownership import ensure_owned
+from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import Doubts
 from django_rlock.signals import lock_lost
 from tests.background import look_at, nudge, settle, until_heard

@@ -20,7 +20,8 @@ from django_rlock import (
 from django_rlock.drivers.identity import NamedOwner, current_owner
 from django_rlock.inspection import lock_info
 from django_rlock.keys import readwrite_channel, writers_key
-from django_rlock.locks.holds import HOLDS, WAITS, Hold
+from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.records import Hold
 from tests.background import renew_now, until_renewed
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faces import TaskFace, elsewhere, waiting, waits

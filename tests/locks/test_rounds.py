@@ -6,7 +6,8 @@ import pytest
 
 from django_rlock import RLock
 from django_rlock.drivers.keeper import keeper
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import PAUSE, Renewals
 from django_rlock.settings import get_settings
 from tests.background import no_threads

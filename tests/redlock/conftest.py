@@ -7,7 +7,8 @@ import pytest
 from pytest_django import Settings
 
 from django_rlock.drivers.identity import current_owner
-from django_rlock.locks.holds import HOLDS, Hold
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
 from tests.faces import face, nothing_left, pytest_pyfunc_call  # noqa: F401

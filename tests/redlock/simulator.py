@@ -36,8 +36,9 @@ from django_rlock.drivers.quorum.votes import Answer, Ballot, Count, NodeDownErr
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.engine import Claim
-from django_rlock.locks.holds import HOLDS, WAITS, Hold
+from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import RENEW
+from django_rlock.locks.records import Hold
 from django_rlock.locks.redlock import Majority, RedLock
 from django_rlock.locks.watchdog import note_loss
 from django_rlock.scripts import ABSENT

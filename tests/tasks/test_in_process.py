@@ -25,7 +25,7 @@ from django_rlock import (
 )
 from django_rlock.celery import LockedTask, Skipped
 from django_rlock.drivers.identity import thread_owner
-from django_rlock.locks import holds
+from django_rlock.locks import records
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired, task_skipped
 from django_rlock.tasklocks.deliveries import Delivery
@@ -215,9 +215,9 @@ def test_a_failed_task_says_which_option_is_to_change(make, somebody_else):
 
 
 def test_the_report_names_the_task(make, settings):
-    task = make(lambda self: holds.context.get())
+    task = make(lambda self: records.context.get())
     assert task.apply(task_id="1").get() == {"task": "job", "task_id": "1"}
-    assert holds.context.get() is None
+    assert records.context.get() is None
     settings.RLOCK = {"default": {"RECORD_CONTEXT": False}}
     assert task.apply().get() is None
 
@@ -282,7 +282,7 @@ def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
     for number in interruptions(task.apply, outside_of(*ours)):
         assert HOLDS.snapshot() == [], number
         assert thread_owner().label == "", number
-        assert holds.context.get() is None, number
+        assert records.context.get() is None, number
         assert not locks_held.get({}), number
 
 

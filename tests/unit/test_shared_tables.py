@@ -9,7 +9,8 @@ import pytest
 from django_rlock import rlock
 from django_rlock.drivers.identity import current_owner
 from django_rlock.drivers.listening.listener import Channel, Listener
-from django_rlock.locks.holds import Hold, Holds, key_of
+from django_rlock.locks.holds import Holds
+from django_rlock.locks.records import Hold, key_of
 
 MANY = 10_000
 NEVER: Any = None

@@ -15,7 +15,8 @@ from django.urls import path
 from pytest_django import Settings
 
 from django_rlock import PermitExpirableSemaphore, distributed_lock, rlock
-from django_rlock.locks.holds import HOLDS, context
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import context
 from tests.background import is_handed_over
 from tests.conftest import OwnServer
 from tests.web.conftest import Holder

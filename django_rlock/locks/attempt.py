@@ -1,0 +1,212 @@
+"""One owner's attempt at one lock: try, sleep until woken, try again."""
+
+from __future__ import annotations
+
+import math
+
+from django_rlock.drivers.base import Driver, Waiter
+from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.identity import Owner
+from django_rlock.locks.beats import beat_after_grant, expect
+from django_rlock.locks.holds import WAITS
+from django_rlock.locks.kinds import REPOLL, Named
+from django_rlock.locks.records import Wait
+from django_rlock.scripts import ENDLESS, OK
+from django_rlock.settings import settings_of
+
+LEAST_LEFT = 1.0
+"""How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
+
+
+class Attempt:
+    """One owner's attempt at one lock. Times are monotonic seconds.
+
+    ``asker`` is the owner's name in the queue, where that is not its wire name, and ``beside`` its wire name on the
+    other side of a read-write lock. ``until`` is when the wait ends (None: never), ``renewed`` whether the watchdog
+    will renew the hold, and ``hasty`` is as in ``Claim``. After a try ``sent_at`` is the time before its command
+    was sent. If the try took the lock, ``token`` is the fencing token, for kinds that have one. Otherwise
+    ``left_ms`` is the holder's remaining lease (or ENDLESS), ``outside`` is whether the holder's release wakes no
+    waiter in the queue, and ``ticket`` is the ticket that this try drew, if any. ``in_doubt`` is set while the
+    outcome of a command is unknown; it stays set after a command was sent more than once, because the server may
+    execute a copy late.
+
+    A message that the lock was granted to this ticket proves the grant. Then ``granted_until`` is the time until which
+    the server certainly keeps it, and ``sent_at`` is when the message was read. docs/architecture.md has the proof.
+    """
+
+    __slots__ = (
+        "asker",
+        "beside",
+        "driver",
+        "granted_until",
+        "hasty",
+        "in_doubt",
+        "lease",
+        "left_ms",
+        "lock",
+        "outside",
+        "owner",
+        "renewed",
+        "sent_at",
+        "ticket",
+        "token",
+        "tries",
+        "until",
+        "wire_name",
+    )
+
+    def __init__(
+        self,
+        lock: Named,
+        driver: Driver,
+        owner: Owner,
+        wire_name: str,
+        lease: float,
+        until: float | None,
+    ) -> None:
+        self.lock = lock
+        self.driver = driver
+        self.owner = owner
+        self.wire_name = self.asker = wire_name
+        self.beside = ""
+        self.lease = lease
+        self.until = until
+        self.sent_at = 0.0
+        self.token: int | None = None
+        self.left_ms = ENDLESS
+        self.outside = False
+        self.renewed = self.hasty = False
+        self.ticket = ""
+        self.granted_until: float | None = None
+        self.tries = 0
+        self.in_doubt = False
+
+    async def once(self, waiting: bool = False) -> bool:
+        """Try to take the lock. ``waiting`` also takes a place in the queue, for kinds that have one."""
+        lock, driver, until = self.lock, self.driver, self.until
+        kind = lock._kind
+        if kind.fresh_names:
+            self.owner.renew_name()
+            self.wire_name = self.asker = self.owner.wire_name
+        call = kind.acquire(lock, self.asker, 1, self.lease, waiting, self.beside)
+        if until is not None:
+            until = min(until, driver.now() + kind.patience)
+        call.hasty = self.hasty
+        copies, self.in_doubt = self.in_doubt, True
+        if kind.writes:
+            reply = await driver.take(call, until, self._leave)
+        else:
+            reply = await driver.run(call, until)
+        self.in_doubt = copies or call.sends > 1
+        self.tries += 1
+        self.sent_at = call.sent_at
+        if reply[1] == OK:
+            if len(reply) > 2:
+                self.token = reply[2]
+            return True
+        if isinstance(reply[1], bytes):
+            raise kind.refusal(lock, reply)
+        self.left_ms = reply[1]
+        if len(reply) > 2:
+            self.outside, self.ticket = bool(reply[2]), reply[3].decode()
+        return False
+
+    def _is_granted(self, waiter: Waiter) -> bool:
+        """Whether a message proves a grant with enough time left. If in doubt False: the server is then asked."""
+        if not self.ticket or waiter.ticket != self.ticket:
+            return False
+        options = settings_of(self.lock.using)
+        if not self.renewed or self.owner.is_named or options.replica_acks:
+            return False
+        # The grant came after the command that drew the ticket was sent.
+        claim, now = min(options.claim_time, self.lease), self.driver.now()
+        until = self.sent_at + claim
+        if until - now < max(claim / 2, LEAST_LEFT):
+            return False
+        self.sent_at, self.granted_until = now, until
+        return True
+
+    def _leave(self) -> ScriptCall:
+        return self.lock._kind.leave(self.lock, self.asker)
+
+    def undo(self) -> ScriptCall | None:
+        """Undoes what it may have taken, as far as that can be distinguished from what is wanted."""
+        return self.lock._kind.undo(self.lock, self.owner, self.asker)
+
+    async def wait(self) -> bool:
+        """Take the lock, after a wait if necessary; returns False when the time is up."""
+        lock, driver = self.lock, self.driver
+        kind = lock._kind
+        channel = kind.channel(lock)
+        if channel is None:
+            return await self.once() or await self._wait_turn(_Sleeper(driver), tried=True)
+        waiter = driver.overhear(channel, kind.token(lock, self.asker)) if driver.hears(channel) else None
+        asked = False
+        try:
+            # If already subscribed, the first try joins the queue; otherwise it may succeed without SUBSCRIBE.
+            tried = waiter is not None
+            taken = await self.once(waiting=tried)
+            if not taken and waiter is None and self._has_time():
+                waiter = await driver.listen(channel, kind.token(lock, self.asker), self.until)
+            if not taken and waiter is not None:
+                taken = await self._wait_turn(waiter, tried)
+            asked = True
+            return taken
+        finally:
+            if waiter is not None:
+                waiter.close(asked)
+
+    def _has_time(self) -> bool:
+        return self.until is None or self.driver.now() < self.until
+
+    async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
+        wait = Wait(self.lock, self.owner, self.wire_name, self.driver.now(), waiter, self.asker)
+        try:
+            WAITS.add(wait)
+            return await self._try_when_woken(waiter, wait, tried)
+        finally:
+            WAITS.remove(wait)
+            if wait.beat_at < math.inf:
+                beat_after_grant(wait)
+
+    async def _try_when_woken(self, waiter: Waiter, wait: Wait, tried: bool) -> bool:
+        while tried or not await self.once(waiting=True):
+            tried = False
+            pause = self._pause(wait)
+            if pause <= 0:
+                # The last try leaves the queue, or takes the lock if it was granted meanwhile.
+                return await self.once()
+            await waiter.wait(pause)
+            if self._is_granted(waiter):
+                break
+        return True
+
+    def _pause(self, wait: Wait) -> float:
+        """How long to sleep unless woken, in seconds; 0 or less when the time is up."""
+        now = self.driver.now()
+        poll, beat = self.lock._kind.pauses(self.lock, self.left_ms, self.tries)
+        wait.beat_at = now + beat
+        wait.outside = self.outside
+        if beat < math.inf or not wait.expected:
+            wait.expected = True
+            expect(wait, now)
+        return poll if self.until is None else min(poll, self.until - now)
+
+
+class _Sleeper:
+    """The waiter of a kind without wake-ups: it only sleeps."""
+
+    ticket = ""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - the protocol's
+        await self._driver.sleep(REPOLL if timeout is None else timeout)
+        return False
+
+    def wake(self) -> None:
+        """Do nothing: it wakes by itself soon."""
+
+    def close(self, asked: bool = True) -> None:
+        """Do nothing: it is in no queue."""

@@ -1,0 +1,329 @@
+"""What this process knows of each lock that it holds (``Hold``, ``GroupHold``) or waits for (``Wait``).
+
+The tables of these records are in ``holds``.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Self
+
+from django_rlock.drivers.identity import Owner
+from django_rlock.exceptions import LockLostError
+from django_rlock.exits import run_when_dropped
+
+if TYPE_CHECKING:
+    from django_rlock.drivers.base import Waiter
+    from django_rlock.locks.groups import LockGroup
+    from django_rlock.locks.kinds import Named
+
+context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
+"""What the process is working on, for reports: route and user of a request, name and id of a task."""
+
+
+class WorkingOn:
+    """A block in which the process works on something. A generator would take twice as long, in each request."""
+
+    __slots__ = ("_about", "_outer")
+
+    def __init__(self, about: dict[str, str]) -> None:
+        self._about = about
+        self._outer = context.get()
+
+    def __enter__(self) -> dict[str, str]:
+        context.set(self._about)
+        return self._about
+
+    @property
+    def is_entered(self) -> bool:
+        return context.get() is self._about
+
+    @run_when_dropped
+    def __exit__(self, *_: object) -> None:
+        if self.is_entered:
+            context.set(self._outer)
+
+
+Key = tuple[str, str, str, int | str]
+"""Alias, name, scope and owner."""
+Terms = tuple[float, float, bool, float]
+"""A hold's lease, what it runs for, whether it is renewed, and its deadline."""
+
+
+def key_of(lock: Named, owner: Owner, scope: str | None = None) -> Key:
+    return lock.using, lock.name, lock._kind.scope if scope is None else scope, owner.serial
+
+
+class Hold:
+    """A lock held by one owner of this process. Times are monotonic seconds.
+
+    ``deadline`` is a time at which the lease certainly still runs, counted from before its command was sent; after it
+    the lock counts as lost in any case. ``lease`` is what renewals request. ``runs_for`` is the duration behind the
+    deadline, which is shorter while the server keeps a granted lock only for the claim time. ``lost`` is the reason of
+    a loss. ``lost_below`` counts enclosing holds of the same owner that were lost before this one was taken, and whose
+    releases still have to report that. ``token`` is the fencing token, for kinds that have one. ``late_lease`` is how
+    long a late copy of its acquire could hold the lock, in seconds; 0 if there is no copy. ``suspect`` is set while its
+    renewal fails, and ``renewing`` while one is under way. ``planned`` is when the watchdog checks it next, and
+    ``told`` whether the loss was reported; only the watchdog writes these. ``ear`` listens to forced releases while the
+    hold is kept. ``ending`` is set while its own owner frees it by force, which is no loss. ``line`` is where it was
+    acquired; it is recorded only in a request or a task, and not for blocks.
+    """
+
+    __slots__ = (
+        "asker",
+        "context",
+        "count",
+        "deadline",
+        "ear",
+        "ending",
+        "key",
+        "late_lease",
+        "lease",
+        "line",
+        "lock",
+        "lost",
+        "lost_below",
+        "max_until",
+        "owner",
+        "place",
+        "planned",
+        "renewed",
+        "renewing",
+        "runs_for",
+        "scoped",
+        "since",
+        "suspect",
+        "token",
+        "told",
+        "wire_name",
+    )
+
+    def __init__(
+        self, key: Key, lock: Named, owner: Owner, wire_name: str, now: float, token: int | None = None
+    ) -> None:
+        self.key = key
+        self.token = token
+        self.lock = lock
+        self.owner = owner
+        self.wire_name = self.asker = wire_name
+        self.place = owner.place
+        self.context = context.get()
+        self.since = now
+        self.planned = math.nan
+        self.told = False
+        self.max_until = math.inf if lock.max_hold_time is None else now + lock.max_hold_time
+        self.count = 1
+        self.scoped = 0
+        self.suspect = False
+        self.renewing = False
+        self.ending = False
+        self.ear: object = None
+        self.line: str | None = None
+        self.late_lease = 0.0
+        self.lost: str | None = None
+        self.lost_below = 0
+
+    def outlives(self, outer: Hold) -> None:
+        """Replace a lost hold of the same owner, whose enclosing blocks still have to be notified."""
+        self.scoped = outer.scoped
+        self.lost_below = outer.lost_below + outer.count
+
+    def lease_from(self, sent_at: float, lease: float, renewed: bool) -> None:
+        """Record a lease that the server has confirmed."""
+        self.lease = self.runs_for = lease
+        self.renewed = renewed
+        self.deadline = sent_at + lease - self.lock._kind.drift(self.lock, lease)
+
+    @property
+    def terms(self) -> Terms:
+        return self.lease, self.runs_for, self.renewed, self.deadline
+
+    def restore(self, terms: Terms) -> None:
+        """Go back to an earlier lease: it is not known whether another one has replaced it."""
+        self.lease, self.runs_for, self.renewed, self.deadline = terms
+
+    def granted_until(self, deadline: float) -> None:
+        """Record that the server keeps the lock only until ``deadline``, unless it is renewed."""
+        self.deadline = deadline
+        self.runs_for = deadline - self.since
+
+    def confirmed_at(self) -> float:
+        """When the command was sent that took it or last set its lease; for a believed grant, when it was believed."""
+        return self.deadline - self.runs_for
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether the grant is known by a message only, and not yet confirmed by a reply."""
+        return self.runs_for < self.lease
+
+    @property
+    def hash_field(self) -> str:
+        """The owner's field in the lock's hash."""
+        return self.lock._kind.field(self.wire_name)
+
+    @property
+    def noun(self) -> str:
+        """Its name in errors and log records."""
+        return self.lock.noun
+
+    def is_lost(self, now: float) -> bool:
+        """Whether it was lost, or has outlived its lease."""
+        return self.lost is not None or now >= self.deadline
+
+    def lost_error(self) -> LockLostError:
+        return LockLostError(self.lock.name, self.lost or self.lease_ended(), self.noun)
+
+    def lease_ended(self) -> str:
+        late = ", because it could not be renewed in time" if self.renewed else ""
+        return f"its lease of {self.runs_for:.1f} s ended{late}"
+
+    def renew_at(self) -> float:
+        """When the watchdog should renew it: after a third of ``runs_for``."""
+        return self.deadline - self.runs_for * 2 / 3
+
+    @property
+    def owner_ended(self) -> bool:
+        """Whether the thread or task that holds it has ended, so that it can never be released."""
+        return self.owner.ended
+
+
+class GroupHold:
+    """Locks that one script took for an owner: one record for all, until one of them is needed on its own.
+
+    Then each becomes a ``Hold`` of its own, permanently, with the times of this record. Any thread may cause that.
+    Attributes are those of ``Hold``; ``keys`` are the table's keys for it. Kinds with a clock drift are not grouped.
+    """
+
+    __slots__ = (
+        "_split",
+        "context",
+        "deadline",
+        "group",
+        "keys",
+        "late_lease",
+        "lease",
+        "owner",
+        "renewed",
+        "scoped",
+        "since",
+        "wire_name",
+    )
+
+    def __init__(self, group: LockGroup, owner: Owner, wire_name: str, now: float, lease: float) -> None:
+        self.group = group
+        self.owner = owner
+        self.wire_name = wire_name
+        self.keys: Sequence[Key] = group.keys_of(owner)
+        self.context = context.get()
+        self.since = now
+        self.lease = lease
+        self.deadline = now + lease
+        self.late_lease = 0.0
+        self.renewed = False
+        self.scoped = 0
+        self._split: dict[str, dict[Key, Hold]] = {}
+
+    @classmethod
+    def joined(cls, group: LockGroup, holds: Sequence[Hold]) -> Self:
+        """Join holds of a group's locks, which have the same wire name, into one record again."""
+        first = holds[0]
+        held = cls(group, first.owner, first.wire_name, min(hold.since for hold in holds), first.lease)
+        held.deadline = min(hold.deadline for hold in holds)
+        held.late_lease = max(hold.late_lease for hold in holds)
+        held._split["members"] = members = {hold.key: hold for hold in holds}
+        held.keys = tuple(members)
+        return held
+
+    @property
+    def members(self) -> dict[Key, Hold]:
+        """Its holds, one for each lock."""
+        # If two threads get here at once, both get what one of them made.
+        return self._split.get("members") or self._split.setdefault("members", self._make_members())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether none of its locks has been needed on its own."""
+        return not self._split
+
+    @property
+    def renewing(self) -> bool:
+        """Whether a renewal of one of its locks is under way."""
+        return not self.is_whole and any(hold.renewing for hold in self.members.values())
+
+    def renew_at(self) -> float:
+        """When the watchdog should renew it: after a third of its lease."""
+        return self.deadline - self.lease * 2 / 3
+
+    def is_lost(self, now: float) -> bool:
+        """Whether it has outlived its lease; other losses are recorded in its members."""
+        return now >= self.deadline
+
+    def _make_members(self) -> dict[Key, Hold]:
+        return {hold.key: hold for hold in map(self._make_member, self.group.locks)}
+
+    def _make_member(self, lock: Named) -> Hold:
+        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.wire_name, self.since)
+        hold.context = self.context
+        hold.lease_from(self.since, self.lease, self.renewed)
+        hold.scoped = self.scoped
+        hold.late_lease = self.late_lease
+        return hold
+
+
+class Wait:
+    """A wait of an owner of this process for a lock. Times are monotonic seconds; ``beat_at`` is when its next beat is
+    due.
+
+    ``expected`` is whether the background thread knows of it, ``outside`` whether the holder does not know the queue in
+    which it waits. Only the attempt keeps its waiter alive: if an interrupted attempt could not leave, the waiter is
+    collected, and the wait is over.
+    """
+
+    __slots__ = (
+        "_left",
+        "_waiter",
+        "asker",
+        "beat_at",
+        "context",
+        "expected",
+        "key",
+        "lock",
+        "outside",
+        "place",
+        "since",
+        "wire_name",
+    )
+
+    def __init__(self, lock: Named, owner: Owner, wire_name: str, now: float, waiter: Waiter, asker: str) -> None:
+        self.key = key_of(lock, owner)
+        self.lock = lock
+        self.wire_name = wire_name
+        self.asker = asker
+        self.place = owner.place
+        self.context = context.get()
+        self.since = now
+        self._waiter = weakref.ref(waiter)
+        self._left = False
+        self.beat_at = math.inf  # set before it sleeps
+        self.expected = self.outside = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the wait has ended."""
+        return self._left or self._waiter() is None
+
+    @property
+    def hash_field(self) -> str:
+        """The field that the owner would have in the lock's hash."""
+        return self.lock._kind.field(self.wire_name)
+
+    def end(self) -> None:
+        self._left = True
+
+    def wake(self) -> None:
+        """Wake the owner, so that it tries again."""
+        if waiter := self._waiter():
+            waiter.wake()
