@@ -54,8 +54,7 @@ class Detached:
             HOLDS.drop(key, hold)
         if is_held:
             hold.renewed = False
-            lock: Any = hold.lock
-            clean_up(lock.using, lock._kind.leave(lock, hold.wire_name), hold.deadline)
+            clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
 
     def __del__(self) -> None:
         if sys.is_finalizing():  # locks that are renewed were freed by then, and no thread can be started

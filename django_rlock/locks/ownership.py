@@ -11,7 +11,6 @@ from django_rlock.drivers.room import AliasDriver, sync_driver
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.durations import RELEASE_PATIENCE
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import FREED, lose
 
@@ -62,4 +61,4 @@ async def _ask(driver: AliasDriver, holds: Sequence[Hold]) -> None:
 def _question(hold: Hold, now: float) -> ScriptCall:
     # For each kind, a renewal shows who owns the lock, and leaves time for COMMIT. A lease chosen by the caller stays.
     lease = hold.lease if hold.renewed else max(hold.deadline - now - _MILLISECOND, _MILLISECOND)
-    return hold.lock._kind.lease(hold.lock, hold.wire_name, lease, RENEW)
+    return hold.renew_call(lease)

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Self
 
+from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.exits import run_when_dropped
+from django_rlock.locks.kinds import RENEW, Named
 
 if TYPE_CHECKING:
     from django_rlock.drivers.base import Waiter
     from django_rlock.locks.groups import LockGroup
-    from django_rlock.locks.kinds import Named
 
 context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
 """What the process is working on, for reports: route and user of a request, name and id of a task."""
@@ -158,6 +159,14 @@ class Hold:
     def is_unconfirmed(self) -> bool:
         """Whether the grant is known by a message only, and not yet confirmed by a reply."""
         return self.runs_for < self.lease
+
+    def leave_call(self) -> ScriptCall:
+        """Undoes it on the server, whatever became of it there."""
+        return self.lock._kind.leave(self.lock, self.wire_name)
+
+    def renew_call(self, lease: float) -> ScriptCall:
+        """Prolongs its lease on the server to ``lease`` seconds from then on, if it is shorter."""
+        return self.lock._kind.lease(self.lock, self.wire_name, lease, RENEW)
 
     @property
     def hash_field(self) -> str:

@@ -26,7 +26,7 @@ from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, listeners
 from django_rlock.locks.beats import beat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
-from django_rlock.locks.kinds import RENEW, forced_channel
+from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.records import GroupHold, Hold, Key
 from django_rlock.locks.tallies import count_hold, note_lost
 from django_rlock.settings import get_settings
@@ -147,7 +147,7 @@ class Doubts:
                 lose(hold, FREED)
                 if not hold.owner.is_named:
                     # A minority of a RedLock's nodes may still have it.
-                    clean_up(self._keeper.using, hold.lock._kind.leave(hold.lock, hold.wire_name), hold.deadline)
+                    clean_up(self._keeper.using, hold.leave_call(), hold.deadline)
 
     def at_exit(self) -> None:
         """Nothing is left behind."""
@@ -241,10 +241,7 @@ class Renewals:
         # A caller that releases a hold after this knows that a renewal of it may arrive later.
         holds = [hold for hold in holds if hold in HOLDS]
         leases = [hold.lease for hold in holds]
-        calls = [
-            hold.lock._kind.lease(hold.lock, hold.wire_name, lease, RENEW)
-            for hold, lease in zip(holds, leases, strict=True)
-        ]
+        calls = [hold.renew_call(lease) for hold, lease in zip(holds, leases, strict=True)]
         replies = await driver.run_all(calls)
         for hold, lease, call, reply in zip(holds, leases, calls, replies, strict=True):
             now = driver.now()
@@ -267,7 +264,7 @@ class Renewals:
         leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
         for hold in leaving:
             HOLDS.remove(hold)
-        calls = [hold.lock._kind.leave(hold.lock, hold.wire_name) for hold in leaving]
+        calls = [hold.leave_call() for hold in leaving]
         run_sync(background_driver(self._keeper.using).run_all(calls))
 
 
@@ -350,7 +347,7 @@ def note_loss(hold: Hold, now: float) -> bool:
 
 def _free_what_was_renewed(hold: Hold) -> None:
     if not hold.owner.is_named:
-        clean_up(hold.lock.using, hold.lock._kind.leave(hold.lock, hold.wire_name), hold.deadline + hold.lease)
+        clean_up(hold.lock.using, hold.leave_call(), hold.deadline + hold.lease)
 
 
 def free_behind(hold: Hold, ended: float) -> None:
@@ -371,7 +368,7 @@ def lose(hold: Hold, reason: str) -> None:
     free_behind(hold, monotonic())
     if hold.is_unconfirmed:
         # A server that has become the primary may not know of the grant, and may still have its ticket in the queue.
-        clean_up(hold.lock.using, hold.lock._kind.leave(hold.lock, hold.wire_name), hold.deadline)
+        clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
     its = keeper(hold.lock.using)
     its.jobs[Renewals].losses.append(hold)
     its.ring()
