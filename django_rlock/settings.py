@@ -236,18 +236,29 @@ def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
     """The options of an alias. Raises ImproperlyConfigured when it is unknown or has a bad entry."""
     if not isinstance(alias, str):
         raise unknown_alias(alias)
-    return settings_of(alias)
+    return _parsed(alias)
 
 
 @remembered("settings")
 def settings_of(alias: str) -> AliasSettings:
-    """The same without a check of the alias's type; locks call it several times for each command."""
+    """The same for locks, which call it several times for each command. Raises ImproperlyConfigured if any alias has a
+    bad entry: it may be the options that are meant for this one, as in ``{"CACHE": "locks"}``.
+    """
+    for each in get_aliases():
+        _parsed(each)
+    return _parsed(alias)
+
+
+@remembered("settings")
+def _parsed(alias: str) -> AliasSettings:
     entries = _entries()
     if alias not in entries and alias != DEFAULT_ALIAS:
         return _node_settings(alias)
     options = entries.get(alias, {})
     if not isinstance(options, dict):
-        raise ImproperlyConfigured(f"RLOCK[{alias!r}] must be a dict of options, not {shown(options)}.")
+        raise ImproperlyConfigured(
+            f"RLOCK[{alias!r}] must be a dict of options, not {shown(options)}.{_meant_for_default(alias)}"
+        )
     parsed = AliasSettings(alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options})
     _check_caches(parsed)
     _check_claim(parsed)
@@ -275,6 +286,13 @@ def _entries() -> dict[str, Any]:
                 f"An alias in RLOCK must be a string without {NODE_MARK!r} and '://', not {shown(alias)}."
             )
     return entries
+
+
+def _meant_for_default(name: str) -> str:
+    """Advice where an option stands in place of an alias."""
+    if name not in _OPTIONS:
+        return ""
+    return f" For an option of the alias 'default', write RLOCK = {{'default': {{{name!r}: …}}}}."
 
 
 def _known_option(alias: str, key: object) -> str:

@@ -9,7 +9,7 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rlock import FairLock, RLock, rlock
+from django_rlock import CountDownLatch, FairLock, RLock, Semaphore, rlock
 from django_rlock.checks import check_settings
 from django_rlock.settings import AliasSettings, get_aliases, get_settings, server_aliases
 
@@ -109,6 +109,24 @@ def test_not_a_dict(settings, value):
 @pytest.mark.parametrize("value", [None, "default", 5, [("CACHE", "default")]])
 def test_alias_is_not_a_dict(settings, value):
     assert "must be a dict of options" in refused(settings, value)
+
+
+def test_options_without_an_alias_are_refused_by_every_lock(settings):
+    settings.CACHES = {**settings.CACHES, "locks": settings.CACHES["default"]}
+    settings.RLOCK = {"CACHE": "locks"}
+    for make in (rlock, RLock, FairLock):
+        with pytest.raises(ImproperlyConfigured) as caught:
+            make("stock:1").acquire()
+        assert "write RLOCK = {'default': {'CACHE': …}}" in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", [{"KIND": "fare"}, {"WATCHDOG_TIMOUT": 5}, {"CACHE": "nowhere"}, "default", None])
+def test_a_lock_is_refused_while_another_alias_is_wrong(settings, entry):
+    settings.RLOCK = {"default": {}, "orders": entry}
+    calls = rlock("stock:1").acquire, FairLock("stock:1").acquire, Semaphore("seats").acquire, CountDownLatch("x").wait
+    for call in calls:
+        with pytest.raises(ImproperlyConfigured, match="orders"):
+            call(wait_time=0)
 
 
 @pytest.mark.parametrize("alias", [5, None, ("a", "b"), "quorum#0", "redis://:secret@host"])
