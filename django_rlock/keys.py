@@ -134,9 +134,9 @@ def forced_channel(key: str | None = None) -> str:
     return "rlock_wake:forced" if key is None else f"{tagged('rlock_wake', key)}:forced"
 
 
-def force_release_keys(key: str, channel: str) -> tuple[str, ...]:
-    """The keys for freeing a lock of unknown kind; holders are notified on the channel."""
-    return *fair_release_keys(key), read_holds_key(key), readwrite_channel(key), requests_key(key), channel
+def force_release_keys(key: str) -> tuple[str, ...]:
+    """The keys for freeing a lock of unknown kind."""
+    return *fair_release_keys(key), read_holds_key(key), readwrite_channel(key), requests_key(key)
 
 
 @lru_cache(maxsize=MOST_KEPT)

@@ -52,11 +52,17 @@ _monotonic = time.monotonic
 
 
 class Retrying:
-    """Runs calls over an exchange, and retries while that may help."""
+    """Runs calls over an exchange, and retries while that may help; tells ``refused`` what the server refuses."""
 
-    def __init__(self, exchange: Exchange, sleep: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        sleep: Callable[[float], Awaitable[None]],
+        refused: Callable[[Exception], object] = lambda _: None,
+    ) -> None:
         self._exchange = exchange
         self._sleep = sleep
+        self._refused = refused
 
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
         """See ``base.Driver``."""
@@ -82,6 +88,7 @@ class Retrying:
                 with_source = True
             elif is_final(failure):
                 if refused:
+                    self._refused(failure)
                     raise unavailable(call.name, failure, call.noun) from failure
                 # Even an error reply may belong to another command; only a second one, on a new connection, counts.
                 refused = True

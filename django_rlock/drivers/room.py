@@ -20,7 +20,7 @@ from django_rlock.drivers.quorum.tasks import TaskTalks
 from django_rlock.drivers.quorum.threads import ThreadTalks
 from django_rlock.drivers.quorum.topology import Quorum
 from django_rlock.drivers.replicas import ConfirmingNode, take_confirmed
-from django_rlock.drivers.server import Node, OneServer, PlainNode
+from django_rlock.drivers.server import Division, Node, OneServer, PlainNode
 from django_rlock.drivers.spared import SparedNode
 from django_rlock.drivers.tasks import TASKS
 from django_rlock.drivers.threads import BACKGROUND, THREADS
@@ -109,7 +109,13 @@ def _topology(face: Face, using: str, purpose: Purpose) -> Topology:
     take = take_confirmed if confirms else None
     if is_cluster(using):
         return Cluster(face, slot_map(using), make_node, take)
-    return OneServer(face, make_node(None), take)
+    return OneServer(face, make_node(None), _division(using), take)
+
+
+@remembered("drivers")
+def _division(_using: str) -> Division:
+    """What all faces know about the alias's server."""
+    return Division()
 
 
 def _node(face: Face, using: str, purpose: Purpose, confirms: bool, address: Address | None) -> Node:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from redis.exceptions import ClusterCrossSlotError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 
+from django_rlock.cluster import slot_of
 from django_rlock.drivers.base import UNLIMITED, Face, Undo, monotonic
 from django_rlock.drivers.calls import ASKING, ScriptCall, join, may_join, next_nonce, pack
 from django_rlock.drivers.retrying import Retrying, is_final, unavailable
@@ -59,28 +60,48 @@ class PlainNode:
         return replies
 
 
-class OneServer:
-    """The topology of an alias with one server, or with sentinels that name it."""
+class Division:
+    """Whether a server divides its keys into slots, as a cluster behind one address does: then the keys of a command
+    must share one. The server's first refusal tells.
+    """
 
-    def __init__(self, face: Face, node: Node, take: Callable[..., Any] | None = None) -> None:
-        self._node = node
-        self.run = Retrying(node.exchange, face.sleep).run
-        self._take = take
+    def __init__(self) -> None:
+        self._by_slot = False
+
+    def learn(self, reply: object) -> None:
+        """Look at an error of the server."""
+        if isinstance(reply, ClusterCrossSlotError):
+            self._by_slot = True
 
     def place(self, key: str) -> object:
-        """All keys live on one server."""
-        return None
+        """Equal for keys that one command may have."""
+        return slot_of(key) if self._by_slot else None
+
+
+class OneServer:
+    """The topology of an alias with one server, or with sentinels that name it, or with one address of a cluster."""
+
+    def __init__(self, face: Face, node: Node, division: Division, take: Callable[..., Any] | None = None) -> None:
+        self._node = node
+        self._division = division
+        self.place = division.place
+        self.run = Retrying(node.exchange, face.sleep, division.learn).run
+        self._take = take
 
     def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
         return self.run(call, until) if self._take is None else self._take(self.run, call, until, undo)
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        groups = [list(group) for _, group in itertools.groupby(calls, may_join)]
+        groups = [list(group) for _, group in itertools.groupby(calls, self._may_join)]
         joined = [group[0] if len(group) == 1 else join(group) for group in groups]
         replies: list[Any] = []
         for group, call, reply in zip(groups, joined, await exchange_slices(self._node, joined), strict=True):
+            self._division.learn(reply)
             replies += [reply] if len(group) == 1 else _split(group, call, reply)
         return [await alone(self.run, call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _may_join(self, call: ScriptCall) -> object:
+        return may_join(call), self.place(call.keys[0])
 
 
 async def exchange_slices(node: Node, calls: Sequence[ScriptCall]) -> list[Any]:

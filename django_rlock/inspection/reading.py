@@ -7,12 +7,15 @@ because a value that cannot be decoded would leave the rest of its reply in the 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import redis
+from redis.exceptions import ClusterCrossSlotError
 
 from django_rlock.cluster import ClusterClient
 from django_rlock.inspection.parsing import Fields, Report, parse_report, unchanged_report
@@ -131,8 +134,10 @@ def _count_waiters(client: redis.Redis, states: Mapping[str, State]) -> dict[str
 def count_present(client: redis.Redis, keys: Iterable[str]) -> int:
     """How many there are of these locks and their queues; one command, in a cluster one for each lock."""
     locks = [(key, queue_key(key), redisson_queue_key(key)) for key in keys]
-    groups = locks if isinstance(client, ClusterClient) else [[key for lock in locks for key in lock]]
-    return sum(_pipeline(client, [("EXISTS", *group) for group in groups]))
+    if not isinstance(client, ClusterClient):
+        with suppress(ClusterCrossSlotError):  # a cluster behind one address
+            return sum(_pipeline(client, [("EXISTS", *itertools.chain(*locks))]))
+    return sum(_pipeline(client, [("EXISTS", *lock) for lock in locks]))
 
 
 def scan_keys(client: Any, prefix: str) -> Iterator[str]:

@@ -208,7 +208,8 @@ class Beats:
         now = monotonic()
         if isinstance(reply, Exception):
             log(logger, logging.INFO, "No beat for lock %r: %s", part[0][0].key, reply)
-            for key, group, _ in part:
+            for key, group, waits in part:
+                waits[0].wake()  # its own call keeps this process alive in the queue, or fails with the reason
                 group.beat_at = now + _RETRY
                 self._plan(key, group, group.beat_at)
             return

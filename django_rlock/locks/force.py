@@ -32,8 +32,8 @@ async def free_by_force(lock: BaseLock, driver: Driver, caller: Owner, owner: st
     freed = False
     try:
         _expect_the_end(own)
-        call = force_release_call(lock, owner, new_request())
-        reply = await _run_forced(lock, driver, call)
+        request = new_request()
+        reply = await _run_forced(lock, driver, force_release_call(lock, owner, request), request)
         freed = bool(reply[1] == 1)
     finally:
         for hold, was_renewed in zip(own, renewed, strict=True):
@@ -49,9 +49,9 @@ async def free_by_force(lock: BaseLock, driver: Driver, caller: Owner, owner: st
     return freed
 
 
-async def _run_forced(lock: BaseLock, driver: Driver, call: ScriptCall) -> list[Any]:
+async def _run_forced(lock: BaseLock, driver: Driver, call: ScriptCall, request: str) -> list[Any]:
     """Send a forced release and return its reply; no copy of it may free the next holder."""
-    retire = retire_call(lock, str(call.args[-1]))
+    retire = retire_call(lock, request)
     until = driver.now() + RELEASE_PATIENCE
     try:
         reply = await driver.run(call, until)

@@ -26,10 +26,11 @@ MOST_TOGETHER = 1000
 class LockGroup:
     """Locks of one alias and place. Its keys are packed once, so a lock that is taken often keeps its group.
 
-    Raises ValueError for locks of several aliases, because one script runs on one server.
+    ``divided`` are its parts by slot, if its server turned out to divide its keys into slots. Raises ValueError for
+    locks of several aliases, because one script runs on one server.
     """
 
-    __slots__ = ("_counted", "_to_free", "_to_take", "locks", "name", "places", "settings", "using")
+    __slots__ = ("_counted", "_to_free", "_to_take", "divided", "locks", "name", "places", "settings", "using")
 
     def __init__(self, locks: Iterable[BaseLock]) -> None:
         self.locks = tuple(locks)
@@ -42,6 +43,7 @@ class LockGroup:
         (self.using,) = aliases
         self.settings = settings_of(self.using)
         self.name = ", ".join([lock.name for lock in self.locks])
+        self.divided: list[LockGroup] = []
         self._counted: set[Group] | None = None
         prefix = self.settings.key_prefix
         # First the state keys of all locks, then the queues of all, and so on.
@@ -49,6 +51,16 @@ class LockGroup:
         states, queues, alive, channels, waiting, deadlines = zip(*by_lock, strict=True)
         self._to_take = ManyKeys(states + queues)
         self._to_free = self._to_take.followed_by(waiting + alive + channels + deadlines)
+
+    def divide(self, driver: Driver) -> list[LockGroup]:
+        """Its parts by place, after its server refused it; none if they are all in one place."""
+        if not self.divided:
+            parts: dict[object, list[BaseLock]] = {}
+            place_of = places(driver)
+            for lock in self.locks:
+                parts.setdefault(place_of(lock), []).append(lock)
+            self.divided = [LockGroup(each) for each in parts.values()] if len(parts) > 1 else []
+        return self.divided
 
     @property
     def counted(self) -> set[Group]:

@@ -189,8 +189,8 @@ def force_release_call(lock: Named, wire_name: str | None, request: str) -> Scri
     """Returns 1, or 0 when the lock, or that owner's hold, does not exist."""
     kind, claim = lock._kind, milliseconds(settings_of(lock.using).claim_time)
     field = kind.field(wire_name) if wire_name else ""
-    all_keys = keys.force_release_keys(lock.key, forced_channel(lock))
-    return call_for(lock, scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, kind.scope, request)
+    all_keys = keys.force_release_keys(lock.key)
+    return call_for(lock, scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, kind.scope, request, forced_channel(lock))
 
 
 def retire_call(lock: Named, request: str | bytes) -> ScriptCall:

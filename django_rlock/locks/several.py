@@ -127,6 +127,10 @@ def _joined(found: dict[Held | None, BaseLock]) -> Iterable[GroupHold | BaseLock
     return [GroupHold.joined(LockGroup(locks), holds) for holds, locks in slices]
 
 
+def _pieces_of(groups: Iterable[LockGroup]) -> list[Piece]:
+    return [group if len(group.locks) > 1 else group.locks[0] for group in groups]
+
+
 def _members(held: Held | None, lock: BaseLock) -> list[tuple[Hold, BaseLock]]:
     if isinstance(held, GroupHold):
         return list(zip(held.members.values(), held.group.locks, strict=True))
@@ -145,7 +149,7 @@ async def _free(driver: Driver, held: GroupHold) -> list[RLockError]:
     call = group.release_call(held.wire_name)
     try:
         HOLDS.remove_group(held)  # before the command, so that no renewal starts
-        reply = await driver.run(call, min(held.deadline, driver.now() + RELEASE_PATIENCE))
+        missing = await _send_release(driver, held, call)
     except BaseException as error:
         HOLDS.remove_group(held)  # the keys that an interruption left, too
         held.owner.renew_name()
@@ -156,7 +160,24 @@ async def _free(driver: Driver, held: GroupHold) -> list[RLockError]:
         if isinstance(error, LockUnavailableError):
             raise engine.release_failed(group.locks[0], error, held.deadline - driver.now()) from error
         raise
-    return _note_freed(held, call, reply[1], driver.now())
+    return _note_freed(held, call, missing, driver.now())
+
+
+async def _send_release(driver: Driver, held: GroupHold, call: ScriptCall) -> Sequence[int]:
+    """Return the positions of the locks that were gone, counted from 1."""
+    group, until = held.group, min(held.deadline, driver.now() + RELEASE_PATIENCE)
+    try:
+        return (await driver.run(call, until))[1]  # type: ignore[no-any-return]
+    except LockUnavailableError:
+        if not group.divide(driver):
+            raise
+    call.sends, gone = 0, set[BaseLock]()  # its server has executed nothing of the whole
+    for part in group.divided:
+        its = part.release_call(held.wire_name)
+        missing = (await driver.run(its, until))[1]
+        call.sends = max(call.sends, its.sends)
+        gone.update(part.locks[position - 1] for position in missing)
+    return [position for position, lock in enumerate(group.locks, start=1) if lock in gone]
 
 
 def _note_freed(held: GroupHold, call: ScriptCall, missing: Sequence[int], now: float) -> list[RLockError]:
@@ -230,6 +251,8 @@ class AllOrNone:
     def _parts_of(self, piece: Piece) -> Sequence[Piece]:
         if not isinstance(piece, LockGroup):
             return [piece]
+        if piece.divided:
+            return self._takeable(_pieces_of(piece.divided))
         if self.owner.is_named:
             return piece.locks  # others share the name and may hold some: take one by one
         if HOLDS.has_none(piece.keys_of(self.owner)):
@@ -294,9 +317,11 @@ class AllOrNone:
                 held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
                 self._note_taken(held, call.sends > 1)
                 return True
-        except BaseException:
+        except BaseException as error:
             if held is not None:
                 HOLDS.remove_group(held)
+            if isinstance(error, LockUnavailableError) and group.divide(driver):
+                return await self._take_at_once([group])
             engine.abandon(first, driver, owner, group.release_call(wire_name), lease)
             raise
         if call.sends > 1:

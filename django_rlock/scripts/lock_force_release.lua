@@ -9,12 +9,12 @@
 -- KEYS[7]  prefix of the keys of a read-write lock's read holds
 -- KEYS[8]  Redisson's channel of read-write locks
 -- KEYS[9]  executed requests
--- KEYS[10]  channel that notifies its holders
 -- ARGV[1]  nonce
 -- ARGV[2]  field of the owner that must hold it, or '' for any
 -- ARGV[3]  claim time, ms
 -- ARGV[4]  'read' or 'write' for that side of a read-write lock alone, '' for any lock
 -- ARGV[5]  request
+-- ARGV[6]  channel that notifies its holders; on one server it is for all locks, and so in no slot of theirs
 --
 -- Returns {nonce, 1}, or {nonce, 0} if the lock, or that owner's hold, does not exist. The request is remembered for
 -- longer than a copy of it may be under way: REMEMBERED, in ms. A copy would free the next holder.
@@ -57,7 +57,7 @@ if mode ~= 'read' and mode ~= 'write' then
         return {ARGV[1], 0}
     end
     hand_on(lock, KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
-    redis.pcall('publish', KEYS[10], lock)
+    redis.pcall('publish', ARGV[6], lock)
     remember(KEYS[9], ARGV[5], 120000)
     return {ARGV[1], 1}
 end
@@ -69,6 +69,6 @@ if not settle(lock, KEYS[7]) then
     hand_on(lock, KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
 end
 redis.pcall('publish', KEYS[8], message)
-redis.pcall('publish', KEYS[10], lock)
+redis.pcall('publish', ARGV[6], lock)
 remember(KEYS[9], ARGV[5], 120000)
 return {ARGV[1], 1}

@@ -30,7 +30,7 @@ OTHER_KEYS = {
     "fair_release": list(keys.fair_release_keys(KEY)),
     "fair_leave": list(keys.fair_release_keys(KEY)),
     "fenced_acquire": [KEY, TOKEN],
-    "lock_force_release": list(keys.force_release_keys(KEY, FORCED)),
+    "lock_force_release": list(keys.force_release_keys(KEY)),
     "read_acquire": [KEY, READS, WRITERS],
     "read_release": [KEY, READS, RW_CHANNEL],
     "lock_extend": [KEY, SETTLED],

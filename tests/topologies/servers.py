@@ -182,6 +182,17 @@ def _cluster(name: str, stack: ExitStack, way: Plain, naming: Naming) -> Topolog
     return Topology(name, f"{way.scheme}://127.0.0.1:{startup[0].port}", client, nodes, options)
 
 
+@contextmanager
+def one_address() -> Iterator[Topology]:
+    """A cluster behind one address, reached by the entry of one server: each command needs keys of one slot."""
+    with ExitStack() as stack:
+        node = Plain(stack).start_node()
+        command(node, "CLUSTER ADDSLOTSRANGE", _SLOTS[0][0], _SLOTS[-1][1])
+        client = stack.enter_context(node.client())
+        eventually(lambda: client.cluster("INFO")["cluster_state"] == "ok")
+        yield Topology("one address", node.url, client, [node], entry("single")["OPTIONS"])
+
+
 TOPOLOGIES: dict[str, Launch] = {
     "single": single,
     "tls": encrypted,
@@ -189,6 +200,7 @@ TOPOLOGIES: dict[str, Launch] = {
     "django": djangos,
     "sentinel": watched,
     "sentinel-tls": watched_encrypted,
+    "one address": one_address,
     "cluster": cluster,
     "cluster-tls": cluster_encrypted,
 }

@@ -1,0 +1,100 @@
+"""A cluster behind one address, as serverless products offer it: each command may only have keys of one slot."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from django_rlock import FairLock, LockLostError, MultiLock, RLock
+from django_rlock.drivers.room import background_driver
+from django_rlock.inspection.sources import asking
+from django_rlock.locks import beats
+from django_rlock.locks.holds import HOLDS
+from tests.background import renew_now
+from tests.eventually import PATIENCE
+from tests.faces import BlockingFace as Face
+from tests.faces import waiting
+from tests.topologies.conftest import Started
+from tests.topologies.servers import Topology
+
+NAMES = "stock:1", "stock:2", "stock:3"
+
+
+@pytest.fixture
+def topology(started: Started, use: Callable[[Topology], None]) -> Iterator[Topology]:
+    """A server of which nobody knows yet that it has slots: with changed settings, all begins anew."""
+    found = started("one address")
+    use(found)
+    yield found
+    found.redis.flushall()
+
+
+def keys(topology: Topology) -> list[str]:
+    return sorted(key for key in topology.redis.keys("rlock:stock:*"))
+
+
+async def test_several_locks_are_taken_and_given_back_together(face: Face, topology: Topology) -> None:
+    for _ in range(2):
+        lock = MultiLock(*map(FairLock, NAMES))
+        for _ in range(2):
+            async with face.inside(lock):
+                assert keys(topology) == [f"rlock:{name}" for name in NAMES]
+        assert keys(topology) == []
+    assert HOLDS.snapshot() == []
+
+
+async def test_several_locks_are_taken_all_or_none(face: Face, topology: Topology) -> None:
+    topology.redis.hset("rlock:stock:3", "somebody", 1)
+    assert not await face.acquire(MultiLock(*map(FairLock, NAMES)), blocking=False)
+    assert keys(topology) == ["rlock:stock:3"]
+
+
+async def test_locks_taken_alone_are_given_back_together(face: Face, topology: Topology) -> None:
+    for name in NAMES:
+        assert await face.acquire(FairLock(name))
+    topology.redis.delete("rlock:stock:2")
+    with pytest.raises(LockLostError, match="stock:2"):
+        await face.release(MultiLock(*map(FairLock, NAMES)))
+    assert keys(topology) == []
+    assert HOLDS.snapshot() == []
+
+
+async def test_many_locks_are_renewed(face: Face, topology: Topology) -> None:
+    for name in NAMES:
+        assert await face.acquire(RLock(name))
+    for _ in range(2):
+        for name in NAMES:
+            topology.redis.pexpire(f"rlock:{name}", 5000)
+        renew_now()
+        await face.until(lambda: all(topology.redis.pttl(f"rlock:{name}") > 5000 for name in NAMES))
+    assert background_driver("default").place("a") != background_driver("default").place("b")
+    for name in NAMES:
+        await face.release(RLock(name))
+
+
+@pytest.mark.parametrize("retry", [beats._RETRY, PATIENCE], ids=["by its next beat", "by the failure of its beat"])
+async def test_a_process_that_waits_for_several_locks_is_woken(
+    face: Face, topology: Topology, monkeypatch: pytest.MonkeyPatch, retry: float
+) -> None:
+    monkeypatch.setattr(beats, "_RETRY", retry)
+    for name in NAMES:
+        topology.redis.hset(f"rlock:{name}", "somebody", 1)
+    waits = [face.start(visit, face, FairLock(name)) for name in NAMES]
+    await waiting(face, len(NAMES))
+    for name in NAMES:
+        topology.redis.delete(f"rlock:{name}")
+    for name in NAMES:
+        beats.beat_soon(FairLock(name))
+    for each in waits:
+        await face.result(each)
+
+
+async def test_waiters_are_counted_by_slots(face: Face, topology: Topology) -> None:
+    for name in NAMES:
+        topology.redis.hset(f"rlock:{name}", "somebody", 1)
+    with asking("a test", "default") as server:
+        assert server.count_present([f"rlock:{name}" for name in NAMES]) == len(NAMES)
+
+
+async def visit(face: Face, lock: FairLock) -> None:
+    async with face.inside(lock):
+        pass
