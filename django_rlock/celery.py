@@ -8,7 +8,6 @@ never are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,14 @@ from celery.contrib.django.task import DjangoTask
 from celery.signals import worker_init
 from celery.utils import uuid
 
-from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks import BaseLock, Duration
-from django_rlock.locks.records import WorkingOn
-from django_rlock.settings import DEFAULT_ALIAS, get_settings
+from django_rlock.settings import DEFAULT_ALIAS
+from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
-from django_rlock.tasklocks.holders import label
 from django_rlock.tasklocks.options import TaskOptions
-from django_rlock.tasklocks.places import Place, mark_of, send_once
+from django_rlock.tasklocks.places import Place, send_once
 from django_rlock.tasklocks.refusals import refuse_unknown
-from django_rlock.tasklocks.runs import Run, locks_held, run_message
+from django_rlock.tasklocks.runs import locks_held
 from django_rlock.tasklocks.skipped import Skipped
 
 if TYPE_CHECKING:
@@ -90,7 +87,8 @@ class LockedTask(_DjangoTask):
     lock ends with its lease; on the same machine the next message frees it earlier.
 
     A plain call, ``build_report(7)``, and eager mode take the lock as well; they have no message to send again, so they
-    wait instead of retrying. ``build_report.run(7)`` runs the body without the lock.
+    wait instead of retrying. ``build_report.run(7)`` runs the body without the lock. A ``__call__`` of a subclass or a
+    mixin, and ``autoretry_for``, are outside of the lock: whichever calls ``run`` has it, once.
 
     A bad or unknown option raises KeyTemplateError, ValueError or TypeError when the app makes the task; so does
     ``apply_async()`` with arguments from which no key can be made. A task's own attributes must not begin with
@@ -121,12 +119,14 @@ class LockedTask(_DjangoTask):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_unknown(cls, str(cls.name or cls.__name__), OPTIONS)
+        guard(cls)
         cls._rlock = TaskOptions.of(cls)  # a bad option fails before Celery registers the task
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
-        cls._rlock = TaskOptions.of(cls)  # task_annotations may have changed an option
+        guard(cls)  # task_annotations may have wrapped the body, or changed an option
+        cls._rlock = TaskOptions.of(cls)
         if cls.track_started:
             # Celery would store STARTED before the call, also for a copy of a message whose task has succeeded; and
             # most backends of databases overwrite SUCCESS. So a run stores it, once it holds its lock and counts.
@@ -186,20 +186,6 @@ class LockedTask(_DjangoTask):
         task_id = task_id or uuid()
         return send_once(self, lambda: naming.name(self, *arguments, task_id), task_id, options, send)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        request = self.request
-        # Only the first call under a request runs the message; others are plain calls from within the body.
-        if request.called_directly or request.get("rlock_entered"):
-            return Run(self, args, kwargs).execute(partial(super().__call__, *args, **kwargs))
-        request.rlock_entered = True  # type: ignore[attr-defined]
-        task_id = str(request.id)
-        with _reported(self, task_id), thread_owner().labelled(label(task_id, self._mark())):
-            return run_message(self, args, kwargs, request, partial(self.run, *args, **kwargs))
-
-    def _mark(self) -> str:
-        """The mark by which senders find a run of the task."""
-        return mark_of(self) if self._rlock.scope == "queue" else ""
-
 
 OPTIONS = frozenset(
     {name for name in LockedTask.__annotations__ if name.startswith("lock_")}
@@ -211,10 +197,3 @@ OPTIONS = frozenset(
 @worker_init.connect(weak=False)
 def _tell_worker(**_: Any) -> None:
     tell_worker()
-
-
-def _reported(task: LockedTask, task_id: str) -> AbstractContextManager[object]:
-    """Name the task in the report of the locks taken inside, unless the alias's RECORD_CONTEXT is off."""
-    if not get_settings(task.lock_using).record_context:
-        return nullcontext()
-    return WorkingOn({"task": str(task.name), "task_id": task_id})

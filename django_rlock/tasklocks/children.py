@@ -1,30 +1,33 @@
 """The children of a prefork worker: when one dies, its parent frees its locks at once.
 
 A child sends its parent once, by an inherited socket: its client id, a file of its own, and the reading end of a pipe.
-Before each run it writes the locks that it is about to take into the file: one system call, which wakes no process. The
+Before each run it writes the locks that it is about to take into the file, which it has mapped: no system call. The
 pipe closes when the child is gone, in whatever way, and before Celery's own pool notices. Then a thread of the parent
 reads the file, and frees those of the locks that the child's client id holds. A child that is not forked (macOS) has no
 such socket; its locks end with their leases.
+
+The file has two halves, and before them the number of the one that counts. A child writes into the other one, and then
+that number, so that it may die at any time.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import pickle
 import selectors
 import socket
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import IO, Any
+from contextlib import suppress
+from typing import Any
 
 from celery.signals import worker_init, worker_ready
 
 from django_rlock import threads
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import RLockError
-from django_rlock.exits import run_when_dropped
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.process import on_fork
 from django_rlock.settings import get_settings
@@ -33,7 +36,10 @@ from django_rlock.tasklocks.holders import free_the_dead
 logger = logging.getLogger("django_rlock.celery")
 
 _MOST = 65_536
-"""How many bytes of a child's note are read."""
+"""How many bytes a half of a child's file has. Longer notes are not written: those locks end with their leases."""
+_HALVES = {1: 4096, 2: 4096 + _MOST}
+"""Where they begin. The first byte of the file says which one counts; 0 is neither."""
+_SIZE = 4096 + 2 * _MOST
 _AGAIN = 1.0
 """How long to wait before freeing a dead child's locks is retried, while their Redis is unreachable, in seconds."""
 
@@ -78,7 +84,8 @@ class _Parent:
         """Handle the end of a child."""
         self._selector.unregister(pipe)
         try:
-            written = os.pread(file, _MOST, 0)
+            half = _HALVES.get(os.pread(file, 1, 0)[0])
+            written = b"" if half is None else os.pread(file, _MOST, half)
         finally:
             os.close(pipe)
             os.close(file)
@@ -101,62 +108,62 @@ class _Child:
     """A process that runs tasks: a file in which it notes its locks, and a pipe that closes when it ends."""
 
     def __init__(self, parent: _Parent) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - for the life of the process
+        with tempfile.TemporaryFile(buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, _SIZE)  # a full disk must not end the process later
+            self._mapped = mmap.mmap(file.fileno(), _SIZE)
+            self._connect(parent, file.fileno())
+        self._half = 2
+        self.notes: list[Note] = []
+
+    def _connect(self, parent: _Parent, file: int) -> None:
         reader, self._writer = os.pipe()
         try:
-            socket.send_fds(parent.childrens, [client_id().encode()], [reader, self._file.fileno()])
+            socket.send_fds(parent.childrens, [client_id().encode()], [reader, file])
         except OSError:
             self.close()
             raise
         finally:
             os.close(reader)
-        self.notes: list[Note] = []
 
     def close(self) -> None:
         os.close(self._writer)
-        self._file.close()
+        self._mapped.close()
 
     def write(self) -> None:
         """Write the notes. What is left of a longer, earlier text is not read."""
-        os.pwrite(self._file.fileno(), pickle.dumps(self.notes), 0)
-
-
-class _Noted:
-    """A block in which a child may hold locks; nested blocks add their own notes."""
-
-    __slots__ = ("_child", "_note")
-
-    def __init__(self, child: _Child, note: Note) -> None:
-        self._child = child
-        self._note = note
-
-    def __enter__(self) -> None:
-        self._child.notes.append(self._note)
-        self._child.write()
-
-    @property
-    def is_entered(self) -> bool:
-        return self._note in self._child.notes
-
-    @run_when_dropped
-    def __exit__(self, *_: object) -> None:
-        notes = self._child.notes
-        notes.remove(self._note)
-        if notes:  # else the last one stays in the file: a lock that is no longer held will not be freed
-            self._child.write()
+        text = pickle.dumps(self.notes)
+        half = 3 - self._half if len(text) <= _MOST else 0
+        if half:
+            start = _HALVES[half]
+            self._mapped[start : start + len(text)] = text
+            self._half = half
+        self._mapped[0] = half
 
 
 _parent: _Parent | None = None
 _child: _Child | None = None
 
 
-def noted(task_id: str, lock: BaseLock, kind: str | None) -> AbstractContextManager[None]:
-    """Let the parent know, while a task runs, which locks to free when this process is gone."""
-    child = _this_child()
-    if child is None:
-        return nullcontext()
-    locks = [(each.using, kind, each.name) for each in lock.parts]
-    return _Noted(child, {"task": task_id, "lease": lock.lease_time, "locks": locks})
+def note_of(task_id: str, lock: BaseLock, kind: str | None) -> Note | None:
+    """What the parent is to free when this process is gone while a task runs; None if it is no child of a worker."""
+    if _this_child() is None:
+        return None
+    return {"task": task_id, "lease": lock.lease_time, "locks": [(each.using, kind, each.name) for each in lock.parts]}
+
+
+def write(note: Note) -> None:
+    """Let the parent know that this process may hold such locks from now on."""
+    if _child is not None:
+        _child.notes.append(note)
+        _child.write()
+
+
+def erase(note: Note) -> None:
+    """Let it know that it does not any more."""
+    if _child is not None and note in _child.notes:
+        _child.notes.remove(note)
+        if _child.notes:  # else the last one stays in the file: a lock that is no longer held will not be freed
+            _child.write()
 
 
 def _this_child() -> _Child | None:

@@ -22,6 +22,8 @@ Values = dict[str, Any]
 """The arguments of a message by name, with their defaults."""
 
 _DIGEST_BYTES = 16
+BODY = "rlock_body"
+"""An attribute of a ``run`` that takes the lock: the one that it replaces."""
 _NO_ID = "id"
 """Stands for a task's id when a name is made only to check that it can be made."""
 
@@ -117,6 +119,14 @@ class Naming:
             raise TypeError(f"{self._label}: lock_key is called as function({', '.join(wanted)}); {error}.")
 
 
+def body_of(task: type[LockedTask]) -> Any:
+    """A task's own ``run``, as its class has it, also if an annotation of the app's wraps what takes the lock."""
+    run: Any = inspect.getattr_static(task, "run")
+    while hasattr(inner := inspect.unwrap(run, stop=lambda each: hasattr(each, BODY)), BODY):
+        run = getattr(inner, BODY)
+    return run
+
+
 def misfit(function: Callable[..., Any], arguments: int) -> str | None:
     """Why a function cannot be called with a number of positional arguments; None if it can, or if that is unknown."""
     try:
@@ -153,7 +163,7 @@ class _Values:
 
     def __init__(self, task: type[LockedTask]) -> None:
         self._label = task.name or task.__name__
-        run: Any = inspect.getattr_static(task, "run")
+        run = body_of(task)
         function: Any = getattr(run, "__func__", run)
         wrapper = function if _validates(function) else None
         if wrapper is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django_rlock.locks import KINDS, BaseLock, rlock
 from django_rlock.locks.base import note_templates
 from django_rlock.locks.durations import Duration, lease_seconds, wait_seconds
-from django_rlock.tasklocks.naming import Naming, misfit
+from django_rlock.tasklocks.naming import Naming, body_of, misfit
 
 if TYPE_CHECKING:
     from django_rlock.celery import LockedTask
@@ -93,7 +93,7 @@ class TaskOptions:
 
 
 def _check_body(task: type[LockedTask]) -> None:
-    run: Any = inspect.getattr_static(task, "run")
+    run: Any = body_of(task)
     if inspect.iscoroutinefunction(getattr(run, "__func__", run)):
         raise TypeError(
             f"{task.name}: Celery runs no coroutines, so the body of a task must not be 'async def'. Put the coroutine "

@@ -6,21 +6,19 @@ from time import monotonic
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
-from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Ignore, Retry
 from celery.worker.request import Request
 
 from django_rlock.tasklocks.deliveries import RECEIVED
 from django_rlock.tasklocks.places import PLACE, Place
 
-_INTERRUPTIONS = WorkerLostError, TimeLimitExceeded, SoftTimeLimitExceeded, SystemExit, KeyboardInterrupt
-"""What ends a run that may have had no chance to leave its message's place."""
-
 
 class TimedRequest(Request):
     """Records when the worker received the message: it may be delivered again while it waits there.
 
-    Leaves the message's place in the queue if the message ends without a completed run: revoked, expired, or by the end
-    of its process or a time limit. It does so in the background, because the worker's other messages must not wait.
+    Leaves the message's place in the queue if the message ends without a completed run: revoked, expired, by the end of
+    its process or a time limit, or by an error, which may have come before its run (``before_start``, a ``__call__``).
+    It does so in the background, because the worker's other messages must not wait.
     """
 
     _is_requeued = False
@@ -38,7 +36,7 @@ class TimedRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if isinstance(error, _INTERRUPTIONS):
+        if not isinstance(error, Retry | Ignore):  # it is sent again, or the run has left it
             self._leave_place()
         return outcome
 

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cached_property, partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
@@ -23,15 +22,15 @@ from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLoc
 from django_rlock.exits import run_when_dropped
 from django_rlock.inspection import describe_holder
 from django_rlock.locks import BaseLock
-from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.records import Hold
+from django_rlock.locks.records import Hold, context
 from django_rlock.locks.transactions import given_back_later
+from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
-from django_rlock.tasklocks.children import noted
+from django_rlock.tasklocks.children import erase, note_of, write
 from django_rlock.tasklocks.deliveries import Delivery, Standing
-from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, seems_dead
-from django_rlock.tasklocks.places import PLACE, Place
+from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
+from django_rlock.tasklocks.places import PLACE, Place, mark_of
 from django_rlock.tasklocks.skipped import Skipped, skipped
 
 if TYPE_CHECKING:
@@ -59,11 +58,23 @@ def run_message(
         if not rejected.requeue:  # type: ignore[attr-defined]
             _leave(place)
         raise
-    except BaseException:
-        _leave(place)
+    except BaseException as error:
+        if not _is_retried(task, error):
+            _leave(place)
         raise
     _leave(place)
     return result
+
+
+def _is_retried(task: LockedTask, error: BaseException) -> bool:
+    """Whether ``autoretry_for``, which is around the lock, sends the message again, with its place."""
+    retried: Any = getattr(task, "autoretry_for", ())
+    never: Any = getattr(task, "dont_autoretry_for", ())
+    return isinstance(error, tuple(retried)) and not isinstance(error, (Ignore, *never))
+
+
+class Rejected(Reject, Ignore):
+    """Rejects a message. ``autoretry_for``, which is around the lock, lets each Ignore pass."""
 
 
 def _leave(place: Place | None) -> None:
@@ -121,14 +132,20 @@ class Run:
 
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run the body under the lock; if the lock cannot be taken, do what the options say instead."""
-        stage = "taking"
+        stage, lock = "taking", self.lock
         try:
-            with _Surroundings(self), noted(self.task_id, self.lock, self.options.kind), _Block(self.lock):
-                self._begin()
-                stage = "running"
-                result = body()
-                stage = "releasing"
-                self._note_success()
+            with _Surroundings(self):
+                lock.enter(describe=False)
+                try:
+                    self._begin()
+                    stage = "running"
+                    result = body()
+                    stage = "releasing"
+                    self._note_success()
+                except BaseException as error:
+                    lock._end_block(error)  # noqa: SLF001
+                    raise
+                lock._end_block(None)  # noqa: SLF001
         except LockTimeoutError as error:
             if stage == "running":
                 raise
@@ -250,7 +267,7 @@ class Run:
             signature.set(headers={**(signature.options.get("headers") or {}), **headers}).apply_async()
         except self.task.OperationalError:
             # The broker is unreachable too. It redelivers an unacknowledged message; any other task fails now.
-            return Reject(error, requeue=True) if self.task.acks_late else error
+            return Rejected(error, requeue=True) if self.task.acks_late else error
         try:
             delivery.note_copy(headers)
         except LockUnavailableError as unavailable:
@@ -277,39 +294,71 @@ class Run:
 
 
 class _Surroundings:
-    """Sets the task's ``self.lock`` inside. At the end, releases locks that the thread took inside and did not release,
-    as when a time limit interrupts the body.
+    """The block in which a run takes its lock and has it: the task's ``self.lock`` is set, the worker's main process
+    knows what to free, and for a message the owner's name ends with the task's id, which the reports name too.
+
+    At the end, releases locks that the thread took inside and did not release, as when a time limit interrupts the
+    body, or the run between taking its own lock and giving it back.
 
     A lease chosen by the body runs on, as after ``rlock(name, lease_time=60).acquire()``.
     """
 
-    __slots__ = ("_before", "_inside", "_outside", "_owner", "_run", "is_entered")
+    __slots__ = ("_about", "_before", "_inside", "_label", "_note", "_outside", "_owner", "_run", "is_entered")
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._owner = owner = thread_owner()
-        self._before = {hold: _count(hold) for hold in HOLDS.of(owner)}
-        self._outside = locks_held.get({})
-        self._inside = {**self._outside, run.task.name: run.lock}
+        self._before = {hold: (_count(hold), hold.scoped) for hold in HOLDS.of(owner)} if HOLDS else {}
+        self._outside = locks_held.get({}), context.get(), owner.label
+        task, lock, options = run.task, run.lock, run.options
+        self._inside = {**self._outside[0], task.name: lock}
+        self._about: dict[str, str] | None = None
+        self._label = ""
+        if task_id := run.task_id:
+            mark = mark_of(task) if options.scope == "queue" else ""  # by which senders find the run
+            self._label = f":{label(task_id, mark)}"
+            if get_settings(options.using).record_context:
+                self._about = {"task": str(task.name), "task_id": task_id}
+        self._note = note_of(task_id, lock, options.kind)
         self.is_entered = False
 
     def __enter__(self) -> None:
         self.is_entered = True
+        if self._label:
+            self._owner.label = self._label
+            self._owner.renew_name()
         locks_held.set(self._inside)
+        if self._about is not None:
+            context.set(self._about)
+        if self._note is not None:
+            write(self._note)
 
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        if thread_owner() is self._owner:  # it may be dropped elsewhere
+        owner = self._owner
+        if thread_owner() is owner:  # it may be dropped elsewhere
+            locks, about, former = self._outside
             if locks_held.get({}) is self._inside:
-                locks_held.set(self._outside)
-            self._sweep()
+                locks_held.set(locks)
+            if self._about is not None and context.get() is self._about:
+                context.set(about)
+            if HOLDS:
+                self._sweep()
+            if self._label:
+                owner.label = former
+                owner.renew_name()
+        if self._note is not None:
+            erase(self._note)
         self.is_entered = False
 
     def _sweep(self) -> None:
+        own = HOLDS.of_lock(self._run.lock, self._owner)
         for hold in HOLDS.of(self._owner):
-            left = _count(hold) - self._before.get(hold, 0)
-            if left > 0 and (hold.renewed or hold in HOLDS.of_lock(self._run.lock, self._owner)):
+            count, blocks = self._before.get(hold, (0, 0))
+            left = _count(hold) - count
+            if left > 0 and (hold.renewed or hold in own):
                 self._give_back(hold, left)
+                hold.scoped = min(hold.scoped, blocks)
 
     def _give_back(self, hold: Hold, times: int) -> None:
         lock: Any = hold.lock
@@ -327,24 +376,6 @@ class _Surroundings:
 def _count(hold: Hold) -> int:
     """How often a lock is held, apart from what the end of a transaction releases."""
     return hold.count - given_back_later(hold.key)
-
-
-class _Block:
-    """A ``with`` block of a lock whose LockTimeoutError does not name the holder: it is usually not read."""
-
-    __slots__ = ("lock",)
-
-    def __init__(self, lock: BaseLock) -> None:
-        self.lock = lock
-
-    def __enter__(self) -> None:
-        self.lock.enter(describe=False)
-
-    @released_when_dropped
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.lock._end_block(error)  # noqa: SLF001
 
 
 class _Holders:

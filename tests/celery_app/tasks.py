@@ -3,8 +3,11 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import cache, cached_property, partial
+from typing import Any
 
+from celery import Task
 from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
 from django.utils.safestring import SafeString
@@ -36,6 +39,39 @@ def work(task, log: str, gated: bool = False) -> str:
 
 @locked(**soon)
 def skips(self, log, gated=False):
+    return work(self, log, gated)
+
+
+class Runs:
+    """A mixin as in Celery's documentation."""
+
+    name: str
+    run: Callable[..., Any]
+
+    def __call__(self, *args, **kwargs):
+        record(f"{args[0]}:calls", self.name)
+        return self.run(*args, **kwargs)
+
+
+class RunsAsATask(Runs, Task[..., Any]):
+    abstract = True
+
+
+class RunsFirst(Runs, LockedTask):
+    pass
+
+
+class RunsLast(LockedTask, RunsAsATask):
+    pass
+
+
+@locked(base=RunsFirst)
+def skips_within_a_call(self, log, gated=False):
+    return work(self, log, gated)
+
+
+@locked(base=RunsLast)
+def skips_within_a_call_of_a_later_base(self, log, gated=False):
     return work(self, log, gated)
 
 
@@ -188,6 +224,24 @@ class Interrupted(LockedTask):
 @queued(base=Interrupted)
 def queues_and_is_interrupted(self, log):
     return work(self, log)
+
+
+class FailsBefore(LockedTask):
+    def before_start(self, *_):
+        raise ConnectionError
+
+
+@queued(base=FailsBefore)
+def queues_and_fails_before(self, log):
+    return work(self, log)
+
+
+@queued(autoretry_for=(ConnectionError,), retry_backoff=False, default_retry_delay=LATER)
+def queues_and_is_retried(self, log):
+    with inside(log, self.request.id):
+        if self.request.retries == 0:
+            raise ConnectionError
+    return f"done {log}"
 
 
 @queued(max_retries=1)

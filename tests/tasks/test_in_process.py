@@ -276,7 +276,16 @@ def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
     def body(self):
         rlock("left behind").acquire()
 
-    ours = "django_rlock/celery.py", "runs.py", "naming.py", "children.py", "identity.py", "exits.py", "blocks.py"
+    ours = (
+        "django_rlock/celery.py",
+        "bodies.py",
+        "runs.py",
+        "naming.py",
+        "children.py",
+        "identity.py",
+        "exits.py",
+        "blocks.py",
+    )
     task = make(body)
     task.apply()
     for number in interruptions(task.apply, outside_of(*ours)):

@@ -233,6 +233,7 @@ def test_a_run_that_ends_otherwise(worker, log, unread, how):
     ("task", "args"),
     [
         (tasks.queues_and_is_interrupted, []),
+        (tasks.queues_and_fails_before, []),
         (tasks.queues_and_never_begins, ["soft limit"]),
         (tasks.queues_and_never_begins, ["error"]),
     ],
@@ -288,14 +289,15 @@ def test_the_place_outlives_a_worker_whose_message_does(worker, start_worker, lo
     until(lambda: is_free(tasks.queues_late, log, unread))
 
 
-def test_its_own_retry_is_the_same_message(worker, log, unread):
-    result = tasks.queues_and_retries.delay(log)
+@pytest.mark.parametrize("task", [tasks.queues_and_retries, tasks.queues_and_is_retried])
+def test_its_own_retry_is_the_same_message(worker, log, unread, task):
+    result = task.delay(log)
     starts(log, 1)
     assert records.wait_for(f"{log}:ends") == result.id
-    assert tasks.queues_and_retries.delay(log).id == result.id
+    assert task.delay(log).id == result.id
     starts(log, 1)
     assert result.get(timeout=records.WAIT) == f"done {log}"
-    until(lambda: is_free(tasks.queues_and_retries, log, unread))
+    until(lambda: is_free(task, log, unread))
     assert not records.count(f"{log}:starts")
 
 
