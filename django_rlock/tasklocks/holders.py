@@ -1,8 +1,9 @@
 """The holder of a task's lock: its process and its task's id are part of the owner's wire name.
 
-The wire name is ``<client id>:<number>:<pid>@<machine>:<task id>``, with ``@<mark of the task>`` after the machine if
-senders look for runs of that task (``places``). So a process on the same machine can see from the kernel alone that a
-holder is gone; it then frees exactly that hold, by its wire name.
+The wire name is ``<client id>:<number>:<pid>.<start time>@<machine>:<task id>``, with ``@<mark of the task>`` after the
+machine if senders look for runs of that task (``places``). So a process on the same machine can see from the kernel
+alone that a holder is gone; it then frees exactly that hold, by its wire name. The start time and the machine are empty
+where the kernel does not tell them. A process that does not know its own machine judges no holder.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -44,8 +44,9 @@ class TaskHolder(NamedTuple):
     @property
     def is_gone(self) -> bool:
         """Whether its process ran on this machine and has ended; False if that cannot be known here."""
-        pid, machine, *_ = self.place.split("@")
-        return machine == _machine() and pid.isdigit() and _has_ended(int(pid))
+        process, machine, *_ = self.place.split("@")
+        pid, _, started = process.partition(".")
+        return bool(machine) and machine == _machine() and pid.isdigit() and has_ended(int(pid), started)
 
 
 def label(task_id: str, mark: str = "") -> str:
@@ -74,41 +75,74 @@ def free_the_dead(lock: BaseLock, is_gone: Callable[[TaskHolder], bool], reason:
     return freed
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether a process has ended and closed its connections, even if it has not been reaped."""
-    try:
-        # The fields follow the command, which is in parentheses. The first is the state of the main thread; other
-        # threads may still be ending. The 18th is the number of threads.
-        state, *rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return state in "ZX" and int(rest[16]) <= 1
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it is reaped during the read
-        return Path("/proc/self").exists() or not _takes_signals(pid)
-    except (OSError, ValueError, IndexError):
-        return False
+def has_ended(pid: int, started: str = "") -> bool:
+    """Whether a process of this machine has ended and closed its connections, even if it has not been reaped.
+
+    ``/proc`` may hide the processes of other users, so a missing entry there says nothing. ``started`` is the start
+    time of the process, by which it differs from a later one with its number; empty if it is unknown.
+    """
+    found = _stat(pid)
+    if found is None:
+        return not _exists(pid)
+    # The main thread may have ended before others that still have commands under way.
+    return (found.state in "ZX" and found.threads <= 1) or started not in {"", found.started}
 
 
-def _takes_signals(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True
+        return True  # another user's
     return True
+
+
+class _Stat(NamedTuple):
+    """What the kernel tells of a process: the state of its main thread, its number of threads, when it started."""
+
+    state: str
+    threads: int
+    started: str
+
+
+def _stat(pid: int) -> _Stat | None:
+    """None where ``/proc`` does not show the process, or not any more."""
+    try:
+        # The fields follow the command, which is in parentheses and may contain some itself.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return _Stat(fields[0], int(fields[17]), fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 @cache
 def _place() -> str:
-    return f"{os.getpid()}@{_machine()}"
+    found = _stat(os.getpid()) if _machine() else None
+    process = f"{os.getpid()}.{found.started}" if found else str(os.getpid())
+    return f"{process}@{_machine()}"
 
 
 @cache
 def _machine() -> str:
-    """An id that differs between machines, and between containers on one machine with their own process ids."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):  # on Linux
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").stat().st_ino)]
+    """An id that differs between machines, their clones, and containers with their own process ids; "" if unknown."""
+    try:
+        if Path("/proc/self").readlink().name != str(os.getpid()):
+            return ""  # it shows the processes of another container
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        processes = str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return ""
+    parts = [socket.gethostname(), _installation(), boot, processes]
     return blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()
+
+
+def _installation() -> str:
+    """The id of the machine's installation; containers have none. A clone of a running machine has its boot id, too."""
+    try:
+        return Path("/etc/machine-id").read_text()
+    except OSError:
+        return ""
 
 
 on_fork("identity", _place.cache_clear)

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -17,12 +17,15 @@ WARM = 10.0
 
 
 class Worker:
-    """A worker process in a session, and so a process group, of its own. ``options`` win over what this class sets."""
+    """A worker process in a session, and so a process group, of its own. ``options`` win over what this class sets;
+    ``before`` begins its command."""
 
     app, settings = "tests.celery_app", "tests.celery_app.settings"
     running: ClassVar[set["Worker"]] = set()
 
-    def __init__(self, queue: str, *options: str, log: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, queue: str, *options: str, log: Path, environ: Mapping[str, str], before: Sequence[str] = ()
+    ) -> None:
         self.queue = queue
         self.hostname = f"{queue}@tests"
         self.log = log
@@ -36,7 +39,7 @@ class Worker:
         }
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, *options, *quiet, "--loglevel", "INFO"],
+                [*before, *command, *options, *quiet, "--loglevel", "INFO"],
                 cwd=ROOT,
                 env=environ,
                 stdin=subprocess.DEVNULL,

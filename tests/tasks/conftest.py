@@ -47,10 +47,11 @@ def fragile(celery_servers):
 
 @pytest.fixture
 def start_worker(celery_servers, tmp_path_factory):
-    """Starts a worker: the name of its queue, the command's options, and variables of its environment."""
+    """Starts a worker: the name of its queue, the command's options and beginning, and variables of its environment."""
 
-    def start(queue, *options, **environ):
-        return Worker(queue, *options, log=tmp_path_factory.mktemp(queue) / "worker.log", environ=environ)
+    def start(queue, *options, before=(), **environ):
+        log = tmp_path_factory.mktemp(queue) / "worker.log"
+        return Worker(queue, *options, log=log, environ=environ, before=before)
 
     return start
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from django_rlock import FairLock
-from django_rlock.tasklocks.holders import _has_ended
+from django_rlock.tasklocks.holders import has_ended
 from tests.celery_app import BLIND, app, records, tasks
 from tests.celery_app.records import starts, until
 
@@ -97,7 +97,7 @@ def test_a_duplicate_that_meets_the_lock_of_a_dead_worker_runs(start_worker, log
         tasks.skips.apply_async([log, True], queue=victim.queue)
         (run,) = starts(log, 1)
         victim.kill()
-    until(lambda: _has_ended(run["pid"]))
+    until(lambda: has_ended(run["pid"]))
     result = tasks.skips.delay(log)
     assert result.get(timeout=records.WAIT) == f"done {log}"
 
@@ -114,22 +114,22 @@ def test_a_process_has_ended_when_its_last_thread_has():
     with subprocess.Popen([sys.executable, "-c", MAIN_THREAD_ENDS], stdin=subprocess.PIPE) as ending:
         state = Path(f"/proc/{ending.pid}/stat")
         until(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z")
-        assert not _has_ended(ending.pid)
+        assert not has_ended(ending.pid)
         ending.communicate()
-    assert _has_ended(ending.pid)
+    assert has_ended(ending.pid)
 
 
 def test_a_process_that_is_being_reaped_has_ended():
     """/proc loses it bit by bit; a check meanwhile must not take it for alive again."""
     for _ in range(100):
         ended = subprocess.Popen(["true"])
-        until(lambda pid=ended.pid: _has_ended(pid))
+        until(lambda pid=ended.pid: has_ended(pid))
         seen: list[bool] = []
         reaped = threading.Event()
 
         def look(pid=ended.pid, seen=seen, reaped=reaped) -> None:
             while not reaped.is_set():
-                seen.append(_has_ended(pid))
+                seen.append(has_ended(pid))
 
         looking = threading.Thread(target=look)
         looking.start()
