@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 import uuid
 from collections.abc import Sequence
 from functools import cached_property
@@ -28,6 +29,8 @@ from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import READY_STATES
+from celery.utils.quorum_queues import detect_quorum_queues
+from kombu import Exchange, Queue
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import run_flow
@@ -57,6 +60,8 @@ the tokens of its predecessors, of which one may still be recorded; if it was se
 waited for the lock in workers' slots, in seconds."""
 RECEIVED = "rlock_received"
 """Set in the request of a run: when the worker received the message, in monotonic seconds."""
+_DELAY = re.compile(r"^(?:[01]\.){28}")
+"""What RabbitMQ's delay puts before a routing key, in binary: so many seconds."""
 _OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED})
 
 
@@ -232,3 +237,22 @@ class Delivery:
 def visibility_timeout(app: Any) -> float:
     """After how many seconds the broker delivers an unacknowledged message again."""
     return float((app.conf.broker_transport_options or {}).get("visibility_timeout") or DEFAULT_VISIBILITY)
+
+
+def put_off(app: Any, message: Context, seconds: float) -> dict[str, Any]:
+    """The options of a copy of a message that is to come later.
+
+    Where there are quorum queues, RabbitMQ itself delays messages behind topic exchanges, for a whole number of seconds
+    and one at least. Celery would then route by the default queue's key; a queue with the message's own replaces that.
+    """
+    driver = app.connection_for_write().transport.driver_type
+    if not seconds or not detect_quorum_queues(app, driver)[0]:
+        return {"countdown": seconds}
+    later = {"countdown": max(1, math.ceil(seconds))}
+    info = message.delivery_info or {}
+    key, exchange = info.get("routing_key") or "", info.get("exchange") or ""
+    own_key = _DELAY.sub("", key)
+    types = {queue.exchange.name: queue.exchange.type for queue in app.amqp.queues.values() if queue.exchange}
+    if own_key == key and types.get(exchange, "direct") == "direct":
+        return later
+    return {**later, "queue": Queue(own_key, Exchange(exchange, type="topic"), routing_key=own_key)}

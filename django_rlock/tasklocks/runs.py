@@ -28,7 +28,7 @@ from django_rlock.locks.transactions import given_back_later
 from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import erase, note_of, write
-from django_rlock.tasklocks.deliveries import Delivery, Standing
+from django_rlock.tasklocks.deliveries import Delivery, Standing, put_off
 from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
 from django_rlock.tasklocks.places import PLACE, Place, mark_of
 from django_rlock.tasklocks.skipped import Skipped, skipped
@@ -261,7 +261,8 @@ class Run:
         message = delivery.message
         if not is_copy and delivery.keeps_outcome:
             self._store(message, error, RETRY)
-        signature = self.task.signature_from_request(message, countdown=countdown, retries=message.retries)
+        later = put_off(self.task.app, message, countdown)
+        signature = self.task.signature_from_request(message, retries=message.retries, **later)
         headers = delivery.next_copy(is_copy, waited)
         try:
             signature.set(headers={**(signature.options.get("headers") or {}), **headers}).apply_async()
@@ -274,7 +275,7 @@ class Run:
             self.log(logging.WARNING, "is sent again, which could not be recorded: %s", unavailable)
         self._tell(task_deferred, "was sent again: %s", error)
         message.ignore_result = True  # so that Celery stores no state now
-        return Retry(exc=error, when=countdown, sig=signature)  # type: ignore[arg-type] # numbers.Real
+        return Retry(exc=error, when=later["countdown"], sig=signature)
 
     def _store(self, message: Context, outcome: object, state: str) -> None:
         """Store the task's state. If that fails, it goes on all the same, because the work matters more."""

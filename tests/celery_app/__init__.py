@@ -20,7 +20,7 @@ BLIND = "RLOCK_TEST_BLIND"
 """Set for a worker in which Celery's pool does not notice that a child has ended."""
 
 RABBIT, RABBIT_QUEUES = "RLOCK_TEST_RABBIT", "RLOCK_TEST_RABBIT_QUEUES"
-"""The address of a RabbitMQ to take for messages, and what queues are made there: classic or quorum."""
+"""The address of a RabbitMQ to take for messages, and what queues are made there: classic, quorum or topic."""
 
 app = Celery("tests.celery_app", include=["tests.celery_app.tasks"], set_as_current=False)
 app.conf.update(
@@ -37,12 +37,15 @@ def use(base_url: str) -> None:
 
 
 def use_rabbit(other: Celery, url: str, queues: str) -> None:
-    """Have an app take such queues of a RabbitMQ for the messages."""
+    """Have an app take such queues of a RabbitMQ for the messages: with "topic", quorum queues behind topic exchanges,
+    where the broker itself delays messages."""
+    kind = "quorum" if queues == "topic" else queues
     other.conf.update(
         broker_url=url,
-        task_default_queue_type=queues,
-        task_create_missing_queue_type=queues,
-        task_default_exchange_type="topic",  # by which Celery delays the messages of quorum queues
+        task_default_queue_type=kind,
+        task_create_missing_queue_type=kind,
+        task_default_exchange_type="topic",
+        task_create_missing_queue_exchange_type="topic" if queues == "topic" else None,
     )
 
 

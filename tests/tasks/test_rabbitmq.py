@@ -9,6 +9,7 @@ from celery import Celery
 from django_rlock import FairLock
 from tests.celery_app import RABBIT, RABBIT_QUEUES, app, records, use_rabbit
 from tests.celery_app.records import overlaps, starts
+from tests.forms import long
 from tests.rabbitmq import RabbitServer, RabbitUnavailableError
 
 pytestmark = pytest.mark.usefixtures("locks_of_workers")
@@ -26,7 +27,7 @@ def rabbit():
         yield server
 
 
-@pytest.fixture(params=["classic", "quorum"])
+@pytest.fixture(params=["classic", "quorum", "topic"])
 def queues(request):
     return request.param
 
@@ -70,6 +71,7 @@ def test_duplicates_run_once_at_a_time(start_worker, send, log, name):
     assert {run["id"] for run in runs} == {result.id for result in results}
 
 
+@pytest.mark.parametrize("queues", ["classic", "quorum", *long("topic")])
 def test_a_killed_child_loses_no_work(start_worker, send, log):
     with start_worker("rabbits", "-c", "2") as worker:
         result = send(worker, "survives", log)
@@ -84,6 +86,7 @@ def test_a_killed_child_loses_no_work(start_worker, send, log):
     assert not records.count(f"{log}:starts")
 
 
+@pytest.mark.parametrize("queues", ["classic", "quorum", *long("topic")])
 def test_the_message_of_a_killed_worker_is_not_skipped(start_worker, send, log):
     with start_worker("rabbits", "-c", "1") as victim:
         result = send(victim, "survives", log)
