@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 import typing
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from hashlib import blake2b
 from types import MethodType
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+from kombu import serialization
 from kombu.utils.json import dumps
 
 from django_rlock.arguments import Arguments
@@ -81,15 +85,15 @@ class Naming:
         self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None
     ) -> list[str]:
         if not self._templates:
-            return [f"{task.name}:{self._digest(self._values.of_call(args, kwargs))}"]
+            return [f"{task.name}:{self._digest(self._values.of_call(args, kwargs), task.serializer)}"]
         found = self._values.of_call(args, kwargs, self._used)
         values = {"task": {"name": task.name, "id": task_id}, "self": task, **found}
         return [template.render(values) for template in self._templates]
 
-    def _digest(self, values: Values) -> str:
+    def _digest(self, values: Values, serializer: str) -> str:
         plain = {name: _plain(value) for name, value in values.items()}
         try:
-            text = dumps(plain, sort_keys=True)
+            text = _canonical(plain, serializer)
         except (TypeError, ValueError) as error:
             name = next((name for name, value in plain.items() if not _is_json(value)), "arguments")
             raise KeyTemplateError(
@@ -138,6 +142,29 @@ def misfit(function: Callable[..., Any], arguments: int) -> str | None:
     except TypeError as error:
         return str(error)
     return None
+
+
+def _canonical(values: Values, serializer: str) -> str:
+    """The text of values as a worker gets them, in which a UUID is its text, and keys are sorted as text.
+
+    Raises TypeError or ValueError for values that have no JSON form.
+    """
+    return json.dumps(json.loads(_received(values, serializer), object_hook=_uuid_as_text), sort_keys=True)
+
+
+def _received(values: Values, serializer: str) -> str:
+    """The JSON of values after they have been in a message."""
+    with suppress(Exception):  # each serializer has its own errors; what it cannot send may run as a plain call
+        content_type, encoding, payload = serialization.dumps(values, serializer)
+        if content_type == "application/json":
+            return str(payload)
+        values = serialization.loads(payload, content_type, encoding, force=True)
+    return str(dumps(values))
+
+
+def _uuid_as_text(value: Values) -> Any:
+    """Kombu's form of a UUID as the text for which a sender may take it."""
+    return str(UUID(**value["__value__"])) if value.get("__type__") == "uuid" and len(value) == 2 else value
 
 
 def _is_json(value: Any) -> bool:

@@ -184,6 +184,11 @@ def queues_and_leaves(self, log, how):
         raise {"ignore": Ignore(), "error": ValueError("no")}.get(how) or Reject("not now", requeue=how == "requeue")
 
 
+@queued(lock_key=None)
+def queues_by_all_arguments(self, log, data):
+    return work(self, log, gated=True)
+
+
 @queued(on_queued="again")
 def queues_again(self, log, gated=False):
     return work(self, log, gated)

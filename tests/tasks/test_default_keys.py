@@ -1,0 +1,122 @@
+"""The key of a task without ``lock_key``, from all arguments: sender, worker and plain calls make the same one."""
+
+import json
+import threading
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+from celery import Celery
+from django.utils.translation import gettext_lazy
+from kombu import serialization
+
+from django_rlock import KeyTemplateError
+from django_rlock.celery import LockedTask
+from tests.celery_app import records, tasks
+from tests.celery_app.records import starts
+from tests.tasks.test_losses import go
+
+ID = UUID("c5a1e0e4-7f3e-4a6b-9d0b-3a5f2c1d0e9f")
+
+
+class Money:
+    def __init__(self, amount):
+        self.amount = amount
+
+
+def dumped(value):
+    return json.dumps(value, default=lambda each: {"amount": each.amount})
+
+
+@pytest.fixture
+def own_serializer():
+    serialization.register("money", dumped, json.loads, "application/x-money", "utf-8")
+    yield "money"
+    serialization.unregister("money")
+
+
+@pytest.fixture
+def make_task():
+    with Celery("keys", broker="memory://", set_as_current=False) as app:
+
+        def make(serializer):
+            @app.task(base=LockedTask, name="job", serializer=serializer, shared=False)
+            def job(data, *more, **others):
+                pass
+
+            return job
+
+        yield make
+
+
+def key(task, *args, **kwargs):
+    [name] = task._rlock.naming.names(task, args, kwargs)
+    return name
+
+
+def as_received(task, *args, **kwargs):
+    content_type, encoding, payload = serialization.dumps([args, kwargs], task.serializer)
+    args, kwargs = serialization.loads(payload, content_type, encoding, force=True)
+    return tuple(args), kwargs
+
+
+VALUES = [
+    pytest.param({9: 1, 10: 2}, id="int keys that sort otherwise as text"),
+    pytest.param({1: "a", "b": 2}, id="keys of several types"),
+    pytest.param({1: "a", "1": "b"}, id="keys that JSON takes for one"),
+    pytest.param({True: 1, None: 2, 1.5: 3}, id="odd keys"),
+    pytest.param([{"a": ({2: 1, 10: 1},)}], id="deep inside"),
+    pytest.param((1, (2, 3)), id="tuple"),
+    pytest.param(datetime(2026, 2, 1, tzinfo=UTC), id="datetime"),
+    pytest.param({"on": date(2026, 2, 1)}, id="date"),
+]
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+@pytest.mark.parametrize("value", [*VALUES, pytest.param(b"\xff\x00", id="bytes")])
+def test_sender_and_worker_make_the_same_key(make_task, serializer, value):
+    task = make_task(serializer)
+    args, kwargs = as_received(task, value, value, also=value)
+    assert key(task, value, value, also=value) == key(task, *args, **kwargs)
+
+
+@pytest.mark.parametrize("value", [ID, Decimal("1.50"), gettext_lazy("Log in")], ids=["UUID", "Decimal", "lazy text"])
+def test_sender_and_worker_make_the_same_key_of_what_only_json_takes(make_task, value):
+    task = make_task("json")
+    args, kwargs = as_received(task, value)
+    assert key(task, value) == key(task, *args, **kwargs)
+
+
+def test_a_serializer_of_the_project_counts(make_task, own_serializer):
+    task = make_task(own_serializer)
+    args, kwargs = as_received(task, Money(7))
+    assert key(task, Money(7)) == key(task, *args, **kwargs) != key(task, Money(8))
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_a_uuid_and_its_text_are_one_key(make_task, serializer):
+    task = make_task(serializer)
+    assert key(task, ID) == key(task, str(ID))
+    assert key(task, {"a": [ID]}) == key(task, {"a": [str(ID)]})
+
+
+def test_what_no_message_carries_is_refused_by_name(make_task):
+    with pytest.raises(KeyTemplateError, match="'data' is not JSON"):
+        key(make_task("json"), object())
+
+
+def test_duplicates_of_a_dict_with_numbers_as_keys_are_found(worker, locks_of_workers, log):
+    task, data = tasks.queues_by_all_arguments, {9: 1, 10: 2, "b": 3}
+    result = task.delay(log, data)
+    starts(log, 1)
+    assert task.delay(log, data).id == result.id
+    info = task.lock_info(log, data)
+    assert info is not None
+    assert len(info.holders) == 1
+    called = threading.Thread(target=lambda: records.record(f"{log}:called", bool(task(log, data))))
+    called.start()
+    assert records.wait_for(f"{log}:called") is False
+    called.join()
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
