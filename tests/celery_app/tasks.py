@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from functools import cache, cached_property, partial
@@ -314,6 +315,13 @@ def dies(self, log, how):
         if how == "exit":
             os._exit(1)
         wait_for(f"{log}:go")
+
+
+@locked()
+def starts_a_program(self, log):
+    """As docs/celery.md says, so that it ends with the process."""
+    with subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "sleep", str(2 * records.WAIT)]) as program:
+        records.record(f"{log}:program", program.pid)
 
 
 @locked(lock_key=lambda _, log: SafeString(f"work:{log}"))

@@ -1,6 +1,7 @@
 """Children of a worker that die in the middle of a task: the worker frees what they held, and nothing else."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,16 @@ def test_who_has_the_lock_by_then_keeps_it(log):
         with FairLock(f"work:{log}-next", wait_time=SOON):  # the worker has seen to the first child before
             assert lock.owned()
         records.client().srem(f"{log}:inside", f"{first['pid']}:{first['id']}")
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv, of util-linux, is not installed")
+def test_a_program_that_is_tied_to_the_child_ends_with_it(log):
+    tasks.starts_a_program.delay(log)
+    program = records.wait_for(f"{log}:program")
+    child = int(Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(child, signal.SIGKILL)
+    with FairLock(f"work:{log}", wait_time=SOON):
+        until(lambda: has_ended(program))
 
 
 def test_a_duplicate_that_meets_the_lock_of_a_dead_worker_runs(start_worker, log):
