@@ -21,7 +21,7 @@ import socket
 import tempfile
 import time
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from celery.signals import worker_init, worker_ready
 
@@ -104,12 +104,19 @@ class _Parent:
         return True
 
 
+def _file() -> IO[bytes]:
+    """A file in memory, because the disk may be full; a temporary one where there is no such file."""
+    with suppress(AttributeError, OSError):
+        return open(os.memfd_create("rlock"), "w+b", buffering=0)  # noqa: PTH123 - it has no path
+    return tempfile.TemporaryFile(buffering=0)
+
+
 class _Child:
     """A process that runs tasks: a file in which it notes its locks, and a pipe that closes when it ends."""
 
     def __init__(self, parent: _Parent) -> None:
-        with tempfile.TemporaryFile(buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, _SIZE)  # a full disk must not end the process later
+        with _file() as file:
+            os.posix_fallocate(file.fileno(), 0, _SIZE)  # a lack of memory must not end the process later
             self._mapped = mmap.mmap(file.fileno(), _SIZE)
             self._connect(parent, file.fileno())
         self._half = 2

@@ -5,6 +5,7 @@ The environment says where its servers are; ``use()`` says it to a process that 
 
 import faulthandler
 import os
+import tempfile
 
 from billiard.pool import Pool
 from celery import Celery
@@ -18,6 +19,9 @@ VISIBILITY = "RLOCK_TEST_VISIBILITY"
 
 BLIND = "RLOCK_TEST_BLIND"
 """Set for a worker in which Celery's pool does not notice that a child has ended."""
+
+TEMPORARY = "RLOCK_TEST_TEMPORARY"
+"""The folder in which a worker's children make temporary files; its disk may be full."""
 
 RABBIT, RABBIT_QUEUES = "RLOCK_TEST_RABBIT", "RLOCK_TEST_RABBIT_QUEUES"
 """The address of a RabbitMQ to take for messages, and what queues are made there: classic, quorum or topic."""
@@ -85,6 +89,11 @@ def _tell_deduplicated(task_id, reason, **_):
 def _listen_in_workers(**_):
     task_deferred.connect(_tell_deferred)
     task_deduplicated.connect(_tell_deduplicated)
+
+
+@worker_process_init.connect
+def _choose_the_temporary_folder(**_):
+    tempfile.tempdir = os.environ.get(TEMPORARY)
 
 
 @worker_init.connect

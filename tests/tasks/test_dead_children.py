@@ -12,7 +12,8 @@ import pytest
 
 from django_rlock import FairLock
 from django_rlock.tasklocks.holders import has_ended
-from tests.celery_app import BLIND, app, records, tasks
+from tests import namespaces
+from tests.celery_app import BLIND, TEMPORARY, app, records, tasks
 from tests.celery_app.records import starts, until
 
 pytestmark = pytest.mark.usefixtures("worker", "locks_of_workers")
@@ -91,6 +92,18 @@ def test_who_has_the_lock_by_then_keeps_it(log):
         with FairLock(f"work:{log}-next", wait_time=SOON):  # the worker has seen to the first child before
             assert lock.owned()
         records.client().srem(f"{log}:inside", f"{first['pid']}:{first['id']}")
+
+
+@pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not()))
+def test_a_worker_whose_disk_is_full_frees_the_lock_of_a_dead_child(start_worker, log, tmp_path):
+    full = namespaces.with_full_disk(tmp_path)
+    options = ["--pool", "prefork", "-c", "1"]
+    with start_worker("full", *options, before=full, **{TEMPORARY: str(tmp_path)}) as worker:
+        tasks.dies.apply_async([log, "killed"], queue=worker.queue)
+        (run,) = starts(log, 1)
+        kill(run, None)
+        with FairLock(f"work:{log}", wait_time=SOON):
+            pass
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv, of util-linux, is not installed")

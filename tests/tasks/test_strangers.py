@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from django_rlock.tasklocks.holders import TaskHolder, label
-from tests import strangers
+from tests import namespaces
 from tests.celery_app import records, tasks
 from tests.celery_app.records import overlaps, starts
 from tests.celery_app.workers import ROOT
@@ -15,7 +15,7 @@ from tests.tasks.test_losses import go
 
 pytestmark = [
     pytest.mark.usefixtures("locks_of_workers"),
-    pytest.mark.skipif(strangers.why_not() is not None, reason=str(strangers.why_not())),
+    pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not())),
 ]
 
 CALL = """
@@ -45,14 +45,14 @@ def call(prefix, expression):
 def test_a_plain_call_of_another_user_leaves_a_run_its_lock(worker, log):
     result = tasks.skips.delay(log, True)
     (run,) = starts(log, 1)
-    web = call([*strangers.with_proc("hidepid=2"), *strangers.as_nobody()], f"tasks.skips('{log}')")
+    web = call([*namespaces.with_proc("hidepid=2"), *namespaces.as_nobody()], f"tasks.skips('{log}')")
     assert said(web) == f"<Skipped: lock 'work:{log}' is held by task {run['id']}>"
     go(log)
     assert result.get(timeout=records.WAIT) == f"done {log}"
 
 
 def test_a_worker_of_another_user_leaves_a_run_its_lock(worker, start_worker, log):
-    hidden = [*strangers.with_proc("hidepid=2"), *strangers.as_nobody()]
+    hidden = [*namespaces.with_proc("hidepid=2"), *namespaces.as_nobody()]
     with start_worker("stranger", "--pool", "solo", before=hidden) as stranger:
         result = tasks.skips.delay(log, True)
         (first,) = starts(log, 1)
@@ -66,7 +66,7 @@ def test_a_worker_of_another_user_leaves_a_run_its_lock(worker, start_worker, lo
 
 def test_containers_without_the_id_of_their_kernel_leave_each_other_their_locks(log, celery_servers):
     """Both are "localhost", and only the first has a process of the holder's number."""
-    container = strangers.in_container("subset=pid")
+    container = namespaces.in_container("subset=pid")
     not_the_first = ["sh", "-c", '"$@"; exit', "sh"]
     holding = call([*container, *not_the_first], f"tasks.skips.apply(['{log}', True]).get()")
     (run,) = starts(log, 1)
@@ -81,7 +81,7 @@ MACHINE = "from django_rlock.tasklocks import holders; print(holders._machine())
 @pytest.mark.parametrize(
     "container",
     [
-        pytest.param(strangers.with_proc("subset=pid"), id="without /proc/sys"),
+        pytest.param(namespaces.with_proc("subset=pid"), id="without /proc/sys"),
         pytest.param(["unshare", "--pid", "--fork", "--kill-child"], id="with the /proc of other processes"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Commands that run as another user, with a ``/proc`` of their own, which hides what a hardened service does not see.
+"""Beginnings of commands that run in namespaces of their own: with another ``/proc``, a full disk, as another user.
 
-The mount is in a private namespace: nothing else on the machine sees it.
+Nothing else on the machine sees what is mounted there.
 """
 
 import os
@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 
 NOBODY = "65534"
 
@@ -21,6 +22,12 @@ def in_container(options: str) -> list[str]:
     """The same, for a command that sees only its own processes, on a host named "localhost"."""
     spaces = ["--mount", "--uts", "--pid", "--fork", "--kill-child"]
     return ["unshare", *spaces, *_after(f"hostname localhost && {_mount(options)}")]
+
+
+def with_full_disk(folder: Path) -> list[str]:
+    """A command's beginning: for it, the disk of this folder is full."""
+    fill = f"mount -t tmpfs -o size=4k tmpfs {folder} && ! cat /dev/zero 2>/dev/null >{folder}/zeros"
+    return ["unshare", "--mount", *_after(fill)]
 
 
 def _mount(options: str) -> str:
