@@ -8,7 +8,7 @@ out of connections affects them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +26,13 @@ from redis.retry import Retry
 
 from django_rlock.addresses import database_named, refuse_unusable
 from django_rlock.cluster import ASK_WITHIN, Address, ClusterClient, SlotMap
+from django_rlock.links.errors import server_error
 from django_rlock.links.link import Link, Place
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import Server
 from django_rlock.process import Owned, remembered
 from django_rlock.redaction import hide_secrets, redacted, shown
-from django_rlock.redis_internals import error_from, own_client, primary_url, take_socket
+from django_rlock.redis_internals import own_client, primary_url, take_socket
 from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url, server_aliases
 
 try:
@@ -280,7 +281,7 @@ def _ask_slots(using: str, node: Address) -> Any:
         raise
     reached.give_back(link)
     if isinstance(reply, ErrorReply):
-        raise error_from(str(reply))
+        raise server_error(str(reply))
     return reply
 
 
@@ -388,6 +389,26 @@ def server(using: str, node: Address | None = None, purpose: Purpose = "calls") 
     return known or _servers.value.setdefault(key, _make_server(*key))
 
 
+_when_left: list[Callable[[str, Address | None], object]] = []
+
+
+def when_left(tell: Callable[[str, Address | None], object]) -> None:
+    """Call a function with the alias, and the node of its cluster, whenever all links to a server are to be closed."""
+    _when_left.append(tell)
+
+
+def _leave(using: str, node: Address | None) -> None:
+    """Close all links to a server that has become a replica: it may leave them open, and refuses what they ask for.
+
+    Those that callers in threads use at the moment find that out themselves.
+    """
+    for (alias, address, _), each in _servers.value.copy().items():
+        if (alias, address) == (using, node):
+            each.close_idle()
+    for tell in _when_left:
+        tell(using, node)
+
+
 def servers_of(using: str) -> list[Server]:
     """The servers to which callers of an alias, or of its nodes, have links."""
     aliases = {using, *server_aliases(using)}
@@ -400,7 +421,7 @@ def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
     if longest is not None:
         reached = reached.within(longest)
     places = get_settings(using).max_connections if purpose == "calls" else None
-    return Server(reached.connect, reached.reply_limit, places)
+    return Server(reached.connect, reached.reply_limit, places, partial(_leave, using, node))
 
 
 def _longest(using: str, purpose: Purpose) -> float | None:

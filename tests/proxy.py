@@ -8,6 +8,7 @@ Every rule serves once, for the first command that contains its text; ``proxy.se
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections import deque
@@ -18,12 +19,15 @@ from django_rlock import scripts
 from django_rlock.scripts import Script
 from example_project.embedded import EmbeddedServer
 
+_COMMAND = re.compile(rb"(?:\A|\r\n)\*\d+\r\n")
+
 
 class Rule:
     """What happens to the first command that contains ``text``."""
 
-    def __init__(self, text: bytes, deed: str) -> None:
+    def __init__(self, text: bytes, deed: str, reply: bytes = b"") -> None:
         self.text = text
+        self.reply = reply
         self.deed = deed
         self.served = threading.Event()
         self.let_go = threading.Event()
@@ -71,14 +75,18 @@ class Proxy:
         """Let the server obey, and keep the reply until ``rule.let_go`` is set."""
         return self._add(what, "hold_reply")
 
+    def refuse(self, what: Script | bytes, error: str) -> Rule:
+        """Reply with an error, to this command and to all further ones of its connection; the server gets none."""
+        return self._add(what, "refuse", b"-%b\r\n" % error.encode())
+
     def withdraw(self, rule: Rule) -> None:
         """Let go what the rule holds; if it has not served by now it never will."""
         with contextlib.suppress(ValueError):
             self.rules.remove(rule)
         rule.let_go.set()
 
-    def _add(self, what: Script | bytes, deed: str) -> Rule:
-        rule = Rule(what if isinstance(what, bytes) else what.sha.encode(), deed)
+    def _add(self, what: Script | bytes, deed: str, reply: bytes = b"") -> Rule:
+        rule = Rule(what if isinstance(what, bytes) else what.sha.encode(), deed, reply)
         self._added.append(rule)
         self.rules.append(rule)
         return rule
@@ -123,6 +131,7 @@ class _Pair:
         self.client = client
         self.server = server
         self.at_reply: Rule | None = None
+        self.refusal = b""
 
     def start(self) -> None:
         threading.Thread(target=self._pump, args=(self.client, self.server, self._command), daemon=True).start()
@@ -147,12 +156,18 @@ class _Pair:
             elif rule.deed == "copy_late":
                 self._send_late(rule, data)
                 return False
+            elif rule.deed == "refuse":
+                self.refusal = rule.reply
+                rule.served.set()
             elif rule.deed == "cut_before":
                 rule.served.set()
                 return False
             else:
                 self.at_reply = rule
-        self.server.sendall(data)
+        if self.refusal:
+            self.client.sendall(self.refusal * len(_COMMAND.findall(data)))
+        else:
+            self.server.sendall(data)
         return True
 
     def _send_late(self, rule: Rule, data: bytes) -> None:

@@ -14,8 +14,10 @@ from redis.exceptions import (
     AskError,
     ClusterDownError,
     MovedError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 
 from django_rlock.cluster import Address, SlotMap, slot_of
@@ -106,9 +108,9 @@ class Cluster:
                 if not asking:
                     self._slots.moved(slot, address)
                 if not left:
-                    raise
+                    raise TryAgainError(f"slots are being moved: {error}") from error
             except (RedisError, OSError) as error:
-                if not isinstance(error, ResponseError) or isinstance(error, ClusterDownError):
+                if not isinstance(error, ResponseError) or isinstance(error, ClusterDownError | ReadOnlyError):
                     self._slots.doubt(address)
                 raise
         raise AssertionError("unreachable")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError
 
 from django_rlock.drivers.base import Undo, monotonic
 from django_rlock.drivers.calls import ASKING, ScriptCall, pack_command
@@ -91,7 +91,7 @@ class ConfirmingNode:
         packed += pack_command("WAIT", needed, math.ceil(patience * 1000))
         *_, reply, confirmed = await self._node.converse(packed, [*nonces, None], limit + patience)
         for error in (reply, confirmed):
-            if isinstance(error, ResponseError):
+            if isinstance(error, RedisError):
                 raise error
         if reply[1] == OK and confirmed < needed:
             await self._count(limit)  # a replica may have left
@@ -110,7 +110,7 @@ class ConfirmingNode:
         """Read how many replicas are connected."""
         if isinstance(get_settings(self._using).replica_acks, str):
             (info,) = await self._node.converse(_INFO, [None], limit)
-            if isinstance(info, ResponseError):
+            if isinstance(info, RedisError):
                 raise info
             self._replicas = int(_REPLICAS.search(info)[1])  # type: ignore[index]  # every server reports it
         self._counted_at = monotonic()

@@ -8,23 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis.backoff import EqualJitterBackoff
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    NoPermissionError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.links.errors import is_final, meaning_of
 from django_rlock.redaction import reason_of
 
 REPLY_GRACE = 1.0
@@ -38,8 +27,6 @@ _DOUBLED = 32
 """How often a pause is doubled at most: by then it has reached its maximum, and floats would overflow."""
 _AT_ONCE = 2
 """How often a broken connection is retried without a pause, even if the caller has no time left."""
-_PASSING = AskError, BusyLoadingError, ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError
-_PASSING_CODES = "BUSY", "NOREPLICAS"
 
 Exchange = Callable[[ScriptCall, bytes, bytes, float], Awaitable[list[Any]]]
 """Sends a packed call and returns the reply that echoes the nonce, within a number of seconds; raises what redis-py
@@ -136,24 +123,13 @@ def is_down(error: BaseException | None) -> bool:
     return False
 
 
-def is_final(error: Exception) -> bool:
-    """Whether retrying cannot help, because the server understood the call and refused it."""
-    if isinstance(error, AuthenticationError):
-        return True
-    return isinstance(error, ResponseError) and not (
-        isinstance(error, _PASSING) or str(error).startswith(_PASSING_CODES)
-    )
-
-
 def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavailableError:
     """The error for a server that is unreachable or refuses, with advice if the reason is known."""
-    text = reason_of(error)
-    advice = None
-    if "WRONGTYPE" in text:
-        text = f"the key under its name holds another type of value, not a {noun}"
-        advice = "Nothing was changed; use another name or KEY_PREFIX, or delete that key yourself."
-    elif "OOM" in text or type(error).__name__ == "OutOfMemoryError":
-        advice = "Nothing was changed; raise maxmemory or free some, and keep locks away from a full cache."
-    elif isinstance(error, AuthenticationError | NoPermissionError) or "NOPERM" in text:
-        advice = "Nothing was changed; check the credentials and the ACL of the Redis user."
+    text, advice = reason_of(error), None
+    meaning = meaning_of(error)
+    if meaning is not None:
+        if meaning.text is not None:
+            text = meaning.text.format(noun=noun)
+        if meaning.advice is not None:
+            advice = f"Nothing was changed; {meaning.advice[0].lower()}{meaning.advice[1:]}"
     return LockUnavailableError(name, reason=text, advice=advice, noun=noun)

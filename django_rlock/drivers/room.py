@@ -8,7 +8,7 @@ from typing import Any
 
 from django_rlock import threads
 from django_rlock.cluster import Address
-from django_rlock.connections import Purpose, background_limit, is_cluster, server, slot_map
+from django_rlock.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
 from django_rlock.drivers.base import Driver, Face, Topology, Waiter, monotonic
 from django_rlock.drivers.cluster import Cluster
 from django_rlock.drivers.commands import ClusterCommands, Commands, ServerCommands
@@ -156,6 +156,16 @@ def listener(using: str) -> Listener:
     """This process's listener for an alias, made on first use."""
     known = _listeners.value.get(using)
     return known or _listeners.value.setdefault(using, _make_listener(using))
+
+
+def _leave(using: str, node: Address | None) -> None:
+    """Let the listener of an alias leave a server that has become a replica."""
+    known = _listeners.value.get(using)
+    if known is not None and node in known.subscribers:
+        known.subscribers[node].leave()
+
+
+when_left(_leave)
 
 
 def listeners(using: str) -> list[Listener]:

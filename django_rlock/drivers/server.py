@@ -7,14 +7,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from redis.exceptions import ClusterCrossSlotError, RedisError, ResponseError
+from redis.exceptions import ClusterCrossSlotError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_rlock.cluster import slot_of
 from django_rlock.drivers.base import UNLIMITED, Face, Undo, monotonic
 from django_rlock.drivers.calls import ASKING, ScriptCall, join, may_join, next_nonce, pack
-from django_rlock.drivers.retrying import Retrying, is_final, unavailable
+from django_rlock.drivers.retrying import Retrying, unavailable
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.links.errors import is_final
 from django_rlock.links.server import Server
 
 SLICE = 20
@@ -45,7 +46,7 @@ class PlainNode:
     async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         call.sends += 1
         _, reply = await self.converse(ASKING + packed, [None, nonce], limit)
-        if isinstance(reply, ResponseError):
+        if isinstance(reply, RedisError):
             raise reply
         return reply  # type: ignore[no-any-return]
 
@@ -137,7 +138,7 @@ def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[
 
 async def alone(run: Callable[..., Any], call: ScriptCall, reply: Any) -> Any:
     """The reply; if it is the server's error, the result of sending the call once more by itself."""
-    if not isinstance(reply, ResponseError):
+    if not isinstance(reply, RedisError):
         return reply
     call.sends -= 1  # certainly not executed
     try:

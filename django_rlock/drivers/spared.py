@@ -11,13 +11,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ParamSpec
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
 from django_rlock.drivers.base import UNLIMITED, Face, monotonic, run_flow
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.server import PlainNode
+from django_rlock.links.errors import meaning_of
 from django_rlock.links.server import Server
 from django_rlock.redaction import reason_of
 
@@ -50,7 +51,7 @@ class SparedNode(PlainNode):
         try:
             return await ask(*args, **kwargs)
         except (RedisError, OSError) as error:
-            if monotonic() - began > SLOW and not isinstance(error, ResponseError):
+            if monotonic() - began > SLOW and meaning_of(error) is None:
                 self._silence = reason_of(error)
             raise
 

@@ -16,18 +16,19 @@ from typing import Any, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock import threads
+from django_rlock import connections, threads
+from django_rlock.cluster import Address
 from django_rlock.drivers.base import monotonic
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import task_owner
 from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.drivers.threads import let_go, value_of
-from django_rlock.links.link import Link, demotion_in, replies_of
+from django_rlock.links.errors import ends_link, link_end_in, server_error
+from django_rlock.links.link import Link, replies_of
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import LinkWait, Server
 from django_rlock.links.tasks import TaskLink
 from django_rlock.process import Owned
-from django_rlock.redis_internals import error_from
 
 T = TypeVar("T")
 
@@ -108,6 +109,20 @@ def _give_all_back(loops: dict[asyncio.AbstractEventLoop, LoopLinks]) -> None:
 
 
 _loops: Owned[dict[asyncio.AbstractEventLoop, LoopLinks]] = Owned("connections", dict, stop=_give_all_back)
+
+
+def _leave(using: str, node: Address | None) -> None:
+    """Break off the links of all loops to a server that has become a replica."""
+    left = connections.server(using, node)
+    error = RedisConnectionError("The connection was closed, because its server has become a replica.")
+    for links in list(_loops.value.values()):
+        link = links.shared.get(left)
+        if link is not None and link.is_open:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                links.loop.call_soon_threadsafe(link.break_off, error)
+
+
+connections.when_left(_leave)
 
 
 def links_of(loop: asyncio.AbstractEventLoop) -> LoopLinks:
@@ -269,11 +284,10 @@ class TaskFace:
         reply = await link.ask(packed, nonce, limit)
         if type(reply) is list:
             return reply
-        if isinstance(reply, RedisConnectionError):
-            let_go(server, link.link, reply)
-        error: Exception = error_from(str(reply)) if isinstance(reply, ErrorReply) else reply
-        if demotion_in([error]):
+        error: Exception = server_error(str(reply)) if isinstance(reply, ErrorReply) else reply
+        if ends_link(error):
             link.break_off(error)
+            let_go(server, link.link, error)
         raise error.with_traceback(None)  # it may be others' as well, whose frames it would keep
 
     async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
@@ -294,8 +308,9 @@ class TaskFace:
         except BaseException:
             link.break_off_interrupted()
             raise
-        if demotion := demotion_in(replies):
-            link.break_off(demotion)
+        if end := link_end_in(replies):
+            link.break_off(end)
+            let_go(server, link.link, end)
         elif link.is_open:  # or a signal has interrupted the loop since it read the replies
             server.give_back(link.give())
         return replies

@@ -7,15 +7,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError
-
 from django_rlock import threads
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.drivers.retrying import SHORTEST
-from django_rlock.links.link import Link, check_nonce, demotion_in, replies_of
+from django_rlock.links.errors import ends_link, is_demotion, link_end_in
+from django_rlock.links.link import Link, check_nonce, replies_of
 from django_rlock.links.server import Server
 
 T = TypeVar("T")
@@ -62,8 +60,8 @@ class ThreadFace:
         except BaseException as error:
             let_go(server, link, error)
             raise
-        if demotion := demotion_in(replies):
-            let_go(server, link, demotion)
+        if end := link_end_in(replies):
+            let_go(server, link, end)
         else:
             server.give_back(link)
         return replies
@@ -87,7 +85,9 @@ class BackgroundFace(ThreadFace):
 
 def let_go(server: Server, link: Link, error: BaseException) -> None:
     """Close a link after an error, even an error reply: it echoes no nonce, so it may belong to another command."""
-    server.drop(link, broken=isinstance(error, RedisConnectionError | ReadOnlyError))
+    server.drop(link, broken=ends_link(error))
+    if is_demotion(error):
+        server.leave()
 
 
 def value_of(outcome: T | BaseException) -> T:

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_rlock.links.errors import server_error
 from django_rlock.links.resp import INCOMPLETE, ErrorReply, make_reader
-from django_rlock.redis_internals import error_from
 
 TICK = 1.0
 """The time limit that the kernel applies to a plain socket, in seconds; smaller limits are set on the socket."""
@@ -227,7 +227,7 @@ def check_nonce(reply: Any, nonce: bytes) -> list[Any]:
 def reply_error(reply: Any) -> RedisError:
     """The exception for a reply that is not the expected one."""
     if isinstance(reply, ErrorReply):
-        return error_from(str(reply))
+        return server_error(str(reply))
     return StaleReplyError("The connection brought the reply to another command; it was closed.")
 
 
@@ -241,16 +241,9 @@ def replies_of(replies: Sequence[Any], nonces: Sequence[bytes | None]) -> list[A
     return [_checked(reply, nonce) for reply, nonce in zip(replies, nonces, strict=True)]
 
 
-def demotion_in(replies: Sequence[Any]) -> ReadOnlyError | None:
-    """The error of a server that has become a replica, if there is one. Behind sentinels another server is now the
-    primary, so connections to this one are useless.
-    """
-    return next((reply for reply in replies if isinstance(reply, ReadOnlyError)), None)
-
-
 def _checked(reply: Any, nonce: bytes | None) -> Any:
     if isinstance(reply, ErrorReply):
-        return error_from(str(reply))
+        return server_error(str(reply))
     return reply if nonce is None else check_nonce(reply, nonce)
 
 

@@ -47,10 +47,16 @@ class LinkWait:
 
 class Server:
     """Links to one server. ``reply_limit`` is the maximum time for a reply, ``places`` the maximum number of
-    connections (None: no limit). Times are seconds."""
+    connections (None: no limit). Times are seconds.
 
-    def __init__(self, connect: Connect, reply_limit: float, places: int | None = None) -> None:
+    ``leave`` closes all links to the server, those of other purposes too, because it has become a replica.
+    """
+
+    def __init__(
+        self, connect: Connect, reply_limit: float, places: int | None = None, leave: Callable[[], object] | None = None
+    ) -> None:
         self._connect = connect
+        self.leave = self.close_idle if leave is None else leave
         self.reply_limit = reply_limit
         self._places = math.inf if places is None else places
         self._taken = threads.Alive()

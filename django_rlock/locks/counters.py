@@ -21,8 +21,9 @@ from django_rlock.drivers.base import EVERYBODY, Driver, monotonic
 from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import new_request
-from django_rlock.drivers.retrying import PATIENCE, is_final
+from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import LockUnavailableError, RLockError
+from django_rlock.links.errors import is_final
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import checked_text
 from django_rlock.locks.durations import RELEASE_PATIENCE, UNSET, Duration, milliseconds, wait_seconds

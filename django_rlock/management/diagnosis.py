@@ -18,6 +18,7 @@ from django_rlock.connections import SERVER_ERRORS, clients_of, is_cluster
 from django_rlock.drivers.base import monotonic
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.keys import wake_channel
+from django_rlock.links.errors import meaning_of
 from django_rlock.locks import rlock
 from django_rlock.redaction import redacted
 from django_rlock.settings import AliasSettings, get_settings
@@ -90,7 +91,11 @@ class _Server:
             yield self._latency()
         except SERVER_ERRORS as error:
             text = f"No connection: {redacted(str(error))}"
-            yield self._finding("connection", "error", text, "Check that it is up, the address, user and password.")
+            meaning = meaning_of(error)
+            advice = None if meaning is None else meaning.advice
+            yield self._finding(
+                "connection", "error", text, advice or "Check that it is up, the address, user and password."
+            )
             return
         yield from self._of_info()
         if self._options.nodes is None and not is_cluster(self._options.alias):

@@ -22,9 +22,11 @@ from django_rlock.links import resp
 from django_rlock.links.link import Link
 from django_rlock.links.tasks import TaskLink
 from django_rlock.locks.redlock import RedLock
+from tests.background import until_renewed
 from tests.eventually import eventually
+from tests.faults.test_server_errors import NO_LOGIN, REPLICA, REPLICA_62
 from tests.proxy import Proxy, load_scripts
-from tests.redlock.conftest import NODE_TIMEOUT, paused
+from tests.redlock.conftest import NODE_TIMEOUT, hold_of, paused
 from tests.topologies.servers import encrypted
 
 GRANT = b"""EVAL "return {'1', 'OK', 1}" 0\r\n"""
@@ -356,6 +358,20 @@ async def test_nodes_that_were_slow_to_connect_vote_as_soon_as_they_have(face, p
     for rule in of_the_call:
         rule.let_go.set()
     await face.result(acquiring)
+
+
+@pytest.mark.parametrize("error", [NO_LOGIN, REPLICA, REPLICA_62], ids=["login", "replica", "replica, 6.2"])
+async def test_nodes_whose_connections_are_of_no_more_use_vote_over_new_ones(face, proxies, error):
+    lock = RedLock("x", using="quorum")
+    await acquire_and_give_back(face, lock)
+    refused = [each.refuse(scripts.REDLOCK_ACQUIRE, error) for each in proxies]
+    assert await face.acquire(lock, wait_time=20)
+    until_renewed(hold_of(lock))
+    refused += [each.refuse(scripts.REDLOCK_RENEW, error) for each in proxies]
+    until_renewed(hold_of(lock))
+    refused += [each.refuse(scripts.REDLOCK_RELEASE, error) for each in proxies]
+    await face.release(lock)
+    assert all(rule.served.is_set() for rule in refused)
 
 
 async def acquire_and_give_back(face, lock):

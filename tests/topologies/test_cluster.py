@@ -17,7 +17,7 @@ from django.core.cache import cache
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock.checks import check_settings
-from django_rlock.cluster import ClusterClient
+from django_rlock.cluster import ClusterClient, slot_of
 from django_rlock.connections import cluster_client, slot_map
 from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.inspection import iter_locks
@@ -373,3 +373,13 @@ def test_first_two_threads_share_the_connections(topology, monkeypatch):
     first, second = two_at_once(monkeypatch, client._connected, "_connect")
     assert first is second
     assert first is client._connected()
+
+
+async def test_without_the_factory_a_cluster_is_told_at_once(face, kind, topology, settings):
+    """To an entry that names one node only, most keys are elsewhere."""
+    login = {name: topology.options[name] for name in ("USERNAME", "PASSWORD")}
+    settings.CACHES = {"default": {**topology.cache, "OPTIONS": login}}
+    elsewhere = next(name for name in map(str, range(99)) if slot_of(f"rlock:{name}") > 5460)
+    told = r"another node.*Redis Cluster.*'django_rlock\.cluster\.ConnectionFactory'"
+    with pytest.raises(LockUnavailableError, match=told):
+        await face.acquire(kind(elsewhere), wait_time=3600)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import selectors
 import socket
@@ -16,15 +17,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
 from django_rlock.callbacks import log
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.retrying import backoff
+from django_rlock.links.errors import server_error
 from django_rlock.links.link import Link
 from django_rlock.links.resp import ErrorReply
-from django_rlock.redis_internals import error_from
 
 logger = logging.getLogger("django_rlock.listening")
 
@@ -32,6 +34,8 @@ PING_AFTER = 10.0
 """How long a connection may be silent before a PING checks whether it is alive, in seconds."""
 _RECONNECT_AFTER = 0.05, 1.0
 _PRUNE_EVERY = 15.0
+_LEAVE_AFTER = 0.5
+"""How long a connection is kept at least, in seconds: a server may be a replica for long, and each caller tells it."""
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Lets threads that were just woken run first; it releases the GIL too."""
 
@@ -69,7 +73,8 @@ class Subscriber:
         self._inner.setblocking(False)
         self._outer.setblocking(False)
         self.link: Link | None = None
-        self._heard_at = self._prune_at = 0.0
+        self._heard_at = self._prune_at = self._connected_at = 0.0
+        self._leave_at = math.inf
         self._reply_by: float | None = None
         self._tries = 0
 
@@ -83,6 +88,11 @@ class Subscriber:
     def prune(self) -> None:
         """Drop the channels that have had no waiter for a while, soon."""
         self._prune_at = 0.0
+        self._wake()
+
+    def leave(self) -> None:
+        """Connect anew, because the server has become a replica; it may leave the connection open."""
+        self._leave_at = max(time.monotonic(), self._connected_at + _LEAVE_AFTER)
         self._wake()
 
     def stop(self) -> None:
@@ -144,7 +154,7 @@ class Subscriber:
     def _sleep_for(self, now: float) -> float | None:
         if self.link is None:
             return None
-        due = self._prune_at
+        due = min(self._prune_at, self._leave_at)
         due = min(due, self._heard_at + PING_AFTER if self._reply_by is None else self._reply_by)
         return max(due - now, 0.0)
 
@@ -163,10 +173,11 @@ class Subscriber:
             self._send(*(pack_command(self.subscribe, name) for name in dict.fromkeys(names)))
 
     def _connect(self) -> None:
+        self._leave_at = math.inf
         link = self._open()
         self._selector.register(link.sock, selectors.EVENT_READ)
         self.link = link
-        self._heard_at = now = time.monotonic()
+        self._heard_at = self._connected_at = now = time.monotonic()
         self._reply_by = None
         self._prune_at = now + _PRUNE_EVERY
 
@@ -191,7 +202,7 @@ class Subscriber:
 
     def _take(self, reply: Any) -> None:
         if isinstance(reply, ErrorReply):
-            raise error_from(str(reply))
+            raise server_error(str(reply))
         kind, channel, data = _text(reply[0]), _text(reply[1]), reply[2] if len(reply) > 2 else b""
         self._tell(kind, channel, data)
 
@@ -207,6 +218,8 @@ class Subscriber:
             self.hear(channel)
 
     def _look_after(self, now: float) -> None:
+        if now >= self._leave_at:
+            raise RedisConnectionError("its server has become a replica")
         if self._reply_by is not None and now >= self._reply_by:
             raise RedisTimeoutError("The server did not reply on the listening connection.")
         if self._reply_by is None and now >= self._heard_at + PING_AFTER:

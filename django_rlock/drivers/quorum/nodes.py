@@ -16,6 +16,7 @@ from django_rlock.drivers.quorum.proposals import Proposals
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, Restarts
 from django_rlock.drivers.quorum.votes import NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
+from django_rlock.links.errors import is_demotion
 from django_rlock.links.link import Link
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import Server
@@ -49,9 +50,9 @@ class NodeSet:
         self._lost_until = -math.inf
         self._late = max(options.longest_lease or options.watchdog_timeout, REMEMBERED)
         self.untold: dict[tuple[int, QuorumCall], float] = {}
-        self.closing: list[Callable[[], object]] = []
+        self.closing: list[Callable[[int], object]] = []
         self._seats = [threads.free_seat() for _ in self.names]
-        self._closed = False
+        self.is_closed = False
 
     def server(self, node: int, purpose: Purpose) -> Server:
         """The links to a node."""
@@ -93,6 +94,13 @@ class NodeSet:
         """Use a node again, which has just replied."""
         self.down.pop(node, None)
 
+    def note_error(self, node: int, error: Exception) -> None:
+        """Close what is open to a node, after an error that ends connections to it."""
+        for close in self.closing:
+            close(node)
+        if is_demotion(error):
+            self.server(node, "calls").leave()
+
     def tell_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Send a call to nodes as soon as they are reachable, while what it undoes may come late or hold the lock."""
         until = time.monotonic() + max(undo.lease, REMEMBERED)
@@ -102,9 +110,10 @@ class NodeSet:
 
     def close(self) -> None:
         """Forget the nodes, which are no longer in the settings."""
-        self._closed = True
+        self.is_closed = True
         for close in self.closing:
-            close()
+            for node, _ in enumerate(self.names):
+                close(node)
 
     # --- visits ------------------------------------------------------------------------------------------------------
 
@@ -118,7 +127,7 @@ class NodeSet:
         while self._needs_visits(node) and seat.quiet():  # otherwise another thread has the seat
             while self._needs_visits(node):
                 time.sleep(LOOK_AGAIN)
-                if self._closed:  # by now the node's alias may be another server's
+                if self.is_closed:  # by now the node's alias may be another server's
                     return
                 try:
                     self._visit(node)
@@ -128,7 +137,7 @@ class NodeSet:
             seat.ring()
 
     def _needs_visits(self, node: int) -> bool:
-        return not self._closed and (not self.is_up(node) or bool(self._untold(node)))
+        return not self.is_closed and (not self.is_up(node) or bool(self._untold(node)))
 
     def _untold(self, node: int) -> list[tuple[int, QuorumCall]]:
         """What a node has still to receive."""

@@ -10,8 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from django_rlock.links.errors import server_error
 from django_rlock.links.resp import ErrorReply
-from django_rlock.redis_internals import error_from
 
 
 class NodeRestartedError(RedisError):
@@ -21,7 +21,7 @@ class NodeRestartedError(RedisError):
 def identity(info: Any) -> tuple[str, int]:
     """A server's run id and uptime in seconds, from its reply to WHO_ARE_YOU. Raises what redis-py raises."""
     if isinstance(info, ErrorReply):
-        raise error_from(str(info))
+        raise server_error(str(info))
     text = info.decode(errors="replace") if isinstance(info, bytes) else str(info)
     run_id, uptime = re.search(r"run_id:(\w+)", text), re.search(r"uptime_in_seconds:(\d+)", text)
     if run_id is None or uptime is None:

@@ -19,10 +19,10 @@ from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.drivers.tasks import TASKS, Sleep, links_of, sleep
+from django_rlock.links.errors import ends_link, server_error
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.tasks import TaskLink
 from django_rlock.redaction import reason_of
-from django_rlock.redis_internals import error_from
 
 
 class _Slot:
@@ -53,7 +53,10 @@ class _Slot:
                 nonce = next_nonce()
                 self.send(pack(self._call, nonce, with_source=True), nonce, None)
                 return
-            reply = error_from(str(reply))
+            reply = server_error(str(reply))
+            if ends_link(reply) and self._link is not None:
+                self._talk.note_error(self._node, reply)
+                self._link.break_off(reply)
         self._talk.hear(self, Answer(self._node, self._call, reply))
 
 
@@ -90,6 +93,10 @@ class Talk:
         if count is not None and self._is_enough(count):
             self._sleep.end()
             self._count = None
+
+    def note_error(self, node: int, error: Exception) -> None:
+        """Let others learn of an error that concerns their links to a node as well."""
+        self._talks.nodes.note_error(node, error)
 
     def _is_enough(self, count: Count) -> bool:
         """Count the answers that have come; returns whether there is nothing more to listen for."""

@@ -22,6 +22,7 @@ from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.exceptions import RLockError
+from django_rlock.links.errors import ends_link
 from django_rlock.links.link import Link, replies_of, stray
 from django_rlock.links.resp import INCOMPLETE
 from django_rlock.links.server import Server
@@ -139,9 +140,17 @@ class Talk:
         # It is polled again; but what TLS has decrypted already makes no socket readable.
         arrived = link.read(self._talks.send_within, once=link.link.is_plain)
         try:
-            self._answers += (Answer(link.node, call, reply) for call, asker, reply in arrived if asker is self._asker)
+            self._hear(link.node, arrived)
         except (RedisError, OSError) as error:  # the answers before it count
             self._part(link.node, error)
+
+    def _hear(self, node: int, arrived: Iterator[tuple[QuorumCall, object, Any]]) -> None:
+        for call, asker, reply in arrived:
+            if asker is self._asker:
+                self._answers.append(Answer(node, call, reply))
+            if isinstance(reply, RedisError) and ends_link(reply):
+                self._talks.nodes.note_error(node, reply)
+                raise reply
 
     async def __aenter__(self) -> Talk:
         try:
@@ -191,13 +200,12 @@ class ThreadTalks:
 
     def __init__(self, using: str) -> None:
         self.nodes = node_set(using)
-        self.nodes.closing.append(self.close)
+        self.nodes.closing.append(self._close_kept)
         self.names = self.nodes.names
         self.timeout = self.nodes.timeout
         self.send_within = self.nodes.connect_within
         self.restarts = self.nodes.restarts
         self.proposals = self.nodes.proposals
-        self._closed = False
         self._kept: list[deque[NodeLink]] = [deque() for _ in self.names]
 
     @property
@@ -267,17 +275,15 @@ class ThreadTalks:
     def keep_link(self, link: NodeLink) -> None:
         """Keep a link for the next conversation."""
         self._kept[link.node].append(link)
-        if self._closed:
-            self.close()
+        if self.nodes.is_closed:
+            self._close_kept(link.node)
 
     def without_link(self) -> list[int]:
         """The nodes to which no link is kept, and which may be up."""
         return [node for node, kept in enumerate(self._kept) if not kept and self.nodes.may_be_up(node)]
 
-    def close(self) -> None:
-        """Close idle links now, and links in use when they are returned: the settings have changed."""
-        self._closed = True
-        for kept in self._kept:
-            with suppress(IndexError):
-                while True:
-                    kept.pop().close()
+    def _close_kept(self, node: int) -> None:
+        kept = self._kept[node]
+        with suppress(IndexError):
+            while True:
+                kept.pop().close()

@@ -10,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock.drivers.base import Undo
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.quorum.votes import Means, NodeDownError, QuorumCall, Voting
-from django_rlock.drivers.retrying import PATIENCE, backoff, is_final
+from django_rlock.drivers.retrying import PATIENCE, backoff
 from django_rlock.exceptions import QuorumNotReachedError
+from django_rlock.links.errors import ends_link, is_final
 
 _BATCH = 100
 _BACKOFF = 0.01, 0.5
@@ -98,7 +99,7 @@ def _suited(call: ScriptCall) -> QuorumCall:
 
 def _is_refused(error: QuorumNotReachedError) -> bool:
     """Whether retrying cannot help, because the nodes understood the call and refused it."""
-    return all(is_final(each) for each in error.errors.values())
+    return all(is_final(each) and not ends_link(each) for each in error.errors.values())
 
 
 def _too_few_listen(error: QuorumNotReachedError) -> bool:

@@ -1,0 +1,99 @@
+"""Error replies that end a connection: a login that is gone, a server that has become a replica."""
+
+import asyncio
+
+import pytest
+
+from django_rlock import RLock, scripts
+from django_rlock.connections import server
+from django_rlock.drivers.room import listener
+from django_rlock.drivers.tasks import links_of
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.background import renew_now, until_renewed
+from tests.faults.test_lost_replies import ACQUIRE, KEY, RELEASE
+
+NO_LOGIN = "NOAUTH Authentication required."
+WRAPPED = "ERR Error running script (call to f_caeeee01384f6b04384c56d69c27aa65287fb306): @user_script:1: "
+"""How an error inside a script of Redis 6.2 begins."""
+REPLICA = "READONLY You can't write against a read only replica. script: caee, on @user_script:1."
+REPLICA_62 = f"{WRAPPED}@user_script: 1: -READONLY You can't write against a read only replica."
+ENDS = pytest.mark.parametrize("error", [NO_LOGIN, REPLICA, REPLICA_62], ids=["login", "replica", "replica, 6.2"])
+
+
+@ENDS
+async def test_a_call_goes_on_over_a_new_connection(face, kind, proxy, redis_client, error):
+    async with face.inside(kind("warm")):
+        pass
+    refused = [proxy.refuse(ACQUIRE[kind.kind], error), proxy.refuse(RELEASE[kind.kind], error)]
+    lock = kind("stock:42")
+    assert await face.acquire(lock, blocking=False)
+    await face.release(lock)
+    assert all(rule.served.is_set() for rule in refused)
+    assert not redis_client.exists(KEY)
+
+
+@ENDS
+def test_renewal_goes_on_over_a_new_connection(proxy, error):
+    with RLock("stock:42") as lock:
+        (hold,) = HOLDS.snapshot()
+        until_renewed(hold)
+        refused = proxy.refuse(scripts.LOCK_RENEW, error)
+        until_renewed(hold)
+        assert refused.served.is_set()
+        lock.check()
+
+
+@ENDS
+async def test_confirmed_call_goes_on_over_a_new_connection(face, proxy, settings, error):
+    """Though without a replica it is not confirmed."""
+    settings.RLOCK = {"default": {**settings.RLOCK["default"], "REPLICA_ACKS": 1, "REPLICA_ACK_TIMEOUT": 0.01}}
+    for _ in range(2):
+        refused = proxy.refuse(scripts.RLOCK_ACQUIRE, error)
+        with pytest.raises(ConnectionError, match="0 of the 1 replicas"):
+            await face.acquire(RLock("stock:42"), blocking=False)
+        assert refused.served.is_set()
+
+
+@pytest.mark.parametrize("error", [REPLICA, REPLICA_62], ids=["replica", "replica, 6.2"])
+async def test_no_connection_to_a_server_that_became_a_replica_is_kept(face, kind, proxy, error):
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    until_renewed(*HOLDS.snapshot())
+    waiting = face.start(visit, face, kind("stock:42"))
+    await face.until(WAITS.snapshot)
+    (subscriber,) = listener("default").subscribers.values()
+    await face.until(lambda: subscriber.link and next(iter(listener("default").channels.values())).confirmed)
+    before = {subscriber.link, *server("default", purpose="keeping").idle}
+    before |= {shared.link for shared in shared_links(face)}
+    proxy.refuse(ACQUIRE[kind.kind], error)
+    async with face.inside(kind("stock:43")):
+        await face.until(lambda: subscriber.link not in before)
+        assert all(link.sock.fileno() == -1 for link in before)
+    await face.release(lock)
+    await face.result(waiting)
+
+
+def shared_links(face):
+    return links_of(asyncio.get_running_loop()).shared.values() if face.name == "async" else []
+
+
+async def visit(face, lock):
+    async with face.inside(lock):
+        pass
+
+
+def test_loops_leave_a_server_that_became_a_replica(proxy):
+    """Their connections bring no error until they are used."""
+
+    async def body():
+        async with RLock("warm"):
+            pass
+        (shared,) = links_of(asyncio.get_running_loop()).shared.values()
+        async with RLock("stock:42"):
+            until_renewed(*HOLDS.snapshot())
+            proxy.refuse(scripts.LOCK_RENEW, REPLICA)
+            renew_now()
+            while shared.is_open:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.005)
+
+    asyncio.run(body())
