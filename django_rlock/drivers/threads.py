@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from django_rlock import threads
-from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.base import UNLIMITED, run_sync
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.drivers.retrying import SHORTEST
@@ -69,18 +69,22 @@ class ThreadFace:
     def _open(self, server: Server, limit: float) -> tuple[Link, float]:
         """A new link, and what is left of the limit."""
         started = time.monotonic()
-        link = self._connect(server, limit)
+        link = server.take(limit)
         return link, max(limit - (time.monotonic() - started), SHORTEST)
-
-    def _connect(self, server: Server, limit: float) -> Link:
-        return server.take(limit)
 
 
 class BackgroundFace(ThreadFace):
-    """The face of the package's own threads, which connect directly, because no signal interrupts them."""
+    """The face of the package's own threads, which connect directly, because no signal interrupts them.
 
-    def _connect(self, server: Server, limit: float) -> Link:
-        return server.open()
+    No caller waits for them. So connecting and each reply have limits of their own, those of the server: however long
+    it took to connect and to try before, a reply has its time.
+    """
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        return await super().exchange(server, call, packed, nonce, UNLIMITED)
+
+    def _open(self, server: Server, limit: float) -> tuple[Link, float]:
+        return server.open(), limit
 
 
 def let_go(server: Server, link: Link, error: BaseException) -> None:
