@@ -19,7 +19,8 @@ from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.addresses import databases, is_djangos
-from django_rlock.connections import UNSET_TIMEOUT, background_limit, check_entry, source
+from django_rlock.connections import background_limit, check_entry, source
+from django_rlock.links.source import UNSET_TIMEOUT
 from django_rlock.settings import DEFAULT_ALIAS, AliasSettings, get_aliases, get_settings, server_aliases
 
 logger = logging.getLogger("django_rlock.checks")

@@ -8,9 +8,9 @@ out of connections affects them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
 from functools import partial
 from typing import Any, Literal, NoReturn, cast
 from weakref import WeakSet
@@ -27,12 +27,12 @@ from redis.retry import Retry
 from django_rlock.addresses import database_named, refuse_unusable
 from django_rlock.cluster import ASK_WITHIN, Address, ClusterClient, SlotMap
 from django_rlock.links.errors import server_error
-from django_rlock.links.link import Link, Place
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import Server
+from django_rlock.links.source import OF_ONE_POOL, UNSET_TIMEOUT, Source, limits, without
 from django_rlock.process import Owned, remembered
-from django_rlock.redaction import hide_secrets, redacted, shown
-from django_rlock.redis_internals import own_client, primary_url, take_socket
+from django_rlock.redaction import redacted
+from django_rlock.redis_internals import own_client, primary_url
 from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url, server_aliases
 
 try:
@@ -44,9 +44,6 @@ try:
     from django_rlock.cluster.factory import ConnectionFactory as ClusterFactory
 except ModuleNotFoundError:  # locks over Django's own cache do not need it
     django_redis = None
-
-UNSET_TIMEOUT = 5.0
-"""How long to wait for a reply if the cache sets no SOCKET_TIMEOUT, in seconds."""
 
 CONNECT_WITHIN = 4
 """How long callers wait for a connection to a node of a RedLock, in node timeouts, but at least SHORTEST_LIMIT."""
@@ -66,71 +63,10 @@ SERVER_ERRORS = redis.RedisError, RedisClusterException, OSError
 PROBES = 32
 """How many keys are used to find out where a project's own client writes them."""
 
-_OF_ONE_POOL = (
-    # For RESP3 push messages, whose handling takes mutexes of redis-py's pools and of logging.
-    "event_dispatcher",
-    "maint_notifications_config",
-    "maint_notifications_pool_handler",
-    "maintenance_notification_hash",
-    "maintenance_state",
-    "oss_cluster_maint_notifications_handler",
-)
-_NOT_FOR_LINKS = (
-    # The flows retry themselves, within their callers' time; redis-py's retries would only block a thread.
-    "retry",
-    "retry_on_error",
-    "retry_on_timeout",
-    *_OF_ONE_POOL,
-)
-
 _CLUSTER_SLOTS = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n"
 
 Purpose = Literal["calls", "keeping", "listening", "reports"]
 """The use of a link. Callers share the alias's MAX_CONNECTIONS; each background thread has links of its own."""
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Source:
-    """How redis-py connects to one server: a connection class and its options, taken from a pool.
-
-    The pool is kept because connections behind sentinels get the primary's address from it.
-    """
-
-    pool: Any
-    options: dict[str, Any]
-
-    @classmethod
-    def of(cls, pool: Any) -> Source:
-        options = _without(_NOT_FOR_LINKS, pool.connection_kwargs)
-        return cls(pool, options | {"protocol": 2, "health_check_interval": 0})
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({shown(self.options)})"
-
-    @property
-    def reply_limit(self) -> float:
-        """How long a reply may take, in seconds."""
-        return self.options.get("socket_timeout") or UNSET_TIMEOUT
-
-    def within(self, longest: float) -> Source:
-        """The same with limits: connecting, and each reply, may take at most ``longest`` seconds."""
-        return Source(self.pool, self.options | _limits(self.options, longest))
-
-    def connect(self, place: Place | None = None) -> Link:
-        """Open a new link. Raises what redis-py raises."""
-        connection = self.pool.connection_class(**self.options)
-        try:
-            connection.connect()
-            return Link(take_socket(connection), place)
-        except Exception as error:
-            hide_secrets(error)  # redis-py 6.4 shows the sentinels' password where none of them replies
-            raise
-        finally:
-            connection.disconnect()
-
-
-def _without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
 
 
 # --- clients ---------------------------------------------------------------------------------------------------------
@@ -163,8 +99,8 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
 @remembered("connections")
 def node_client(using: str) -> redis.Redis:
     """A client of one node of an alias with NODES, with short time limits."""
-    reached = source(using)
-    reached.pool.connection_kwargs.update(_limits(reached.options, connect_within(using)))
+    reached = _make_source(using)  # it has a pool of its own, so its options may be changed
+    reached.pool.connection_kwargs.update(limits(reached.options, connect_within(using)))
     return redis.Redis(connection_pool=reached.pool)
 
 
@@ -188,12 +124,7 @@ def _own_client(using: str, within: float) -> redis.Redis:
 
 
 def _limit(options: dict[str, Any], longest: float) -> None:
-    options.update(_limits(options, longest), retry=Retry(NoBackoff(), 0))
-
-
-def _limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:
-    names = ["socket_timeout"] if "path" in options else ["socket_timeout", "socket_connect_timeout"]
-    return {name: min(options.get(name) or UNSET_TIMEOUT, longest) for name in names}
+    options.update(limits(options, longest), retry=Retry(NoBackoff(), 0))
 
 
 def _address_of(client: redis.Redis) -> str:
@@ -301,7 +232,7 @@ def source(using: str, node: Address | None = None) -> Source:
     Raises ImproperlyConfigured if the entry has no Redis client that can be used for locks.
     """
     if node is not None:
-        return Source.of(cast("ClusterClient", cluster_client(using)).make_pool(node))
+        return Source(cast("ClusterClient", cluster_client(using)).make_pool(node))
     return _make_source(using)
 
 
@@ -321,7 +252,7 @@ def _make_source(using: str) -> Source:
         if isinstance(pool, redis.sentinel.SentinelConnectionPool):
             _check_sentinel(using, entry, pool)
             _hurry(pool.sentinel_manager)
-        found = Source.of(pool)
+        found = Source(pool)
         pool.connection_class(**found.options)  # this makes no connection, and refuses unknown options
     return found
 
@@ -348,7 +279,11 @@ def _djangos_pool(using: str, client: Any) -> Any:
 
 def _like(pool: Any) -> redis.ConnectionPool:
     """A pool of our own that connects like another one, which the cache's threads may share."""
-    return redis.ConnectionPool(pool.connection_class, **_without(_OF_ONE_POOL, pool.connection_kwargs))
+    if type(pool).__module__.startswith("redis."):
+        return redis.ConnectionPool(pool.connection_class, **without(OF_ONE_POOL, pool.connection_kwargs))
+    own: redis.ConnectionPool = copy(pool)  # with the same options, which the project's class may renew
+    own.reset()
+    return own
 
 
 def _check_sentinel(using: str, entry: str, pool: Any) -> None:
