@@ -14,6 +14,7 @@ MOST_KEPT = 512
 """How many locks' keys, and prepared calls of a sort, a process keeps: those that were used last."""
 MODE = "mode"
 """The field of a read-write lock that contains its mode, ``read`` or ``write``; no owner may have this name."""
+_MARK = "rlock_wake::"
 WRITER = ":write"
 """The end of a writer's field in a read-write lock's hash; a reader's field is its owner alone."""
 
@@ -31,6 +32,21 @@ def tagged(prefix: str, key: str) -> str:
 def redisson_channel(key: str) -> str:
     """The channel on which Redisson's plain lock publishes ``0`` when it is released."""
     return release_keys(key)[1]
+
+
+def is_redissons(channel: str) -> bool:
+    """Whether Redisson's clients use a channel too."""
+    return channel.startswith("redisson_")
+
+
+def plain_mark(channel: str) -> str:
+    """The sharded channel, in the same slot, by whose subscribers a cluster counts those of ours to a plain channel."""
+    return f"{_MARK}{channel}"
+
+
+def marked(channel: str) -> str:
+    """The plain channel, given its mark; any other channel is returned as it is."""
+    return channel.removeprefix(_MARK)
 
 
 def token_key(key: str) -> str:

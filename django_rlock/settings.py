@@ -177,6 +177,9 @@ class AliasSettings:
     max_connections: int = _option(100, _count)
     """How many connections a process keeps to one server for lock commands. If all are in use, a caller waits for one
     within its wait time."""
+    publish_to_all: bool = _option(False, _flag)
+    """In a Redis Cluster, whether each release is published to all nodes too, for Java clients with
+    ``subscriptionMode=SLAVE`` that use no sharded channels."""
     key_prefix: str = _option("rlock:", _prefix)
     """The prefix of every key; empty if Java clients use bare names."""
     kind: str = _option("fair", _one_of(*KINDS))

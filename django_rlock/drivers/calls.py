@@ -83,10 +83,9 @@ class Prepared:
         start = _kept_start(verb, self.script, len(keys), 1 + len(self.args) + self.has_fresh)
         return b"%b%b$%d\r\n" % (start, packed, _NONCE_SIZE)
 
-    @property
-    def sharded(self) -> Prepared:
-        """The same for a Redis Cluster."""
-        script = self.script.sharded
+    def sharded(self, to_all: bool) -> Prepared:
+        """The same for a Redis Cluster; ``to_all`` is PUBLISH_TO_ALL."""
+        script = self.script.sharded(to_all)
         return self if script is self.script else prepare(script, self.keys, self.args, self.has_fresh)
 
 

@@ -33,7 +33,7 @@ _REDIRECTIONS = 5
 
 
 class Cluster:
-    """The topology of a Redis Cluster. ``make_node`` makes the node for an address."""
+    """The topology of a Redis Cluster. ``make_node`` makes the node for an address; ``to_all`` is PUBLISH_TO_ALL."""
 
     def __init__(
         self,
@@ -41,12 +41,14 @@ class Cluster:
         slots: SlotMap,
         make_node: Callable[[Address], Node],
         take: Callable[..., Any] | None = None,
+        to_all: bool = False,
     ) -> None:
         self._face = face
         self._slots = slots
         self._make_node = make_node
         self._nodes: dict[Address, Node] = {}
         self._take = take
+        self._to_all = to_all
         self._retrying = Retrying(self._exchange, face.sleep)
 
     def place(self, key: str) -> object:
@@ -62,7 +64,7 @@ class Cluster:
                 advice="Nothing was changed; leave them out, or close them around a hash tag.",
                 noun=call.noun,
             )
-        call.prepared = call.prepared.sharded
+        call.prepared = call.prepared.sharded(self._to_all)
         return await self._retrying.run(call, until)
 
     def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
@@ -86,7 +88,7 @@ class Cluster:
             self._slots.refresh()
         by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
         for call in calls:
-            call.prepared = call.prepared.sharded
+            call.prepared = call.prepared.sharded(self._to_all)
             by_node[self._slots.owner(slot_of(call.keys[0]))].append(call)
         return by_node
 

@@ -108,7 +108,7 @@ def _topology(face: Face, using: str, purpose: Purpose) -> Topology:
     make_node = partial(_node, face, using, purpose, confirms)
     take = take_confirmed if confirms else None
     if is_cluster(using):
-        return Cluster(face, slot_map(using), make_node, take)
+        return Cluster(face, slot_map(using), make_node, take, get_settings(using).publish_to_all)
     return OneServer(face, make_node(None), _division(using), take)
 
 

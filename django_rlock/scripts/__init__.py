@@ -6,8 +6,8 @@ The line ``-- include: name`` in a script stands for the text of ``name.lua``.
 All are read at import: a process goes on with those of its own version when an update replaces the files, and to take
 a lock needs no file.
 
-The sources are for a server of its own. A cluster gets ``script.sharded``, which publishes to the shard of the
-channel's slot instead of to all nodes, as Redisson does there; it is derived from the same source.
+The sources are for a server of its own. A cluster gets ``script.sharded()``, derived from the same source, which
+publishes to the shard of the channel's slot, and to all nodes only for Redisson's clients that listen there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ ENDLESS, ABSENT = -1, -2
 
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _SHARDED = {
-    "redis.pcall('publish', ": "redis.pcall('spublish', ",
     # A sharded channel must be in the slot of the keys, so a process has one for each lock: keys.wake_channel().
-    "'rlock_wake:' .. client": "'rlock_wake' .. string.sub(queue, #'rlock_queue' + 1) .. ':' .. client",
+    "'publish', 'rlock_wake:' .. client": (
+        "'spublish', 'rlock_wake' .. string.sub(queue, #'rlock_queue' + 1) .. ':' .. client"
+    ),
+    "redis.pcall('publish', ": "publish_both(",
 }
 
 
@@ -49,10 +51,9 @@ class Script:
     def load(cls, name: str, joins: bool = False) -> Script:
         return cls._from_source(name, _read(name), joins)
 
-    @property
-    def sharded(self) -> Script:
-        """The script for a Redis Cluster; that one's own is itself."""
-        return _sharded(self)
+    def sharded(self, to_all: bool = False) -> Script:
+        """The script for a Redis Cluster; that one's own is itself. ``to_all`` is PUBLISH_TO_ALL."""
+        return _sharded(self, to_all)
 
     @classmethod
     def _from_source(cls, name: str, source: str, joins: bool) -> Script:
@@ -60,10 +61,12 @@ class Script:
 
 
 @cache
-def _sharded(script: Script) -> Script:
+def _sharded(script: Script, to_all: bool) -> Script:
     source = script.source
     for one_server, cluster in _SHARDED.items():
         source = source.replace(one_server, cluster)
+    if "publish_both(" in source:
+        source = _read("publish_always" if to_all else "publish_both") + source
     return script if source == script.source else Script._from_source(script.name, source, script.joins)  # noqa: SLF001
 
 

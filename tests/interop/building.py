@@ -1,4 +1,4 @@
-"""Builds the Java program with Maven, once for all test processes: build/interop below the project."""
+"""Builds the Java program with Maven, once for all test processes: build/interop/<version> below the project."""
 
 from __future__ import annotations
 
@@ -23,20 +23,24 @@ class UnavailableError(Exception):
     """The program cannot be built here; the text says why. No fault of the program's."""
 
 
-def build() -> Path:
-    """The folder of ``classes`` and ``lib``. UnavailableError; RuntimeError when the program does not compile."""
+def build(version: str) -> Path:
+    """The folder of ``classes`` and ``lib`` for a version of Redisson.
+
+    UnavailableError; RuntimeError when the program does not compile.
+    """
     for tool in "java", "javac", "mvn":
         if shutil.which(tool) is None:
             raise UnavailableError(f"There is no {tool} on the PATH: Redisson needs a JDK from 17 on, and Maven.")
-    TARGET.mkdir(parents=True, exist_ok=True)
+    target = TARGET / version
+    target.mkdir(parents=True, exist_ok=True)
     with (TARGET / "lock").open("w") as mutex:
         fcntl.flock(mutex, fcntl.LOCK_EX)
-        built, digest = TARGET / "digest", _digest()
+        built, digest = target / "digest", _digest()
         if not built.exists() or built.read_text() != digest:
             built.unlink(missing_ok=True)
-            _run_maven()
+            _run_maven(version)
             built.write_text(digest)
-    return TARGET
+    return target
 
 
 def _digest() -> str:
@@ -47,10 +51,10 @@ def _digest() -> str:
     return digest.hexdigest()
 
 
-def _run_maven() -> None:
+def _run_maven(version: str) -> None:
     for folder in "classes", "lib":  # of an earlier version
-        shutil.rmtree(TARGET / folder, ignore_errors=True)
-    command = ["mvn", "--quiet", "--batch-mode", "process-classes"]
+        shutil.rmtree(TARGET / version / folder, ignore_errors=True)
+    command = ["mvn", "--quiet", "--batch-mode", f"-Dredisson.version={version}", "process-classes"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode != 0:
         told = "\n".join((done.stdout + done.stderr).splitlines()[-30:])

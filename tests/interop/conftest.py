@@ -12,9 +12,10 @@ import pytest
 from pytest_django import Settings
 
 from tests.faces import BlockingFace, TaskFace, nothing_left, pytest_pyfunc_call
+from tests.forms import long
 from tests.interop.building import UnavailableError, build
 from tests.interop.redisson import JavaThread, Redisson
-from tests.interop.sites import SCENES, Scene, Site
+from tests.interop.sites import FIELD, SCENES, Scene, Site
 from tests.topologies.servers import TOPOLOGIES
 
 __all__ = ["nothing_left", "pytest_pyfunc_call"]
@@ -31,14 +32,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def redisson() -> Iterator[Redisson]:
-    try:
-        program = build()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-    process = Redisson(program)
-    yield process
-    process.end()
+def _redissons() -> Iterator[Callable[[str], Redisson]]:
+    with ExitStack() as running:
+
+        @cache
+        def start(version: str) -> Redisson:
+            try:
+                program = build(version)
+            except UnavailableError as error:
+                pytest.skip(str(error))
+            process = Redisson(program)
+            running.callback(process.end)
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def redisson(scene: Scene, _redissons: Callable[[str], Redisson]) -> Redisson:
+    return _redissons(scene.version)
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +59,7 @@ def _started() -> Iterator[Callable[[str], Site]]:
         yield cache(lambda name: Site(running.enter_context(TOPOLOGIES[name]())))
 
 
-@pytest.fixture(params=SCENES, ids="-".join)
+@pytest.fixture(params=[*SCENES, *long(*FIELD)], ids=str)
 def scene(request: pytest.FixtureRequest) -> Scene:
     """Where a test plays."""
     return request.param
@@ -64,7 +76,7 @@ def site(scene: Scene, redisson: Redisson, _started: Callable[[str], Site], sett
     chosen = _started(scene.place)
     settings.CACHES = {**settings.CACHES, **chosen.caches}
     settings.RLOCK = chosen.locks
-    chosen.empty()
+    chosen.set(scene)
     yield chosen
     assert redisson.complaints() == "", "Redisson met something that it did not expect"
 

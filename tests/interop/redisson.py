@@ -1,6 +1,6 @@
 """The Java program in ``java/`` as an object: Redisson's clients in a JVM of ours, which obeys the tests.
 
-jvm = Redisson(build())
+jvm = Redisson(build("4.7.0"))
 alice = jvm.thread("alice", Address(["redis://127.0.0.1:6379"]))
 alice.do(lock("stock"), "lock", 10, "MINUTES")
 waiting = jvm.thread("bob", address).begin(lock("stock"), "lock")  # a Future
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from tests.eventually import PATIENCE, UNTIL_SERVED
 
@@ -73,11 +73,17 @@ class JavaError(Exception):
 
 
 class Address(NamedTuple):
-    """Where a client connects: one server, or some nodes of a cluster; its watchdog's timeout in milliseconds."""
+    """Where a client connects: one server, some nodes of a cluster, or the sentinel of a service.
+
+    ``watchdog`` is its timeout in milliseconds. ``options`` are other setters of Redisson's configuration and their
+    values, as ``("setSubscriptionMode", "SLAVE")``; the value for ``setNameMapper`` is a prefix.
+    """
 
     nodes: tuple[str, ...]
-    cluster: bool = False
+    mode: Literal["single", "cluster", "sentinel"] = "single"
+    service: str = ""
     watchdog: int = 30_000
+    options: tuple[tuple[str, str], ...] = ()
 
 
 class Redisson:

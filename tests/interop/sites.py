@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from django_rlock.locks.holds import WAITS
 from tests.eventually import PATIENCE
@@ -15,12 +15,31 @@ HASTY_WATCHDOG = 2.0
 """The watchdogs' timeout on our alias "hasty", and of Java's clients at the address ``hasty``, in seconds."""
 
 
+NEWEST = "4.7.0"
+OLDEST = "3.17.7"
+VERSIONS = [OLDEST, "3.52.0", NEWEST]
+"""Of Redisson."""
+
+
 class Scene(NamedTuple):
-    """The face of our side, where both sides meet, and whether names have a hash tag."""
+    """The face of our side, where both sides meet, whether names have a hash tag, and which Redisson it is.
+
+    With ``sharded="OFF"`` Redisson uses no sharded channels in a cluster; versions before 3.22 cannot.
+    """
 
     face: str
     place: str
     naming: str
+    version: str = NEWEST
+    sharded: str = "AUTO"
+
+    def __str__(self) -> str:
+        return "-".join(self)
+
+    @property
+    def plain(self) -> bool:
+        """Whether Redisson publishes to all nodes of a cluster, and not to the shard of the channel's slot."""
+        return self.place != "cluster" or self.version == OLDEST or self.sharded == "OFF"
 
 
 SCENES = [
@@ -32,6 +51,14 @@ SCENES = [
 """Each pair of choices once, instead of all eight triples."""
 PLACES = [SCENES[0], SCENES[2]]
 """For tests that take long."""
+PLAIN = Scene("async", "cluster", "bare", sharded="OFF")
+"""As all versions before 3.22 are in a cluster."""
+FIELD = [
+    *(Scene("sync", place, "bare", version) for version in VERSIONS[:2] for place in ("single", "sentinel", "cluster")),
+    Scene("sync", "sentinel", "bare"),
+    PLAIN,
+]
+"""What else is out there."""
 
 _OPTIONS = {"CACHE": "interop", "KEY_PREFIX": "", "FENCE_TTL": None}
 _PATIENT = {"WAITER_ALIVE_TIME": 600.0, "CLAIM_TIME": 500.0}
@@ -44,14 +71,29 @@ class Site:
 
     def __init__(self, topology: Topology) -> None:
         self.client = topology.redis
-        self.cluster = topology.name == "cluster"
+        self.plain = True
         # Not as the user with the documented rights: they are for names with a prefix.
         options = {name: value for name, value in topology.options.items() if name not in {"USERNAME", "PASSWORD"}}
         self.caches = {"interop": {**topology.cache, "OPTIONS": options}}
         self.locks = {"default": _OPTIONS, "hasty": {**_OPTIONS, **_HASTY}, "patient": {**_OPTIONS, **_PATIENT}}
-        self.address = Address(tuple(f"redis://127.0.0.1:{server.port}" for server in topology.servers), self.cluster)
-        self.hasty = self.address._replace(watchdog=int(HASTY_WATCHDOG * 1000))
-        self._nodes = {server.port: server.client() for server in topology.servers}
+        entrances = [topology.sentinel] if topology.sentinel else topology.servers
+        nodes = tuple(f"redis://127.0.0.1:{server.port}" for server in entrances)
+        self.address = Address(nodes, cast("Any", topology.name), topology.service)
+        # A replica would show each key a second time.
+        primaries = topology.servers[:1] if topology.sentinel else topology.servers
+        self._nodes = {server.port: server.client() for server in primaries}
+
+    def set(self, scene: Scene) -> None:
+        """Let a scene begin: empty servers, and Redisson's clients with its options."""
+        self.plain = scene.plain
+        options = () if scene.sharded == "AUTO" else (("setShardedSubscriptionMode", scene.sharded),)
+        self.address = self.address._replace(options=options)
+        self.empty()
+
+    @property
+    def hasty(self) -> Address:
+        """The same with a short watchdog."""
+        return self.address._replace(watchdog=int(HASTY_WATCHDOG * 1000))
 
     def empty(self) -> None:
         for node in self._nodes.values():
@@ -75,13 +117,11 @@ class Site:
 
     @contextmanager
     def overheard(self, channel: str) -> Iterator[list[str]]:
-        """The payloads that are published while the block runs; they are there at its end.
-
-        As Redisson does it, the verbs of a cluster are those of its sharded channels.
-        """
+        """The payloads that are published while the block runs, as Redisson's clients hear them; they are there at its
+        end."""
         payloads: list[str] = []
         with self._node_of(channel).pubsub() as pubsub:
-            (pubsub.ssubscribe if self.cluster else pubsub.subscribe)(channel)
+            (pubsub.subscribe if self.plain else pubsub.ssubscribe)(channel)
             assert _next(pubsub)["type"] in {"subscribe", "ssubscribe"}
             yield payloads
             pubsub.ping()
@@ -89,7 +129,7 @@ class Site:
                 payloads.append(message["data"])
 
     def _node_of(self, key: str) -> Any:
-        if not self.cluster:
+        if self.address.mode != "cluster":
             return next(iter(self._nodes.values()))
         return self._nodes[self.client.get_node_from_key(key).port]
 

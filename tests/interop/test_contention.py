@@ -18,7 +18,7 @@ LEASE = 60
 together take less."""
 
 
-@pytest.mark.parametrize("scene", PLACES, indirect=True, ids="-".join)
+@pytest.mark.parametrize("scene", PLACES, indirect=True, ids=str)
 @pytest.mark.parametrize("kind", ["plain", "fair", "fenced"])
 def test_one_at_a_time(kind, name, site, java):
     pair = ALIKE[kind]

@@ -85,7 +85,7 @@ async def test_latch_that_java_deletes_lets_pythons_waiters_go(face, ours, name,
         assert each.result(UNTIL_SERVED) is True
 
 
-@pytest.mark.parametrize("scene", PLACES[1:], indirect=True, ids="-".join)
+@pytest.mark.parametrize("scene", PLACES[1:], indirect=True, ids=str)
 async def test_hash_tag_in_a_cluster_is_beyond_redisson_alone(face, site, java):
     """Its channel is in another slot than the count; our side polls instead of being notified."""
     name = "{shop}:import"

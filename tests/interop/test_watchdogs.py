@@ -18,7 +18,7 @@ LASTING_MS = int(LASTING * 1000)
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("scene", PLACES, indirect=True, ids="-".join)
+@pytest.mark.parametrize("scene", PLACES, indirect=True, ids=str)
 def test_watchdog_of_each_side_keeps_the_other_out(site, java):
     """All kinds at once, since it takes long."""
     alice = java("alice", hasty=True)
@@ -41,7 +41,7 @@ def test_watchdog_of_each_side_keeps_the_other_out(site, java):
         alice.do(pair.theirs(f"theirs:{kind}"), "unlock")
 
 
-@pytest.mark.parametrize("scene", PLACES, indirect=True, ids="-".join)
+@pytest.mark.parametrize("scene", PLACES, indirect=True, ids=str)
 def test_victim_of_javas_force_learns_from_its_watchdog(name, site, java):
     told = threading.Event()
     ours = RLock(name, using="hasty", on_lost=lambda _: told.set())

@@ -43,8 +43,13 @@ def test_settings_are_accepted(settings, which):
 
 
 def test_rights_are_those_that_are_used():
-    sources = (each.read_text() for each in files(scripts).iterdir() if each.name.endswith(".lua"))
-    called = set(re.findall(r"redis\.p?call\(\s*'(\w+)'", " ".join(sources)))
+    sources = {each.name: each.read_text() for each in files(scripts).iterdir() if each.name.endswith(".lua")}
+    clusters = {sources.pop(name) for name in ("publish_both.lua", "publish_always.lua")}
+    called, called_there = (
+        set(re.findall(r"redis\.p?call\(\s*'(\w+)'", " ".join(each))) for each in (sources.values(), clusters)
+    )
+    assert called_there == {"publish", "spublish", "pubsub"}
+    assert {"+spublish", "+pubsub|numsub", "+pubsub|shardnumsub"} <= set(least_rights("cluster"))
     allowed = {right[1:] for right in least_rights("single") if right.startswith("+")}
     assert allowed == (called - {"info"}) | SENT | REPORTS  # INFO is asked by RedLock
 

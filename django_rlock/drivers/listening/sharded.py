@@ -1,4 +1,9 @@
-"""Listening to a Redis Cluster: sharded channels, each on the node that serves its slot."""
+"""Listening to a Redis Cluster: sharded channels, each on the node that serves its slot.
+
+Redisson before 3.22 uses the channels of all nodes (``PUBLISH``), later versions may. So Redisson's channels are
+subscribed both ways, with a sharded channel of our own as the mark of the plain subscription. A script that frees a
+lock publishes to all nodes only if the plain channel has more subscribers than marks: see ``publish_both.lua``.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,15 @@ from typing import Any, cast
 from redis.exceptions import MovedError
 
 from django_rlock.cluster import Address, SlotMap, slot_of
+from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.listening.listener import Listener
 from django_rlock.drivers.listening.subscriber import Subscriber
+from django_rlock.keys import is_redissons, marked, plain_mark
 from django_rlock.links.link import Link
 
+COPY = b"00"
+"""How the plain copy of a sharded message begins: both have been sent, and a process must be woken once. No client
+writes a number like that, and Redisson's read it as the same number."""
 _TURN_BACK_AFTER = 0.05
 """A pause, in seconds: while a slot moves, two nodes may redirect a subscriber to each other without end."""
 
@@ -39,8 +49,6 @@ class ClusterListener(Listener):
 class ShardSubscriber(Subscriber):
     """Subscribes to the channels whose slots one node serves."""
 
-    subscribe, unsubscribe = "SSUBSCRIBE", "SUNSUBSCRIBE"
-
     _listener: ClusterListener
 
     def __init__(
@@ -48,6 +56,12 @@ class ShardSubscriber(Subscriber):
     ) -> None:
         super().__init__(listener, lambda: connect(address), reply_limit)
         self._address = address
+
+    def _subscription(self, channel: str) -> bytes:
+        return pack_command("SSUBSCRIBE", channel)
+
+    def _farewell(self, channel: str) -> bytes:
+        return pack_command("SUNSUBSCRIBE", plain_mark(channel), channel)
 
     def _take(self, reply: Any) -> None:
         try:
@@ -60,12 +74,28 @@ class ShardSubscriber(Subscriber):
             self._listener.follow([name for name in self._listener.wanted(self) if slot_of(name) == slot])
 
     def _tell(self, kind: str, channel: str, data: Any) -> None:
-        if kind == "sunsubscribe" and channel in self._listener.wanted(self):
+        if kind == "smessage" or (kind == "message" and not data.startswith(COPY)):
+            super()._tell("message", channel, data)
+        elif kind == "ssubscribe":
+            self._has_subscribed(channel)
+        elif kind == "sunsubscribe":
+            self._has_unsubscribed(channel)
+
+    def _has_subscribed(self, channel: str) -> None:
+        if is_redissons(channel):
+            # Only now: had the slot moved, the plain channel would be subscribed on two nodes, and messages come twice.
+            # The mark comes second: too few marks cost a message, too many a wake-up.
+            self._send(pack_command("SUBSCRIBE", channel), pack_command("SSUBSCRIBE", plain_mark(channel)))
+        else:
+            super()._tell("subscribe", marked(channel), b"")
+
+    def _has_unsubscribed(self, channel: str) -> None:
+        if is_redissons(channel):
+            self._send(pack_command("UNSUBSCRIBE", channel))
+        if channel in self._listener.wanted(self):
             # This process did not unsubscribe: the slot has moved to another node.
             self._listener.slots.doubt(self._address)
             self._listener.follow([channel])
-        else:
-            super()._tell(kind.removeprefix("s") if kind in {"smessage", "ssubscribe"} else kind, channel, data)
 
     def _lose(self, error: BaseException) -> None:
         super()._lose(error)

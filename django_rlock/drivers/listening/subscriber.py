@@ -60,8 +60,6 @@ class Subscriber:
     A link that brings no reply to SUBSCRIBE or PING within ``reply_limit`` seconds is closed, and a new one is opened.
     """
 
-    subscribe, unsubscribe = "SUBSCRIBE", "UNSUBSCRIBE"
-
     def __init__(self, listener: Audience, connect: Callable[[], Link], reply_limit: float) -> None:
         self._listener = listener
         self._open = connect
@@ -170,7 +168,15 @@ class Subscriber:
             self._connect()
             self._listener.lapse(names)
         if names:
-            self._send(*(pack_command(self.subscribe, name) for name in dict.fromkeys(names)))
+            self._send(*map(self._subscription, dict.fromkeys(names)))
+
+    def _subscription(self, channel: str) -> bytes:
+        """The command that subscribes to a channel."""
+        return pack_command("SUBSCRIBE", channel)
+
+    def _farewell(self, channel: str) -> bytes:
+        """The command that undoes it."""
+        return pack_command("UNSUBSCRIBE", channel)
 
     def _connect(self) -> None:
         self._leave_at = math.inf
@@ -231,7 +237,7 @@ class Subscriber:
         self._prune_at = now + _PRUNE_EVERY
         idle = self._listener.idle_channels(self)
         if idle:
-            self._send(*(pack_command(self.unsubscribe, name) for name in idle))
+            self._send(*map(self._farewell, idle))
         if not self._listener.wanted(self):
             self._hang_up()
 

@@ -13,8 +13,8 @@ import org.redisson.config.ReadMode;
 final class Clients {
     private final Map<Address, RedissonClient> clients = new ConcurrentHashMap<>();
 
-    /** Where the server is, or some nodes of the cluster are, and the watchdog's timeout in milliseconds. */
-    record Address(List<String> nodes, boolean cluster, long watchdog) {}
+    /** Where the servers are, the watchdog's timeout in milliseconds, and names and values of other setters. */
+    record Address(List<String> nodes, String mode, String service, long watchdog, List<List<String>> options) {}
 
     RedissonClient get(Address address) {
         return clients.computeIfAbsent(address, Clients::connect);
@@ -25,21 +25,32 @@ final class Clients {
         config.setThreads(2);
         config.setNettyThreads(2);
         config.setLockWatchdogTimeout(address.watchdog());
-        if (address.cluster()) {
-            useFew(config.useClusterServers().addNodeAddress(address.nodes().toArray(String[]::new)));
-        } else {
-            config.useSingleServer()
-                    .setAddress(address.nodes().get(0))
-                    .setConnectionMinimumIdleSize(1)
-                    .setConnectionPoolSize(4)
-                    .setSubscriptionConnectionMinimumIdleSize(1)
-                    .setSubscriptionConnectionPoolSize(2);
+        Object servers = useServers(config, address, address.nodes().toArray(String[]::new));
+        for (List<String> option : address.options()) {
+            Options.set(option.get(0), option.get(1), config, servers);
         }
         return Redisson.create(config);
     }
 
-    private static void useFew(BaseMasterSlaveServersConfig<?> cluster) {
-        cluster.setReadMode(ReadMode.MASTER)
+    private static Object useServers(Config config, Address address, String[] nodes) {
+        return switch (address.mode()) {
+            case "cluster" -> useFew(config.useClusterServers().addNodeAddress(nodes));
+            case "sentinel" -> useFew(
+                    config.useSentinelServers()
+                            .setMasterName(address.service())
+                            .setCheckSentinelsList(false)
+                            .addSentinelAddress(nodes));
+            default -> config.useSingleServer()
+                    .setAddress(nodes[0])
+                    .setConnectionMinimumIdleSize(1)
+                    .setConnectionPoolSize(4)
+                    .setSubscriptionConnectionMinimumIdleSize(1)
+                    .setSubscriptionConnectionPoolSize(2);
+        };
+    }
+
+    private static Object useFew(BaseMasterSlaveServersConfig<?> servers) {
+        return servers.setReadMode(ReadMode.MASTER)
                 .setMasterConnectionMinimumIdleSize(1)
                 .setMasterConnectionPoolSize(4)
                 .setSubscriptionConnectionPoolSize(2);

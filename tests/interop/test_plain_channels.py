@@ -1,0 +1,80 @@
+"""Redisson without sharded channels in a cluster: every version before 3.22, and any later one that is told so."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_rlock import CountDownLatch, FairLock, Semaphore
+from tests.eventually import UNTIL_SERVED
+from tests.interop.pairs import PAIRS
+from tests.interop.redisson import fair_lock, latch, semaphore
+from tests.interop.sites import OLDEST, PLAIN, Scene, waiting_here
+
+OLD = Scene("sync", "cluster", "bare", OLDEST)
+LONG = 600
+KINDS = [kind for kind, pair in PAIRS.items() if pair.tells and kind != "fenced"]
+"""Those that Redisson 3.17 has."""
+
+
+@pytest.fixture(params=[PLAIN, OLD], ids=str)
+def scene(request):
+    return request.param
+
+
+async def test_release_by_python_wakes_java(face, site, java):
+    held = {kind: (PAIRS[kind].ours(kind), PAIRS[kind].theirs(kind)) for kind in KINDS}
+    held["queued"] = FairLock("queued"), fair_lock("queued")
+    permits, gate = Semaphore("permits"), CountDownLatch("gate")
+    await face.call(permits, "try_set_permits", 0)
+    await face.call(gate, "try_set_count", 1)
+    waiting = []
+    for kind, (ours, theirs) in held.items():
+        assert await face.acquire(ours, lease_time=LONG)
+        waiting.append(await _begin(face, site, java(kind), theirs, "lock", LONG, "SECONDS"))
+    waiting.append(await _begin(face, site, java("permits"), semaphore("permits"), "acquire"))
+    waiting.append(await _begin(face, site, java("gate"), latch("gate"), "await"))
+    for ours, _ in held.values():
+        await face.release(ours)
+    await face.call(permits, "release")
+    await face.call(gate, "count_down")
+    for each in waiting:
+        each.result(UNTIL_SERVED)
+
+
+async def _begin(face, site, thread, theirs, method, *arguments):
+    """Redisson tries, subscribes, and tries again."""
+    site.start_counting()
+    waiting = thread.begin(theirs, method, *arguments)
+    await face.until(lambda: site.tries("eval", "evalsha", "get") >= 2)
+    return waiting
+
+
+async def test_release_by_java_wakes_python(face, site, java):
+    alice = java("alice")
+    waiting = []
+    for kind in KINDS:
+        alice.do(PAIRS[kind].theirs(kind), "lock", LONG, "SECONDS")
+        waiting.append(face.start(_visit, face, PAIRS[kind].ours(kind, using="patient")))
+    alice.do(latch("gate"), "trySetCount", 1)
+    waiting.append(face.start(_take, face, Semaphore("permits")))
+    waiting.append(face.start(_pass, face, CountDownLatch("gate")))
+    await face.until(lambda: waiting_here() == len(waiting))
+    for kind in KINDS:
+        alice.do(PAIRS[kind].theirs(kind), "unlock")
+    alice.do(semaphore("permits"), "trySetPermits", 1)
+    alice.do(latch("gate"), "countDown")
+    for each in waiting:
+        await face.result(each)
+
+
+async def _visit(face, ours) -> None:
+    assert await face.acquire(ours)
+    await face.release(ours)
+
+
+async def _take(face, ours: Semaphore) -> None:
+    assert await face.call(ours, "acquire")
+
+
+async def _pass(face, ours: CountDownLatch) -> None:
+    assert await ours.await_() if face.name == "async" else ours.wait()
