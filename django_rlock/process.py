@@ -12,7 +12,6 @@ import inspect
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import cache, update_wrapper
 from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
@@ -20,6 +19,7 @@ from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
 from django.core.signals import setting_changed
 
 from django_rlock import threads
+from django_rlock.clock import monotonic
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,8 +34,6 @@ SETTINGS = frozenset({"RLOCK", "CACHES"})
 
 EXIT_WITHIN = 2.0
 """How long the interpreter's exit may take because of this package, in seconds."""
-
-_monotonic = time.monotonic
 
 _hooks: dict[str, dict[Stage, list[Callable[..., object]]]] = {
     event: {stage: [] for stage in STAGES} for event in ("fork", "settings", "exit")
@@ -167,10 +165,10 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     notice_fork()
-    give_up_at = _monotonic() + EXIT_WITHIN
+    give_up_at = monotonic() + EXIT_WITHIN
     for hook in _hooks_of("exit"):
         # Half of what is left: the first hooks free locks, and the others still get something if those are blocked.
-        hook(max(give_up_at - _monotonic(), 0.0) / 2)
+        hook(max(give_up_at - monotonic(), 0.0) / 2)
 
 
 def _on_setting(*, setting: str, **_: object) -> None:

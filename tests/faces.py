@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock, RLock, reports
+from django_rlock.clock import monotonic
 from django_rlock.drivers.base import run_sync
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -69,9 +69,9 @@ class BlockingFace:
 
     async def until(self, condition: Callable[[], Any], within: float = UNTIL_SERVED) -> Any:
         """Wait for a condition that no one announces."""
-        give_up_at = time.monotonic() + within
+        give_up_at = monotonic() + within
         while not (found := condition()):
-            if time.monotonic() > give_up_at:
+            if monotonic() > give_up_at:
                 raise AssertionError("The condition did not come true in time.")
             await self.sleep(0.005)
         return found
@@ -154,7 +154,7 @@ def nothing_left() -> Iterator[None]:
     """No test leaves a hold or a wait to the next one; those that lose locks on purpose take them off the books."""
     yield
     forget_clean_up()
-    now = time.monotonic()  # whether or not the watchdog has told by now of the leases that have ended
+    now = monotonic()  # whether or not the watchdog has told by now of the leases that have ended
     left = [hold for hold in HOLDS.snapshot() if not hold.is_lost(now)] + WAITS.snapshot()
     told = [f"{type(each).__name__} of {each.lock!r} by {each.place}, {each.wire_name}" for each in left]
     HOLDS.clear()

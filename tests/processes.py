@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from functools import cache
 from itertools import count
@@ -41,10 +41,16 @@ class RemoteError(Exception):
 
 
 class ClientProcess:
-    """A process with Django and the locks set up on the server at ``url``; ``options`` are RLOCK["default"]'s."""
+    """A process with Django and the locks set up on the server at ``url``; ``options`` are RLOCK["default"]'s.
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self.pid, self._stdin, self._stdout = _nursery().bear([url, dict(options or {})])
+    ``environment`` is added to that of this process.
+    """
+
+    def __init__(
+        self, url: str, options: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        nursery = _nursery(tuple((environment or {}).items()))
+        self.pid, self._stdin, self._stdout = nursery.bear([url, dict(options or {})])
         self._handle = os.pidfd_open(self.pid)
         self._answers: dict[int, Future[Any]] = {}
         self._numbers = count()
@@ -113,13 +119,14 @@ class ClientProcess:
 class _Nursery:
     """The process that the others are forked from. It ends with this one, when its socket is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Iterable[tuple[str, str]]) -> None:
         self._socket, theirs = socket.socketpair()
         self._mutex = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.processes"],
                 cwd=ROOT,
+                env={**os.environ, **dict(environment)},
                 stdin=theirs.fileno(),
                 start_new_session=True,  # Ctrl-C is for us
             )
@@ -142,8 +149,8 @@ class _Nursery:
 
 
 @cache
-def _nursery() -> _Nursery:
-    return _Nursery()
+def _nursery(environment: tuple[tuple[str, str], ...]) -> _Nursery:
+    return _Nursery(environment)
 
 
 def set_up(url: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from redis.crc import key_slot
 
+from django_rlock.clock import monotonic
 from django_rlock.cluster.addresses import Address
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class SlotMap:
     def _ask_in_a_round(self, within: float) -> None:
         mine = self._round = _Round(2 * ASK_WITHIN)
         try:
-            self._ask_all(time.monotonic() + min(within, 2 * ASK_WITHIN))
+            self._ask_all(monotonic() + min(within, 2 * ASK_WITHIN))
             self.rounds += 1
         finally:
             mine.end()
@@ -95,7 +95,7 @@ class SlotMap:
             if ranges := self._ranges(node):
                 self._learn(ranges)
                 return
-            if time.monotonic() >= give_up_at:
+            if monotonic() >= give_up_at:
                 return
 
     def _ranges(self, node: Address) -> list[tuple[int, int, Address]]:
@@ -121,13 +121,13 @@ class _Round:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._over_at = time.monotonic() + seconds
+        self._over_at = monotonic() + seconds
         self._ended = False
         self._waiting: deque[threading.Lock] = deque()
 
     def goes_on(self) -> bool:
         """Whether its thread is still asking."""
-        return not self._ended and time.monotonic() < self._over_at
+        return not self._ended and monotonic() < self._over_at
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, at most for a number of seconds."""
@@ -135,7 +135,7 @@ class _Round:
         bell.acquire()
         self._waiting.append(bell)
         if self.goes_on():  # otherwise the bell might never ring
-            bell.acquire(timeout=max(min(seconds, self._over_at - time.monotonic()), 0))
+            bell.acquire(timeout=max(min(seconds, self._over_at - monotonic()), 0))
 
     def end(self) -> None:
         """End the round, and wake the threads that wait for it."""

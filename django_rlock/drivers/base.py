@@ -7,7 +7,6 @@ cluster, or on a quorum of nodes. ``room`` joins the two into the driver that th
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import starmap
 from operator import methodcaller
@@ -21,9 +20,6 @@ T = TypeVar("T")
 
 EVERYBODY = "*"
 """The token of waiters that every message of their channel wakes."""
-
-monotonic = time.monotonic
-"""The clock of all deadlines, in seconds; unlike a wall clock, it cannot be set back."""
 
 UNLIMITED = math.inf
 """A limit that leaves only the server's own, ``Server.reply_limit``."""

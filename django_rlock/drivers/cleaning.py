@@ -15,8 +15,9 @@ from collections import deque
 from typing import NamedTuple
 
 from django_rlock.callbacks import log
+from django_rlock.clock import monotonic
 from django_rlock.connections import servers_of
-from django_rlock.drivers.base import monotonic, run_sync
+from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.keeper import Keeper, add_job, keeper
 from django_rlock.drivers.room import background_driver

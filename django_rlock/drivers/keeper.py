@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import threads
 from django_rlock.callbacks import log
+from django_rlock.clock import monotonic
 from django_rlock.process import Owned, on_exit
 from django_rlock.settings import get_settings
 
@@ -139,7 +140,7 @@ class Keeper:
     def _turn(self) -> None:
         """One round, and the sleep after it."""
         self._bell.quiet()
-        began = time.monotonic()
+        began = monotonic()
         late = began - self.wakes_at
         if began > self.late_at and late > self._leases()[0] * LATE:
             self._log_late(late)
@@ -154,7 +155,7 @@ class Keeper:
         if not may_sleep or due < math.inf:
             due = min(due, latest)
         self._promise(due)
-        if self._bell.wait(None if due == math.inf else due - time.monotonic()):
+        if self._bell.wait(None if due == math.inf else due - monotonic()):
             self._idle = 0
 
     def _promise(self, due: float) -> None:
@@ -178,10 +179,10 @@ class Keeper:
 
     def _guarded(self, job: Callable[[float], float]) -> float:
         try:
-            return job(time.monotonic())
+            return job(monotonic())
         except BaseException as error:  # noqa: BLE001 - SystemExit too: it would end the renewal of all locks
             self._log_failure(error)
-            return time.monotonic() + SLOWEST_TICK
+            return monotonic() + SLOWEST_TICK
 
     def _leave(self, done: threads.Bell) -> float:
         for job in self.jobs.values():
@@ -223,9 +224,9 @@ def keepers() -> list[Keeper]:
 
 def _leave_all(within: float) -> None:
     """Let all aliases leave at the same time, so that an unreachable server takes no time from the others."""
-    give_up_at = time.monotonic() + within
+    give_up_at = monotonic() + within
     for done in [each.leave() for each in keepers()]:
-        done.wait(give_up_at - time.monotonic())
+        done.wait(give_up_at - monotonic())
 
 
 on_exit("keeping", _leave_all)

@@ -13,7 +13,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from django_rlock.drivers.base import Undo, monotonic
+from django_rlock.clock import monotonic
+from django_rlock.drivers.base import Undo
 from django_rlock.drivers.calls import ASKING, ScriptCall, pack_command
 from django_rlock.drivers.server import PlainNode
 from django_rlock.exceptions import LockUnavailableError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from redis.backoff import EqualJitterBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_rlock.clock import monotonic
 from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.links.errors import is_final, meaning_of
@@ -35,8 +35,6 @@ does.
 Counts the call as sent once there is a connection.
 """
 
-_monotonic = time.monotonic
-
 
 class Retrying:
     """Runs calls over an exchange, and retries while that may help; tells ``refused`` what the server refuses."""
@@ -54,7 +52,7 @@ class Retrying:
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
         """See ``base.Driver``."""
         nonce = next_nonce()
-        call.sent_at = now = _monotonic()
+        call.sent_at = now = monotonic()
         limit = math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE
         try:
             return await self._exchange(call, pack(call, nonce), nonce, limit)
@@ -89,7 +87,7 @@ class Retrying:
             failure.__traceback__ = None
             retries += 1
             nonce = next_nonce()
-            call.sent_at = now = _monotonic()
+            call.sent_at = now = monotonic()
             try:
                 return await self._exchange(call, pack(call, nonce, with_source), nonce, _time_left(give_up_at, now))
             except (RedisError, OSError) as error:
@@ -97,7 +95,7 @@ class Retrying:
 
     async def _pause(self, call: ScriptCall, pauses: int, give_up_at: float, failure: Exception) -> None:
         """Sleep before the next try, or raise LockUnavailableError when the time is up."""
-        now = _monotonic()
+        now = monotonic()
         if now >= give_up_at:
             raise unavailable(call.name, failure, call.noun) from failure
         await self._sleep(min(backoff(pauses, *_BACKOFF), give_up_at - now))

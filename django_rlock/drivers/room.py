@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from django_rlock import threads
+from django_rlock.clock import monotonic
 from django_rlock.cluster import Address
 from django_rlock.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
-from django_rlock.drivers.base import Driver, Face, Topology, Waiter, monotonic
+from django_rlock.drivers.base import Driver, Face, Topology, Waiter
 from django_rlock.drivers.cluster import Cluster
 from django_rlock.drivers.commands import ClusterCommands, Commands, ServerCommands
 from django_rlock.drivers.listening.listener import Listener, MakeWaiter

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from redis.exceptions import ClusterCrossSlotError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from django_rlock.clock import monotonic
 from django_rlock.cluster import slot_of
-from django_rlock.drivers.base import UNLIMITED, Face, Undo, monotonic
+from django_rlock.drivers.base import UNLIMITED, Face, Undo
 from django_rlock.drivers.calls import ASKING, ScriptCall, join, may_join, next_nonce, pack
 from django_rlock.drivers.retrying import Retrying, unavailable
 from django_rlock.exceptions import LockUnavailableError

@@ -15,7 +15,8 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
-from django_rlock.drivers.base import UNLIMITED, Face, monotonic, run_flow
+from django_rlock.clock import monotonic
+from django_rlock.drivers.base import UNLIMITED, Face, run_flow
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.server import PlainNode
 from django_rlock.links.errors import meaning_of

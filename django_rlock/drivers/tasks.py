@@ -17,8 +17,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import connections, threads
+from django_rlock.clock import monotonic
 from django_rlock.cluster import Address
-from django_rlock.drivers.base import monotonic
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import task_owner
 from django_rlock.drivers.retrying import SHORTEST

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from django_rlock import threads
+from django_rlock.clock import monotonic
 from django_rlock.drivers.base import UNLIMITED, run_sync
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import thread_owner
@@ -68,9 +69,9 @@ class ThreadFace:
 
     def _open(self, server: Server, limit: float) -> tuple[Link, float]:
         """A new link, and what is left of the limit."""
-        started = time.monotonic()
+        started = monotonic()
         link = server.take(limit)
-        return link, max(limit - (time.monotonic() - started), SHORTEST)
+        return link, max(limit - (monotonic() - started), SHORTEST)
 
 
 class BackgroundFace(ThreadFace):

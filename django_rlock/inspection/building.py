@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from django_rlock.clock import monotonic
 from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
 from django_rlock.inspection.parsing import Entry, HotEntry, Report, actor_of
 from django_rlock.inspection.reading import MAX_PARTIES, State
@@ -32,7 +32,7 @@ class Builder:
         self.reports = {report.client: report for report in reports}
         self._lease = get_settings(using).watchdog_timeout
         self.now = now
-        self._clock = now - time.monotonic()
+        self._clock = now - monotonic()
         self._silent = {report.client for report in self.reports.values() if now - report.beat > SILENT_AFTER}
         self._holds = ByLock([entry for report in self.reports.values() for entry in report.holds])
         self._waits = ByLock([entry for report in self.reports.values() for entry in report.waits])
@@ -115,7 +115,7 @@ class Builder:
             holders=holders,
             state=_state(state, holders, self.is_hot(key)),
             remaining_lease=left,
-            until=None if left is None else self._clock + time.monotonic() + left,
+            until=None if left is None else self._clock + monotonic() + left,
             lease=first.lease if first else None,
             waiters=waiters,
             waiting=max(state.waiting, len(waiters)),

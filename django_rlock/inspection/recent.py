@@ -3,11 +3,11 @@ read, while nothing tells that it has changed."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from django_rlock.clock import monotonic
 from django_rlock.inspection.reading import State
 from django_rlock.inspection.sources import Server
 from django_rlock.process import Owned
@@ -37,7 +37,7 @@ _seen: Owned[dict[tuple[str, str], _Seen]] = Owned("reports", dict)
 def read_states(server: Server, using: str, reported: Reported, is_refresh: bool = False) -> dict[str, State]:
     """Those of some locks that are held. A refresh reads only what may have changed."""
     kept = _unchanged(server, using, reported) if is_refresh else {}
-    asked_at = time.monotonic()
+    asked_at = monotonic()
     found = server.read_states(sorted(reported.keys() - kept.keys()))
     if len(_seen.value) > MAX_KEPT:
         _seen.value.clear()
@@ -54,7 +54,7 @@ def _unchanged(server: Server, using: str, reported: Reported) -> dict[str, Stat
 
     The last is asked by one command for all. When it finds fewer or more of them, none counts as unchanged.
     """
-    now = time.monotonic()
+    now = monotonic()
     found = {
         key: seen for key in reported if (seen := _seen.value.get((using, key))) and _counts(seen, reported[key], now)
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
@@ -11,6 +10,7 @@ from fnmatch import translate
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 
+from django_rlock.clock import monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import recent, waiting
@@ -168,5 +168,5 @@ def _process(reports: Sequence[tuple[float, Report]]) -> ProcessInfo:
 
 def own_report(now: float) -> Report:
     """This process's own report, which is always up to date."""
-    fields = local_report(now - time.monotonic())
+    fields = local_report(now - monotonic())
     return parse_report(client_id(), now, {name.encode(): text.encode() for name, text in fields.items()}, "own")

@@ -12,7 +12,6 @@ import os
 import socket
 import ssl
 import struct
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_rlock.clock import monotonic
 from django_rlock.links.errors import server_error
 from django_rlock.links.resp import INCOMPLETE, ErrorReply, make_reader
 
@@ -35,8 +35,6 @@ _READ_FIRST = 448
 
 LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
 """What a socket raises when it has nothing to read, or cannot accept more, at the moment."""
-
-_monotonic = time.monotonic
 
 
 class StaleReplyError(RedisConnectionError):
@@ -69,7 +67,7 @@ class Link:
         self._pid = os.getpid()
         self._reader = make_reader()
         self.next_reply = self._reader.gets
-        self.used_at = _monotonic()
+        self.used_at = monotonic()
         self.block()
 
     def block(self) -> None:
@@ -110,7 +108,7 @@ class Link:
 
     def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
         """Send commands and return that many replies; the last one comes within ``limit`` seconds."""
-        self.used_at = started = _monotonic()
+        self.used_at = started = monotonic()
         self.send(packed, limit)
         return self.read(replies, started + limit)
 
@@ -142,7 +140,7 @@ class Link:
 
     def _read_until(self, until: float, last: bool = True) -> Any:
         while (reply := self.next_reply()) is INCOMPLETE:
-            left = until - _monotonic()
+            left = until - monotonic()
             if left <= 0:
                 raise RedisTimeoutError("Timeout reading from the server")
             self.sock.settimeout(left)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
+from django_rlock.clock import monotonic
 from django_rlock.links.link import Link, Place
 
 Connect = Callable[[Place | None], Link]
@@ -30,8 +30,6 @@ KEEP_IDLE = 60.0
 _LOOK_AGAIN = 0.05
 """How often a caller checks for a free place by itself, in seconds: the thread that should wake it may have been
 interrupted."""
-
-_monotonic = time.monotonic
 
 
 class LinkWait:
@@ -74,7 +72,7 @@ class Server:
         bell = threads.Bell()
         claim = LinkWait(bell.ring)
         try:
-            return self._await(claim, bell, _monotonic() + limit)
+            return self._await(claim, bell, monotonic() + limit)
         finally:
             self.forget(claim)
 
@@ -84,7 +82,7 @@ class Server:
             link = self.take_idle()
             if link is not None:
                 return link
-            left = until - _monotonic()
+            left = until - monotonic()
             if left <= 0:
                 raise self.none_in_time(opens)
             bell.wait(left if opens else min(left, _LOOK_AGAIN))
@@ -109,7 +107,7 @@ class Server:
                 link = self.idle.pop()
             except IndexError:
                 return None
-            now = _monotonic()
+            now = monotonic()
             if now - link.used_at < FRESH or link.is_quiet:
                 link.used_at = now
                 return link

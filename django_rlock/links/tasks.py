@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -14,13 +13,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_rlock.clock import monotonic
 from django_rlock.links.link import LATER, Link, check_nonce, stray
 from django_rlock.links.resp import INCOMPLETE, ErrorReply
 
 _LOOK_AGAIN = 0.1
 """How long after a timer a second one goes off, in seconds: a signal may interrupt what the first one calls."""
-
-_monotonic = time.monotonic
 
 
 class Slot(Protocol):
@@ -58,7 +56,7 @@ class TaskLink:
         self._unsent = bytearray()
         self._timers: list[asyncio.TimerHandle] = []
         self._timers_at = -math.inf
-        self._heard_at = _monotonic()
+        self._heard_at = monotonic()
 
     def attach(self) -> None:
         """Have the loop read the link. Record it first, since from now on the loop refers to it; and break it off after
@@ -73,7 +71,7 @@ class TaskLink:
         """Return a future for the reply, which comes within ``limit`` seconds. A server's error is an ErrorReply. That
         of the connection is a result, too, which many commands share: whoever raises it drops its traceback."""
         future = self.loop.create_future()
-        now = _monotonic()
+        now = monotonic()
         until = now + limit
         try:
             self._owed.append((nonce, future, until, now))
@@ -87,7 +85,7 @@ class TaskLink:
 
     async def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
         """Send commands and return that many replies; raises the error of the connection."""
-        now = _monotonic()
+        now = monotonic()
         until = now + limit
         slots = [self.loop.create_future() for _ in range(replies)]
         self._send_for([(None, slot, until, now) for slot in slots], packed)
@@ -100,7 +98,7 @@ class TaskLink:
 
     def send(self, packed: bytes, nonce: bytes, slot: Slot) -> None:
         """Send a command whose reply goes to ``slot``, without a time limit."""
-        self._send_for([(nonce, slot, math.inf, _monotonic())], packed)
+        self._send_for([(nonce, slot, math.inf, monotonic())], packed)
 
     @property
     def owes(self) -> bool:
@@ -171,7 +169,7 @@ class TaskLink:
     def _read(self, once: bool) -> None:
         link = self.link
         while link.receive():
-            self._heard_at = _monotonic()
+            self._heard_at = monotonic()
             if not self._owed:
                 raise stray()
             for reply in iter(link.next_reply, INCOMPLETE):
@@ -195,7 +193,7 @@ class TaskLink:
     # --- limits ------------------------------------------------------------------------------------------------------
 
     def _look_by(self, at: float) -> None:
-        now = _monotonic()
+        now = monotonic()
         # A time that has passed is no timer's: it has gone off, even if ``_look`` was interrupted before it began.
         if at == math.inf or now < self._timers_at <= at:
             return
@@ -209,7 +207,7 @@ class TaskLink:
     def _look(self) -> None:
         try:
             self._timers_at = -math.inf
-            self._end_late(_monotonic())
+            self._end_late(monotonic())
             self._look_by(min((until for _, slot, until, _ in self._owed if not slot.done()), default=math.inf))
         except BaseException:
             self.break_off_interrupted()
@@ -232,7 +230,7 @@ class TaskLink:
         self._detach()
         self._is_given = True
         self.link.block()
-        self.link.used_at = _monotonic()
+        self.link.used_at = monotonic()
         return self.link
 
     def break_off(self, error: Exception) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from django_rlock.clock import has_jumped, wall_offset
 from django_rlock.drivers.base import Driver, Waiter
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
@@ -32,11 +33,14 @@ class Attempt:
 
     A message that the lock was granted to this ticket proves the grant. Then ``granted_until`` is the time until which
     the server certainly keeps it, and ``sent_at`` is when the message was read. docs/architecture.md has the proof.
+    ``clocks`` is the distance of the clocks before the ticket was drawn: if one of them has jumped since, the time that
+    has passed is not known.
     """
 
     __slots__ = (
         "asker",
         "beside",
+        "clocks",
         "driver",
         "granted_until",
         "hasty",
@@ -78,6 +82,7 @@ class Attempt:
         self.renewed = self.hasty = False
         self.ticket = ""
         self.granted_until: float | None = None
+        self.clocks = 0.0
         self.tries = 0
         self.in_doubt = False
 
@@ -92,6 +97,8 @@ class Attempt:
         if until is not None:
             until = min(until, driver.now() + kind.patience)
         call.hasty = self.hasty
+        if waiting:
+            self.clocks = wall_offset()
         copies, self.in_doubt = self.in_doubt, True
         if kind.writes:
             reply = await driver.take(call, until, self._leave)
@@ -121,7 +128,7 @@ class Attempt:
         # The grant came after the command that drew the ticket was sent.
         claim, now = min(options.claim_time, self.lease), self.driver.now()
         until = self.sent_at + claim
-        if until - now < max(claim / 2, LEAST_LEFT):
+        if until - now < max(claim / 2, LEAST_LEFT) or has_jumped(self.clocks):
             return False
         self.sent_at, self.granted_until = now, until
         return True

@@ -16,13 +16,11 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_rlock import keys
 from django_rlock.callbacks import log
-from django_rlock.drivers.base import Driver, monotonic, run_flow
+from django_rlock.clock import monotonic
+from django_rlock.drivers.base import Driver, run_flow
 from django_rlock.drivers.identity import NamedOwner, Owner, current_owner, for_its_owner
 from django_rlock.drivers.room import sync_driver
-from django_rlock.exceptions import (
-    LockTimeoutError,
-    RLockError,
-)
+from django_rlock.exceptions import LockTimeoutError, RLockError
 from django_rlock.locks import engine
 from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
@@ -39,6 +37,7 @@ from django_rlock.locks.transactions import (
     keep_until_commit,
     warn_inside_transaction,
 )
+from django_rlock.locks.watchdog import check_sure, sure_of
 from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
@@ -326,9 +325,11 @@ class BaseLock(Named):
 
     @property
     def lost(self) -> bool:
-        """Whether the running thread's or task's hold was lost or has outlived its lease; sends no command."""
-        owner = self._named_owner or current_owner()
-        return any(hold.is_lost(monotonic()) for hold in HOLDS.of_lock(self, owner))
+        """Whether the running thread's or task's hold was lost or has outlived its lease; sends no command.
+
+        Only after a clock has jumped is Redis asked; without a reply within a second, the hold counts as lost."""
+        holds = HOLDS.of_lock(self, self._named_owner or current_owner())
+        return not sure_of(holds) or any(hold.is_lost(monotonic()) for hold in holds)
 
     @property
     def suspect(self) -> bool:
@@ -337,8 +338,9 @@ class BaseLock(Named):
         return any(hold.suspect for hold in HOLDS.of_lock(self, owner))
 
     def check(self) -> None:
-        """Raise LockLostError when the hold was lost, LockNotOwnedError when there is none; sends no command."""
+        """Raise LockLostError when the hold was lost, LockNotOwnedError when there is none; asks as ``lost`` does."""
         owner = self._named_owner or current_owner()
+        check_sure(HOLDS.of_lock(self, owner))
         for part in self.parts:
             part._hold_of(owner)
 

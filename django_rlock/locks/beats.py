@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from django_rlock import keys
 from django_rlock.callbacks import log
-from django_rlock.drivers.base import monotonic, run_sync
+from django_rlock.clock import monotonic
+from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.commands import Command
 from django_rlock.drivers.keeper import SLOWEST_TICK, Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter

@@ -17,7 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import keys
 from django_rlock.callbacks import log
-from django_rlock.drivers.base import EVERYBODY, Driver, monotonic
+from django_rlock.clock import monotonic
+from django_rlock.drivers.base import EVERYBODY, Driver
 from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import new_request

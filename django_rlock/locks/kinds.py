@@ -166,6 +166,12 @@ class Kind(Generic[L]):
         """Returns the owner's holds, and the remaining lease in ms (-2 free, -1 without end)."""
         return call_for(lock, scripts.LOCK_STATE, (lock.key,), wire_name)
 
+    def lease_left(self, reply: list[Any]) -> int:
+        """What a reply of ``state`` says of the owner's lease: the ms that are left, ENDLESS, or ABSENT if it holds
+        nothing."""
+        left: int = reply[2] if reply[1] else scripts.ABSENT
+        return left
+
     def field(self, wire_name: str) -> str:
         """The field of an owner in the lock's hash."""
         return wire_name

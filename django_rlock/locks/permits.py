@@ -10,16 +10,18 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.base import Driver, monotonic
+from django_rlock import keys, scripts, threads
+from django_rlock.clock import has_jumped, monotonic, wall_offset
+from django_rlock.drivers.base import Driver
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import NamedOwner
-from django_rlock.exceptions import LockLostError, LockTimeoutError, PermitNotHeldError
+from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.counters import REMEMBERED_MS, Request, Requests, checked_number, hidden_behind
 from django_rlock.locks.durations import RELEASE_PATIENCE, milliseconds
 from django_rlock.locks.kinds import call_for, retire_call, settled_keys
 from django_rlock.locks.records import Hold, key_of
 from django_rlock.locks.semaphore import timed_out
+from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.expirable import PermitExpirableSemaphore
@@ -36,7 +38,7 @@ class Permit:
     the lease ends that they were taken with, in monotonic seconds. ``given_back`` is whether this object was released.
     """
 
-    __slots__ = ("__weakref__", "_holds", "deadline", "given_back", "ids", "semaphore")
+    __slots__ = ("__weakref__", "_clocks", "_holds", "deadline", "given_back", "ids", "semaphore")
 
     def __init__(
         self, semaphore: PermitExpirableSemaphore, ids: tuple[str, ...], deadline: float, holds: Sequence[Hold]
@@ -46,6 +48,7 @@ class Permit:
         self.deadline = deadline
         self.given_back = False
         self._holds = holds
+        self._clocks = wall_offset()
 
     def __repr__(self) -> str:
         return f"<Permit {', '.join(self.ids)} of {self.semaphore!r}>"
@@ -57,15 +60,36 @@ class Permit:
 
     @property
     def lost(self) -> bool:
-        """Whether its lease has ended or its renewal failed, so that others may have it; sends no command.
+        """Whether its lease has ended or its renewal failed, so that others may have it.
 
-        It considers the lease that it was taken with, or to which this process renewed it.
+        It considers the lease that it was taken with, or to which this process renewed it. Sends no command, unless a
+        clock has jumped: then Redis is asked, and it counts as lost if it does not reply within a second.
         """
-        now = monotonic()
-        return any(hold.is_lost(now) for hold in self._holds) if self._holds else now >= self.deadline
+        if self._holds:
+            return not sure_of(self._holds) or any(hold.is_lost(monotonic()) for hold in self._holds)
+        return monotonic() >= self.deadline or (has_jumped(self._clocks) and not self._is_confirmed())
+
+    def _is_confirmed(self) -> bool:
+        """Whether the server says that its lease, which is not renewed, still runs."""
+        try:
+            return threads.within(ANSWER_WITHIN, self._ask) is True and monotonic() < self.deadline
+        except PermitNotHeldError:
+            self.deadline = -math.inf
+        except LockUnavailableError:
+            pass
+        return False
+
+    def _ask(self) -> bool:
+        clocks, asked_at = wall_offset(), monotonic()
+        leases = [self.semaphore.lease_time(each) for each in self.ids]
+        self.deadline = min(
+            self.deadline, asked_at + min((left for left in leases if left is not None), default=math.inf)
+        )
+        self._clocks = clocks
+        return True
 
     def check(self) -> None:
-        """Raise LockLostError when it is lost; sends no command."""
+        """Raise LockLostError when it is lost; commands as for ``lost``."""
         if self.lost:
             raise self.lost_error()
 
@@ -196,6 +220,14 @@ class Permits(Requests):
         lease_ms = 0 if lease == math.inf else milliseconds(lease)
         all_keys = *permit_keys(lock.key), *settled_keys(lock, wire_name, mode)
         return call_for(lock, scripts.PERMIT_RENEW, all_keys, packed((wire_name,)), lease_ms, mode)
+
+    def state(self, lock: Any, wire_name: str) -> ScriptCall:
+        """Returns how many permits are free, how many are taken, and the remaining lease of this one in ms."""
+        return call_for(lock, scripts.PERMIT_STATE, permit_keys(lock.key), packed((wire_name,)))
+
+    def lease_left(self, reply: list[Any]) -> int:
+        left: int = reply[3]
+        return left
 
 
 PERMITS = Permits()

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_rlock.drivers.base import monotonic
+from django_rlock.clock import monotonic
 from django_rlock.locks.records import Hold, Key, context
 from django_rlock.process import on_fork
 

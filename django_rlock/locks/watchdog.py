@@ -12,23 +12,27 @@ import itertools
 import logging
 import math
 import weakref
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from django_rlock import callbacks
+from django_rlock import callbacks, threads
 from django_rlock.callbacks import log
-from django_rlock.drivers.base import monotonic, run_sync
+from django_rlock.clock import has_jumped, monotonic, wall_offset
+from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.keeper import Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, listeners
+from django_rlock.exceptions import LockLostError
 from django_rlock.locks.beats import beat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.records import GroupHold, Hold, Key
 from django_rlock.locks.tallies import count_hold, note_lost
+from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import get_settings
 from django_rlock.signals import lock_lost
 
@@ -47,6 +51,9 @@ MOST_CHANNELS = 1000
 their forced release at their next renewal.
 """
 FREED = "another owner or an operator freed it, or the server lost it"
+UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
+ANSWER_WITHIN = 1.0
+"""How long a caller waits for the server to confirm its holds after a clock has jumped, in seconds."""
 _RETRY = 0.5
 _AT_ONCE = 10
 """How many holds are renewed before other jobs and other threads can run."""
@@ -67,12 +74,15 @@ class Ear:
 
 
 class Doubts:
-    """The holds of an alias that may have been freed by force, so that the server must be asked.
+    """The holds of an alias that may be gone unnoticed, so that the server must be asked.
 
     When a hold is as old as LISTEN_AFTER, its process listens to forced releases. A message is only a reason to ask the
     server, until it replies. So a message that is late, forged or meant for another owner does no harm. A message that
     was missed while not subscribed is made up for: the server is asked about all holds that are not known to be younger
     than the last subscription.
+
+    All holds are doubted when a clock has jumped: then more time may have passed than this process's clock says.
+    ``clocks`` is the distance of the clocks at which none is doubted.
     """
 
     def __init__(self, keeper: Keeper) -> None:
@@ -82,6 +92,7 @@ class Doubts:
         self._doubted: deque[Hold] = deque()
         self._unanswered: list[Hold] = []
         self._again_at = math.inf
+        self.clocks = self._seen = wall_offset()
         self.inbox: deque[tuple[str, str]] = deque()
         """The channel and the key of each lock freed by force; an empty key means all locks of the channel."""
 
@@ -91,6 +102,8 @@ class Doubts:
             self._young.append(hold)
 
     def round(self, now: float) -> float:
+        if has_jumped(self._seen):
+            self._doubt_all(wall_offset())
         while self._young and self._young[0].since <= now - LISTEN_AFTER:
             self._listen(self._young.popleft())
         if heard := {self.inbox.popleft() for _ in range(len(self.inbox))}:
@@ -105,7 +118,19 @@ class Doubts:
             run_sync(self._ask(holds))
         if self._doubted:
             return now
+        if not self._unanswered:
+            self.clocks = self._seen
         return min(self._young[0].since + LISTEN_AFTER if self._young else math.inf, self._again_at)
+
+    def _doubt_all(self, clocks: float) -> None:
+        holds = [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using]
+        self._doubted.extend(holds)
+        if holds:
+            log(
+                logger, logging.INFO, "The wall clock jumped by %.1f s; the server is asked about %d locks.",
+                clocks - self._seen, len(holds),
+            )  # fmt: skip
+        self._seen = clocks
 
     def _listen(self, hold: Hold) -> None:
         if not hold.lock._kind.hears_forced or hold.ear is not None or hold not in HOLDS:
@@ -135,22 +160,64 @@ class Doubts:
         return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using and _is_meant(hold, heard)]
 
     async def _ask(self, holds: list[Hold]) -> None:
-        driver = background_driver(self._keeper.using)
-        replies = await driver.run_all([hold.lock._kind.state(hold.lock, hold.wire_name) for hold in holds])
-        for hold, reply in zip(holds, replies, strict=True):
-            if isinstance(reply, Exception):
-                self._unanswered.append(hold)
-                self._again_at = driver.now() + _RETRY
-                continue
-            # Its owner may have released it meanwhile, or freed it by force.
-            if reply[1] == 0 and hold in HOLDS and not hold.ending and not note_loss(hold, driver.now()):
-                lose(hold, FREED)
-                if not hold.owner.is_named:
-                    # A minority of a RedLock's nodes may still have it.
-                    clean_up(self._keeper.using, hold.leave_call(), hold.deadline)
+        if unanswered := await _ask_about(holds):
+            self._unanswered += unanswered
+            self._again_at = monotonic() + _RETRY
 
     def at_exit(self) -> None:
         """Nothing is left behind."""
+
+
+async def _ask_about(holds: Sequence[Hold]) -> list[Hold]:
+    """Ask the server about holds of one alias; return those of which nothing was learned."""
+    driver = background_driver(holds[0].lock.using)
+    deadlines = [hold.deadline for hold in holds]
+    calls = [hold.lock._kind.state(hold.lock, hold.wire_name) for hold in holds]
+    replies = await driver.run_all(calls)
+    for hold, deadline, call, reply in zip(holds, deadlines, calls, replies, strict=True):
+        if not isinstance(reply, Exception):
+            _note_state(hold, deadline, call.sent_at, hold.lock._kind.lease_left(reply))
+    return [hold for hold, reply in zip(holds, replies, strict=True) if isinstance(reply, Exception)]
+
+
+def _note_state(hold: Hold, deadline: float, asked_at: float, left_ms: int) -> None:
+    now = monotonic()
+    # Its owner may have released it meanwhile, or freed it by force.
+    if hold not in HOLDS or hold.ending or note_loss(hold, now):
+        return
+    if left_ms == ABSENT:
+        lose(hold, FREED)
+        if not hold.owner.is_named:
+            # A minority of a RedLock's nodes may still have it.
+            clean_up(hold.lock.using, hold.lock._kind.leave(hold.lock, hold.wire_name), hold.deadline)
+        return
+    left = math.inf if left_ms == ENDLESS else left_ms / 1000
+    until = asked_at + left - hold.lock._kind.drift(hold.lock, min(left, hold.lease))
+    if until < deadline == hold.deadline:
+        hold.deadline = until  # this process's clock stood still for a while
+        watch(hold)
+
+
+def sure_of(holds: Iterable[Hold]) -> bool:
+    """Whether these holds can be believed. Where a clock has jumped, their servers are asked; False if they do not
+    answer within ANSWER_WITHIN seconds.
+    """
+    doubted = [hold for hold in holds if not hold.lost and has_jumped(keeper(hold.lock.using).jobs[Doubts].clocks)]
+    return not doubted or threads.within(ANSWER_WITHIN, _is_answered, doubted) is True
+
+
+def check_sure(holds: Sequence[Hold]) -> None:
+    """Raise LockLostError unless these holds can be believed."""
+    if not sure_of(holds):
+        raise LockLostError(holds[0].lock.name, UNSURE, holds[0].noun)
+
+
+def _is_answered(holds: Sequence[Hold]) -> bool:
+    by_alias: dict[str, list[Hold]] = defaultdict(list)
+    for hold in holds:
+        by_alias[hold.lock.using].append(hold)
+    unanswered = [run_sync(_ask_about(same)) for same in by_alias.values()]
+    return not any(unanswered)
 
 
 def _is_meant(hold: Hold, heard: set[tuple[str, str]]) -> bool:

@@ -14,8 +14,8 @@ import redis
 from django.core.checks import ERROR, CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 
+from django_rlock.clock import monotonic
 from django_rlock.connections import SERVER_ERRORS, clients_of, is_cluster
-from django_rlock.drivers.base import monotonic
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.keys import wake_channel
 from django_rlock.links.errors import meaning_of

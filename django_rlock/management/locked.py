@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from django_rlock.drivers.base import monotonic
+from django_rlock.clock import monotonic
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.base import leave_for

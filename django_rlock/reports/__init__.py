@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import math
-import time
 from collections import defaultdict, deque
 from typing import Any
 
@@ -20,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import threads
 from django_rlock.callbacks import log
+from django_rlock.clock import monotonic
 from django_rlock.connections import SERVER_ERRORS
 from django_rlock.drivers.commands import Command
 from django_rlock.drivers.identity import client_id
@@ -191,7 +191,7 @@ class Publisher:
         # Smaller differences come from the network; following them would rewrite every entry.
         if abs(clock - self.clock) > _CLOCK_STEP:
             self.clock = clock
-            forgotten = ("ZREMRANGEBYSCORE", PROCESSES, "-inf", repr(time.monotonic() + clock - _FORGET_AFTER))
+            forgotten = ("ZREMRANGEBYSCORE", PROCESSES, "-inf", repr(monotonic() + clock - _FORGET_AFTER))
             self._commands.run([(PROCESSES, forgotten)])
 
 
@@ -266,14 +266,14 @@ class Reporter:
         self._runs = True
         while not self._stopped:
             self._bell.quiet()
-            self.wakes_at = time.monotonic() + MIN_AGE
+            self.wakes_at = monotonic() + MIN_AGE
             try:
-                due = self.round(time.monotonic())
+                due = self.round(monotonic())
             except BaseException as error:  # noqa: BLE001 - reports would stop for good
                 log(logger, logging.ERROR, "The process report failed; it is retried: %s", repr(error))
-                due = time.monotonic() + _RETRY_PAUSE
+                due = monotonic() + _RETRY_PAUSE
             self.wakes_at = due
-            self._bell.wait(None if due == math.inf else due - time.monotonic())
+            self._bell.wait(None if due == math.inf else due - monotonic())
 
     def round(self, now: float) -> float:
         """Write all reports that are due; returns when to call this again."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from django.conf import settings as django_settings
 
+from django_rlock.clock import monotonic
 from django_rlock.process import on_fork
 from django_rlock.settings import get_settings
 from django_rlock.version import __version__
@@ -55,10 +55,10 @@ def guess_role(argv: Sequence[str]) -> str:
 
 def _note_start() -> None:
     global _started_at  # noqa: PLW0603 - a child has a report of its own
-    _started_at = time.monotonic()
+    _started_at = monotonic()
 
 
-_started_at = time.monotonic()
+_started_at = monotonic()
 
 
 on_fork("reports", _note_start)

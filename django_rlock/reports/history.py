@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.callbacks import log
+from django_rlock.clock import monotonic
 from django_rlock.connections import SERVER_ERRORS
 from django_rlock.drivers.commands import Commands
 from django_rlock.drivers.identity import client_id
@@ -204,9 +204,9 @@ class Recorder:
 
 def server_clock(server: Commands, key: str) -> float:
     """The time of the server that has a key, minus the monotonic time."""
-    before = time.monotonic()
+    before = monotonic()
     ((seconds, micros),) = server.run([(key, ("TIME",))])
-    return int(seconds) + int(micros) / 1e6 - (before + time.monotonic()) / 2
+    return int(seconds) + int(micros) / 1e6 - (before + monotonic()) / 2
 
 
 def _drained(new: deque[T]) -> list[T]:

@@ -26,6 +26,7 @@ from typing import IO, Any
 from celery.signals import worker_init, worker_ready
 
 from django_rlock import threads
+from django_rlock.clock import monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock, rlock
@@ -91,7 +92,7 @@ class _Parent:
             os.close(file)
         for note in pickle.loads(written) if written else ():  # noqa: S301 - from a child of this process
             lease = note["lease"] or max(get_settings(using).watchdog_timeout for using, _, _ in note["locks"])
-            self._left.append((time.monotonic() + lease, {**note, "client": client}))
+            self._left.append((monotonic() + lease, {**note, "client": client}))
 
     def _freed(self, until: float, note: Note) -> bool:
         """Try to free a child's locks; returns whether nothing is left to do about them."""
@@ -100,7 +101,7 @@ class _Parent:
                 reason = f"the process of task {note['task']} has ended"
                 free_the_dead(rlock(name, using=using, kind=kind), lambda each: each.client == note["client"], reason)
         except RLockError:
-            return time.monotonic() >= until
+            return monotonic() >= until
         return True
 
 

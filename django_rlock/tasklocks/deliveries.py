@@ -21,7 +21,6 @@ import re
 import uuid
 from collections.abc import Sequence
 from functools import cached_property
-from time import monotonic
 from typing import Any
 
 from celery import Task
@@ -33,6 +32,7 @@ from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
 
 from django_rlock import keys, scripts
+from django_rlock.clock import monotonic
 from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
 from django_rlock.drivers.quorum.calls import AskTask, NoteTask

@@ -29,7 +29,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import keys, scripts
 from django_rlock.callbacks import log
-from django_rlock.drivers.base import monotonic, run_flow
+from django_rlock.clock import monotonic
+from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.room import sync_driver

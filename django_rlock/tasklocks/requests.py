@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.exceptions import Ignore, Retry
 from celery.worker.request import Request
 
+from django_rlock.clock import monotonic
 from django_rlock.tasklocks.deliveries import RECEIVED
 from django_rlock.tasklocks.places import PLACE, Place
 

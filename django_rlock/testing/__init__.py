@@ -23,17 +23,19 @@ from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.test.utils import TestContextDecorator, override_settings
 
+from django_rlock.clock import pretend_jump
 from django_rlock.inspection import LockInfo, find_locks, lock_info
 from django_rlock.locks import rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.settings import DEFAULT_ALIAS
-from django_rlock.testing.server import InProcessServer, servers
+from django_rlock.testing.server import InProcessServer, pass_time, servers
 
 __all__ = [
     "aassert_locked",
     "aassert_no_locks_left",
     "aassert_not_locked",
+    "advance",
     "assert_locked",
     "assert_no_locks_left",
     "assert_not_locked",
@@ -97,6 +99,16 @@ def _places(stack: ExitStack, known: Mapping[str, Any]) -> dict[str, Any]:
         return {**kept, "CACHE": _CACHE}
     nodes: list[InProcessServer] = stack.enter_context(servers(len(known["NODES"])))
     return {**kept, "NODES": [node.url for node in nodes]}
+
+
+def advance(seconds: float) -> None:
+    """Let time pass for the locks of ``override_locks()``, as if this machine had been suspended for so long.
+
+    Leases that are not longer end, also those that the watchdog renews: their holders find the locks lost. No other
+    clock moves, and no fake of the time moves this one.
+    """
+    pass_time(seconds)
+    pretend_jump(seconds)
 
 
 class hold:  # noqa: N801 - read as a verb

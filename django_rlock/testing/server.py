@@ -1,9 +1,14 @@
-"""A server within the test process that runs the same scripts as Redis: fakeredis, on a port of 127.0.0.1."""
+"""A server within the test process that runs the same scripts as Redis: fakeredis, on a port of 127.0.0.1.
+
+Its clock is that of the locks, whatever a test makes of the time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -12,6 +17,7 @@ import redis
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import scripts
+from django_rlock.clock import monotonic, wall_offset
 from django_rlock.scripts import Script
 
 BEHAVES_LIKE = (7, 4)
@@ -21,6 +27,30 @@ _UP_FOR = 10**6
 """The reported uptime, in seconds: long enough for a node that has forgotten no lock."""
 
 _idle: list[InProcessServer] = []
+_serving = threading.local()
+
+
+class _ServersTime:
+    """The module ``time`` for fakeredis. In the threads of our servers the clock of the locks goes on; a project's own
+    fakeredis has the time that its tests freeze.
+    """
+
+    def __init__(self) -> None:
+        self.ahead = wall_offset()
+
+    def time(self) -> float:
+        return monotonic() + self.ahead if hasattr(_serving, "here") else time.time()  # noqa: TID251
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+_time = _ServersTime()
+
+
+def pass_time(seconds: float) -> None:
+    """Set the clock of all servers forward."""
+    _time.ahead += seconds
 
 
 class InProcessServer:
@@ -33,10 +63,9 @@ class InProcessServer:
             raise ImproperlyConfigured(
                 "Locks in the test process need fakeredis with Lua: pip install 'django-rlock[testing]'."
             )
-        from fakeredis import TcpFakeServer
-
         _add_info()
-        self._server = TcpFakeServer(("127.0.0.1", 0), server_type="redis", server_version=BEHAVES_LIKE)
+        _set_clock()
+        self._server = _make_server(("127.0.0.1", 0), server_type="redis", server_version=BEHAVES_LIKE)
         self._server.daemon_threads = True
         self.url = f"redis://127.0.0.1:{self._server.server_address[1]}/0"
         threading.Thread(target=self._server.serve_forever, name="rlock-in-process-server", daemon=True).start()
@@ -55,6 +84,23 @@ class InProcessServer:
         with server.lock:
             for data in server.dbs.values():
                 data.clear()
+
+
+def _make_server(*args: Any, **options: Any) -> Any:
+    from fakeredis import TcpFakeServer
+
+    class Server(TcpFakeServer):
+        def process_request_thread(self, *args: Any) -> None:
+            _serving.here = True
+            super().process_request_thread(*args)
+
+    return Server(*args, **options)
+
+
+def _set_clock() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fakeredis.") and vars(module).get("time") is time:
+            vars(module)["time"] = _time
 
 
 def _add_info() -> None:

@@ -1,11 +1,11 @@
 """A background thread that has ended or hangs is replaced, and that is logged."""
 
 import threading
-import time
 
 import pytest
 
 from django_rlock import FairLock, RLock
+from django_rlock.clock import monotonic
 from django_rlock.drivers.cleaning import CleanUps
 from django_rlock.drivers.keeper import Keeper, keeper
 from django_rlock.locks.holds import HOLDS
@@ -22,7 +22,7 @@ def test_one_that_ended_is_replaced(kind, redis_client, caplog):
         its.ring()
         eventually(lambda: not its._runs)
         its._stopped = False
-        its.late_at = its.wakes_at = time.monotonic() - 1000
+        its.late_at = its.wakes_at = monotonic() - 1000
         with kind("stock:42") as lock:
             hold = next(hold for hold in HOLDS.snapshot() if hold.lock is lock)
             until_renewed(hold)
@@ -35,7 +35,7 @@ def test_one_that_ended_is_replaced_by_the_next_acquire(monkeypatch, settings, r
     failed = threading.Event()
 
     def fail(self: Keeper, *_: object) -> None:
-        self._promise(time.monotonic() + 0.5)
+        self._promise(monotonic() + 0.5)
         failed.set()
         raise SystemExit
 
@@ -73,7 +73,7 @@ def test_one_that_hangs_is_replaced(monkeypatch, settings, redis_client, caplog)
     its = keeper("default")
     its.ring()
     assert hangs.wait(PATIENCE)
-    its.late_at = its.wakes_at = time.monotonic() - 1000
+    its.late_at = its.wakes_at = monotonic() - 1000
     with RLock("stock:42"):
         until_renewed(*HOLDS.snapshot())
         assert not ended.is_set()

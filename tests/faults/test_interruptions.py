@@ -9,7 +9,6 @@ import sys
 import threading
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from django_rlock import (
     signals,
     threads,
 )
+from django_rlock.clock import monotonic
 from django_rlock.connections import server
 from django_rlock.drivers.base import EVERYBODY, run_sync
 from django_rlock.drivers.calls import pack_command

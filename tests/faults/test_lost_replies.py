@@ -9,6 +9,7 @@ import redis
 from django_redis import get_redis_connection
 
 from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiLock, RLock, reports, scripts
+from django_rlock.clock import monotonic
 from django_rlock.connections import server
 from django_rlock.drivers import retrying
 from django_rlock.locks.holds import HOLDS
@@ -219,7 +220,7 @@ def _let_go_later(reply):
 
     def wait() -> None:
         reply.served.wait(UNTIL_SERVED)
-        obeyed_at.set_result(time.monotonic())
+        obeyed_at.set_result(monotonic())
         time.sleep(0.2)
         reply.let_go.set()
 

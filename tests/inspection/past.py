@@ -1,8 +1,7 @@
 """Makes the test process write its history when a test says so."""
 
-import time
-
 from django_rlock import reports
+from django_rlock.clock import monotonic
 from django_rlock.inspection.history import History, read_history
 from django_rlock.reports.history import Recorder
 from tests.background import settle
@@ -17,7 +16,7 @@ class Past:
     def written(self, ahead: float = 0.0) -> History:
         """Write it now, or as if some seconds had passed, and read it."""
         settle()
-        self.recorder.leave(time.monotonic() + ahead)
+        self.recorder.leave(monotonic() + ahead)
         return read_history()
 
     @property
@@ -27,12 +26,12 @@ class Past:
     def round(self, ahead: float) -> float:
         """Do what is due then; returns in how many seconds something is due again."""
         settle()
-        now = time.monotonic() + ahead
+        now = monotonic() + ahead
         return ROUND(self.recorder, now) - now
 
     def publish(self, ahead: float) -> None:
         """Look at what was counted, and write the report."""
         settle()
-        reporter, now = reports._reporter.value, time.monotonic() + ahead
+        reporter, now = reports._reporter.value, monotonic() + ahead
         ROUND(self.recorder, now)
         reporter.round(now)

@@ -1,7 +1,6 @@
 """Drives the report of the test process by hand: its round takes the time as an argument."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import redis
 
 from django_rlock import reports
+from django_rlock.clock import monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.inspection import lock_info
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -35,7 +35,7 @@ class Clock:
         if not isinstance(reports._reporter.value, HandDriven):  # settings have changed
             drive_by_hand()
         self.ahead += seconds
-        now = time.monotonic() + self.ahead
+        now = monotonic() + self.ahead
         return reports._reporter.value.round(now) - now
 
 

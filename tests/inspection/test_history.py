@@ -10,6 +10,7 @@ import redis
 from pytest_django import Settings
 
 from django_rlock import rlock
+from django_rlock.clock import monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import LockInfo, force_release, iter_locks
@@ -140,10 +141,10 @@ def test_after_an_hour_nothing_is_left_of_it(past: Past) -> None:
     take(rlock("stock:1"))
     assert [each.acquired for each in past.written().work] == [1]
     take(rlock("cart:1"))
-    past.recorder._look(time.monotonic() + 3500)
+    past.recorder._look(monotonic() + 3500)
     assert {group[2] for group in TALLIES.groups} == {"stock:", "cart:"}
     take(rlock("cart:1"))
-    past.recorder._look(time.monotonic() + 7500)
+    past.recorder._look(monotonic() + 7500)
     assert {group[2] for group in TALLIES.groups} == {"cart:"}
 
 

@@ -12,6 +12,7 @@ import redis
 from django.test import override_settings
 
 from django_rlock import reports, rlock
+from django_rlock.clock import monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.records import context
@@ -33,12 +34,12 @@ def take_and_release(name: str) -> None:
 
 
 def test_a_hold_is_reported_after_half_a_second_and_removed_after_its_release(redis_client: redis.Redis) -> None:
-    started = time.monotonic()
+    started = monotonic()
     with rlock("stock:1"):
         owner = held("stock:1").holder.owner
-        assert not report_of(redis_client) or time.monotonic() - started >= reports.MIN_AGE - 0.1
+        assert not report_of(redis_client) or monotonic() - started >= reports.MIN_AGE - 0.1
         report = eventually(lambda: report_of(redis_client))
-        assert time.monotonic() - started >= reports.MIN_AGE - 0.1
+        assert monotonic() - started >= reports.MIN_AGE - 0.1
         assert (int(report["pid"]), report["service"]) == (os.getpid(), "tests")
         [entry] = entries(redis_client)
         assert entry["key"] == "rlock:stock:1"
@@ -93,7 +94,7 @@ def test_a_process_that_only_waits_sends_a_handful_of_commands_in_ten_seconds(
     redis_client: redis.Redis, clock: Clock
 ) -> None:
     with Process() as other, commands(redis_client) as sent:
-        started = time.monotonic()
+        started = monotonic()
         other.acquire("stock:1")
         waiter = threading.Thread(target=take_and_release, args=("stock:1",))
         waiter.start()
@@ -103,7 +104,7 @@ def test_a_process_that_only_waits_sends_a_handful_of_commands_in_ten_seconds(
         assert [entry["key"] for entry in entries(redis_client, "wait")] == ["rlock:stock:1"]
         other.release("stock:1")
         waiter.join()
-        in_all = 10 + time.monotonic() - started
+        in_all = 10 + monotonic() - started
     ours = [command for command in sent if client_id() in command and "EVALSHA" not in command]
     assert 3 <= len([command for command in ours if "HGETALL" not in command]) <= 7 * in_all / 10
 
@@ -168,7 +169,7 @@ def test_a_context_is_cut_to_what_is_allowed(redis_client: redis.Redis, clock: C
 def test_a_forked_child_leaves_its_parents_report_alone(redis_client: redis.Redis, clock: Clock) -> None:
     def exit_and_publish() -> None:
         reports._reporter.value.leave(5)
-        reports._reporter.value.round(time.monotonic() + 10)
+        reports._reporter.value.round(monotonic() + 10)
 
     with rlock("stock:1"):
         clock.publish_in(0.6)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock, LockLostError, MultiLock
-from django_rlock.drivers.base import monotonic
+from django_rlock.clock import monotonic
 from django_rlock.drivers.identity import client_id
 from django_rlock.keys import queue_key, wake_channel
 from django_rlock.locks import attempt

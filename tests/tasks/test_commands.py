@@ -1,7 +1,6 @@
 """How many commands a run and a skip send to the server of the locks."""
 
 import threading
-import time
 import uuid
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from celery.signals import before_task_publish
 
 from django_rlock import FairLock
 from django_rlock.celery import LockedTask
+from django_rlock.clock import monotonic
 from django_rlock.locks import watchdog
 from django_rlock.tasklocks.deliveries import RECEIVED
 from tests.background import forget_clean_up
@@ -34,7 +34,7 @@ def run(app):
     """Runs a message as a worker does; returns the result."""
 
     def as_a_worker(task, headers=None):
-        request = {"id": uuid.uuid4().hex, **(headers or {}), "delivery_info": {}, RECEIVED: time.monotonic()}
+        request = {"id": uuid.uuid4().hex, **(headers or {}), "delivery_info": {}, RECEIVED: monotonic()}
         outcome = build_tracer(task.name, task, app=app)(str(request["id"]), [], {}, request)
         assert outcome.info is None
         return outcome.retval

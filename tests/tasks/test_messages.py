@@ -1,7 +1,6 @@
 """A worker's child handles a message: here in the process of the test, without a worker."""
 
 import gc
-import time
 import uuid
 from contextvars import copy_context
 from itertools import count
@@ -13,6 +12,7 @@ from celery.app.trace import build_tracer
 
 from django_rlock import FairLock
 from django_rlock.celery import LockedTask
+from django_rlock.clock import monotonic
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks.holds import HOLDS
 from django_rlock.tasklocks.deliveries import RECEIVED
@@ -41,7 +41,7 @@ def job(app, **options):
 
 def message():
     """What a child gets."""
-    return {"id": uuid.uuid4().hex, "delivery_info": {}, "called_directly": False, RECEIVED: time.monotonic()}
+    return {"id": uuid.uuid4().hex, "delivery_info": {}, "called_directly": False, RECEIVED: monotonic()}
 
 
 def interrupt():

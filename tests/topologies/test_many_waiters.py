@@ -1,13 +1,13 @@
 """A process that waits for many locks, and seldom beats for each: it looks whether they are still held."""
 
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from django_rlock import FairLock
+from django_rlock.clock import monotonic
 from django_rlock.drivers.keeper import keeper
 from django_rlock.drivers.room import commands_to
 from django_rlock.locks import beats
@@ -78,7 +78,7 @@ def wait_for(lock, topology):
 def is_seldom_beaten_for(lock):
     groups = keeper("default").jobs[beats.Beats]._groups
     group = groups.get(beats.LockKey(lock.key, "fair"))
-    return group is not None and time.monotonic() + beats.LONGEST_PAUSE / 2 < group.beat_at < math.inf
+    return group is not None and monotonic() + beats.LONGEST_PAUSE / 2 < group.beat_at < math.inf
 
 
 def node_of(lock, topology):

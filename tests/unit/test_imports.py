@@ -8,8 +8,19 @@ import pytest
 import django_rlock
 
 NEEDED = {
-    *("addresses", "callbacks", "cluster", "connections", "drivers", "exceptions", "exits", "fencing", "keys", "links"),
-    *("locks", "process", "redaction", "redis_internals", "scripts", "settings", "signals", "threads", "version"),
+    *("addresses", "callbacks", "clock", "cluster", "connections", "drivers", "exceptions", "exits", "fencing", "keys"),
+    *(
+        "links",
+        "locks",
+        "process",
+        "redaction",
+        "redis_internals",
+        "scripts",
+        "settings",
+        "signals",
+        "threads",
+        "version",
+    ),
 }
 """What takes a lock."""
 OFTEN = {*NEEDED, "arguments", "decorators", "keytemplates", "keyvalues", "locked_calls", "view_classes", "web"}

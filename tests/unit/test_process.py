@@ -155,7 +155,7 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
     monkeypatch.setattr(reports._reporter, "value", reporter)
     monkeypatch.setattr(callbacks._callbacks, "value", calls)
     monkeypatch.setattr(threads, "Bell", Bell)
-    monkeypatch.setattr(process, "_monotonic", lambda: began + sum(waits))
+    monkeypatch.setattr(process, "monotonic", lambda: began + sum(waits))
     process._at_exit()
     assert len(waits) == 3
     assert all(waits)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from django_rlock.clock import monotonic
 from django_rlock.cluster import Address
 from django_rlock.drivers.base import EVERYBODY
 from django_rlock.drivers.listening.subscriber import Subscriber
@@ -49,7 +49,7 @@ class Channel:
         self.subscriber: Subscriber | None = None
         self.confirmed = False
         self.lapsed = False
-        self.idle_since = time.monotonic()
+        self.idle_since = monotonic()
 
     def waiters(self) -> list[ListenerWaiter]:
         return [waiter for line in list(self.lines.values()) for place in list(line) if (waiter := place())]
@@ -82,7 +82,7 @@ class Listener:
             channel = self._join(waiter)
             if not channel.confirmed:
                 self._settle(channel, waiter)
-                left = math.inf if until is None else until - time.monotonic()
+                left = math.inf if until is None else until - monotonic()
                 await waiter.wait(min(CONFIRM_WITHIN, left))  # a message wakes it too, and proves the subscription
         except BaseException:
             waiter.close(asked=False)
@@ -128,7 +128,7 @@ class Listener:
         channel = self.channels.get(waiter.channel)
         if channel is None:
             return
-        channel.idle_since = time.monotonic()
+        channel.idle_since = monotonic()
         line = channel.lines.get(waiter.token)
         if line is None:
             return
@@ -222,7 +222,7 @@ class Listener:
 
     def idle_channels(self, subscriber: Subscriber) -> list[str]:
         """Forget the channels that have had no waiter for a while, and return their names."""
-        before = time.monotonic() - KEEP_CHANNEL
+        before = monotonic() - KEEP_CHANNEL
         mine = [channel for channel in list(self.channels.values()) if channel.subscriber is subscriber]
         idle = [channel for channel in mine if channel.idle_since < before and not channel.waiters()]
         return [channel.name for channel in idle if self._drop(channel)]

@@ -22,6 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
 from django_rlock.callbacks import log
+from django_rlock.clock import monotonic
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.retrying import backoff
 from django_rlock.links.errors import server_error
@@ -90,7 +91,7 @@ class Subscriber:
 
     def leave(self) -> None:
         """Connect anew, because the server has become a replica; it may leave the connection open."""
-        self._leave_at = max(time.monotonic(), self._connected_at + _LEAVE_AFTER)
+        self._leave_at = max(monotonic(), self._connected_at + _LEAVE_AFTER)
         self._wake()
 
     def stop(self) -> None:
@@ -134,7 +135,7 @@ class Subscriber:
         self._outer.close()
 
     def _round(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if self._inbox or self.link is None:
             self._subscribe_to_new()
         if self.link is not None:
@@ -183,7 +184,7 @@ class Subscriber:
         link = self._open()
         self._selector.register(link.sock, selectors.EVENT_READ)
         self.link = link
-        self._heard_at = self._connected_at = now = time.monotonic()
+        self._heard_at = self._connected_at = now = monotonic()
         self._reply_by = None
         self._prune_at = now + _PRUNE_EVERY
 
@@ -194,11 +195,11 @@ class Subscriber:
             # Further commands do not put this off: a process that sends them all the time would never notice a dead
             # connection. What arrives meanwhile ends it, and then PING looks whether the connection still lives.
             if self._reply_by is None:
-                self._reply_by = time.monotonic() + self._reply_limit
+                self._reply_by = monotonic() + self._reply_limit
 
     def _read(self, link: Link) -> None:
         while replies := link.arrived():
-            self._heard_at = time.monotonic()
+            self._heard_at = monotonic()
             self._reply_by = None
             for reply in replies:
                 self._take(reply)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from redis.exceptions import RedisError
 
 from django_rlock import threads
+from django_rlock.clock import monotonic
 from django_rlock.connections import Purpose, connect_within, server
 from django_rlock.drivers.calls import REMEMBERED, next_nonce, pack, pack_command
 from django_rlock.drivers.quorum.proposals import Proposals
@@ -76,11 +77,11 @@ class NodeSet:
     @property
     def lost_links(self) -> bool:
         """See ``votes.Means``."""
-        return time.monotonic() < self._lost_until
+        return monotonic() < self._lost_until
 
     def note_lost_link(self) -> None:
         """Record that a connection was given up on which a command may still be under way."""
-        self._lost_until = time.monotonic() + self._late
+        self._lost_until = monotonic() + self._late
 
     def note_down(self, node: int, error: Exception) -> None:
         """Do not use a node until it has been reached again."""
@@ -103,7 +104,7 @@ class NodeSet:
 
     def tell_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Send a call to nodes as soon as they are reachable, while what it undoes may come late or hold the lock."""
-        until = time.monotonic() + max(undo.lease, REMEMBERED)
+        until = monotonic() + max(undo.lease, REMEMBERED)
         self.untold.update({(node, undo): until for node in nodes})
         for node in nodes:
             self._see_to(node)
@@ -141,7 +142,7 @@ class NodeSet:
 
     def _untold(self, node: int) -> list[tuple[int, QuorumCall]]:
         """What a node has still to receive."""
-        now = time.monotonic()
+        now = monotonic()
         for key, until in list(self.untold.items()):
             if until <= now:
                 self.untold.pop(key, None)

@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock.drivers.base import monotonic
+from django_rlock.clock import monotonic
 from django_rlock.drivers.calls import next_nonce, pack, pack_command
 from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity

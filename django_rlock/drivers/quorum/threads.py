@@ -16,6 +16,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
+from django_rlock.clock import monotonic
 from django_rlock.drivers.calls import next_nonce, pack, pack_command
 from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
@@ -47,7 +48,7 @@ class NodeLink:
 
     def send(self, packed: bytes, nonce: bytes, call: QuorumCall, asker: object, limit: float) -> None:
         self.link.send_now(packed, limit)
-        self.since = time.monotonic()
+        self.since = monotonic()
         self.owed.append((nonce, call, asker))
 
     def close(self) -> None:
@@ -129,7 +130,7 @@ class Talk:
             if not any(link.owed for link in self._links.values()):
                 return
             # A process that stalled until now did not make the replies late that have arrived meanwhile.
-            left = until - time.monotonic()
+            left = until - monotonic()
             arrived = self._poll.poll(max(math.ceil(left * 1000), 0))
             if left <= 0 and not arrived:
                 return
@@ -196,7 +197,7 @@ class Talk:
 class ThreadTalks:
     """How threads, including the background thread, reach the nodes of an alias; see ``votes.Means``."""
 
-    now = staticmethod(time.monotonic)
+    now = staticmethod(monotonic)
 
     def __init__(self, using: str) -> None:
         self.nodes = node_set(using)
