@@ -19,6 +19,7 @@ from django_rlock.locks import BaseLock, Duration
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
+from django_rlock.tasklocks.deliveries import kept_options
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, send_once
 from django_rlock.tasklocks.refusals import refuse_unknown
@@ -185,6 +186,16 @@ class LockedTask(_DjangoTask):
             return send(task_id=task_id, **options)
         task_id = task_id or uuid()
         return send_once(self, lambda: naming.name(self, *arguments, task_id), task_id, options, send)
+
+    def signature_from_request(
+        self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **extra_options: Any
+    ) -> Any:
+        """Celery's method, for a message that is sent again: it keeps its serializer, its compression, and how its
+        arguments are shown, unless they are new ones."""
+        shown = {"argsrepr": args, "kwargsrepr": kwargs}
+        names = ["compression", *(name for name, new in shown.items() if new is None)]
+        options = {**kept_options(self.request if request is None else request, names), **extra_options}
+        return super().signature_from_request(request, args, kwargs, queue, **options)
 
 
 OPTIONS = frozenset(

@@ -19,7 +19,7 @@ import enum
 import math
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import READY_STATES
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
+from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from django_rlock import keys, scripts
 from django_rlock.clock import monotonic
@@ -60,9 +61,11 @@ the tokens of its predecessors, of which one may still be recorded; if it was se
 waited for the lock in workers' slots, in seconds."""
 RECEIVED = "rlock_received"
 """Set in the request of a run: when the worker received the message, in monotonic seconds."""
+CONTENT_TYPE = "rlock_content_type"
+"""Set likewise: the content type of the message, which names its serializer."""
 _DELAY = re.compile(r"^(?:[01]\.){28}")
 """What RabbitMQ's delay puts before a routing key, in binary: so many seconds."""
-_OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED})
+_OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED, CONTENT_TYPE})
 
 
 class Standing(enum.Enum):
@@ -232,6 +235,17 @@ class Delivery:
         call: ScriptCall = kind(str(self._task.name), script, all_keys, args)
         _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
         return reply
+
+
+def kept_options(message: Context, names: Collection[str]) -> dict[str, Any]:
+    """The options of a message that Celery forgets when it is sent again: its serializer, and those named, which its
+    headers have.
+    """
+    known = vars(message)
+    options = {name: known[name] for name in names if known.get(name)}
+    if serializer := registry.type_to_name.get(known.get(CONTENT_TYPE)):
+        options["serializer"] = serializer
+    return options
 
 
 def visibility_timeout(app: Any) -> float:

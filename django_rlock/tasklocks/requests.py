@@ -9,7 +9,7 @@ from celery.exceptions import Ignore, Retry
 from celery.worker.request import Request
 
 from django_rlock.clock import monotonic
-from django_rlock.tasklocks.deliveries import RECEIVED
+from django_rlock.tasklocks.deliveries import CONTENT_TYPE, RECEIVED
 from django_rlock.tasklocks.places import PLACE, Place
 
 
@@ -25,7 +25,7 @@ class TimedRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.request_dict[RECEIVED] = monotonic()
+        self.request_dict.update({RECEIVED: monotonic(), CONTENT_TYPE: self.content_type})
 
     def reject(self, requeue: bool = False) -> None:
         self._is_requeued = requeue

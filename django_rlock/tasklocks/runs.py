@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import random
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -25,6 +26,7 @@ from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold, context
 from django_rlock.locks.transactions import given_back_later
+from django_rlock.redaction import reason_of
 from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import erase, note_of, write
@@ -34,9 +36,14 @@ from django_rlock.tasklocks.places import PLACE, Place, mark_of
 from django_rlock.tasklocks.skipped import Skipped, skipped
 
 if TYPE_CHECKING:
+    from celery.canvas import Signature
+
     from django_rlock.celery import LockedTask
 
 logger = logging.getLogger("django_rlock.celery")
+
+_PAUSES = 0.1, 1.0
+"""How long to wait before sending a message again is retried, in seconds."""
 
 locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
 """The lock of each task that runs in this context, by the task's name."""
@@ -264,11 +271,9 @@ class Run:
         later = put_off(self.task.app, message, countdown)
         signature = self.task.signature_from_request(message, retries=message.retries, **later)
         headers = delivery.next_copy(is_copy, waited)
-        try:
-            signature.set(headers={**(signature.options.get("headers") or {}), **headers}).apply_async()
-        except self.task.OperationalError:
-            # The broker is unreachable too. It redelivers an unacknowledged message; any other task fails now.
-            return Rejected(error, requeue=True) if self.task.acks_late else error
+        signature.set(headers={**(signature.options.get("headers") or {}), **headers})
+        if failure := self._failure_to_send(signature):
+            return self._unsent(error, failure, is_copy)
         try:
             delivery.note_copy(headers)
         except LockUnavailableError as unavailable:
@@ -276,6 +281,34 @@ class Run:
         self._tell(task_deferred, "was sent again: %s", error)
         message.ignore_result = True  # so that Celery stores no state now
         return Retry(exc=error, when=later["countdown"], sig=signature)
+
+    def _failure_to_send(self, signature: Signature[Any]) -> Exception | None:
+        """Send a message; returns the error if that fails. Only what Celery has not retried itself is tried again."""
+        failure: Exception
+        for pause in (*_PAUSES, None):
+            try:
+                signature.apply_async()
+            except (self.task.OperationalError, SoftTimeLimitExceeded) as error:
+                return error
+            except Exception as error:  # noqa: BLE001 - each broker and serializer has its own errors
+                failure = error
+                if pause is not None:
+                    time.sleep(pause)
+            else:
+                return None
+        return failure
+
+    def _unsent(self, error: RLockError, failure: Exception, is_copy: bool) -> Exception:
+        """The exception for a message that could not be sent again.
+
+        The broker redelivers an unacknowledged one. A copy, whose task may be running elsewhere, does not fail in any
+        case: that would be the outcome of the task. Any other message that was acknowledged fails now.
+        """
+        self.log(logging.WARNING, "could not be sent again: %s", reason_of(failure))
+        if is_copy or self.task.acks_late:
+            return Rejected(error, requeue=True)
+        error.add_note(f"The message could not be sent again: {reason_of(failure)}")
+        return failure if isinstance(failure, SoftTimeLimitExceeded) else error
 
     def _store(self, message: Context, outcome: object, state: str) -> None:
         """Store the task's state. If that fails, it goes on all the same, because the work matters more."""

@@ -4,12 +4,14 @@ The environment says where its servers are; ``use()`` says it to a process that 
 """
 
 import faulthandler
+import json
 import os
 import tempfile
 
 from billiard.pool import Pool
 from celery import Celery
-from celery.signals import task_retry, worker_init, worker_process_init, worker_ready
+from celery.signals import task_postrun, task_retry, worker_init, worker_process_init, worker_ready
+from kombu import serialization
 
 from django_rlock.signals import task_deduplicated, task_deferred
 from tests.celery_app.records import record
@@ -26,13 +28,31 @@ TEMPORARY = "RLOCK_TEST_TEMPORARY"
 RABBIT, RABBIT_QUEUES = "RLOCK_TEST_RABBIT", "RLOCK_TEST_RABBIT_QUEUES"
 """The address of a RabbitMQ to take for messages, and what queues are made there: classic, quorum or topic."""
 
+WORKERS_CANNOT_ENCODE = "RLOCK_TEST_CANNOT_ENCODE"
+"""Set for a worker that decodes arguments in the tests' own format, and cannot encode them."""
+
 app = Celery("tests.celery_app", include=["tests.celery_app.tasks"], set_as_current=False)
 app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=3,  # a worker whose broker is gone for good, ends
     worker_prefetch_multiplier=1,
     worker_enable_remote_control=True,
+    accept_content=["json", "complex"],
 )
+
+
+def _encode(value) -> str:
+    """JSON, with complex numbers as well."""
+    if WORKERS_CANNOT_ENCODE in os.environ:
+        raise ValueError("This worker cannot encode arguments.")
+    return json.dumps(value, default=lambda number: {"complex": [number.real, number.imag]})
+
+
+def _decode(text):
+    return json.loads(text, object_hook=lambda found: complex(*found["complex"]) if "complex" in found else found)
+
+
+serialization.register("complex", _encode, _decode, "application/x-complex", "utf-8")
 
 
 def use(base_url: str) -> None:
@@ -75,6 +95,11 @@ def _tell_ready(sender, **_):
 @task_retry.connect
 def _tell_retry(request, reason, **_):
     record("retried:" + request.id, type(reason.exc).__name__)
+
+
+@task_postrun.connect
+def _tell_end(task_id, state, **_):
+    record("ended:" + task_id, state)
 
 
 def _tell_deferred(task_id, reason, **_):

@@ -101,6 +101,19 @@ def retries(self, log, gated=False):
     return work(self, log, gated)
 
 
+@locked(on_locked="retry", **soon)
+def tells_its_message(self, log, number):
+    """Return what the message says besides its arguments."""
+    names = "argsrepr", "kwargsrepr", "expires", "stamps", "ignore_result", "compression"
+    found = {name: getattr(self.request, name, None) for name in names}
+    return {**found, "priority": self.request.delivery_info["priority"]}
+
+
+@locked(on_locked="retry", acks_late=True, **soon)
+def takes_a_number(self, log, number):
+    return work(self, log, gated=True)
+
+
 @locked(on_locked="retry", lock_max_retries=2, **soon)
 def retries_twice(self, log):
     return work(self, log)
