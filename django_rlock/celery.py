@@ -15,6 +15,7 @@ from celery.contrib.django.task import DjangoTask
 from celery.signals import worker_init
 from celery.utils import uuid
 
+import django_rlock.tasklocks.messages  # noqa: F401 - listens to the signals of workers
 from django_rlock.locks import BaseLock, Duration
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.tasklocks.bodies import guard

@@ -5,6 +5,7 @@
 -- ARGV[1]  nonce
 --
 -- Returns {nonce, how long its success is still remembered in ms, or -2 if it is not known to have succeeded, the copy
--- or ''}.
+-- or '', 1 if its outcome was stored, else 0}.
 
-return {ARGV[1], redis.call('pttl', KEYS[1]), redis.call('get', KEYS[2]) or ''}
+local stored = string.sub(redis.call('get', KEYS[1]) or '', 1, 1) == '+'
+return {ARGV[1], redis.call('pttl', KEYS[1]), redis.call('get', KEYS[2]) or '', stored and 1 or 0}

@@ -4,7 +4,8 @@ A broker delivers a message again when its worker died, and when it was not ackn
 even if it still runs or waits in a worker. So a message that finds its lock taken is not left unacknowledged: it is
 sent again as a copy that comes later, and acknowledged. The server remembers by the task's id
 
-* that the task has succeeded (``rlock_done``): a copy that comes later ends at once;
+* that the task has succeeded (``rlock_done``), and later that its outcome was stored: a copy that comes then ends at
+  once, even if the outcome has been forgotten;
 * which copy is to come (``rlock_copy``): any other copy that comes ends at once.
 
 A copy is ``<retries>:<token>``, with a new token each time it is sent. It is sent first and recorded afterwards; its
@@ -36,6 +37,7 @@ from django_rlock import keys, scripts
 from django_rlock.clock import monotonic
 from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
+from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.quorum.calls import AskTask, NoteTask
 from django_rlock.drivers.room import sync_driver
 from django_rlock.locks.durations import milliseconds
@@ -63,6 +65,8 @@ RECEIVED = "rlock_received"
 """Set in the request of a run: when the worker received the message, in monotonic seconds."""
 CONTENT_TYPE = "rlock_content_type"
 """Set likewise: the content type of the message, which names its serializer."""
+SUCCEEDED = "rlock_succeeded"
+"""Set in the request of a run whose success was recorded: its delivery."""
 _DELAY = re.compile(r"^(?:[01]\.){28}")
 """What RabbitMQ's delay puts before a routing key, in binary: so many seconds."""
 _OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED, CONTENT_TYPE})
@@ -147,11 +151,11 @@ class Delivery:
 
     def standing(self) -> Standing:
         """Ask Redis, by one command, what to do with it. Raises LockUnavailableError when Redis is unreachable."""
-        marked_ms, copy = self._run(AskTask, scripts.TASK_READ, self._keys, "")
+        marked_ms, copy, is_stored = self._run(AskTask, scripts.TASK_READ, self._keys, "")
         self._known = copy.decode()
         if marked_ms >= 0:
             age = self._marked_for - marked_ms / 1000
-            if self._outcome_is_stored():
+            if is_stored or self._outcome_is_stored():
                 return Standing.DONE
             if age < SETTLING:
                 return Standing.SETTLING
@@ -174,17 +178,23 @@ class Delivery:
 
     def _outcome_is_stored(self) -> bool:
         """Whether the outcome is stored, or is not to be stored at all."""
+        if not self._leaves_outcome:
+            return True
         backend: Any = self._task.backend
-        if not self.keeps_outcome or isinstance(backend, DisabledBackend):
-            return True
-        if backend.as_uri().startswith("rpc:"):  # it delivers outcomes, and stores none
-            return True
         try:
             return backend.get_task_meta(self.message.id, cache=False)["status"] in READY_STATES
         except SoftTimeLimitExceeded:
             raise
         except Exception:  # noqa: BLE001 - each backend has its own errors
             return False  # a later delivery asks again
+
+    @property
+    def _leaves_outcome(self) -> bool:
+        """Whether the backend can be asked later for the outcome."""
+        backend: Any = self._task.backend
+        if not self.keeps_outcome or isinstance(backend, DisabledBackend):
+            return False
+        return not backend.as_uri().startswith("rpc:")  # it delivers outcomes, and stores none
 
     # --- what is noted -----------------------------------------------------------------------------------------------
 
@@ -200,8 +210,16 @@ class Delivery:
 
     def note_success(self) -> None:
         """Record the success, so that copies that come later end at once."""
-        args = str(self.message.id), milliseconds(self._marked_for)
-        self._run(NoteTask, scripts.TASK_DONE, self._keys[:1], *args)
+        self._send(self._success(str(self.message.id)))
+        if self._leaves_outcome:
+            setattr(self.message, SUCCEEDED, self)
+
+    def note_stored(self) -> None:
+        """Record in the background that its outcome was stored. If that fails, copies look for the outcome itself."""
+        clean_up(self._using, self._success(f"+{self.message.id}"), monotonic() + self._marked_for)
+
+    def _success(self, value: str) -> ScriptCall:
+        return self._call(NoteTask, scripts.TASK_DONE, self._keys[:1], value, milliseconds(self._marked_for))
 
     def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
         """The headers of the copy that follows this delivery. One that goes on waiting is no retry."""
@@ -231,8 +249,15 @@ class Delivery:
     def _run(
         self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
     ) -> Any:
+        return self._send(self._call(kind, script, all_keys, *args))
+
+    def _call(
+        self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
+    ) -> ScriptCall:
+        return kind(str(self._task.name), script, all_keys, args)
+
+    def _send(self, call: ScriptCall) -> Any:
         driver = sync_driver(self._using)
-        call: ScriptCall = kind(str(self._task.name), script, all_keys, args)
         _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
         return reply
 

@@ -156,6 +156,12 @@ def lasts(self, log, gated=False):
     return work(self, log, gated)
 
 
+@locked(acks_late=True, lock_retry_delay=LATER, lock_retry_max_delay=LATER)
+def lasts_and_is_late(self, log):
+    """Its copies come later than a test reads and forgets its result."""
+    return work(self, log, gated=True)
+
+
 @locked(acks_late=True, reject_on_worker_lost=True, **soon)
 def fails_at_first(self, log):
     """Fail where it is the first run of the test."""

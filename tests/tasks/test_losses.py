@@ -113,6 +113,18 @@ def test_a_copy_does_not_overwrite_a_success_by_its_start(worker, log):
     assert app.AsyncResult(result.id).state == "SUCCESS"
 
 
+def test_a_success_whose_result_was_forgotten_does_not_run_again(worker, log):
+    result = tasks.lasts_and_is_late.delay(log)
+    starts(log, 1)
+    deliver_again()
+    assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    result.forget()
+    assert "succeeded" in records.wait_for(f"deduplicated:{result.id}")
+    assert not records.count(f"{log}:starts")
+
+
 def test_a_copy_is_known_by_its_id(worker, log):
     """The broker does not mark it as redelivered, as when a worker died between sending it again and the ack."""
     first = tasks.skips.delay(log, gated=True)

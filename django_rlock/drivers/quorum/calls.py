@@ -220,13 +220,15 @@ class AskHolders(Question):
 
 
 class AskTask(Question):
-    """Returns what is known of a task: its success as known to any node, and the next copy if a quorum agrees on it."""
+    """Returns what is known of a task: its success, and whether its outcome was stored, as known to any node; and the
+    next copy if a quorum agrees on it.
+    """
 
     def outcome(self, votes: Ballot) -> list[Any]:
         known = list(votes.answered.values())
         copies = Counter(reply[2] for reply in known)
         copy = next((copy for copy, nodes in copies.items() if copy and nodes >= _enough(votes)), b"")
-        return [max(reply[1] for reply in known), copy]
+        return [max(reply[1] for reply in known), copy, max(reply[3] for reply in known)]
 
 
 class NoteTask(Question):
