@@ -34,6 +34,16 @@ def changed(place: Any, name: str, old: str, new: str) -> Mutate:
     return mutate
 
 
+def both(one: Mutate, other: Mutate) -> Mutate:
+    """Without two protections that cover the same fault."""
+
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        one(patch)
+        other(patch)
+
+    return mutate
+
+
 def _users(function: Any) -> list[ModuleType]:
     """The modules that have a function under its name."""
     return [

@@ -8,6 +8,7 @@ from django_rlock.clock import has_jumped, wall_offset
 from django_rlock.drivers.base import Driver, Waiter
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
+from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.beats import beat_after_grant, expect
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import REPOLL, Named
@@ -25,7 +26,8 @@ class Attempt:
     ``asker`` is the owner's name in the queue, where that is not its wire name, and ``beside`` its wire name on the
     other side of a read-write lock. ``until`` is when the wait ends (None: never), ``renewed`` whether the watchdog
     will renew the hold, and ``hasty`` is as in ``Claim``. After a try ``sent_at`` is the time before its command
-    was sent. If the try took the lock, ``token`` is the fencing token, for kinds that have one. Otherwise
+    was sent. If the try took the lock, ``granted_at`` is when that was known (else 0), and ``token`` is the fencing
+    token, for kinds that have one. Otherwise
     ``left_ms`` is the holder's remaining lease (or ENDLESS), ``outside`` is whether the holder's release wakes no
     waiter in the queue, and ``ticket`` is the ticket that this try drew, if any. ``in_doubt`` is set while the
     outcome of a command is unknown; it stays set after a command was sent more than once, because the server may
@@ -42,6 +44,7 @@ class Attempt:
         "beside",
         "clocks",
         "driver",
+        "granted_at",
         "granted_until",
         "hasty",
         "in_doubt",
@@ -75,7 +78,7 @@ class Attempt:
         self.beside = ""
         self.lease = lease
         self.until = until
-        self.sent_at = 0.0
+        self.sent_at = self.granted_at = 0.0
         self.token: int | None = None
         self.left_ms = ENDLESS
         self.outside = False
@@ -108,6 +111,7 @@ class Attempt:
         self.tries += 1
         self.sent_at = call.sent_at
         if reply[1] == OK:
+            self.granted_at = driver.now()
             if len(reply) > 2:
                 self.token = reply[2]
             return True
@@ -130,8 +134,20 @@ class Attempt:
         until = self.sent_at + claim
         if until - now < max(claim / 2, LEAST_LEFT) or has_jumped(self.clocks):
             return False
-        self.sent_at, self.granted_until = now, until
+        self.sent_at = self.granted_at = now
+        self.granted_until = until
         return True
+
+    def check_speed(self) -> None:
+        """Raise LockUnavailableError if the lock was granted by a reply that came after the end of its lease."""
+        took = self.granted_at - self.sent_at
+        if took >= self.lease - self.lock._kind.drift(self.lock, self.lease):
+            raise LockUnavailableError(
+                self.lock.name,
+                reason=f"the reply that granted it took {took:.1f} s, which is longer than its lease",
+                advice="It was given back; check why Redis or the network is slow, or use a longer lease_time.",
+                noun=self.lock.noun,
+            )
 
     def _leave(self) -> ScriptCall:
         return self.lock._kind.leave(self.lock, self.asker)

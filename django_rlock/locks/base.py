@@ -145,9 +145,9 @@ class BaseLock(Named):
         Acquiring again in the same thread or task succeeds at once, and needs as many releases.
 
         Raises LockUnavailableError, within the wait time plus a second (including connecting), when Redis is
-        unreachable; LockLostError when the owner's existing hold turns out to be lost; RuntimeError when ``aacquire()``
-        runs as a task of its own, as with create_task(), gather() or, before Python 3.12, wait_for(): that task would
-        own the lock, and ends with the call.
+        unreachable, or so slow that the lease is over when the reply comes; LockLostError when the owner's existing
+        hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a task of its own, as with create_task(),
+        gather() or, before Python 3.12, wait_for(): that task would own the lock, and ends with the call.
         """
         if self.until_commit:
             check_until_commit(self)

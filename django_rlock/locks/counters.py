@@ -217,8 +217,13 @@ async def granted(request: Request, driver: Driver, lease: float, wait: float | 
 def undo(request: Request, error: BaseException) -> None:
     """Release, in the background, permits that the caller will never receive because of an error."""
     if not is_refusal(error):
-        # The order does not matter: if the request arrives after this, it takes nothing.
-        clean_up(request.using, request._kind.leave(request, request.id), monotonic() + SENT_AGAIN)
+        give_back(request)
+
+
+def give_back(request: Request) -> None:
+    """Release, in the background, what a request took or may still take."""
+    # The order does not matter: if the request arrives after this, it takes nothing.
+    clean_up(request.using, request._kind.leave(request, request.id), monotonic() + SENT_AGAIN)
 
 
 @contextmanager

@@ -1,9 +1,8 @@
 """The flows that all kinds share: take, release, extend, ask; each a coroutine over a driver.
 
-Waiting is in ``attempt``, the forced release in ``force``.
-
-An unknown outcome never leaves a lock without renewal, or one renewed for ever. Only what a flow returns as held is
-renewed; anything else that may have been granted is undone in the background, under a wire name that is not used again.
+Waiting is in ``attempt``, the forced release in ``force``. An unknown outcome never leaves a lock without renewal, or
+one renewed for ever. Only what a flow returns as held is renewed; anything else that may have been granted is undone in
+the background, under a wire name that is not used again.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from django_rlock.drivers.base import Driver
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import Owner
+from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks import force
 from django_rlock.locks.attempt import Attempt
@@ -94,6 +94,8 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
         taken = await (
             _take_after_others(lock, driver, claim) if claim.owner.is_named else lock._engine.take(lock, driver, claim)
         )
+        if not taken:
+            claim.failed.check_speed()
     except LockUnavailableError as error:
         about = next((part for part in lock.parts if part.name == error.lock_name), lock.parts[0])
         signals.lock_unavailable.tell(about, waited=driver.now() - started, reason=error.reason)
@@ -130,54 +132,76 @@ async def _take_after_others(lock: BaseLock, driver: Driver, claim: Claim) -> bo
 
 
 async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
-    """Take the lock; returns False if it was still taken at the end of the wait."""
+    """Take the lock; returns False if it was still taken at the end of the wait.
+
+    A grant whose lease is over before this returns is undone, and the lock is tried again while the wait lasts.
+    """
     options = settings_of(lock.using)
     options.check_kind(lock.kind)
     owner, started, lease = claim.owner, driver.now(), claim.lease_under(options)
-    key = key_of(lock, owner)
-    outer = HOLDS.at(key)
-    held = outer is not None and not note_loss(outer, started)
-    # After a loss the owner has a new wire name, so late clean-up of the old hold cannot touch the new one.
-    wire_name = outer.wire_name if outer is not None and held else owner.wire_name
-    attempt = Attempt(lock, driver, owner, wire_name, lease, claim.until(started))
-    lock._kind.begin(attempt, started)
-    if outer is not None and held:
+    outer = HOLDS.at(key_of(lock, owner))
+    give_up_at = until = claim.until(started)
+    if outer is not None and not note_loss(outer, started):
+        attempt = Attempt(lock, driver, owner, outer.wire_name, lease, until)
+        lock._kind.begin(attempt, started)
         await _enter_again(lock, attempt, outer, claim)
         return True
-    attempt.renewed, attempt.hasty = claim.lease is None, claim.hasty
-    try:
-        if await (attempt.once() if claim.once else attempt.wait()):
-            hold = Hold(key, lock, owner, attempt.wire_name, attempt.sent_at, attempt.token)
-            if outer is not None:
-                hold.outlives(outer)
-            if attempt.in_doubt:
-                expect_copies(hold, lease)
-                hold.asker = attempt.asker
-            _put_hold(hold, claim, lease, attempt.granted_until)
-            waited = attempt.sent_at - started
-            if waited >= LONG_WAIT:
-                count_wait(lock, hold.key, hold.place, waited)
-            tell_acquired(lock, hold.wire_name, 1, waited)
+    while True:
+        # After a loss the owner has a new wire name, so late clean-up of the old hold cannot touch the new one.
+        attempt = Attempt(lock, driver, owner, owner.wire_name, lease, until)
+        lock._kind.begin(attempt, started)
+        attempt.renewed, attempt.hasty = claim.lease is None, claim.hasty
+        if await _take_anew(lock, attempt, claim, outer, started):
             return True
-        if attempt.in_doubt:
+        give_up_at = give_up_at or driver.now() + PATIENCE  # without a limit, as with a server that does not reply
+        if not attempt.granted_at or claim.once or driver.now() >= give_up_at:
+            claim.failed = attempt
+            return False
+
+
+async def _take_anew(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | None, started: float) -> bool:
+    driver, owner = attempt.driver, attempt.owner
+    try:
+        granted = await (attempt.once() if claim.once else attempt.wait())
+        if granted and _note_taken(lock, attempt, claim, outer, started):
+            return True
+        if granted or attempt.in_doubt:
             abandon(lock, driver, owner, attempt.undo(), attempt.lease)
     except BaseException:
-        HOLDS.restore(key, outer)
+        HOLDS.restore(key_of(lock, owner), outer)
         abandon(lock, driver, owner, attempt.undo(), attempt.lease, attempt.in_doubt)
         raise
-    claim.failed = attempt
     return False
 
 
-def _put_hold(hold: Hold, claim: Claim, lease: float, granted_until: float | None = None) -> None:
-    hold.lease_from(hold.since, lease, renewed=claim.lease is None)
-    if granted_until is not None:
-        hold.granted_until(granted_until)
+def _note_taken(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | None, started: float) -> bool:
+    """Record and report a new hold. Returns False, and records nothing, if its lease is over by now."""
+    key = key_of(lock, attempt.owner)
+    hold = Hold(key, lock, attempt.owner, attempt.wire_name, attempt.sent_at, attempt.token)
+    hold.lease_from(hold.since, attempt.lease, renewed=claim.lease is None)
+    if attempt.granted_until is not None:
+        hold.granted_until(attempt.granted_until)
+    if attempt.granted_at >= hold.deadline:
+        return False
+    if outer is not None:
+        hold.outlives(outer)
+    if attempt.in_doubt:
+        expect_copies(hold, attempt.lease)
+        hold.asker = attempt.asker
     hold.scoped += claim.scoped
     if hold.context is not None and not claim.scoped:
         hold.line = _caller()
     HOLDS.put(hold)
     watch(hold)
+    waited = attempt.sent_at - started
+    if waited >= LONG_WAIT:
+        count_wait(lock, hold.key, hold.place, waited)
+    tell_acquired(lock, hold.wire_name, 1, waited)
+    if hold.lost is None and attempt.driver.now() < hold.deadline:
+        return True
+    note_loss(hold, attempt.driver.now())  # after it was reported as acquired
+    HOLDS.restore(key, outer)
+    return False
 
 
 async def _enter_again(lock: BaseLock, attempt: Attempt, hold: Hold, claim: Claim) -> None:
@@ -213,6 +237,9 @@ async def _enter_again(lock: BaseLock, attempt: Attempt, hold: Hold, claim: Clai
         hold.count, hold.scoped = count, scoped
         watch(hold)
         raise
+    if note_loss(hold, driver.now()):
+        hold.count, hold.scoped = count, scoped
+        raise hold.lost_error()
 
 
 def abandon(
@@ -358,6 +385,7 @@ async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> 
         raise
     if reply[1] == 0:
         lose(hold, "it was gone when its lease was to be extended")
+    if note_loss(hold, driver.now()):
         raise hold.lost_error()
 
 

@@ -11,12 +11,14 @@ from django_rlock import keys, scripts
 from django_rlock.drivers.base import Driver
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import NamedOwner, new_request
+from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.counters import (
     REMEMBERED_MS,
     SENT_AGAIN,
     checked_number,
+    give_back,
     granted,
     is_refusal,
     undo,
@@ -105,14 +107,41 @@ class PermitExpirableSemaphore(BaseSemaphore):
         """
         wait = self._wait_seconds(blocking, wait_time)
         lease = self._lease(lease_time, renewed)
-        request = PermitRequest(self, checked_amount(permits), lease)
+        until = None if wait is None else driver.now() + wait
+        give_up_at = until
+        while True:
+            request = PermitRequest(self, checked_amount(permits), lease)
+            attempt, permit = await self._take(driver, request, wait, renewed)
+            if permit is not None or attempt is None:
+                return permit
+            now = driver.now()
+            if give_up_at is None:
+                give_up_at = now + PATIENCE  # as with a server that does not reply
+            if now >= give_up_at:
+                attempt.check_speed()
+                return None
+            wait = None if until is None else until - now
+
+    async def _take(
+        self, driver: Driver, request: PermitRequest, wait: float | None, renewed: bool
+    ) -> tuple[Attempt | None, Permit | None]:
+        """The attempt if it was granted, and its permit unless its lease is over: then it was given back."""
         try:
             attempt = await granted(request, driver, 0.0, wait)
-            return None if attempt is None else self._permit(attempt, request, renewed)
+            if attempt is None:
+                return None, None
+            attempt.lease = math.inf if request.lease is None else request.lease
+            if attempt.granted_at < attempt.sent_at + attempt.lease:
+                permit = self._permit(attempt, request, renewed)
+                if not permit.lost:
+                    return attempt, permit
         except BaseException as error:
             _forget(self._holds_of(request.ids))
             undo(request, error)
             raise
+        _forget(self._holds_of(request.ids))
+        give_back(request)
+        return attempt, None
 
     def permit(
         self,

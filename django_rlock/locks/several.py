@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django_rlock.callbacks import log
@@ -20,6 +21,7 @@ from django_rlock.locks.durations import RELEASE_PATIENCE, Duration
 from django_rlock.locks.engine import Claim, expect_copies
 from django_rlock.locks.groups import Grouping, LockGroup, Piece, places, sliced
 from django_rlock.locks.holds import HOLDS, NOTHING
+from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import GroupHold, Hold, key_of
 from django_rlock.locks.tallies import count_group
 from django_rlock.locks.watchdog import free_behind, watch_group
@@ -312,7 +314,8 @@ class AllOrNone:
         held = None
         try:
             reply = await driver.take(call, self.until, lambda: group.release_call(wire_name))
-            if reply[1] == OK:
+            now = driver.now()
+            if reply[1] == OK and now < call.sent_at + lease:
                 held = GroupHold(group, owner, wire_name, call.sent_at, lease)
                 held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
                 self._note_taken(held, call.sends > 1)
@@ -324,13 +327,15 @@ class AllOrNone:
                 return await self._take_at_once([group])
             engine.abandon(first, driver, owner, group.release_call(wire_name), lease)
             raise
-        if call.sends > 1:
+        if call.sends > 1 or reply[1] == OK:
             engine.abandon(first, driver, owner, group.release_call(wire_name), lease)
         if reply[1] == QUEUED:
             return await self._take_each(group.locks)
-        failed = Attempt(group.locks[reply[2] - 1], driver, owner, wire_name, lease, self.until)
-        failed.left_ms = reply[1]
-        self.claim.failed = failed
+        if reply[1] == OK:  # too late
+            failed = self._note_failed(first)
+            failed.sent_at, failed.granted_at = call.sent_at, now
+        else:
+            self._note_failed(group.locks[reply[2] - 1]).left_ms = reply[1]
         return False
 
     def _note_taken(self, held: GroupHold, has_copies: bool) -> None:
@@ -345,23 +350,40 @@ class AllOrNone:
 
     async def _all_or_none(self, taking: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
         self.lent = []
-        if not await taking():
-            await self._undo()
-            return False
-        await self._level_leases()
-        return True
+        if await taking():
+            if self.claim.lease is not None:
+                await self._level_leases(self.claim.lease)
+            if not self._has_lost_any():
+                return True
+        await self._undo()
+        return False
 
-    async def _level_leases(self) -> None:
+    def _has_lost_any(self) -> bool:
+        """Whether it lost a lock before it had all of them. LockLostError if its owner held that one before."""
+        now = self.driver.now()
+        for held in held_of(self.taken, self.owner):
+            if held.is_lost(now):
+                for hold in held.members.values() if isinstance(held, GroupHold) else [held]:
+                    if self._before.get(hold.key, NOTHING).record is not None:
+                        raise hold.lost_error()
+                    self._note_failed(hold.lock)
+                return True
+        return False
+
+    def _note_failed(self, lock: Named) -> Attempt:
+        lease = self.claim.lease_under(lock._settings)
+        self.claim.failed = Attempt(lock, self.driver, self.owner, self.owner.wire_name, lease, self.until)
+        return self.claim.failed
+
+    async def _level_leases(self, lease: float) -> None:
         """Extend the leases of locks taken early to that of the last one; the watchdog takes care of renewed ones."""
-        lease = self.claim.lease
-        if lease is None:
-            return
         records = [held for held in held_of(self.taken, self.owner) if not held.renewed or held in self.lent]
         latest = max((held.deadline for held in records), default=0.0)
         for held in records:
             if held in self.lent or held.deadline < min(latest, self.driver.now() + lease):
                 for hold in held.members.values() if isinstance(held, GroupHold) else [held]:
-                    await engine.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
+                    with suppress(LockLostError):  # which is noticed next
+                        await engine.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
 
     async def _undo(self) -> None:
         """Release what was taken, and wait until that is done."""

@@ -25,7 +25,7 @@ from tests.flows import (
     test_readwrite,
 )
 from tests.flows.test_counters import same_ids
-from tests.mutants import Mutate, changed, changed_scripts
+from tests.mutants import Mutate, both, changed, changed_scripts
 
 __all__ = ["same_ids"]
 
@@ -187,7 +187,10 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         granted_twice, "it counts as held",
     ),
     "a message is believed when the claim has ended": (
-        changed(attempt.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
+        both(
+            changed(attempt.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
+            changed(engine, "_note_taken", "return False", "return True"),
+        ),
         paused, "it entered with a hold that had ended",
     ),
     "a claim is counted from its message": (

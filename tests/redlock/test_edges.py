@@ -12,9 +12,11 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from django_rlock import distributed_lock, rlock
+from django_rlock.drivers.base import monotonic
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.inspection import force_release, iter_locks, listed_aliases, lock_info, lock_infos
 from django_rlock.inspection.sources import asking
+from django_rlock.locks import engine, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.middleware import LockMiddleware
@@ -109,6 +111,25 @@ def test_a_message_that_comes_twice(nodes):
         ]
         another.submit(lock.release).result(30)
     assert deliver("2", redelivered=True) == "IGNORED"
+
+
+def test_a_thread_that_is_late_is_not_told_that_it_holds_the_lock(nodes, patient, monkeypatch):
+    """The votes came in time; the lease ended before acquire() could return."""
+    watch = watchdog.watch
+
+    def stall(hold):
+        watch(hold)
+        hold.deadline = monotonic()
+        monkeypatch.setattr(engine, "watch", watch)
+
+    lock = RedLock("x", using="quorum")
+    monkeypatch.setattr(engine, "watch", stall)
+    assert lock.acquire(blocking=False) is False
+    eventually(lambda: not any(holders(nodes)))
+    monkeypatch.setattr(engine, "watch", stall)
+    assert lock.acquire(wait_time=30)
+    assert not lock.lost
+    lock.release()
 
 
 def test_info_of_nodes(held, nodes):

@@ -1,0 +1,226 @@
+"""A grant whose lease is over before its acquire returns: it is given back, and tried again while the wait lasts."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    LockLostError,
+    LockUnavailableError,
+    MultiLock,
+    PermitExpirableSemaphore,
+    ReadWriteLock,
+    RLock,
+    SpinLock,
+    scripts,
+)
+from django_rlock.drivers.base import monotonic
+from django_rlock.locks import engine, watchdog
+from django_rlock.locks.holds import HOLDS
+from django_rlock.signals import lock_acquired
+from tests.eventually import UNTIL_SERVED
+
+LEASE = 0.4
+"""Seconds: so short that a test may wait for its end, and longer than a busy machine takes for a reply."""
+
+SLOW = "the reply that granted it took .* s, which is longer than its lease"
+
+KINDS: dict[str, tuple[Any, scripts.Script]] = {
+    "fair": (FairLock, scripts.FAIR_ACQUIRE),
+    "rlock": (RLock, scripts.RLOCK_ACQUIRE),
+    "spin": (SpinLock, scripts.RLOCK_ACQUIRE),
+    "fenced": (FencedLock, scripts.FENCED_ACQUIRE),
+    "read": (lambda name, **times: ReadWriteLock(name, **times).read_lock, scripts.READ_ACQUIRE),
+    "write": (lambda name, **times: ReadWriteLock(name, **times).write_lock, scripts.WRITE_ACQUIRE),
+}
+
+
+def late(proxy, script):
+    """Keep the next reply to a script until a lease that it granted is over."""
+    reply = proxy.hold_reply(script)
+
+    def let_go() -> None:
+        reply.served.wait(UNTIL_SERVED)
+        threading.Event().wait(LEASE)
+        reply.let_go.set()
+
+    threading.Thread(target=let_go, daemon=True).start()
+    return reply
+
+
+async def is_free(face, lock) -> None:
+    """Wait until the background thread has given everything back."""
+
+    async def is_taken() -> bool:
+        return await face.call(lock, "locked")
+
+    while await is_taken():
+        await face.sleep(0.01)
+    assert HOLDS.snapshot() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_is_tried_again_while_the_wait_lasts(face, proxy, kind):
+    make, script = KINDS[kind]
+    lock = make("stock:42", lease_time=LEASE, wait_time=5)
+    reply = late(proxy, script)
+    assert await face.acquire(lock, lease_time=LEASE)
+    assert reply.served.is_set()
+    assert not lock.lost
+    assert HOLDS.snapshot()[0].count == 1
+    await face.release(lock)
+    await is_free(face, lock)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_without_a_wait_the_server_is_too_slow(face, proxy, kind):
+    make, script = KINDS[kind]
+    lock = make("stock:42", lease_time=LEASE)
+    late(proxy, script)
+    with pytest.raises(LockUnavailableError, match=SLOW):
+        await face.acquire(lock, blocking=False)
+    await is_free(face, lock)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_thread_that_is_late_itself(face, redis_client, monkeypatch, kind):
+    """The reply came in time, so the server is not to blame."""
+    make, _ = KINDS[kind]
+    watch = watchdog.watch
+
+    def stall(hold) -> None:
+        watch(hold)
+        monkeypatch.setattr(engine, "watch", watch)
+        hold.deadline = monotonic()
+
+    lock = make("stock:42", wait_time=5)
+    monkeypatch.setattr(engine, "watch", stall)
+    assert await face.acquire(lock, blocking=False) is False
+    monkeypatch.setattr(engine, "watch", stall)
+    assert await face.acquire(lock)
+    assert not lock.lost
+    assert HOLDS.snapshot()[0].count == 1
+    await face.release(lock)
+    await is_free(face, lock)
+
+
+async def test_a_receiver_that_takes_longer_than_the_lease(face, redis_client):
+    slow = threading.Event()
+
+    def wait(**_: object) -> None:
+        if not slow.is_set():
+            slow.set()
+            threading.Event().wait(LEASE)
+
+    lost: list[object] = []
+    lock = RLock("stock:42", lease_time=LEASE, wait_time=5, on_lost=lost.append)
+    lock_acquired.connect(wait)
+    try:
+        assert await face.acquire(lock)
+    finally:
+        lock_acquired.disconnect(wait)
+    assert not lock.lost
+    await face.release(lock)
+    await face.until(lambda: lost == [lock])
+
+
+async def test_entering_again_after_the_end_of_the_lease_says_that_it_is_lost(face, proxy):
+    lock = FairLock("stock:42", lease_time=LEASE)
+    await face.acquire(lock)
+    late(proxy, scripts.FAIR_ACQUIRE)
+    with pytest.raises(LockLostError):
+        await face.acquire(lock)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+    assert HOLDS.snapshot() == []
+
+
+async def test_an_extension_that_is_over_says_that_it_is_lost(face, proxy):
+    lock = FairLock("stock:42")
+    await face.acquire(lock)
+    late(proxy, scripts.LOCK_EXTEND)
+    with pytest.raises(LockLostError):
+        await face.call(lock, "extend", LEASE)
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_a_block_is_entered_with_a_lease_that_still_runs(face, proxy):
+    lock = FairLock("stock:42", lease_time=LEASE, wait_time=5)
+    reply = late(proxy, scripts.FAIR_ACQUIRE)
+    async with face.inside(lock):
+        assert reply.served.is_set()
+        assert not lock.lost
+    await is_free(face, lock)
+
+
+MEMBERS = [
+    pytest.param(RLock, RLock, scripts.MULTI_ACQUIRE, id="one script"),
+    pytest.param(FencedLock, RLock, scripts.RLOCK_ACQUIRE, id="the last member"),
+    pytest.param(FencedLock, RLock, scripts.FENCED_ACQUIRE, id="the first member"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "script"), MEMBERS)
+async def test_all_members_of_a_multilock_are_tried_again(face, proxy, first, second, script):
+    lock = MultiLock(first("a"), second("b"), lease_time=LEASE, wait_time=5)
+    reply = late(proxy, script)
+    assert await face.acquire(lock)
+    assert reply.served.is_set()
+    assert not lock.lost
+    assert [hold.count for hold in HOLDS.snapshot()] == [1, 1]
+    await face.release(lock)
+    await is_free(face, lock)
+
+
+@pytest.mark.parametrize(("first", "second", "script"), MEMBERS)
+async def test_a_multilock_without_a_wait_holds_nothing(face, proxy, first, second, script):
+    lock = MultiLock(first("a"), second("b"), lease_time=LEASE)
+    late(proxy, script)
+    with pytest.raises(LockUnavailableError, match=SLOW):
+        await face.acquire(lock, blocking=False)
+    await is_free(face, lock)
+
+
+async def test_a_multilock_whose_first_member_is_lost_by_the_time_of_the_last(face, proxy, redis_client):
+    """The second one is in time, since it was asked for much later."""
+    lock = MultiLock(FencedLock("a"), RLock("b"), lease_time=LEASE, wait_time=5)
+    reply = proxy.hold(scripts.RLOCK_ACQUIRE)
+
+    def let_go() -> None:
+        reply.served.wait(UNTIL_SERVED)
+        (first,) = HOLDS.snapshot()
+        first.deadline = monotonic()
+        reply.let_go.set()
+
+    threading.Thread(target=let_go, daemon=True).start()
+    assert await face.acquire(lock)
+    assert not lock.lost
+    await face.release(lock)
+    await is_free(face, lock)
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_permits_are_tried_again_while_the_wait_lasts(face, proxy, redis_client, settings, renewed):
+    settings.RLOCK = {"default": {**getattr(settings, "RLOCK", {}).get("default", {}), "WATCHDOG_TIMEOUT": LEASE}}
+    semaphore = PermitExpirableSemaphore("licences")
+    await face.call(semaphore, "try_set_permits", 1)
+    reply = late(proxy, scripts.PERMIT_ACQUIRE)
+    times = {"renewed": True} if renewed else {"lease_time": LEASE}
+    permit = await face.acquire(semaphore, wait_time=5, **times)
+    assert reply.served.is_set()
+    assert not permit.lost
+    await face.call(semaphore, "release", permit)
+    assert await face.call(semaphore, "available_permits") == 1
+
+
+async def test_permits_without_a_wait_are_given_back(face, proxy):
+    semaphore = PermitExpirableSemaphore("licences")
+    await face.call(semaphore, "try_set_permits", 1)
+    late(proxy, scripts.PERMIT_ACQUIRE)
+    with pytest.raises(LockUnavailableError, match=SLOW):
+        await face.acquire(semaphore, blocking=False, lease_time=LEASE)
+    assert HOLDS.snapshot() == []
