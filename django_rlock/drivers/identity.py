@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -32,18 +32,23 @@ class Owner:
 
     ``serial`` never changes. ``wire_name`` is the owner's name in Redis, which may change. ``place`` is its name in
     reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
-    greenlet still runs; this object may outlive it, in holds, stored exceptions and frames.
+    greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
+    ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is what it works on there.
     """
 
-    __slots__ = ("is_alive", "label", "place", "serial", "wire_name")
+    __slots__ = ("in_pool", "is_alive", "job", "label", "place", "serial", "thread", "wire_name")
 
     is_named = False
     serial: int | str
+    job: Any
 
-    def __init__(self, place: str, is_alive: Callable[[], object] = lambda: True) -> None:
+    def __init__(self, place: str, is_alive: Callable[[], object] = lambda: True, thread: int = 0) -> None:
         self.serial = next(_process.numbers)
         self.place = place
         self.is_alive = is_alive
+        self.thread = thread
+        self.in_pool = thread != 0 and _is_pools(sys._getframe())  # noqa: SLF001 - documented
+        self.job = None
         self.label = ""
         self.renew_name()
 
@@ -132,6 +137,8 @@ class _Process:
 running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__all__
 """Returns the running event loop, or None; asyncio.get_running_loop() raises then, which takes five times as long."""
 
+_POOLS = {"anyio._backends._asyncio", "concurrent.futures.thread", "multiprocessing.pool"}
+"""Modules whose threads run one job after another."""
 _process = _Process()
 _calls_for_owners: set[CodeType] = set()
 """Filled on import, and the same in every process."""
@@ -162,8 +169,17 @@ def thread_owner() -> Owner:
         owner: Owner = _process.threads.owner
     except AttributeError:
         life = _process.threads.life = _Life()
-        owner = _process.threads.owner = Owner(_thread_name(), weakref.ref(life))
+        owner = _process.threads.owner = Owner(_thread_name(), weakref.ref(life), threading.get_ident())
     return owner
+
+
+def _is_pools(frame: FrameType | None) -> bool:
+    """Whether the running thread, with this frame, is one of a thread pool."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _POOLS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def for_its_owner(method: AsyncMethod) -> AsyncMethod:

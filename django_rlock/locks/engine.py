@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_rlock import signals
-from django_rlock.callbacks import is_logged, log
 from django_rlock.drivers.base import Driver
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
@@ -22,11 +21,13 @@ from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks import force
 from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.callers import give_back_at_job_end
 from django_rlock.locks.durations import RELEASE_PATIENCE, Duration, lease_seconds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, Named, holders_call
 from django_rlock.locks.records import GroupHold, Hold, Terms, key_of
-from django_rlock.locks.tallies import LONG_WAIT, count_given_up, count_hold, count_wait
+from django_rlock.locks.tallies import LONG_WAIT, count_hold, count_wait
+from django_rlock.locks.telling import tell_acquired, tell_released, tell_timed_out
 from django_rlock.locks.turns import TURNS, in_turn
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
 from django_rlock.scripts import OK
@@ -90,6 +91,8 @@ class Claim:
 async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     """Take the lock, and report a failure once, however often a MultiLock tries its members."""
     started = driver.now()
+    if not claim.owner.is_named:
+        give_back_at_job_end(lock, claim.owner)
     try:
         taken = await (
             _take_after_others(lock, driver, claim) if claim.owner.is_named else lock._engine.take(lock, driver, claim)
@@ -101,7 +104,7 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
         signals.lock_unavailable.tell(about, waited=driver.now() - started, reason=error.reason)
         raise
     if not taken:
-        _tell_timed_out(claim.failed, driver.now() - started)
+        tell_timed_out(claim.failed, driver.now() - started)
     return taken
 
 
@@ -304,7 +307,7 @@ def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: f
         if hold.late_lease:
             free_behind(hold, now)
         count_hold(hold, now)
-        _tell_released(lock, hold, now)
+        tell_released(lock, hold, now)
 
 
 async def _give_back_unknown(lock: BaseLock, driver: Driver, owner: Owner) -> None:
@@ -447,36 +450,6 @@ def _wire_name(lock: BaseLock, owner: Owner) -> str:
     return owner.wire_name
 
 
-def tell_acquired(lock: BaseLock, wire_name: str, count: int, waited: float) -> None:
-    log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, wire_name, count, waited)
-    if signals.lock_acquired.receivers:
-        outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
-        signals.lock_acquired.tell(lock, owner=wire_name, count=count, waited=waited, outcome=outcome)
-
-
-def tell_taken(locks: Iterable[BaseLock], wire_name: str) -> None:
-    """Log and signal that locks were taken."""
-    if signals.lock_acquired.receivers or is_logged(logger, logging.DEBUG):
-        for lock in locks:
-            tell_acquired(lock, wire_name, 1, 0.0)
-
-
-def tells_of_releases(lock: BaseLock, held: float) -> bool:
-    """Whether the release of a lock held for ``held`` seconds is logged or signalled."""
-    return bool(signals.lock_released.receivers) or is_logged(logger, release_level(lock, held))
-
-
-def _tell_released(lock: Named, hold: Hold, now: float) -> None:
-    held = now - hold.since
-    log(logger, release_level(lock, held), "Released %r as %s, after %.3f s.", lock.name, hold.wire_name, held)
-    if signals.lock_released.receivers:
-        signals.lock_released.tell(lock, owner=hold.wire_name, held=held)
-
-
-def release_level(lock: Named, held: float) -> int:
-    return logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING
-
-
 def _caller() -> str | None:
     """The line of the project's code that acquires a lock now."""
     frame = sys._getframe(1)
@@ -489,11 +462,3 @@ def expect_copies(hold: Hold | GroupHold, lease: float) -> None:
     """Record that a hold's acquire was sent more than once: a copy that arrives after its end would take the lock."""
     hold.late_lease = lease
     hold.owner.renew_name()
-
-
-def _tell_timed_out(failed: Attempt, waited: float) -> None:
-    lock = failed.lock
-    count_given_up(lock)
-    count_wait(lock, key_of(lock, failed.owner), failed.owner.place, waited)
-    log(logger, logging.INFO, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.wire_name, waited)
-    signals.lock_timed_out.tell(lock, owner=failed.wire_name, waited=waited)

@@ -49,7 +49,8 @@ def blocking_driver(of: Named) -> Driver:
     if running_loop() is not None:
         raise SynchronousOnlyOperation(
             "A blocking method was called inside an event loop, which it would block. "
-            "Use the async methods (their names begin with a, as aacquire; async with) or sync_to_async."
+            "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "
+            "statement into a function that you call by sync_to_async()."
         )
     return driver
 

@@ -24,6 +24,7 @@ from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import GroupHold, Hold, key_of
 from django_rlock.locks.tallies import count_group
+from django_rlock.locks.telling import tell_taken, tells_of_releases
 from django_rlock.locks.watchdog import free_behind, watch_group
 from django_rlock.scripts import ABSENT, ENDLESS, OK, QUEUED
 
@@ -184,7 +185,7 @@ async def _send_release(driver: Driver, held: GroupHold, call: ScriptCall) -> Se
 
 def _note_freed(held: GroupHold, call: ScriptCall, missing: Sequence[int], now: float) -> list[RLockError]:
     unusual = missing or call.sends > 1 or held.late_lease or held.renewing
-    if not unusual and not engine.tells_of_releases(held.group.locks[0], now - held.since):
+    if not unusual and not tells_of_releases(held.group.locks[0], now - held.since):
         count_group(held, now)
         return []
     failures: list[RLockError] = []
@@ -343,7 +344,7 @@ class AllOrNone:
             expect_copies(held, held.lease)
         HOLDS.put_group(held)
         watch_group(held)
-        engine.tell_taken(held.group.locks, held.wire_name)
+        tell_taken(held.group.locks, held.wire_name)
         self.taken += held.group.locks
 
     # --- all, or none ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -206,7 +207,8 @@ async def test_it_is_lost_when_one_is(face, redis_client):
     lock = three(RLock, lease_time=30)
     await face.acquire(lock)
     assert not lock.lost
-    await face.call(lock, "extend", 0.05)
+    with suppress(LockLostError):  # where the machine is too slow for the lease
+        await face.call(lock, "extend", 0.05)
     await face.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
         lock.check()

@@ -82,7 +82,7 @@ def test_one_that_is_taken_again_is_one_hold(measured: Measured) -> None:
 def test_who_waits_is_shown_and_then_counted(measured: Measured) -> None:
     with ThreadPoolExecutor(1) as pool:
         with rlock("stock:42", kind="rlock"):
-            waiting = pool.submit(rlock("stock:42", kind="rlock", lease_time=60).acquire)
+            waiting = pool.submit(rlock("stock:42", kind="rlock", lease_time=60, owner="another").acquire)
             eventually(WAITS.snapshot)
             assert measured.value("rlock_waiting", kind="rlock") == 1
             assert measured.value("rlock_acquisitions_total", kind="rlock", outcome="acquired") == 1

@@ -102,14 +102,22 @@ def test_a_message_that_comes_twice(nodes):
     assert deliver("1") == "done"
     assert deliver("1", redelivered=True) == "IGNORED"
     lock = rlock("report", using="quorum")
+    taken, enough = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            enough.wait(30)
+
     with ThreadPoolExecutor(1) as another:
-        assert another.submit(lock.acquire).result(30)
+        another.submit(hold)
+        assert taken.wait(30)
         # One copy is to come: what comes besides is dropped.
         assert [deliver("2", redelivered=True, exchange="", routing_key="reports") for _ in range(2)] == [
             "RETRY",
             "IGNORED",
         ]
-        another.submit(lock.release).result(30)
+        enough.set()
     assert deliver("2", redelivered=True) == "IGNORED"
 
 
