@@ -11,9 +11,11 @@ import atexit
 import inspect
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, update_wrapper
+from multiprocessing import parent_process, util
 from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
 
 from django.core.signals import setting_changed
@@ -171,6 +173,18 @@ def _at_exit() -> None:
         hook(max(give_up_at - monotonic(), 0.0) / 2)
 
 
+def _end_child() -> None:
+    """At the end of a child of ``multiprocessing``, which ends its threads later than the interpreter does."""
+    atexit.unregister(_at_exit)  # a spawned child runs that too
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - they may still work under locks
+    _at_exit()
+
+
+def _in_child(_: object = None) -> None:
+    """Have a child of ``multiprocessing`` end as the interpreter does; it leaves by ``os._exit``, without atexit."""
+    util.Finalize(None, _end_child, exitpriority=-sys.maxsize)  # after all others
+
+
 def _on_setting(*, setting: str, **_: object) -> None:
     if setting in SETTINGS:
         _run("settings")
@@ -179,3 +193,6 @@ def _on_setting(*, setting: str, **_: object) -> None:
 os.register_at_fork(after_in_child=_after_fork)
 setting_changed.connect(_on_setting, dispatch_uid="django_rlock.process")
 atexit.register(_at_exit)
+util.register_after_fork(_in_child, _in_child)
+if parent_process() is not None:  # a child has imported this
+    _in_child()

@@ -65,6 +65,11 @@ class MultiLock(BaseLock):
         )
         self.name = ", ".join(part.name for part in self._parts)
 
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        # Without the settings of this process, which may contain passwords.
+        state: Any = super().__getstate__()
+        return None, {**state[1], "_grouping": None}
+
     @property
     def parts(self) -> tuple[BaseLock, ...]:
         return self._parts

@@ -36,6 +36,9 @@ class Permit:
 
     ``ids`` are the permits' ids, 32 hexadecimal digits each; any process may release them by id. ``deadline`` is when
     the lease ends that they were taken with, in monotonic seconds. ``given_back`` is whether this object was released.
+
+    It can be pickled for another process of this machine, which then counts the lease as it is now; this process goes
+    on renewing it. Send the ids to other machines, whose monotonic clocks differ.
     """
 
     __slots__ = ("__weakref__", "_clocks", "_holds", "deadline", "given_back", "ids", "semaphore")
@@ -49,6 +52,12 @@ class Permit:
         self.given_back = False
         self._holds = holds
         self._clocks = wall_offset()
+
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        deadline = min((hold.deadline for hold in self._holds), default=self.deadline)
+        given_back = self.given_back
+        state = {"semaphore": self.semaphore, "ids": self.ids, "deadline": deadline, "given_back": given_back}
+        return None, {**state, "_holds": ()}
 
     def __repr__(self) -> str:
         return f"<Permit {', '.join(self.ids)} of {self.semaphore!r}>"

@@ -177,3 +177,10 @@ def test_lock_made_before_the_fork_serves_both(redis_client):
     in_child(child)
     with lock:
         assert RLock("stock:42").owned()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_child_of_multiprocessing_frees_its_locks_when_it_ends(method, server):
+    """Such a child ends by ``os._exit``, which runs nothing that was registered with ``atexit``."""
+    program = [sys.executable, "-m", "tests.faults.children", method, server.url]
+    subprocess.run(program, cwd=ROOT, check=True, timeout=PATIENCE)
