@@ -1,15 +1,21 @@
-"""``__exit__`` methods that run although a signal interrupted their ``with`` statement before it could call them.
+"""What runs although a signal interrupted the code that should have run it: ``__exit__`` methods, and other ends.
 
 A signal handler may raise after ``__enter__`` has done its work and before the block has begun, or after the block has
 ended and before ``__exit__`` has done anything. In both cases Python drops the ``__exit__`` that the statement looked
-up before it called ``__enter__``. So that is an object made for the statement, which acts when it is dropped.
+up before it called ``__enter__``. So that is an object made for the statement, with a guard: a weak reference whose
+callback runs when the object is dropped.
+
+Python drops an exception that a signal handler raises in such a callback, or in ``__del__``. So an end that comes as it
+should disarms its guard, and then no Python code runs when the object is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any, Protocol, TypeVar, cast
+from weakref import ref
 
 from django_rlock.exceptions import RLockError
 
@@ -28,35 +34,61 @@ def run_when_dropped(exit_block: Method) -> Method:
     return cast("Method", _ExitMethod(exit_block))
 
 
-class Exit(partial[object]):
-    """The ``__exit__`` of one statement: ``Exit(leave, [], exit_block, block)``.
+_guards: dict[int, ref[Any]] = {}
+"""Those that are armed, by number. They are kept here, since Python does not call what is part of the same circle of
+garbage; so it calls none of them as the interpreter ends."""
+_numbers = count()
+
+
+def guard(each: object, act: Callable[[], object], number: int | None = None) -> int:
+    """Call ``act`` when an object is dropped, unless its guard is disarmed before; returns the guard's number.
+
+    ``act`` must not refer to the object. It is called again if a signal interrupts it.
+    """
+    own = next(_numbers) if number is None else number
+    _guards[own] = ref(each, partial(_when_dropped, act, own))
+    return own
+
+
+def disarm(number: int) -> None:
+    """Call off a guard, by one call into C."""
+    _guards.pop(number, None)
+
+
+def _when_dropped(act: Callable[[], object], number: int, _ref: object) -> None:
+    _guards.pop(number, None)
+    try:
+        act()
+    except BaseException:  # from a signal handler
+        act()
+        raise
+
+
+def guarded(exit_block: Callable[..., object], block: object, act: Callable[[], object]) -> Callable[..., object]:
+    """An ``__exit__`` for one statement. It calls ``act`` if it is dropped before it has run.
 
     While it runs no frame refers to it, so no traceback keeps it alive.
     """
-
-    def act_when_dropped(self, exit_block: Callable[..., object], block: Any) -> None:
-        if block.is_entered:
-            exit_block(block, InterruptedError, InterruptedError(), None)
-
-    def __del__(self) -> None:
-        ended, exit_block, block = self.args
-        if not ended:
-            try:
-                self.act_when_dropped(exit_block, block)
-            except BaseException:  # from a signal handler
-                self.act_when_dropped(exit_block, block)
-                raise
+    number = next(_numbers)
+    made = partial(_leave, number, exit_block, block)
+    guard(made, act, number)
+    return made
 
 
-def leave(ended: list[bool], exit_block: Callable[..., object], block: object, *args: Any) -> object:
-    """Leave a block, and record when that is done: what else was begun inside may go on for longer."""
+def _leave(number: int, exit_block: Callable[..., object], block: object, *args: Any) -> object:
+    """Leave a block, and disarm when that is done: what else was begun inside may go on for longer."""
     try:
         outcome = exit_block(block, *args)
     except RLockError:
-        ended.append(True)
+        disarm(number)
         raise
-    ended.append(True)
+    disarm(number)
     return outcome
+
+
+def _leave_entered(exit_block: Callable[..., object], block: Block) -> None:
+    if block.is_entered:
+        exit_block(block, InterruptedError, InterruptedError(), None)
 
 
 class _ExitMethod:
@@ -68,4 +100,4 @@ class _ExitMethod:
             return self._exit_block
         if block.is_entered:  # what looks at the block's attributes is no statement that enters it
             return partial(self._exit_block, block)
-        return Exit(leave, [], self._exit_block, block)
+        return guarded(self._exit_block, block, partial(_leave_entered, self._exit_block, block))

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -144,6 +144,22 @@ class Alive:
 
     def __len__(self) -> int:
         return len(self._refs)
+
+
+class WeakTable(Generic[T]):
+    """A value for each object that is still there. As with ``Alive``, each change is one call into C."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: dict[weakref.ref[object], T] = {}
+
+    def get(self, each: object) -> T | None:
+        return self._values.get(weakref.ref(each))
+
+    def set(self, each: object, value: T) -> T:
+        self._values[weakref.ref(each, self._values.pop)] = value
+        return value
 
 
 class Helpers:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from itertools import starmap
-from operator import methodcaller
 from typing import Any, Protocol, TypeVar
 
 from django_rlock.drivers.calls import ScriptCall
@@ -23,8 +21,6 @@ EVERYBODY = "*"
 
 UNLIMITED = math.inf
 """A limit that leaves only the server's own, ``Server.reply_limit``."""
-
-_begin: Callable[[Coroutine[Any, Any, Any]], Any] = methodcaller("send", None)
 
 
 class Waiter(Protocol):
@@ -147,13 +143,9 @@ class Topology(Protocol):
 
 
 def run_flow(flow: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
-    """Call a coroutine function whose coroutine never suspends, because its driver blocks, and run that to its end.
-
-    It is made and started by one call into C. A signal handler may raise between any two bytecodes; if it raised
-    between making and starting, Python would warn that the coroutine was never awaited.
-    """
+    """Call a coroutine function whose coroutine never suspends, because its driver blocks, and run that to its end."""
     try:
-        next(map(_begin, starmap(flow, (args,))))
+        flow(*args).send(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise RuntimeError("A lock's flow suspended under a blocking driver.")

@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from django_rlock.exits import run_when_dropped
 from django_rlock.process import on_fork
+from django_rlock.threads import WeakTable
 
 AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
 
@@ -130,8 +130,8 @@ class _Process:
         self.client_id = f"{random[:14]}8{random[15:]}"
         self.numbers = itertools.count(1)
         self.threads = threading.local()
-        self.tasks: WeakKeyDictionary[asyncio.Task[Any], Owner] = WeakKeyDictionary()
-        self.greenlets: WeakKeyDictionary[Any, Owner] = WeakKeyDictionary()
+        self.places: WeakTable[Owner] = WeakTable()
+        """The owners for tasks and greenlets."""
 
 
 running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__all__
@@ -193,10 +193,10 @@ def task_owner() -> Owner:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("The async methods need a running asyncio task: it is the owner of what they take.")
-    owner = _process.tasks.get(task)
+    owner = _process.places.get(task)
     if owner is None:
         _check_task(task)
-        owner = _process.tasks[task] = Owner(task.get_name(), partial(_goes_on, weakref.ref(task)))
+        owner = _process.places.set(task, Owner(task.get_name(), partial(_goes_on, weakref.ref(task))))
     return owner
 
 
@@ -224,9 +224,9 @@ def current_owner() -> Owner:
 
 
 def _greenlet_owner(current: Any) -> Owner:
-    owner = _process.greenlets.get(current)
+    owner = _process.places.get(current)
     if owner is None:
-        owner = _process.greenlets[current] = Owner(_thread_name(), partial(_runs, weakref.ref(current)))
+        owner = _process.places.set(current, Owner(_thread_name(), partial(_runs, weakref.ref(current))))
     return owner
 
 

@@ -13,6 +13,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -20,6 +21,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.clock import monotonic
+from django_rlock.exits import disarm, guard
 from django_rlock.links.errors import server_error
 from django_rlock.links.resp import INCOMPLETE, ErrorReply, make_reader
 
@@ -59,12 +61,13 @@ class Link:
 
     is_plain: bool
 
-    __slots__ = ("_pid", "_place", "_reader", "is_plain", "next_reply", "sock", "used_at")
+    __slots__ = ("__weakref__", "_guard", "_pid", "_place", "_reader", "is_plain", "next_reply", "sock", "used_at")
 
     def __init__(self, sock: socket.socket, place: Place | None = None) -> None:
         self.sock = sock
         self._place = place
         self._pid = os.getpid()
+        self._guard = guard(self, partial(_close, sock, self._pid))
         self._reader = make_reader()
         self.next_reply = self._reader.gets
         self.used_at = monotonic()
@@ -203,16 +206,15 @@ class Link:
     def close(self) -> None:
         """Close the socket, and let the kernel drop unsent data, which must not be executed any more."""
         self._place = None
-        if self._pid == os.getpid():  # a forked child shares the socket's options with its parent
-            with contextlib.suppress(OSError):  # it is broken or closed already
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
-        self.sock.close()
+        _close(self.sock, self._pid)
+        disarm(self._guard)
 
-    def __del__(self) -> None:
-        try:  # noqa: SIM105 - contextlib may be gone
-            self.close()
-        except Exception:  # noqa: BLE001, S110 - the socket was never set, or modules are gone at the exit
-            pass
+
+def _close(sock: socket.socket, pid: int) -> None:
+    if pid == os.getpid():  # a forked child shares the socket's options with its parent
+        with contextlib.suppress(OSError):  # it is broken or closed already
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+    sock.close()
 
 
 def check_nonce(reply: Any, nonce: bytes) -> list[Any]:

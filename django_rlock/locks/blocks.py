@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
-from django_rlock.drivers.identity import Owner, thread_owner
-from django_rlock.exits import Exit, Method, leave
-from django_rlock.locks.holds import HOLDS, NOTHING, Before
-from django_rlock.locks.records import Key, key_of
+from django_rlock.drivers.identity import thread_owner
+from django_rlock.exits import Method, guarded
+from django_rlock.locks.holds import HOLDS, NOTHING
+from django_rlock.locks.records import key_of
 
 
 def released_when_dropped(exit_block: Method) -> Method:
@@ -31,26 +31,25 @@ class _ExitMethod:
     def __get__(self, block: Any, _kind: type) -> Callable[..., object]:
         if block is None:
             return self._exit_block
-        bound = _Exit(leave, [], self._exit_block, block)
-        bound.lock = lock = block.lock if self._has_lock else block
-        bound.owner = owner = thread_owner()
-        names = [key_of(part, owner) for part in lock.parts]
-        bound.around = HOLDS.before(names, lock._depth)
-        bound.keys = names  # set last: if interrupted before, it releases nothing
-        return bound
+        return guarded(self._exit_block, block, _GiveBack(block.lock if self._has_lock else block))
 
 
-class _Exit(Exit):
-    lock: Any
-    owner: Owner
-    keys: Sequence[Key] = ()
-    around: Mapping[Key, Before] = {}
-    """What was held when the statement began."""
+class _GiveBack:
+    """Gives back what a statement has taken of a lock since this object was made."""
 
-    def act_when_dropped(self, _exit_block: Callable[..., object], _block: object) -> None:
-        if HOLDS.has_none(self.keys) or thread_owner() is not self.owner:
+    __slots__ = ("_around", "_keys", "_lock", "_owner")
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._owner = owner = thread_owner()
+        self._keys = [key_of(part, owner) for part in lock.parts]
+        self._around = HOLDS.before(self._keys, lock._depth)
+
+    def __call__(self) -> None:
+        lock = self._lock
+        if HOLDS.has_none(self._keys) or thread_owner() is not self._owner:
             return
-        for part, key in zip(self.lock.parts, self.keys, strict=True):
-            hold, former = HOLDS.at(key), self.around.get(key, NOTHING)
-            if hold is not None and former.is_exceeded(hold, self.lock._depth(key)[0]):
-                self.lock._leave_interrupted(part, hold, former.blocks)
+        for part, key in zip(lock.parts, self._keys, strict=True):
+            hold, former = HOLDS.at(key), self._around.get(key, NOTHING)
+            if hold is not None and former.is_exceeded(hold, lock._depth(key)[0]):
+                lock._leave_interrupted(part, hold, former.blocks)

@@ -3,7 +3,7 @@
 If a lock is taken inside a transaction and released before its end, the next owner reads the old rows. So ``atomic()``
 opens the transaction inside the lock, and ``until_commit`` keeps the lock until the end of a transaction that is open
 already. Django reports only COMMIT; but after a rollback it drops the functions registered for COMMIT, and Python
-notifies them of that by ``__del__``.
+notifies their guards of that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.identity import Owner, running_loop, thread_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import RLockError
-from django_rlock.exits import run_when_dropped
+from django_rlock.exits import disarm, guard, run_when_dropped
 from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.ownership import ensure_owned
@@ -156,36 +156,48 @@ def keep_until_commit(lock: BaseLock, owner: Owner) -> bool:
     connection = transaction.get_connection(lock.until_commit)
     if not _is_open(connection) or not HOLDS.of_lock(lock, owner):
         return False
-    give_back = _GiveBack(lock, owner)
+    registered = _Registered(_GiveBack(lock, owner))
     try:
-        transaction.on_commit(give_back, using=connection.alias)
+        transaction.on_commit(registered, using=connection.alias)
     except BaseException:  # from a signal handler, before or after it was registered
-        if give_back not in _registered(connection):
-            transaction.on_commit(give_back, using=connection.alias)
+        if registered.give_back not in _waiting(connection):
+            transaction.on_commit(registered, using=connection.alias)
         raise
     finally:
-        give_back.is_registered = True
+        registered.give_back.is_registered = True
     return True
 
 
 def given_back_later(key: Key) -> int:
     """How many releases of a hold wait for the end of a transaction."""
     used = connections.all(initialized_only=True)
-    return sum(key in give_back.keys for connection in used for give_back in _registered(connection))
+    return sum(key in give_back.keys for connection in used for give_back in _waiting(connection))
 
 
-def _registered(connection: BaseDatabaseWrapper) -> list[_GiveBack]:
-    functions = [function for _, function, *_ in connection.run_on_commit]
-    return [function for function in functions if isinstance(function, _GiveBack) and not function.has_begun]
+def _waiting(connection: BaseDatabaseWrapper) -> list[_GiveBack]:
+    """The releases that wait for the end of a connection's transaction."""
+    found = [function.give_back for _, function, *_ in connection.run_on_commit if isinstance(function, _Registered)]
+    return [give_back for give_back in found if not give_back.has_begun]
+
+
+class _Registered:
+    """What Django calls after COMMIT, and drops after ROLLBACK."""
+
+    def __init__(self, give_back: _GiveBack) -> None:
+        self.give_back = give_back
+        self._guard = guard(self, give_back.end)
+
+    def __call__(self) -> None:
+        self.give_back.begin()
+        disarm(self._guard)
 
 
 class _GiveBack:
-    """Releases a hold once: when called, after COMMIT, or when collected, after ROLLBACK."""
+    """Releases a hold once, at the end of a transaction."""
 
     is_registered = False
     _before: Mapping[Hold, int] | None = None
     """How often each lock was held when the release began."""
-    _is_done = False
 
     def __init__(self, lock: BaseLock, owner: Owner) -> None:
         self._lock, self._owner = lock, owner
@@ -195,25 +207,20 @@ class _GiveBack:
     def has_begun(self) -> bool:
         return self._before is not None
 
-    def __call__(self) -> None:
+    def begin(self) -> None:
+        """After COMMIT."""
         if self._before is None:
             self._before = {hold: hold.count for hold in HOLDS.of_lock(self._lock, self._owner)}
             _give_back(self._lock, self._owner)
-            self._is_done = True
 
-    def __del__(self) -> None:
-        if self.is_registered and not self._is_done:
-            try:
-                self._end()
-            except BaseException:
-                self._end()
-                raise
-
-    def _end(self) -> None:
-        if self._before is None:
-            self()
+    def end(self) -> None:
+        """After ROLLBACK, or where the release was interrupted."""
+        if not self.is_registered:
             return
-        # Its release was interrupted, perhaps before it had begun: from then on that handles interruptions itself.
+        if self._before is None:
+            self.begin()
+            return
+        # It was interrupted perhaps before it had begun: from then on that handles interruptions itself.
         for hold, count in self._before.items():
             if hold in HOLDS and hold.count == count:
                 release_later(hold)

@@ -88,7 +88,7 @@ class Doubts:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._young: deque[Hold] = deque()
-        self._ears: weakref.WeakValueDictionary[str, Ear] = weakref.WeakValueDictionary()
+        self._ears: dict[str, weakref.ref[Ear]] = {}
         self._doubted: deque[Hold] = deque()
         self._unanswered: list[Hold] = []
         self._again_at = math.inf
@@ -136,13 +136,15 @@ class Doubts:
         if not hold.lock._kind.hears_forced or hold.ear is not None or hold not in HOLDS:
             return
         channel = forced_channel(hold.lock)
-        ear = self._ears.get(channel)
+        ear = self._ear(channel)
         if ear is not None:
             hold.ear = ear
             if hold.is_unconfirmed or hold.confirmed_at() <= ear.heard_at:
                 self._doubted.append(hold)  # it may have been freed unheard
         elif len(self._ears) < MOST_CHANNELS:
-            hold.ear = self._ears[channel] = ear = Ear()
+            hold.ear = ear = Ear()
+            # Callers drop it with their last hold. So it is removed by one call into C, in which no exception vanishes.
+            self._ears[channel] = weakref.ref(ear, partial(self._ears.pop, channel))
             hear = partial(self._hear, channel)
             ear.waiters = [each.call_at(channel, hear) for each in listeners(self._keeper.using)]
 
@@ -152,8 +154,12 @@ class Doubts:
 
     def _note_heard(self, heard: set[tuple[str, str]]) -> None:
         for channel, _ in heard:
-            if (ear := self._ears.get(channel)) is not None:
+            if (ear := self._ear(channel)) is not None:
                 ear.heard_at = monotonic()
+
+    def _ear(self, channel: str) -> Ear | None:
+        place = self._ears.get(channel)
+        return None if place is None else place()
 
     def _meant(self, heard: set[tuple[str, str]]) -> list[Hold]:
         """The holds that the messages concern."""

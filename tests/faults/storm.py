@@ -165,11 +165,14 @@ class Storm:
         return random.random() * min(self._met[place], MOST_SPARED) > 1
 
 
+SWALLOWING = {"__del__", "_when_dropped", "_remove", "gc_callback"}
+"""A finalizer, our guards and a weak set's callback, Hypothesis's callback of the garbage collector."""
+
+
 def is_swallowed(frame: FrameType | None) -> bool:
     """Whether Python would drop an exception that is raised in a frame: what garbage collection or an end calls."""
     while frame is not None:
-        # A finalizer, a weak reference's callback, Hypothesis's callback of the garbage collector.
-        if frame.f_code.co_name in {"__del__", "_remove", "gc_callback"} or is_weak_callback(frame.f_code):
+        if frame.f_code.co_name in SWALLOWING or is_weak_callback(frame.f_code):
             return True
         frame = frame.f_back
     return False

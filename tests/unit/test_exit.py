@@ -1,26 +1,35 @@
-"""What is dropped while the interpreter ends: a connection, a waiter."""
+"""What is dropped while the interpreter ends: a connection, a waiter, the end of a block."""
 
 import subprocess
 import sys
 
 import pytest
 
+CIRCLE = """
+class Circle:
+    def __init__(self, kept):
+        self.kept, self.itself = kept, self
+"""
 LINK = """
-from django_rlock.links import link
-dropped = link.Link.__new__(link.Link)
-link.contextlib = link.os = None
-del dropped
+import socket
+from django_rlock.links.link import Link
+ours, theirs = socket.socketpair()
+kept, circle = Link(ours), Circle(Link(theirs))
 """
-
 WAITER = """
-from django_rlock.drivers.listening import listener, waiters
-dropped = waiters.CallingWaiter(listener.Listener(None), "channel", print)
-listener.time = listener.weakref = listener.contextlib = waiters.contextlib = None
-del dropped
+from django_rlock.drivers.listening.listener import Listener
+from django_rlock.drivers.listening.waiters import ThreadWaiter
+kept, circle = ThreadWaiter(Listener(None), "channel", None), Circle(ThreadWaiter(Listener(None), "channel", None))
+"""
+BLOCK = """
+from django_rlock.exits import guarded
+def act():
+    raise RuntimeError
+kept, circle = guarded(print, None, act), Circle(guarded(print, None, act))
 """
 
 
-@pytest.mark.parametrize("program", [LINK, WAITER], ids=["connection", "waiter"])
+@pytest.mark.parametrize("program", [LINK, WAITER, BLOCK], ids=["connection", "waiter", "block"])
 def test_nothing_is_printed_when_modules_are_gone(program):
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", CIRCLE + program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

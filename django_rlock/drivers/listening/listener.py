@@ -54,6 +54,15 @@ class Channel:
     def waiters(self) -> list[ListenerWaiter]:
         return [waiter for line in list(self.lines.values()) for place in list(line) if (waiter := place())]
 
+    def tidy(self) -> None:
+        """Remove the places of waiters that were dropped."""
+        for line in list(self.lines.values()):
+            for place in list(line):
+                if place() is None:
+                    self.idle_since = time.monotonic()
+                    with contextlib.suppress(ValueError):  # another thread was faster
+                        line.remove(place)
+
 
 class Listener:
     """The channels of an alias. ``make_subscriber`` connects to a node of the cluster, or to the one server (None)."""
@@ -134,10 +143,21 @@ class Listener:
             return
         with contextlib.suppress(ValueError):
             line.remove(weakref.ref(waiter))
-        if not line and waiter.token not in _SHARED:
-            self._drop_line(channel, waiter.token)
+        self._drop_if_empty(channel, waiter.token)
 
-    def _drop_line(self, channel: Channel, token: str | None) -> None:
+    def lose(self, name: str, token: str | None) -> None:
+        """A waiter was dropped that has not left its queue. The next one gets its wake-up."""
+        channel = self.channels.get(name)
+        if channel is None:
+            return
+        channel.tidy()
+        if token is None:
+            self.wake_next(name, None)
+        self._drop_if_empty(channel, token)
+
+    def _drop_if_empty(self, channel: Channel, token: str | None) -> None:
+        if channel.lines.get(token) or token in _SHARED:
+            return
         line = channel.lines.pop(token, None)
         for place in line or ():  # waiters that joined meanwhile
             channel.lines.setdefault(token, deque()).append(place)
@@ -224,6 +244,8 @@ class Listener:
         """Forget the channels that have had no waiter for a while, and return their names."""
         before = monotonic() - KEEP_CHANNEL
         mine = [channel for channel in list(self.channels.values()) if channel.subscriber is subscriber]
+        for channel in mine:
+            channel.tidy()
         idle = [channel for channel in mine if channel.idle_since < before and not channel.waiters()]
         return [channel.name for channel in idle if self._drop(channel)]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from django_rlock import threads
 from django_rlock.drivers.base import EVERYBODY
 from django_rlock.drivers.tasks import LoopBell
+from django_rlock.exits import disarm, guard
 
 
 class Lines(Protocol):
@@ -15,6 +17,9 @@ class Lines(Protocol):
 
     def remove(self, waiter: ListenerWaiter) -> None:
         """Take a waiter out of its queue."""
+
+    def lose(self, channel: str, token: str | None) -> None:
+        """A waiter was dropped that has not left its queue."""
 
     def wake_next(self, channel: str, token: str | None, ticket: str = "") -> None:
         """Wake the waiter that has waited longest."""
@@ -62,25 +67,25 @@ class ListenerWaiter:
     def _has_unused_wake_up(self) -> bool:
         raise NotImplementedError
 
-    def __del__(self) -> None:
-        # An interrupted attempt may not have left, or not have used its wake-up, which then belongs to the next waiter.
-        try:  # contextlib may be gone
-            if not self._closed:
-                self._lines.remove(self)
-                self._pass_on()
-        except Exception:  # noqa: BLE001, S110 - nobody waits any more when modules are gone at the exit
-            pass
-
 
 class _SleepingWaiter(ListenerWaiter):
     """Sleeps on a bell."""
 
-    __slots__ = ("_bell",)
+    __slots__ = ("_bell", "_guard")
 
     _bell: threads.Bell | LoopBell
 
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        super().__init__(lines, channel, token)
+        # An interrupted attempt may not have left, or not have used its wake-up, which then belongs to the next waiter.
+        self._guard = guard(self, partial(lines.lose, channel, token))
+
     def wake(self) -> None:
         self._bell.ring()
+
+    def close(self, asked: bool = True) -> None:
+        super().close(asked)
+        disarm(self._guard)
 
     def _has_unused_wake_up(self) -> bool:
         return self._bell.has_rung
@@ -117,7 +122,10 @@ class TaskWaiter(_SleepingWaiter):
 
 
 class CallingWaiter(ListenerWaiter):
-    """Never sleeps: it calls a function with each message, or with an empty string when it is woken without one."""
+    """Never sleeps: it calls a function with each message, or with an empty string when it is woken without one.
+
+    It may be dropped instead of closed: it has no wake-up that would belong to another one.
+    """
 
     __slots__ = ("_function",)
 

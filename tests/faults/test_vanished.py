@@ -1,0 +1,122 @@
+"""No exception of a signal's handler vanishes: where all ends as it should, no Python code runs as objects are dropped.
+
+Python drops what is raised in ``__del__`` and in a weak reference's callback. A soft time limit would go unnoticed.
+"""
+
+import asyncio
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+from django.db import transaction
+from django.http import StreamingHttpResponse
+from django.test import RequestFactory
+
+from django_rlock import FairLock, PermitExpirableSemaphore, RLock, Semaphore, distributed_lock
+from django_rlock.connections import server
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.eventually import eventually
+from tests.faults.interrupting import MAKERS, block_of
+from tests.faults.storm import is_weak_callback
+
+OURS = {"__del__", "_when_dropped"}
+
+
+@contextmanager
+def nothing_runs_as_objects_are_dropped():
+    """In this thread, inside the block; nothing of ours, and no table of weak references with callbacks in Python."""
+    ran = set()
+
+    def note(frame, event, _argument) -> None:
+        code = frame.f_code
+        is_ours = code.co_name in OURS and "/django_rlock/" in code.co_filename
+        if event == "call" and (is_ours or is_weak_callback(code)):
+            ran.add(f"{code.co_filename}: {code.co_qualname}, in {frame.f_back.f_code.co_qualname}")
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    assert not ran
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_block(make, redis_client):
+    lock = make()
+    with nothing_runs_as_objects_are_dropped():
+        block_of(lock)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_block_in_a_task(make, redis_client):
+    async def block() -> None:
+        async with make():
+            pass
+
+    with nothing_runs_as_objects_are_dropped():
+        asyncio.run(block())
+
+
+@pytest.mark.parametrize("make", [lambda: FairLock("stock:42"), lambda: RLock("stock:42")], ids=["fair", "plain"])
+def test_wait(make, redis_client):
+    inside, may_leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with make():
+            inside.set()
+            may_leave.wait()
+
+    def let_go() -> None:
+        eventually(WAITS.snapshot)
+        may_leave.set()
+
+    threads = [threading.Thread(target=hold), threading.Thread(target=let_go)]
+    threads[0].start()
+    inside.wait()
+    threads[1].start()
+    with nothing_runs_as_objects_are_dropped():
+        block_of(make())
+    for thread in threads:
+        thread.join()
+
+
+def test_hold_that_has_listened_to_forced_releases(redis_client):
+    with nothing_runs_as_objects_are_dropped(), RLock("stock:42"):
+        eventually(lambda: HOLDS.snapshot()[0].ear)
+
+
+def test_permits(redis_client):
+    plain, expirable = Semaphore("printers"), PermitExpirableSemaphore("licences")
+    plain.try_set_permits(1)
+    expirable.try_set_permits(1)
+    with nothing_runs_as_objects_are_dropped(), plain, expirable.permit(renewed=True):
+        pass
+
+
+@pytest.mark.django_db(transaction=True)
+def test_transactions(redis_client):
+    with nothing_runs_as_objects_are_dropped():
+        with RLock("stock:42").atomic():
+            pass
+        with transaction.atomic(), RLock("stock:43", until_commit=True):
+            pass
+    assert not RLock("stock:43").locked()
+
+
+@pytest.mark.django_db
+def test_response_that_keeps_its_lock(redis_client):
+    view = distributed_lock("stock:42")(lambda request: StreamingHttpResponse(()))
+    request = RequestFactory().get("/")
+    with nothing_runs_as_objects_are_dropped():
+        response = view(request)
+        assert RLock("stock:42").locked()
+        response.close()
+        del response
+    assert not RLock("stock:42").locked()
+
+
+def test_connection(redis_client):
+    with nothing_runs_as_objects_are_dropped():
+        server("default").open().close()
