@@ -2,7 +2,8 @@
 
 Code that keeps locks alive must not wait for a user's function, nor for a mutex of ``logging`` or of a metrics exporter
 that an interrupted caller left locked. So the threads that renew and listen, and callers during acquire and release,
-hand such work over to this thread. A slow function delays only the functions after it.
+hand such work over to this thread. A slow function delays only the functions after it. Each sees the context variables
+of the code that has handed it over, so a filter of log records finds the request's id.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import queue
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context, copy_context
 from typing import Any
 
 from django_rlock import threads
@@ -27,17 +29,17 @@ class Callbacks:
     """Calls functions one after another, in a thread that starts with the first."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Context, Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
         self._seat = threads.free_seat()
         self._runs = False
         self._dropped = 0
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function soon. Exceptions from it are logged."""
+        """Call a function soon, in the caller's context. Exceptions from it are logged."""
         if self._queue.qsize() >= MOST:
             self._dropped += 1
             return
-        self._queue.put((function, args))
+        self._queue.put((copy_context(), function, args))
         if not self._runs:
             try:
                 threads.start(self._run, name="rlock-callbacks")
@@ -63,9 +65,9 @@ class Callbacks:
                 dropped, self._dropped = self._dropped, 0
                 logger.error("%d log records, metrics and callbacks were dropped: a callback takes too long.", dropped)
 
-    def _call(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def _call(self, context: Context, function: Callable[..., object], args: tuple[Any, ...]) -> None:
         try:
-            function(*args)
+            context.run(function, *args)
         except BaseException:  # SystemExit too: it would stop all callbacks
             logger.exception("A callback failed: %r", function)
 
@@ -74,7 +76,7 @@ _callbacks = Owned("callbacks", Callbacks, outlives_settings=True)
 
 
 def post(function: Callable[..., object], *args: Any) -> None:
-    """Call a function soon, in the thread for callbacks. Exceptions from it are logged."""
+    """Call a function soon, in the thread for callbacks, and in the caller's context. Exceptions from it are logged."""
     _callbacks.value.post(function, *args)
 
 
@@ -93,7 +95,8 @@ def is_logged(log_to: logging.Logger, level: int) -> bool:
 
 
 def log(log_to: logging.Logger, level: int, message: str, *args: Any) -> None:
-    """Log from a thread that must not block; the record carries the caller's time and thread."""
+    """Log from a thread that must not block; the record carries the caller's time and thread, and
+    is handled in the caller's context."""
     if not is_logged(log_to, level):
         return
     frame = sys._getframe(1)  # noqa: SLF001 - as logging itself finds its caller

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Self
 
 from django_rlock.drivers.calls import ScriptCall
@@ -70,7 +70,8 @@ class Hold:
     renewal fails, and ``renewing`` while one is under way. ``planned`` is when the watchdog checks it next, and
     ``told`` whether the loss was reported; only the watchdog writes these. ``ear`` listens to forced releases while the
     hold is kept. ``ending`` is set while its own owner frees it by force, which is no loss. ``line`` is where it was
-    acquired; it is recorded only in a request or a task, and not for blocks.
+    acquired; it is recorded only in a request or a task, and not for blocks. ``variables`` are the context variables of
+    the code that acquired it, for what the background thread reports of it.
     """
 
     __slots__ = (
@@ -99,6 +100,7 @@ class Hold:
         "suspect",
         "token",
         "told",
+        "variables",
         "wire_name",
     )
 
@@ -112,6 +114,7 @@ class Hold:
         self.wire_name = self.asker = wire_name
         self.place = owner.place
         self.context = context.get()
+        self.variables = copy_context()
         self.since = now
         self.planned = math.nan
         self.told = False
@@ -218,6 +221,7 @@ class GroupHold:
         "renewed",
         "scoped",
         "since",
+        "variables",
         "wire_name",
     )
 
@@ -227,6 +231,7 @@ class GroupHold:
         self.wire_name = wire_name
         self.keys: Sequence[Key] = group.keys_of(owner)
         self.context = context.get()
+        self.variables = copy_context()
         self.since = now
         self.lease = lease
         self.deadline = now + lease
@@ -275,7 +280,7 @@ class GroupHold:
 
     def _make_member(self, lock: Named) -> Hold:
         hold = Hold(key_of(lock, self.owner), lock, self.owner, self.wire_name, self.since)
-        hold.context = self.context
+        hold.context, hold.variables = self.context, self.variables
         hold.lease_from(self.since, self.lease, self.renewed)
         hold.scoped = self.scoped
         hold.late_lease = self.late_lease

@@ -367,8 +367,8 @@ def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: fl
         return  # callers may have seen it as lost, so a late reply must not revive it
     hold.suspect = isinstance(reply, Exception)
     if hold.suspect:
-        log(
-            logger, logging.ERROR, "%s %r could not be renewed; it is retried until its lease ends: %s",
+        hold.variables.copy().run(
+            log, logger, logging.ERROR, "%s %r could not be renewed; it is retried until its lease ends: %s",
             hold.noun.capitalize(), hold.lock.name, reply,
         )  # fmt: skip
     elif reply[1] == 1:
@@ -379,14 +379,15 @@ def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: fl
 
 def _may_renew(hold: Hold, now: float) -> bool:
     if hold.owner_ended:
-        log(
-            logger, logging.WARNING,
+        hold.variables.copy().run(
+            log, logger, logging.WARNING,
             "%s %r is still held by %s (%s), which has ended without releasing it; it is no longer renewed.",
             hold.noun.capitalize(), hold.lock.name, hold.place, hold.wire_name,
         )  # fmt: skip
         hold.renewed = False
     elif now >= hold.max_until:
-        log(logger, logging.WARNING, "Lock %r was held for its max_hold_time; it is no longer renewed.", hold.lock.name)
+        message = "Lock %r was held for its max_hold_time; it is no longer renewed."
+        hold.variables.copy().run(log, logger, logging.WARNING, message, hold.lock.name)
         hold.renewed = False
     return hold.renewed
 
@@ -453,11 +454,12 @@ def _report_loss(hold: Hold) -> None:
     note_lost(hold)
     NEWCOMERS.counted(True)
     beat_soon(lock)  # it may have become free earlier than its waiters expect
-    log(
-        logger, logging.WARNING, "%s %r (%r) was lost while held by %s: %s.",
+    variables = hold.variables.copy()
+    variables.run(
+        log, logger, logging.WARNING, "%s %r (%r) was lost while held by %s: %s.",
         hold.noun.capitalize(), lock.name, lock.key, hold.wire_name, hold.lost,
     )  # fmt: skip
-    callbacks.post(_call_back, hold)
+    variables.run(callbacks.post, _call_back, hold)
 
 
 def _call_back(hold: Hold) -> None:
