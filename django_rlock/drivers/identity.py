@@ -137,6 +137,13 @@ class _Process:
 running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__all__
 """Returns the running event loop, or None; asyncio.get_running_loop() raises then, which takes five times as long."""
 
+
+
+def may_block_loops() -> bool:
+    """Whether blocking methods may be called inside an event loop: as with Django's ORM, if the environment says so."""
+    return bool(os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"))
+
+
 _POOLS = {"anyio._backends._asyncio", "concurrent.futures.thread", "multiprocessing.pool"}
 """Modules whose threads run one job after another."""
 _process = _Process()

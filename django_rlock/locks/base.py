@@ -18,7 +18,15 @@ from django_rlock import keys
 from django_rlock.callbacks import log
 from django_rlock.clock import monotonic
 from django_rlock.drivers.base import Driver, run_flow
-from django_rlock.drivers.identity import NamedOwner, Owner, current_owner, for_its_owner
+from django_rlock.drivers.identity import (
+    NamedOwner,
+    Owner,
+    current_owner,
+    for_its_owner,
+    may_block_loops,
+    running_loop,
+    thread_owner,
+)
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockTimeoutError, RLockError
 from django_rlock.locks import engine
@@ -150,7 +158,7 @@ class BaseLock(Named):
         gather() or, before Python 3.12, wait_for(): that task would own the lock, and ends with the call.
         """
         if self.until_commit:
-            check_until_commit(self)
+            check_until_commit(self, driver)
         return await engine.ask_for(self, driver, self._claim(self._owner(driver), blocking, wait_time, lease_time))
 
     acquire, aacquire = faces(_acquire)
@@ -251,7 +259,7 @@ class BaseLock(Named):
 
     async def _enter(self, driver: Driver, owner: Owner, describe: bool = True, hasty: bool = False) -> None:
         if self.until_commit:
-            check_until_commit(self)
+            check_until_commit(self, driver)
         started = driver.now()
         claim = Claim(owner, self.wait_time, self.lease_time, scoped=1)
         claim.hasty = hasty
@@ -327,22 +335,30 @@ class BaseLock(Named):
     def lost(self) -> bool:
         """Whether the running thread's or task's hold was lost or has outlived its lease; sends no command.
 
-        Only after a clock has jumped is Redis asked; without a reply within a second, the hold counts as lost."""
-        holds = HOLDS.of_lock(self, self._named_owner or current_owner())
+        Only after a clock has jumped is Redis asked; without a reply within a second, the hold counts as lost.
+        """
+        holds = HOLDS.of_lock(self, self._present_owner())
         return not sure_of(holds) or any(hold.is_lost(monotonic()) for hold in holds)
 
     @property
     def suspect(self) -> bool:
         """Whether the last renewal failed; the hold lasts until its lease ends. Sends no command."""
-        owner = self._named_owner or current_owner()
+        owner = self._present_owner()
         return any(hold.suspect for hold in HOLDS.of_lock(self, owner))
 
     def check(self) -> None:
         """Raise LockLostError when the hold was lost, LockNotOwnedError when there is none; asks as ``lost`` does."""
-        owner = self._named_owner or current_owner()
+        owner = self._present_owner()
         check_sure(HOLDS.of_lock(self, owner))
         for part in self.parts:
             part._hold_of(owner)
+
+    def _present_owner(self) -> Owner:
+        """Whose hold ``lost`` and ``check()`` are about."""
+        owner = self._named_owner or current_owner()
+        if running_loop() is not None and may_block_loops() and not HOLDS.of_lock(self, owner):
+            return thread_owner()  # a blocking method may have taken it
+        return owner
 
     def _hold_of(self, owner: Owner) -> Hold:
         hold = HOLDS.get(self, owner)
@@ -419,7 +435,7 @@ def _token(self: BaseLock) -> int:
 
     Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
     """
-    token = self._hold_of(self._named_owner or current_owner()).token
+    token = self._hold_of(self._present_owner()).token
     if token is None:
         raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
     return token

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_rlock.drivers.base import Driver, run_flow
-from django_rlock.drivers.identity import running_loop
+from django_rlock.drivers.identity import may_block_loops, running_loop
 from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.locks.kinds import Named
 from django_rlock.process import notice_fork
@@ -43,10 +43,11 @@ def faces(
 
 
 def blocking_driver(of: Named) -> Driver:
-    """The blocking driver. Raises ImproperlyConfigured for a wrong alias, SynchronousOnlyOperation in an event loop."""
+    """The blocking driver. Raises ImproperlyConfigured for a wrong alias; SynchronousOnlyOperation in an event loop,
+    unless DJANGO_ALLOW_ASYNC_UNSAFE is set."""
     notice_fork()
     driver = sync_driver(of.using)
-    if running_loop() is not None:
+    if running_loop() is not None and not may_block_loops():
         raise SynchronousOnlyOperation(
             "A blocking method was called inside an event loop, which it would block. "
             "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from django_rlock.callbacks import log
-from django_rlock.drivers.base import run_flow
+from django_rlock.drivers.base import Driver, run_flow
 from django_rlock.drivers.identity import Owner, running_loop, thread_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import RLockError
@@ -136,9 +136,9 @@ def checked_database(until_commit: bool | str | None) -> str | None:
     return DEFAULT_DB_ALIAS if until_commit else ""
 
 
-def check_until_commit(lock: BaseLock) -> None:
+def check_until_commit(lock: BaseLock, driver: Driver) -> None:
     """Raise RuntimeError if the end of the transaction cannot be observed."""
-    if running_loop() is not None:
+    if running_loop() is not None and driver is not sync_driver(lock.using):
         raise RuntimeError(
             f"Lock {lock.name!r} has until_commit, but Django has no transactions in async code. Take it in the sync "
             f"function that you call with sync_to_async."

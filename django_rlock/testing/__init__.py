@@ -14,22 +14,24 @@ For pytest there are the fixtures ``rlocks`` and ``held_lock``: ``django_rlock/p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.test.utils import TestContextDecorator, override_settings
 
 from django_rlock.clock import pretend_jump
+from django_rlock.drivers.identity import running_loop
 from django_rlock.inspection import LockInfo, find_locks, lock_info
 from django_rlock.locks import rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.testing.server import InProcessServer, pass_time, servers
+from django_rlock.threads import elsewhere
 
 __all__ = [
     "aassert_locked",
@@ -42,6 +44,8 @@ __all__ = [
     "hold",
     "override_locks",
 ]
+
+T = TypeVar("T")
 
 _CACHE = "rlock-in-process"
 _OF_REAL_SERVERS = {"CACHE", "NODES", "NODE_ADDRESSES", "REPLICA_ACKS", "REPLICA_ACK_TIMEOUT"}
@@ -118,7 +122,8 @@ class hold:  # noqa: N801 - read as a verb
             assert client.post("/buy/1/").status_code == 423
 
     No thread or task of the code under test is that owner. ``kind`` and further options are those of ``rlock()``.
-    Raises AssertionError when a lock is taken already, and LockUnavailableError when Redis is unreachable.
+    Both forms may be used in async tests; ``with`` blocks their event loop for a moment. Raises AssertionError when a
+    lock is taken already, and LockUnavailableError when Redis is unreachable.
     """
 
     def __init__(self, *names: str, using: str = DEFAULT_ALIAS, **options: Any) -> None:
@@ -127,14 +132,14 @@ class hold:  # noqa: N801 - read as a verb
         self._lock = rlock(*names, using=using, owner=f"another owner {next(_numbers)}", **options)
 
     def __enter__(self) -> Self:
-        if not self._lock.acquire(blocking=False):
+        if not _beside_the_loop(self._lock.acquire, False):
             raise AssertionError(self._refused())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.release()
+        _beside_the_loop(self._lock.release)
 
     async def __aenter__(self) -> Self:
         if not await self._lock.aacquire(blocking=False):
@@ -149,6 +154,11 @@ class hold:  # noqa: N801 - read as a verb
     def _refused(self) -> str:
         found = [info for name in self._names if (info := lock_info(name, self._using)) is not None]
         return f"hold() could not take what is locked already: {_listed(found) or ', '.join(self._names)}"
+
+
+def _beside_the_loop(function: Callable[..., T], *args: Any) -> T:
+    """Call a blocking function, in a thread of its own if this one runs an event loop."""
+    return function(*args) if running_loop() is None else elsewhere(function, *args)
 
 
 def assert_locked(name: str, using: str = DEFAULT_ALIAS) -> None:

@@ -48,6 +48,17 @@ def test_two_holds_exclude_each_other():
         pass
 
 
+def test_with_may_be_used_in_async_code():
+    async def body() -> None:
+        with hold("stock:1"):
+            assert not await rlock("stock:1").aacquire(blocking=False)
+            with pytest.raises(AssertionError, match="locked already: stock:1"), hold("stock:1"):
+                pass
+        assert await rlock("stock:1").aacquire(blocking=False)
+
+    asyncio.run(body())
+
+
 def test_two_holds_exclude_each_other_in_async_code():
     async def body() -> None:
         async with hold("stock:1"):

@@ -15,6 +15,7 @@ INSTALLED_APPS = ["django_rlock"]
 CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 """
 TESTS = """
+import asyncio
 import pytest
 from django_rlock import rlock
 
@@ -22,6 +23,14 @@ def test_held(held_lock, rlocks):
     held_lock("stock:1")
     rlocks.assert_locked("stock:1")
     assert not rlock("stock:1").acquire(blocking=False)
+
+def test_held_in_async_code(held_lock, rlocks):
+    async def body():
+        held_lock("stock:1")
+        await rlocks.aassert_locked("stock:1")
+        assert not await rlock("stock:1").aacquire(blocking=False)
+
+    asyncio.run(body())
 
 def test_nothing_is_left_of_it(rlocks):
     rlocks.assert_not_locked("stock:1")
@@ -42,5 +51,5 @@ def project(tmp_path):
 def test_in_a_project(project, options):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--ds", "project_settings", *options]
     run = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
-    assert "3 passed, 1 error" in run.stdout, run.stdout + run.stderr
+    assert "4 passed, 1 error" in run.stdout, run.stdout + run.stderr
     assert "Locks are left: stock:2 by" in run.stdout
