@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import redis.exceptions
+
 from django_rlock.redaction import reason_of
 
 
-class RLockError(Exception):
+class RLockError(redis.exceptions.LockError):
     """Base of all errors of this package; ``lock_name`` is the name given by the caller, or None.
+
+    It is a ``redis.exceptions.LockError``, so code written for redis-py's lock, or ``cache.lock()``, goes on catching
+    it. So it is a ``RedisError`` and a ``ValueError`` as well, as redis-py's is.
 
     ``noun`` is the kind of object with that name: "lock", "semaphore", "permit of semaphore" or "latch".
     """
@@ -21,7 +26,8 @@ class RLockError(Exception):
     noun: str = "lock"
 
     def __init__(self, *args: object) -> None:
-        # Not through OSError, a base of some of them, which would take the first of several arguments for an errno.
+        # Not through OSError, a base of some of them, which would take the first of several arguments for an errno; nor
+        # through LockError, which would take the second for the lock's name.
         Exception.__init__(self)
         self.args = args
 
@@ -69,7 +75,7 @@ class LockTimeoutError(RLockError, TimeoutError):
         )
 
 
-class LockNotOwnedError(RLockError, RuntimeError):
+class LockNotOwnedError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeError):
     """The lock was released or extended by an owner that does not hold it; ``owner`` is the owner that tried.
 
     If that owner holds the other side of a read-write lock, ``side`` ("read" or "write") is the side that was released
@@ -126,10 +132,11 @@ class LockUpgradeError(RLockError, RuntimeError):
         )
 
 
-class LockLostError(RLockError, RuntimeError):
+class LockLostError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeError):
     """The lock or permit was held, but its lease ended or it was released by force; ``reason`` says which.
 
-    Another owner may have held the lock since: roll back, or check what was written.
+    Another owner may have held the lock since: roll back, or check what was written. redis-py raises its
+    ``LockNotOwnedError`` for a lock that is released after its end, so this error is one.
     """
 
     def __init__(self, lock_name: str, reason: str = "its lease ended", noun: str = "lock") -> None:

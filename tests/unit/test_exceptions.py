@@ -4,6 +4,7 @@ import json
 import pickle
 
 import pytest
+import redis.exceptions
 from celery import Celery
 from celery.backends.base import Backend
 from celery.utils.serialization import get_pickleable_exception
@@ -86,6 +87,16 @@ def test_every_error_has_the_common_base(error: RLockError) -> None:
 )
 def test_an_error_is_also_the_builtin_one_that_callers_expect(error: RLockError, builtin: type) -> None:
     assert isinstance(error, builtin)
+
+
+@each_error
+def test_code_that_catches_the_errors_of_redis_py_catches_ours(error: RLockError) -> None:
+    assert isinstance(error, redis.exceptions.LockError)
+
+
+@pytest.mark.parametrize("error", [LockNotOwnedError("a"), LockLostError("a")], ids=lambda error: type(error).__name__)
+def test_a_release_without_a_hold_is_the_error_that_redis_py_raises(error: RLockError) -> None:
+    assert isinstance(error, redis.exceptions.LockNotOwnedError)
 
 
 def test_a_timeout_says_who_holds_the_lock_and_for_how_long() -> None:
