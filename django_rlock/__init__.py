@@ -17,6 +17,7 @@ from django_rlock.exceptions import (
 )
 from django_rlock.fencing import fenced
 from django_rlock.locks import (
+    BaseLock,
     ConstantBackoff,
     CountDownLatch,
     ExponentialBackoff,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from django_rlock.decorators import distributed_lock
 
 __all__ = [
+    "BaseLock",
     "ConstantBackoff",
     "CountDownLatch",
     "ExponentialBackoff",

@@ -17,6 +17,7 @@ from celery.utils import uuid
 
 import django_rlock.tasklocks.messages  # noqa: F401 - listens to the signals of workers
 from django_rlock.locks import BaseLock, Duration
+from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
@@ -106,7 +107,7 @@ class LockedTask(_DjangoTask):
     lock_retry_max_delay: Duration = 60
     lock_max_retries: int | None = None
     lock_using: str = DEFAULT_ALIAS
-    lock_kind: str | None = None
+    lock_kind: KindName | None = None
     done_marker_time: Duration | None = None
     lock_scope: str = "run"
     lock_queue_time: Duration = 3600

@@ -17,6 +17,7 @@ from django_rlock.keytemplates import KeyTemplate, check_names
 from django_rlock.locked_calls import LockedCall, Naming, OnLocked, Options
 from django_rlock.locks import KINDS, Duration
 from django_rlock.locks.durations import UNSET, lease_seconds, wait_seconds
+from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.view_classes import MethodOfClass
 from django_rlock.web.transactions import Atomic, mark
@@ -50,7 +51,7 @@ def distributed_lock(
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
-    kind: str | None = None,
+    kind: KindName | None = None,
     on_locked: Literal["skip"],
     status: int | None = None,
     atomic: Atomic = "auto",
@@ -62,7 +63,7 @@ def distributed_lock(
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
-    kind: str | None = None,
+    kind: KindName | None = None,
     on_locked: Literal["raise"] | Callable[..., Any] | None = None,
     status: int | None = None,
     atomic: Atomic = "auto",
@@ -73,7 +74,7 @@ def distributed_lock(
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
-    kind: str | None = None,
+    kind: KindName | None = None,
     on_locked: OnLocked = None,
     status: int | None = None,
     atomic: Atomic = "auto",

@@ -25,6 +25,7 @@ from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.base import note_templates
 from django_rlock.locks.durations import UNSET
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.options import KindName
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.sections import Section
 from django_rlock.locks.transactions import is_to_be_checked
@@ -63,7 +64,7 @@ class Options:
     wait_time: Duration | None
     lease_time: Duration | None
     using: str
-    kind: str | None
+    kind: KindName | None
     on_locked: OnLocked
     status: int | None
     atomic: Atomic

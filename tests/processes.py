@@ -180,7 +180,7 @@ def configure(url: str, options: dict[str, Any]) -> dict[str, Any]:
 
     locks: dict[Any, Any] = {}
 
-    def lock(name: str, kind: str = "fair", **arguments: Any) -> Any:
+    def lock(name: str, kind: Any = "fair", **arguments: Any) -> Any:
         return locks.setdefault((name, kind), django_rlock.rlock(name, kind=kind, **arguments))
 
     return {

@@ -138,7 +138,6 @@ running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__a
 """Returns the running event loop, or None; asyncio.get_running_loop() raises then, which takes five times as long."""
 
 
-
 def may_block_loops() -> bool:
     """Whether blocking methods may be called inside an event loop: as with Django's ORM, if the environment says so."""
     return bool(os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 from django_rlock.locks import watchdog as _watchdog  # noqa: F401 - registers itself with the background thread
 from django_rlock.locks.base import BaseLock
@@ -12,12 +12,13 @@ from django_rlock.locks.fair import FairLock
 from django_rlock.locks.fenced import FencedLock
 from django_rlock.locks.latch import CountDownLatch
 from django_rlock.locks.multi import MultiLock
+from django_rlock.locks.options import KindName, LockOptions
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.plain import RLock
-from django_rlock.locks.readwrite import ReadLock, ReadWriteLock, WriteLock
+from django_rlock.locks.readwrite import Preference, ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import Semaphore
-from django_rlock.locks.spin import ConstantBackoff, ExponentialBackoff, SpinLock
+from django_rlock.locks.spin import Backoff, ConstantBackoff, ExponentialBackoff, SpinLock
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 __all__ = [
@@ -47,6 +48,38 @@ KINDS: dict[str, type[BaseLock]] = {
 }
 
 
+class _AnyOptions(LockOptions, total=False):
+    """With the options of the kinds: the alias's default kind may be any."""
+
+    backoff: Backoff
+    fencing: bool
+    prefer: Preference
+
+
+@overload
+def rlock(name: str, /, *, kind: Literal["fair"], **options: Unpack[LockOptions]) -> FairLock: ...
+@overload
+def rlock(name: str, /, *, kind: Literal["rlock"], **options: Unpack[LockOptions]) -> RLock: ...
+@overload
+def rlock(
+    name: str, /, *, kind: Literal["spin"], backoff: Backoff = ..., **options: Unpack[LockOptions]
+) -> SpinLock: ...
+@overload
+def rlock(name: str, /, *, kind: Literal["fenced"], **options: Unpack[LockOptions]) -> FencedLock: ...
+@overload
+def rlock(
+    name: str, /, *, kind: Literal["redlock"], fencing: bool = ..., **options: Unpack[LockOptions]
+) -> RedLock: ...
+@overload
+def rlock(
+    name: str, /, *, kind: Literal["read"], prefer: Preference = ..., **options: Unpack[LockOptions]
+) -> ReadLock: ...
+@overload
+def rlock(
+    name: str, /, *, kind: Literal["write"], prefer: Preference = ..., **options: Unpack[LockOptions]
+) -> WriteLock: ...
+@overload
+def rlock(*names: str, kind: KindName | None = None, **options: Unpack[_AnyOptions]) -> BaseLock: ...
 def rlock(
     *names: str,
     wait_time: Duration | None = None,

@@ -10,11 +10,10 @@ import logging
 from collections.abc import Callable, Mapping
 from copy import copy
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 
 from django.db import DEFAULT_DB_ALIAS
 
-from django_rlock import keys
 from django_rlock.callbacks import log
 from django_rlock.clock import monotonic
 from django_rlock.drivers.base import Driver, run_flow
@@ -36,6 +35,7 @@ from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import Named
+from django_rlock.locks.options import checked_owner, checked_text, unknown_option
 from django_rlock.locks.records import Hold, Key
 from django_rlock.locks.transactions import (
     AtomicBlock,
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from django_rlock.inspection import LockInfo
 
 logger = logging.getLogger("django_rlock.locks")
-
-_MOST_SHOWN = 60
-"""How many characters of a wrong name an error shows."""
 
 
 class BaseLock(Named):
@@ -108,7 +105,10 @@ class BaseLock(Named):
         on_lost: Callable[[Any], object] | None = None,
         max_hold_time: Duration | None = None,
         until_commit: bool | str | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise unknown_option(type(self).__name__, unknown)
         self.name = checked_text("lock's name", name)
         self.template = ""
         self.wait_time = wait_seconds(wait_time)
@@ -116,7 +116,7 @@ class BaseLock(Named):
         if not isinstance(using, str):
             raise unknown_alias(using)
         self.using = using
-        self.owner = None if owner is None else _checked_owner(owner)
+        self.owner = None if owner is None else checked_owner(owner)
         self._named_owner = None if self.owner is None else NamedOwner(self.owner)
         self.on_lost = on_lost
         self.max_hold_time = hold_seconds(max_hold_time)
@@ -341,6 +341,16 @@ class BaseLock(Named):
         return not sure_of(holds) or any(hold.is_lost(monotonic()) for hold in holds)
 
     @property
+    def held(self) -> bool:
+        """Whether the running thread or task holds the lock, or all locks of a MultiLock, by this process's record.
+
+        Sends no command: a loss of which nobody has told this process yet is not seen. ``owned()`` asks Redis.
+        """
+        owner = self._named_owner or current_owner()
+        now = monotonic()
+        return all((hold := HOLDS.get(part, owner)) is not None and not hold.is_lost(now) for part in self.parts)
+
+    @property
     def suspect(self) -> bool:
         """Whether the last renewal failed; the hold lasts until its lease ends. Sends no command."""
         owner = self._present_owner()
@@ -483,33 +493,3 @@ def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[Named],
     """Register the functions behind ``info()`` and the holder's name in LockTimeoutError."""
     _inspector.describe = describe
     _inspector.holder = holder
-
-
-def _checked_owner(value: object) -> str:
-    owner = checked_text("lock's owner", value)
-    if owner == keys.MODE:
-        raise ValueError(f"A lock's owner must not be {owner!r}: that field of its hash has a meaning of its own.")
-    return owner
-
-
-def checked_text(what: str, value: object) -> str:
-    """Return a value such as a "lock's name", if it is a string of at most ``keys.MAX_NAME`` bytes in UTF-8."""
-    if not isinstance(value, str):
-        raise TypeError(f"A {what} must be a string, not {_shortened(value)}.")
-    if not value:
-        raise ValueError(f"A {what} must not be empty; give it a name such as 'stock:42'.")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise ValueError(f"A {what} must be text that UTF-8 can carry, not {_shortened(value)}.") from None
-    if size > keys.MAX_NAME:
-        raise ValueError(
-            f"A {what} must not be longer than {keys.MAX_NAME} bytes in UTF-8, and {_shortened(value)} has "
-            f"{size}. Use a digest of the long part, as key templates do."
-        )
-    return value
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

@@ -26,9 +26,9 @@ from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.links.errors import is_final
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.base import checked_text
 from django_rlock.locks.durations import RELEASE_PATIENCE, UNSET, Duration, milliseconds, wait_seconds
 from django_rlock.locks.kinds import Kind, Named, call_for, retire_call
+from django_rlock.locks.options import checked_text
 from django_rlock.scripts import Script
 from django_rlock.settings import unknown_alias
 

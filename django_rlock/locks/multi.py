@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from django_rlock.locks import several
 from django_rlock.locks.base import BaseLock
@@ -11,6 +11,7 @@ from django_rlock.locks.durations import Duration
 from django_rlock.locks.engine import Engine
 from django_rlock.locks.groups import Grouping
 from django_rlock.locks.kinds import Kind
+from django_rlock.locks.options import unknown_option
 
 if TYPE_CHECKING:
     from django_rlock.inspection import LockInfo
@@ -51,7 +52,10 @@ class MultiLock(BaseLock):
         lease_time: Duration | None = None,
         owner: str | None = None,
         until_commit: bool | str | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise unknown_option(type(self).__name__, unknown)
         self._parts = _sorted_parts(locks)
         self._grouping: Grouping | None = None
         first = self._parts[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.base import EVERYBODY
@@ -13,6 +13,7 @@ from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import Kind, call_for, settled_keys
+from django_rlock.locks.options import LockOptions
 from django_rlock.locks.records import Hold
 from django_rlock.settings import BEAT_SHARE, settings_of
 
@@ -153,7 +154,7 @@ class ReadWriteLock:
 
     __slots__ = ("read_lock", "write_lock")
 
-    def __init__(self, name: str, *, prefer: Preference = None, **options: Any) -> None:
+    def __init__(self, name: str, *, prefer: Preference = None, **options: Unpack[LockOptions]) -> None:
         self.read_lock = ReadLock(name, prefer=prefer, **options)
         self.write_lock = WriteLock(name, prefer=prefer, **options)
 
@@ -166,12 +167,12 @@ class _Side(BaseLock):
 
     __slots__ = ("prefer",)
 
-    def __init__(self, name: str, *, prefer: Preference = None, owner: str | None = None, **options: Any) -> None:
+    def __init__(self, name: str, *, prefer: Preference = None, **options: Unpack[LockOptions]) -> None:
         if prefer not in (None, "writer"):
             raise ValueError(f'prefer must be "writer" or None, not {prefer!r}.')
-        super().__init__(name, owner=owner, **options)
-        if owner is not None and owner.endswith(keys.WRITER):
-            raise ValueError(f"The owner of a read-write lock must not end in {keys.WRITER!r}, as {owner!r} does.")
+        super().__init__(name, **options)
+        if self.owner is not None and self.owner.endswith(keys.WRITER):
+            raise ValueError(f"The owner of a read-write lock must not end in {keys.WRITER!r}, as {self.owner!r} does.")
         self.prefer = prefer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Unpack
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.calls import ScriptCall
@@ -22,6 +22,7 @@ from django_rlock.drivers.retrying import backoff
 from django_rlock.locks.base import BaseLock, fencing_token
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import SETTLE, Kind, settled_keys
+from django_rlock.locks.options import LockOptions
 from django_rlock.settings import QUORUM_KIND, SHORTEST_LEASES, settings_of
 
 ROUNDING = 0.002
@@ -142,6 +143,6 @@ class RedLock(BaseLock):
     _kind = Majority()
     token = fencing_token
 
-    def __init__(self, name: str, *, fencing: bool = True, **options: Any) -> None:
+    def __init__(self, name: str, *, fencing: bool = True, **options: Unpack[LockOptions]) -> None:
         super().__init__(name, **options)
         self.fencing = fencing

@@ -6,8 +6,9 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
+from django_rlock.locks.options import LockOptions
 from django_rlock.locks.plain import Plain, RLock
 
 Backoff = Callable[[int], float]
@@ -76,7 +77,7 @@ class SpinLock(RLock):
     kind = "spin"
     _kind = Spin()
 
-    def __init__(self, name: str, *, backoff: Backoff = ExponentialBackoff(), **options: Any) -> None:
+    def __init__(self, name: str, *, backoff: Backoff = ExponentialBackoff(), **options: Unpack[LockOptions]) -> None:
         super().__init__(name, **options)
         if not callable(backoff):
             raise TypeError(f"backoff must be a function of the number of tries, not {backoff!r}.")

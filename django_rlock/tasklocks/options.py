@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django_rlock.locks import KINDS, BaseLock, rlock
 from django_rlock.locks.base import note_templates
 from django_rlock.locks.durations import Duration, lease_seconds, wait_seconds
+from django_rlock.locks.options import KindName
 from django_rlock.tasklocks.naming import Naming, body_of, misfit
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class TaskOptions:
     max_retries: int | None
     done_marker_time: float | None
     using: str
-    kind: str | None
+    kind: KindName | None
     scope: str
     on_queued: str
     queue_time: float

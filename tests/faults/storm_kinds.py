@@ -274,7 +274,7 @@ class Gate(Subject):
         self.mine.delete()
 
 
-def _lock(kind: str, name: str, using: str) -> Subject:
+def _lock(kind: Any, name: str, using: str) -> Subject:
     return Subject(rlock(name, kind=kind, using=using))
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 import redis
@@ -34,7 +35,7 @@ class Philosophers:
 
     def __init__(self, *forks: str, kind: str = "fair", doing: Sequence[dict[str, str]] = ()) -> None:
         self._have = Barrier(len(forks) + 1)
-        self._kind = kind
+        self._kind: Any = kind
         self._threads = [
             Thread(target=self._dine, args=(fork, then, about))
             for fork, then, about in zip(forks, (*forks[1:], forks[0]), doing or [{}] * len(forks), strict=True)

@@ -54,6 +54,27 @@ async def test_one_round_trip_each(face, kind, redis_client):
     assert min(sent) == [10, 0, 0]
 
 
+async def test_held_is_known_without_asking_the_server(face, kind, redis_client):
+    lock = kind("stock:42")
+    assert not lock.held
+    async with face.inside(lock):
+        redis_client.config_resetstat()
+        assert lock.held
+        assert kind("stock:42").held
+        assert "cmdstat_evalsha" not in redis_client.info("commandstats")
+        assert not rlock("stock:42", owner="another").held
+    assert not lock.held
+
+
+async def test_a_lost_lock_is_not_held(face, kind):
+    lock = kind("stock:42", lease_time=0.05)
+    await face.acquire(lock)
+    await face.until(lambda: lock.lost)
+    assert not lock.held
+    with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
 async def test_re_entry_counts(face, kind, redis_client):
     lock = kind("stock:42")
     for count in (1, 2, 3):

@@ -24,6 +24,7 @@ LOCK |= {"aacquire", "arelease", "aextend", "aforce_release", "alocked", "aowned
 LOCK |= {
     "ainfo",
     "check",
+    "held",
     "lost",
     "suspect",
     "hand_over",

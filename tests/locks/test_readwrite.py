@@ -267,8 +267,8 @@ def test_front_door():
     assert type(rlock("prices", kind="read", prefer="writer")) is ReadLock
     assert type(rlock("prices", kind="write")) is WriteLock
     assert repr(ReadWriteLock("prices")) == "ReadWriteLock('prices', using='default')"
-    with pytest.raises(TypeError):
-        ReadWriteLock("prices", leese_time=5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'leese_time'"):
+        ReadWriteLock("prices", leese_time=5)  # type: ignore[call-arg]
 
 
 # --- who is woken by whom --------------------------------------------------------------------------------------------

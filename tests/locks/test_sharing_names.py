@@ -138,8 +138,8 @@ async def test_waiters_of_each_kind_are_beaten_for(face, settings, redis_client)
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
     redis_client.hset(KEY, "somebody", 1)
     waiters = []
-    for number, kind in enumerate(["write", "fair"]):
-        waiters.append(face.start(visit, face, rlock(NAME, kind=kind)))
+    for number, lock in enumerate([rlock(NAME, kind="write"), rlock(NAME, kind="fair")]):
+        waiters.append(face.start(visit, face, lock))
         await face.until(lambda number=number: len(WAITS.snapshot()) == number + 1)
     alive_until = redis_client.zscore(alive_key(KEY), client_id())
     await face.until(lambda: redis_client.zscore(alive_key(KEY), client_id()) > alive_until + 900)

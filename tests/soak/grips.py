@@ -190,7 +190,7 @@ class PermitGrip(Grip):
         return Promise(self.permit.lost, deadline, self.lease)
 
 
-def _lock(kind: str, name: str, place: str, **options: Any) -> Grip:
+def _lock(kind: Any, name: str, place: str, **options: Any) -> Grip:
     side = ReadGrip if kind == "read" else Grip
     return side(kind, place, [name], rlock(name, kind=kind, using=place, **options))
 
@@ -200,7 +200,8 @@ def _mixed(chance: Random) -> Grip:
 
 
 def _named(chance: Random) -> Grip:
-    kind, name = chance.choice((("fair", "fair:0"), ("rlock", "plain"), ("fair", "mixed")))
+    choices: Any = ("fair", "fair:0"), ("rlock", "plain"), ("fair", "mixed")
+    kind, name = chance.choice(choices)
     return NamedGrip("named", ONE, [name], rlock(name, kind=kind, using=ONE, owner=str(uuid4())))
 
 
@@ -215,7 +216,7 @@ def _side(name: str, **options: Any) -> Callable[[Random], Grip]:
 
 
 def _multi(chance: Random) -> Grip:
-    members = [("fair", "fair:0"), ("fair", "fair:1"), ("rlock", "plain"), ("fair", "mixed"), ("rlock", "mixed")]
+    members: Any = [("fair", "fair:0"), ("fair", "fair:1"), ("rlock", "plain"), ("fair", "mixed"), ("rlock", "mixed")]
     chosen = {name: kind for kind, name in chance.sample(members, chance.randint(2, 4))}
     return Grip("multi", ONE, list(chosen), MultiLock(*(rlock(name, kind=chosen[name], using=ONE) for name in chosen)))
 

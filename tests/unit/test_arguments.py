@@ -148,7 +148,7 @@ def test_front_door_chooses_the_kind(settings):
     lock = rlock("stock:42", wait_time=1, lease_time=2, owner="me")
     assert (type(lock), lock.wait_time, lock.lease_time, lock.owner) == (RLock, 1.0, 2.0, "me")
     with pytest.raises(ValueError, match="no lock kind 'sping'; choose one of 'fair', 'rlock'"):
-        rlock("stock:42", kind="sping")
+        rlock("stock:42", kind="sping")  # type: ignore[call-overload]
 
 
 def test_names_of_keys():

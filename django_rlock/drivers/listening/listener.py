@@ -59,7 +59,7 @@ class Channel:
         for line in list(self.lines.values()):
             for place in list(line):
                 if place() is None:
-                    self.idle_since = time.monotonic()
+                    self.idle_since = monotonic()
                     with contextlib.suppress(ValueError):  # another thread was faster
                         line.remove(place)
 

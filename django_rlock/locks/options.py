@@ -1,0 +1,75 @@
+"""What callers give when they make a lock: its options, and the checks of its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypedDict
+
+from django_rlock import keys
+from django_rlock.locks.durations import Duration
+
+_MOST_SHOWN = 60
+"""How many characters of a wrong name an error shows."""
+_ELSEWHERE = {
+    **dict.fromkeys(("timeout", "expire", "ttl", "lease"), "lease_time= for a fixed lease (by default it is renewed)"),
+    **dict.fromkeys(("blocking_timeout", "blocking", "wait"), "wait_time= for how long to wait (0 tries once)"),
+    **dict.fromkeys(("sleep", "auto_renewal", "thread_local"), "nothing: waiters are notified, and leases are renewed"),
+    "id": "owner=",
+    "alias": "using=",
+    "cache": "using=, the alias in RLOCK",
+}
+"""What stands here for the options of other lock libraries."""
+
+
+KindName = Literal["fair", "rlock", "spin", "fenced", "redlock", "read", "write"]
+"""What ``kind=`` names."""
+
+
+class LockOptions(TypedDict, total=False):
+    """The options of all kinds of locks; ``BaseLock`` describes them."""
+
+    wait_time: Duration | None
+    lease_time: Duration | None
+    using: str
+    owner: str | None
+    on_lost: Callable[[Any], object] | None
+    max_hold_time: Duration | None
+    until_commit: bool | str | None
+
+
+def unknown_option(called: str, names: Iterable[str]) -> TypeError:
+    """The error for keyword arguments that do not exist; it names ours for those of other libraries."""
+    name = next(iter(names))
+    hint = f" Use {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+    return TypeError(f"{called}() got an unexpected keyword argument {name!r}.{hint}")
+
+
+def checked_owner(value: object) -> str:
+    """Return a name for an owner, if the locks' hashes can have it as a field."""
+    owner = checked_text("lock's owner", value)
+    if owner == keys.MODE:
+        raise ValueError(f"A lock's owner must not be {owner!r}: that field of its hash has a meaning of its own.")
+    return owner
+
+
+def checked_text(what: str, value: object) -> str:
+    """Return a value such as a "lock's name", if it is a string of at most ``keys.MAX_NAME`` bytes in UTF-8."""
+    if not isinstance(value, str):
+        raise TypeError(f"A {what} must be a string, not {_shortened(value)}.")
+    if not value:
+        raise ValueError(f"A {what} must not be empty; give it a name such as 'stock:42'.")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"A {what} must be text that UTF-8 can carry, not {_shortened(value)}.") from None
+    if size > keys.MAX_NAME:
+        raise ValueError(
+            f"A {what} must not be longer than {keys.MAX_NAME} bytes in UTF-8, and {_shortened(value)} has "
+            f"{size}. Use a digest of the long part, as key templates do."
+        )
+    return value
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

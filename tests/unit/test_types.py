@@ -1,0 +1,65 @@
+"""What type checkers see of rlock(): each kind's class, and no option that does not exist. Run by mypy and pytest."""
+
+from typing import assert_type
+
+import pytest
+
+from django_rlock import (
+    BaseLock,
+    ConstantBackoff,
+    FairLock,
+    FencedLock,
+    MultiLock,
+    ReadLock,
+    RedLock,
+    RLock,
+    SpinLock,
+    WriteLock,
+    rlock,
+)
+
+NAME = "stock:42"
+
+
+def test_the_kind_tells_the_class():
+    assert_type(rlock(NAME), BaseLock)
+    assert_type(rlock(NAME, "stock:43"), BaseLock)
+    assert_type(rlock(NAME, kind="fair", wait_time=3), FairLock)
+    assert_type(rlock(NAME, kind="rlock"), RLock)
+    assert_type(rlock(NAME, kind="spin", backoff=ConstantBackoff(0.01)), SpinLock)
+    assert_type(rlock(NAME, kind="fenced"), FencedLock)
+    assert_type(rlock(NAME, kind="read", prefer="writer"), ReadLock)
+    assert_type(rlock(NAME, kind="write"), WriteLock)
+    for lock, kind in (
+        (rlock(NAME), FairLock),
+        (rlock(NAME, kind="fenced"), FencedLock),
+        (rlock(NAME, "b"), MultiLock),
+    ):
+        assert type(lock) is kind
+
+
+def test_a_redlock_is_typed(settings):
+    settings.RLOCK = {"quorum": {"NODES": [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]}}
+    lock = assert_type(rlock(NAME, kind="redlock", using="quorum", fencing=False), RedLock)
+    assert type(lock) is RedLock
+
+
+@pytest.mark.parametrize(
+    ("make", "ours"),
+    [
+        (lambda: rlock(NAME, timeout=60), "lease_time="),  # type: ignore[call-overload]
+        (lambda: rlock(NAME, "stock:43", blocking_timeout=3), "wait_time="),  # type: ignore[call-overload]
+        (lambda: RLock(NAME, expire=60), "lease_time="),  # type: ignore[arg-type]
+        (lambda: SpinLock(NAME, blocking_timeout=3), "wait_time="),  # type: ignore[call-arg]
+        (lambda: MultiLock(RLock(NAME), timeout=60), "lease_time="),  # type: ignore[arg-type]
+    ],
+    ids=["rlock", "several names", "RLock", "SpinLock", "MultiLock"],
+)
+def test_an_option_of_another_library_is_refused_with_the_name_of_ours(make, ours):
+    with pytest.raises(TypeError, match=ours):
+        make()
+
+
+def test_a_misspelt_option_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"^RLock\(\) got an unexpected keyword argument 'leese_time'\.$"):
+        RLock(NAME, leese_time=5)  # type: ignore[arg-type]
