@@ -28,8 +28,10 @@ class RLockError(redis.exceptions.LockError):
     def __init__(self, *args: object) -> None:
         # Not through OSError, a base of some of them, which would take the first of several arguments for an errno; nor
         # through LockError, which would take the second for the lock's name.
-        Exception.__init__(self)
+        redis.exceptions.RedisError.__init__(self)
         self.args = args
+
+    __repr__ = Exception.__repr__  # redis-py's does not show the arguments
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

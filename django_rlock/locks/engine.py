@@ -236,12 +236,15 @@ async def _enter_again(lock: BaseLock, attempt: Attempt, hold: Hold, claim: Clai
         hold.scoped += claim.scoped
         watch(hold)
         tell_acquired(lock, hold.wire_name, hold.count, 0.0)
-    except BaseException:  # from a signal handler; for the caller the lock was not re-entered
+        _refuse_lost(hold, driver.now())
+    except BaseException:  # lost, or from a signal handler; for the caller the lock was not re-entered
         hold.count, hold.scoped = count, scoped
         watch(hold)
         raise
-    if note_loss(hold, driver.now()):
-        hold.count, hold.scoped = count, scoped
+
+
+def _refuse_lost(hold: Hold, now: float) -> None:
+    if note_loss(hold, now):
         raise hold.lost_error()
 
 
@@ -372,8 +375,7 @@ async def prolong(lock: BaseLock, driver: Driver, owner: Owner, lease_time: Dura
 
 
 async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> None:
-    if note_loss(hold, driver.now()):
-        raise hold.lost_error()
+    _refuse_lost(hold, driver.now())
     call = lock._kind.lease(lock, hold.wire_name, lease, RENEW if hold.owner.is_named else EXTEND)
     terms, started = hold.terms, driver.now()
     try:

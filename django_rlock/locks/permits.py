@@ -57,7 +57,7 @@ class Permit:
         deadline = min((hold.deadline for hold in self._holds), default=self.deadline)
         given_back = self.given_back
         state = {"semaphore": self.semaphore, "ids": self.ids, "deadline": deadline, "given_back": given_back}
-        return None, {**state, "_holds": ()}
+        return None, {**state, "_holds": (), "_clocks": self._clocks}
 
     def __repr__(self) -> str:
         return f"<Permit {', '.join(self.ids)} of {self.semaphore!r}>"

@@ -17,7 +17,7 @@ from django_rlock import (
     SpinLock,
     scripts,
 )
-from django_rlock.drivers.base import monotonic
+from django_rlock.clock import monotonic
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired

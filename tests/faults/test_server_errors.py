@@ -68,7 +68,7 @@ async def test_no_connection_to_a_server_that_became_a_replica_is_kept(face, kin
     proxy.refuse(ACQUIRE[kind.kind], error)
     async with face.inside(kind("stock:43")):
         await face.until(lambda: subscriber.link not in before)
-        assert all(link.sock.fileno() == -1 for link in before)
+        assert all(link and link.sock.fileno() == -1 for link in before)
     await face.release(lock)
     await face.result(waiting)
 

@@ -70,7 +70,7 @@ def _quorum(settings: Any) -> None:
 def test_each_public_class_is_tried():
     public = {getattr(django_rlock, name) for name in django_rlock.__all__}
     classes = {each for each in public if isinstance(each, type) and not issubclass(each, RLockError)}
-    assert classes - {Permit, django_rlock.distributed_lock} == set(MADE)
+    assert classes - {django_rlock.BaseLock, Permit, django_rlock.distributed_lock} == set(MADE)
 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)

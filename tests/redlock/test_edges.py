@@ -12,7 +12,7 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from django_rlock import distributed_lock, rlock
-from django_rlock.drivers.base import monotonic
+from django_rlock.clock import monotonic
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.inspection import force_release, iter_locks, listed_aliases, lock_info, lock_infos
 from django_rlock.inspection.sources import asking
