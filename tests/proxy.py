@@ -43,6 +43,7 @@ class Proxy:
         self._added: list[Rule] = []
         self.rules: deque[Rule] = deque()
         self._sockets: list[socket.socket] = []
+        self._pairs: list[_Pair] = []
         self._server = socket.socket(socket.AF_UNIX)
 
     @property
@@ -79,6 +80,11 @@ class Proxy:
         """Reply with an error, to this command and to all further ones of its connection; the server gets none."""
         return self._add(what, "refuse", b"-%b\r\n" % error.encode())
 
+    def forget_connections(self) -> None:
+        """Bring nothing more on the connections that are open, as a firewall does that has forgotten them."""
+        for pair in self._pairs:
+            pair.is_forgotten = True
+
     def withdraw(self, rule: Rule) -> None:
         """Let go what the rule holds; if it has not served by now it never will."""
         with contextlib.suppress(ValueError):
@@ -111,7 +117,9 @@ class Proxy:
                 client, _ = self._server.accept()
                 self._sockets.append(client)
                 try:
-                    _Pair(self, client, self.connect()).start()
+                    pair = _Pair(self, client, self.connect())
+                    self._pairs.append(pair)
+                    pair.start()
                 except OSError:
                     _close(client)
 
@@ -132,6 +140,7 @@ class _Pair:
         self.server = server
         self.at_reply: Rule | None = None
         self.refusal = b""
+        self.is_forgotten = False
 
     def start(self) -> None:
         threading.Thread(target=self._pump, args=(self.client, self.server, self._command), daemon=True).start()
@@ -139,7 +148,7 @@ class _Pair:
 
     def _pump(self, source: socket.socket, target: socket.socket, judge) -> None:
         with contextlib.suppress(OSError):
-            while (data := source.recv(65536)) and judge(data):
+            while (data := source.recv(65536)) and (self.is_forgotten or judge(data)):
                 pass
         for each in (source, target):
             _close(each)

@@ -31,6 +31,12 @@ _TIMEVAL = struct.pack("ll", int(TICK), 0)
 _DISCARD = struct.pack("ii", 1, 0)
 _AT_ONCE = 32_768
 """How many bytes the kernel certainly accepts without blocking."""
+DOUBTED_AFTER = 10.0
+"""After how many seconds without use the other end of a connection may be gone without a word: firewalls forget it."""
+ALIVE_WITHIN = 0.5
+"""How soon the first reply after that must begin, in seconds; else the connection is replaced."""
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""When the kernel asks an idle connection's other end for a sign of life, by the names that platforms have for that."""
 _READ = 65_536
 _READ_FIRST = 448
 """How many bytes are read first. A lock's reply is shorter, and Python allocates 512 bytes several times as fast."""
@@ -57,11 +63,25 @@ class Link:
     gevent's sockets, which are not plain, always use exact limits.
 
     ``next_reply`` returns the next reply of the bytes that have been received, or INCOMPLETE.
+
+    A link that was idle for long ``is_doubted``: what it brings must begin soon, or it is broken.
     """
 
     is_plain: bool
 
-    __slots__ = ("__weakref__", "_guard", "_pid", "_place", "_reader", "is_plain", "next_reply", "sock", "used_at")
+    __slots__ = (
+        "__weakref__",
+        "_guard",
+        "_is_swift",
+        "_pid",
+        "_place",
+        "_reader",
+        "is_doubted",
+        "is_plain",
+        "next_reply",
+        "sock",
+        "used_at",
+    )
 
     def __init__(self, sock: socket.socket, place: Place | None = None) -> None:
         self.sock = sock
@@ -71,6 +91,7 @@ class Link:
         self._reader = make_reader()
         self.next_reply = self._reader.gets
         self.used_at = monotonic()
+        self.is_doubted = False
         self.block()
 
     def block(self) -> None:
@@ -82,6 +103,11 @@ class Link:
         if self.is_plain:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
+        self._is_swift = self.is_plain and not self.is_doubted
+
+    def doubt(self) -> None:
+        """Expect the next reply soon, because the link was idle for long."""
+        self.is_doubted, self._is_swift = True, False
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -93,7 +119,7 @@ class Link:
 
         ``limit`` begins when the link was taken.
         """
-        if not self.is_plain or limit < TICK or len(packed) > _AT_ONCE:
+        if not self._is_swift or limit < TICK or len(packed) > _AT_ONCE:
             return self.ask_all(packed, 1, limit)[0]
         sock = self.sock
         try:
@@ -113,6 +139,8 @@ class Link:
         """Send commands and return that many replies; the last one comes within ``limit`` seconds."""
         self.used_at = started = monotonic()
         self.send(packed, limit)
+        if self.is_doubted:
+            self._hear_soon(limit)
         return self.read(replies, started + limit)
 
     def send(self, packed: bytes, limit: float) -> None:
@@ -151,6 +179,14 @@ class Link:
         if last:
             self.sock.settimeout(None)
         return reply
+
+    def _hear_soon(self, limit: float) -> None:
+        self.sock.settimeout(min(limit, ALIVE_WITHIN))
+        try:
+            self._reader.feed(self._receive())
+        except RedisTimeoutError as error:
+            raise gone_silently() from error
+        self.is_doubted, self._is_swift = False, self.is_plain
 
     def _receive(self) -> bytes:
         try:
@@ -234,6 +270,20 @@ def reply_error(reply: Any) -> RedisError:
 def stray() -> RedisConnectionError:
     """The exception for a reply that no command waits for."""
     return RedisConnectionError("The connection brought a reply that belongs to no command; it was closed.")
+
+
+def gone_silently() -> RedisConnectionError:
+    """The exception for a link that was idle for long, and brings nothing any more."""
+    return RedisConnectionError("The connection was idle for long, and brought nothing any more; it was closed.")
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel notice when the other end of an idle connection is gone; firewalls then remember it, too."""
+    if sock.family in {socket.AF_INET, socket.AF_INET6}:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, number in KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)
 
 
 def replies_of(replies: Sequence[Any], nonces: Sequence[bytes | None]) -> list[Any]:

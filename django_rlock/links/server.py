@@ -18,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
 from django_rlock.clock import monotonic
-from django_rlock.links.link import Link, Place
+from django_rlock.links.link import DOUBTED_AFTER, Link, Place
 
 Connect = Callable[[Place | None], Link]
 """Opens a link; raises what redis-py does."""
@@ -109,6 +109,8 @@ class Server:
                 return None
             now = monotonic()
             if now - link.used_at < FRESH or link.is_quiet:
+                if now - link.used_at > DOUBTED_AFTER:
+                    link.doubt()
                 link.used_at = now
                 return link
             link.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError
 
-from django_rlock.links.link import Link, Place
+from django_rlock.links.link import Link, Place, keep_alive
 from django_rlock.redaction import hide_secrets, shown
 from django_rlock.redis_internals import take_socket
 
@@ -87,7 +87,10 @@ class Source:
         try:
             connection = self._make(prepare)
             connection.connect()
-            return Link(take_socket(connection), place)
+            sock = take_socket(connection)
+            if self.options.get("socket_keepalive", True) and not self.options.get("socket_keepalive_options"):
+                keep_alive(sock)  # redis-py does so from version 8 on
+            return Link(sock, place)
         except Exception as error:
             hide_secrets(error)  # redis-py 6.4 shows the sentinels' password where none of them replies
             raise

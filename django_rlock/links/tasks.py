@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.clock import monotonic
-from django_rlock.links.link import LATER, Link, check_nonce, stray
+from django_rlock.links.link import ALIVE_WITHIN, DOUBTED_AFTER, LATER, Link, check_nonce, gone_silently, stray
 from django_rlock.links.resp import INCOMPLETE, ErrorReply
 
 _LOOK_AGAIN = 0.1
@@ -56,7 +56,7 @@ class TaskLink:
         self._unsent = bytearray()
         self._timers: list[asyncio.TimerHandle] = []
         self._timers_at = -math.inf
-        self._heard_at = monotonic()
+        self._heard_at = -math.inf if link.is_doubted else monotonic()
 
     def attach(self) -> None:
         """Have the loop read the link. Record it first, since from now on the loop refers to it; and break it off after
@@ -74,6 +74,8 @@ class TaskLink:
         now = monotonic()
         until = now + limit
         try:
+            if now - self._heard_at > DOUBTED_AFTER:
+                self._expect_life(now)
             self._owed.append((nonce, future, until, now))
             if not now < self._timers_at <= until:
                 self._look_by(until)
@@ -105,6 +107,10 @@ class TaskLink:
         """Whether replies are still to come."""
         return bool(self._owed)
 
+    def was_idle(self, now: float, seconds: float) -> bool:
+        """Whether the link owes nothing, and has brought nothing for some time."""
+        return not self._owed and now - self._heard_at > seconds
+
     def silent_since(self) -> float | None:
         """When the oldest command without a reply was sent, or data last arrived if that is later; else None."""
         return max(self._heard_at, self._owed[0][3]) if self._owed else None
@@ -114,6 +120,7 @@ class TaskLink:
     def _send_for(self, owed: Sequence[Owed], packed: bytes) -> None:
         # Errors echo no nonce: a slot whose command was never sent would take the error meant for the next command.
         try:
+            self._expect_life(monotonic())
             self._owed.extend(owed)
             self._write(packed)
         except BaseException:
@@ -189,6 +196,18 @@ class TaskLink:
         # Last, since a slot must be found until it has its reply; a slot may have broken the link off.
         if owed:
             owed.popleft()
+
+    # --- signs of life -----------------------------------------------------------------------------------------------
+
+    def _expect_life(self, now: float) -> None:
+        """Look soon whether anything has come, if the link was idle for long until now."""
+        if not self._owed and now - self._heard_at > DOUBTED_AFTER:
+            self.loop.call_later(ALIVE_WITHIN, self._look_for_life, now)
+
+    def _look_for_life(self, since: float) -> None:
+        # What has come while the loop was blocked may not have been read yet.
+        if self._heard_at < since and self.is_open and self.read() and self._heard_at < since:
+            self.break_off(gone_silently())
 
     # --- limits ------------------------------------------------------------------------------------------------------
 

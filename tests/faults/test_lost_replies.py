@@ -1,5 +1,6 @@
 """A command that was executed although its reply never came: it is retried, and nothing happens twice."""
 
+import socket
 import threading
 import time
 from concurrent.futures import Future
@@ -12,9 +13,12 @@ from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiL
 from django_rlock.clock import monotonic
 from django_rlock.connections import server
 from django_rlock.drivers import retrying
+from django_rlock.links import server as link_servers
+from django_rlock.links import tasks as task_links
+from django_rlock.links.link import KEEPALIVE
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now, until_renewed
-from tests.eventually import UNTIL_SERVED
+from tests.eventually import PATIENCE, UNTIL_SERVED
 
 ACQUIRE = {"fair": scripts.FAIR_ACQUIRE, "rlock": scripts.RLOCK_ACQUIRE}
 RELEASE = {"fair": scripts.FAIR_RELEASE, "rlock": scripts.RLOCK_RELEASE}
@@ -148,6 +152,56 @@ async def test_silent_connection_is_given_up_within_the_wait(face, kind, proxy, 
     await face.until(lambda: not redis_client.exists(KEY))
     assert await face.acquire(lock, blocking=False)
     await face.release(lock)
+
+
+@pytest.fixture
+def doubted(monkeypatch):
+    """Connections are doubted as soon as they are idle; their servers have all the time that they need."""
+    monkeypatch.setattr(link_servers, "FRESH", 0.0)
+    for module in (link_servers, task_links):
+        monkeypatch.setattr(module, "DOUBTED_AFTER", 0.0)
+    monkeypatch.setattr(retrying, "REPLY_GRACE", PATIENCE)
+
+
+@pytest.mark.usefixtures("doubted")
+async def test_idle_connection_that_is_gone_without_a_word_fails_no_call(face, kind, proxy, redis_client):
+    lock = kind("stock:42")
+    for _ in range(2):
+        assert await face.acquire(lock, blocking=False)
+        proxy.forget_connections()
+        await face.release(lock)
+        assert not redis_client.exists(KEY)
+        proxy.forget_connections()
+
+
+@pytest.mark.usefixtures("doubted")
+def test_idle_connection_that_is_gone_without_a_word_delays_no_renewal(proxy, caplog):
+    with RLock("stock:42"):
+        for _ in range(2):
+            until_renewed(*HOLDS.snapshot())
+            proxy.forget_connections()
+    assert "could not be renewed" not in caplog.text
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_kernel_asks_idle_connections_for_signs_of_life(own_server, settings, wanted):
+    own_server(port=0)
+    options = {} if wanted else {"CONNECTION_POOL_KWARGS": {"socket_keepalive": False}}
+    settings.CACHES = {"default": {**settings.CACHES["default"], "OPTIONS": options}}
+    link = server("default").open()
+    assert bool(link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == wanted
+    if wanted:
+        assert link.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEPALIVE["TCP_KEEPIDLE"]
+    link.close()
+
+
+async def test_idle_connection_that_lives_is_kept(face, kind, doubted, redis_client):
+    async with face.inside(kind("warm")):
+        pass
+    before = redis_client.info("stats")["total_connections_received"]
+    async with face.inside(kind("stock:42")):
+        pass
+    assert redis_client.info("stats")["total_connections_received"] == before
 
 
 async def test_acquire_that_arrives_after_its_clean_up_does_not_meet_the_next_hold(face, kind, proxy, redis_client):

@@ -6,6 +6,7 @@ import select
 import socket
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,10 +17,12 @@ from django_rlock import scripts
 from django_rlock.drivers.quorum.nodes import node_set
 from django_rlock.drivers.quorum.threads import NodeLink
 from django_rlock.drivers.quorum.votes import QuorumCall
+from django_rlock.drivers.room import sync_driver
 from django_rlock.drivers.tasks import _loops, links_of
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.links import resp
 from django_rlock.links.link import Link
+from django_rlock.links.server import KEEP_IDLE
 from django_rlock.links.tasks import TaskLink
 from django_rlock.locks.redlock import RedLock
 from tests.background import until_renewed
@@ -372,6 +375,23 @@ async def test_nodes_whose_connections_are_of_no_more_use_vote_over_new_ones(fac
     refused += [each.refuse(scripts.REDLOCK_RELEASE, error) for each in proxies]
     await face.release(lock)
     assert all(rule.served.is_set() for rule in refused)
+
+
+async def test_connections_that_were_idle_for_long_are_replaced(face, proxies):
+    """They may be gone without a word, and a vote has no time to find that out."""
+    lock = RedLock("x", using="quorum")
+    await acquire_and_give_back(face, lock)
+    for each in proxies:
+        each.forget_connections()
+    means: Any = sync_driver("quorum").topology.means  # type: ignore[attr-defined]
+    for kept in means._kept:
+        for link in kept:
+            link.since -= KEEP_IDLE
+    if face.name == "async":
+        for link in links_of(asyncio.get_running_loop()).shared.values():
+            link._heard_at -= KEEP_IDLE
+    assert await face.acquire(lock, wait_time=0)
+    await face.release(lock)
 
 
 async def acquire_and_give_back(face, lock):

@@ -20,7 +20,9 @@ from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, Quor
 from django_rlock.drivers.retrying import is_down
 from django_rlock.drivers.tasks import TASKS, Sleep, links_of, sleep
 from django_rlock.links.errors import ends_link, server_error
+from django_rlock.links.link import gone_silently
 from django_rlock.links.resp import ErrorReply
+from django_rlock.links.server import KEEP_IDLE
 from django_rlock.links.tasks import TaskLink
 from django_rlock.redaction import reason_of
 
@@ -180,6 +182,9 @@ class TaskTalks:
         if link is None or not link.is_open or link not in self._introduced:
             return None
         if not link.read():  # while the loop was blocked, the link may have ended, or have brought what it owes
+            return None
+        if link.was_idle(now, KEEP_IDLE):  # a vote has no time to wait for a connection that may be gone
+            link.break_off(gone_silently())
             return None
         since = link.silent_since()
         if since is not None and now > since + self.timeout:

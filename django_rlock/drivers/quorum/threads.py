@@ -26,7 +26,7 @@ from django_rlock.exceptions import RLockError
 from django_rlock.links.errors import ends_link
 from django_rlock.links.link import Link, replies_of, stray
 from django_rlock.links.resp import INCOMPLETE
-from django_rlock.links.server import Server
+from django_rlock.links.server import KEEP_IDLE, Server
 from django_rlock.redaction import reason_of
 
 
@@ -44,7 +44,7 @@ class NodeLink:
         link.sock.settimeout(0)
         self.fileno = link.fileno()
         self.owed: deque[tuple[bytes, QuorumCall, object]] = deque()
-        self.since = 0.0
+        self.since = monotonic()
 
     def send(self, packed: bytes, nonce: bytes, call: QuorumCall, asker: object, limit: float) -> None:
         self.link.send_now(packed, limit)
@@ -259,7 +259,8 @@ class ThreadTalks:
     def _is_alive(self, link: NodeLink) -> bool:
         try:
             deque(link.read(self.send_within), maxlen=0)  # nobody waits for these replies any more
-            is_usable = self.nodes.is_up(link.node)
+            # A vote has no time to wait for a connection that may be gone.
+            is_usable = self.nodes.is_up(link.node) and self.now() < link.since + KEEP_IDLE
         except (RedisError, OSError):
             is_usable = False
         if not is_usable:
