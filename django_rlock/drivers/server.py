@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from redis.exceptions import ClusterCrossSlotError, RedisError
+from redis.exceptions import ClusterCrossSlotError, NoScriptError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_rlock.clock import monotonic
@@ -59,7 +59,21 @@ class PlainNode:
         replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, UNLIMITED)
         for call in calls:
             call.sent_at = sent_at
+        unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            again = await self._exchange_sources([calls[number] for number in unknown])
+            for number, reply in zip(unknown, again, strict=True):
+                replies[number] = reply
         return replies
+
+    async def _exchange_sources(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """The same for calls of scripts that the server does not have: each script goes along with its first call."""
+        nonces = [next_nonce() for _ in calls]
+        first = {call.script: call for call in reversed(calls)}
+        packed = [
+            pack(call, nonce, with_source=first[call.script] is call) for call, nonce in zip(calls, nonces, strict=True)
+        ]
+        return await self.converse(b"".join(packed), nonces, UNLIMITED)
 
 
 class Division:

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock import connections, threads
 from django_rlock.clock import monotonic
 from django_rlock.cluster import Address
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
 from django_rlock.drivers.identity import task_owner
 from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.drivers.threads import let_go, value_of
@@ -284,11 +284,24 @@ class TaskFace:
         reply = await link.ask(packed, nonce, limit)
         if type(reply) is list:
             return reply
+        if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT") and link.is_open:
+            reply = await self._ask_by_source(link, call, limit)
+            if type(reply) is list:
+                return reply
         error: Exception = server_error(str(reply)) if isinstance(reply, ErrorReply) else reply
         if ends_link(error):
             link.break_off(error)
             let_go(server, link.link, error)
         raise error.with_traceback(None)  # it may be others' as well, whose frames it would keep
+
+    async def _ask_by_source(self, link: TaskLink, call: ScriptCall, limit: float) -> Any:
+        """Send a call over the same link with its script, as in ``threads``."""
+        call.sends += 1
+        nonce = next_nonce()
+        reply = await link.ask(pack(call, nonce, with_source=True), nonce, limit)
+        if type(reply) is list:
+            call.sends -= 1  # the first one was certainly not executed
+        return reply
 
     async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)

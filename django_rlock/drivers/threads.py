@@ -7,10 +7,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from redis.exceptions import NoScriptError
+
 from django_rlock import threads
 from django_rlock.clock import monotonic
 from django_rlock.drivers.base import UNLIMITED, run_sync
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.links.errors import ends_link, is_demotion, link_end_in
@@ -44,7 +46,10 @@ class ThreadFace:
             link, limit = self._open(server, limit)
         try:
             call.sends += 1
-            reply = check_nonce(link.ask(packed, limit), nonce)
+            try:
+                reply = check_nonce(link.ask(packed, limit), nonce)
+            except NoScriptError:
+                reply = _ask_by_source(link, call, limit)
         except BaseException as error:
             let_go(server, link, error)
             raise
@@ -86,6 +91,19 @@ class BackgroundFace(ThreadFace):
 
     def _open(self, server: Server, limit: float) -> tuple[Link, float]:
         return server.open(), limit
+
+
+def _ask_by_source(link: Link, call: ScriptCall, limit: float) -> list[Any]:
+    """Send a call over the same link with its script, which the server said that it does not have.
+
+    That error echoed no nonce. If it was another command's, the next reply is that to the first call, and so is stale.
+    """
+    call.sends += 1
+    nonce = next_nonce()
+    left = max(link.used_at + limit - monotonic(), SHORTEST)
+    reply = check_nonce(link.ask_all(pack(call, nonce, with_source=True), 1, left)[0], nonce)
+    call.sends -= 1  # the first one was certainly not executed
+    return reply
 
 
 def let_go(server: Server, link: Link, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Error replies that end a connection: a login that is gone, a server that has become a replica."""
+"""Error replies that end a connection: a login that is gone, a new replica; and one that does not: a missing script."""
 
 import asyncio
 
@@ -6,7 +6,9 @@ import pytest
 
 from django_rlock import RLock, scripts
 from django_rlock.connections import server
-from django_rlock.drivers.room import listener
+from django_rlock.drivers.base import run_sync
+from django_rlock.drivers.calls import ScriptCall, pack_command, prepare
+from django_rlock.drivers.room import background_driver, listener
 from django_rlock.drivers.tasks import links_of
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
@@ -71,6 +73,43 @@ async def test_no_connection_to_a_server_that_became_a_replica_is_kept(face, kin
         assert all(link and link.sock.fileno() == -1 for link in before)
     await face.release(lock)
     await face.result(waiting)
+
+
+async def test_a_server_that_has_lost_its_scripts_gets_them_over_the_same_connection(face, kind, redis_client):
+    """One is sent at once, after the call that the server refused: to acquire, renew and release."""
+    lock = kind("stock:42")
+    async with face.inside(lock):
+        until_renewed(*HOLDS.snapshot())
+    redis_client.script_flush()
+    redis_client.config_resetstat()
+    async with face.inside(lock):
+        until_renewed(*HOLDS.snapshot())
+    assert redis_client.info("stats")["total_connections_received"] == 0
+    stats = redis_client.info("commandstats")
+    assert stats["cmdstat_eval"]["calls"] == stats["cmdstat_evalsha"]["failed_calls"] >= 3
+
+
+def test_many_calls_of_a_script_that_the_server_does_not_have_send_it_once(redis_client):
+    calls = [ScriptCall(name, prepare(scripts.LOCK_STATE, (f"rlock:{name}",), ()), "owner") for name in "abcde"]
+    assert len(run_sync(background_driver("default").run_all(calls))) == 5
+    redis_client.script_flush()
+    redis_client.config_resetstat()
+    replies = run_sync(background_driver("default").run_all(calls))
+    assert not any(isinstance(reply, Exception) for reply in replies)
+    assert redis_client.info("commandstats")["cmdstat_eval"]["calls"] == 1
+
+
+async def test_another_commands_error_about_a_script_is_told_from_ones_own(face, kind, redis_client):
+    async with face.inside(kind("warm")):
+        pass
+    link = next(iter(shared_links(face))).link if face.name == "async" else server("default").idle[-1]
+    link.sock.send(pack_command("EVALSHA", "0" * 40, 0))
+    lock = kind("stock:42")
+    assert await face.acquire(lock, blocking=False)
+    assert link.sock.fileno() == -1
+    assert redis_client.hvals(KEY) == ["1"]
+    await face.release(lock)
+    assert not redis_client.exists(KEY)
 
 
 def shared_links(face):
