@@ -240,8 +240,7 @@ async def _await(server: Server, claim: LinkWait, bell: LoopBell, until: float) 
         if left <= 0:
             raise server.none_in_time(opens)
         await bell.wait(left if opens else min(left, _LOOK_AGAIN))
-        if claim.error is not None:
-            raise claim.error
+        claim.check()
         link = server.take_idle()
         if link is not None:
             return link

@@ -24,6 +24,7 @@ from django_rlock.clock import monotonic
 from django_rlock.exits import disarm, guard
 from django_rlock.links.errors import server_error
 from django_rlock.links.resp import INCOMPLETE, ErrorReply, make_reader
+from django_rlock.threads import Alive
 
 TICK = 1.0
 """The time limit that the kernel applies to a plain socket, in seconds; smaller limits are set on the socket."""
@@ -50,9 +51,20 @@ class StaleReplyError(RedisConnectionError):
 
 
 class Place:
-    """One of the connections that a server may have; it is free again when it is collected."""
+    """One of the connections that a server may have, from its making until ``free``.
 
-    __slots__ = ("__weakref__",)
+    It is free, too, when it is collected: who had it was interrupted before that.
+    """
+
+    __slots__ = ("__weakref__", "_taken")
+
+    def __init__(self, taken: Alive) -> None:
+        self._taken = taken
+        taken.add(self)
+
+    def free(self) -> None:
+        """Let another connection have it."""
+        self._taken.discard(self)
 
 
 class Link:
@@ -241,7 +253,9 @@ class Link:
 
     def close(self) -> None:
         """Close the socket, and let the kernel drop unsent data, which must not be executed any more."""
-        self._place = None
+        place, self._place = self._place, None
+        if place is not None:
+            place.free()
         _close(self.sock, self._pid)
         disarm(self._guard)
 

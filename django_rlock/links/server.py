@@ -35,12 +35,25 @@ interrupted."""
 class LinkWait:
     """A caller that waits for a link; ``opening`` is whether one is being opened for it."""
 
-    __slots__ = ("error", "opening", "wake")
+    __slots__ = ("_error", "opening", "wake")
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self.wake = wake
         self.opening = False
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Have the caller raise an error."""
+        self._error = error
+
+    def check(self) -> None:
+        """Raise the error with which opening a link has failed, if it has."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this frame
 
 
 class Server:
@@ -86,8 +99,7 @@ class Server:
             if left <= 0:
                 raise self.none_in_time(opens)
             bell.wait(left if opens else min(left, _LOOK_AGAIN))
-            if claim.error is not None:
-                raise claim.error
+            claim.check()
             link = self.take_idle()
             if link is not None:
                 return link
@@ -120,10 +132,9 @@ class Server:
         claim is then queued for a link that is given back."""
         if claim.opening:
             return True
-        place = Place()
-        self._taken.add(place)
+        place = Place(self._taken)
         if len(self._taken) > self._places:
-            self._taken.discard(place)
+            place.free()
             if claim not in self._claims:
                 self._claims.append(claim)
             return False
@@ -131,6 +142,7 @@ class Server:
         try:
             threads.start(self._open_for, claim, place)
         except RuntimeError as error:
+            place.free()
             raise RedisConnectionError(f"No thread can be started to connect in: {error}") from error
         return True
 
@@ -143,7 +155,8 @@ class Server:
         try:
             self.idle.append(self.open(place))
         except BaseException as error:  # noqa: BLE001 - the claim raises it
-            claim.error = error
+            place.free()
+            claim.fail(error)
         claim.opening = False
         claim.wake()
         if self._closed:

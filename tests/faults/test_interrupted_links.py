@@ -417,8 +417,8 @@ async def converse_at_opcodes(first: int, nonce: bytes | None) -> None:
 
 def test_place_that_ends_as_a_signal_comes_is_free_again() -> None:
     """Python drops what is raised while an object is collected; so nothing may be left to do there."""
-    alive, place = Alive(), Place()
-    alive.add(place)
+    alive = Alive()
+    place = Place(alive)
     alive.add(place)
     assert len(alive) == 1
     sys.setprofile(lambda _frame, event, _argument: strike() if event == "call" else None)

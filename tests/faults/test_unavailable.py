@@ -1,5 +1,6 @@
 """Redis down, silent, refusing: before, in and after; nothing is locked without being known, nothing waits too long."""
 
+import gc
 import re
 import threading
 import time
@@ -10,7 +11,7 @@ import redis
 from django_redis import get_redis_connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_rlock import LockLostError, LockUnavailableError, RedLock, RLock, scripts
+from django_rlock import LockLostError, LockUnavailableError, RedLock, RLock, connections, scripts
 from django_rlock.drivers.cleaning import CleanUps
 from django_rlock.drivers.room import listener
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -80,6 +81,28 @@ async def test_no_password_in_its_text_and_traceback(face, settings, nodes):
     assert "host=one,password=***" in str(error)
     assert "hidden" not in repr(error)
     assert "hidden" not in "".join(traceback.format_exception(error))
+
+
+@pytest.fixture
+def _no_collections():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collections")
+async def test_connections_that_failed_leave_their_places(face, kind, own_server, settings):
+    """Also where nothing collects what the errors refer to."""
+    settings.RLOCK = {"default": {"MAX_CONNECTIONS": 2}}
+    server = own_server()
+    server.kill()
+    for _ in range(3):
+        await refused(face, kind("stock:42"), blocking=False)
+    reached = connections.server("default")
+    await face.until(lambda: reached.size == 0)
+    server.start()
+    async with face.inside(kind("stock:42")):
+        assert reached.size == 1
 
 
 async def test_comes_up_within_the_wait(face, kind, own_server):
