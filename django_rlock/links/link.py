@@ -268,8 +268,8 @@ def _close(sock: socket.socket, pid: int) -> None:
 
 
 def check_nonce(reply: Any, nonce: bytes) -> list[Any]:
-    """Return the reply if it echoes ``nonce``; otherwise raise redis-py's exception for what it is."""
-    if type(reply) is list and reply and reply[0] == nonce:
+    """Return the reply if it echoes ``nonce`` and says something; else raise redis-py's exception for what it is."""
+    if type(reply) is list and len(reply) > 1 and reply[0] == nonce:
         return reply
     raise reply_error(reply)
 

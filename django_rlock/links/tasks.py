@@ -42,7 +42,7 @@ class TaskLink:
 
     A cancelled task leaves its slot in the queue, so that its reply is dropped when it comes. Each reply must echo the
     nonce stored with its slot, else the link is closed. One pair of timers serves all limits. A slot whose time is up
-    gets a TimeoutError; if nothing at all has arrived since its command was sent, the link is closed for all tasks.
+    gets a TimeoutError; if no reply at all has arrived since its command was sent, the link is closed for all tasks.
     """
 
     def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,7 +112,7 @@ class TaskLink:
         return not self._owed and now - self._heard_at > seconds
 
     def silent_since(self) -> float | None:
-        """When the oldest command without a reply was sent, or data last arrived if that is later; else None."""
+        """When the oldest command without a reply was sent, or a reply last arrived if that is later; else None."""
         return max(self._heard_at, self._owed[0][3]) if self._owed else None
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -176,10 +176,10 @@ class TaskLink:
     def _read(self, once: bool) -> None:
         link = self.link
         while link.receive():
-            self._heard_at = monotonic()
             if not self._owed:
                 raise stray()
             for reply in iter(link.next_reply, INCOMPLETE):
+                self._heard_at = monotonic()  # of a whole reply: what begins another one may never end
                 self._take(reply)
             if once:
                 return
@@ -237,7 +237,7 @@ class TaskLink:
         late = RedisTimeoutError("Timeout reading from the server")
         for _, slot, until, sent_at in list(self._owed):
             if until <= now and not slot.done():
-                if sent_at >= self._heard_at:  # nothing has arrived since
+                if sent_at >= self._heard_at:  # no reply has arrived since
                     self.break_off(late)
                     return
                 slot.set_result(late)

@@ -102,12 +102,12 @@ def test_reading(new_ends: Callable[[], Ends]) -> None:
     def prepare() -> Callable[[], object]:
         link, servers = new_ends()
         asked[:] = [link.ask(b"PING", nonce, LIMIT) for nonce in NONCES]
-        servers.sendall(b"".join(b"*1\r\n$15\r\n%b\r\n" % nonce for nonce in NONCES))
+        servers.sendall(b"".join(b"*2\r\n$15\r\n%b\r\n:1\r\n" % nonce for nonce in NONCES))
         return link.read
 
     for _ in opcodes_of(prepare):
         for answer, nonce in zip(ends_of(asked), NONCES, strict=True):
-            assert answer == [nonce] or isinstance(answer, RedisConnectionError)
+            assert answer == [nonce, 1] or isinstance(answer, RedisConnectionError)
 
 
 def arrived(link: TaskLink, servers: socket.socket) -> bytes:
@@ -262,8 +262,8 @@ def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
     link.break_off(LOST)
     answer = following.ask(b"PING", NONCES[0], LIMIT)
     other.loop.remove_reader(other._fileno)
-    servers.sendall(b"*1\r\n$15\r\n%b\r\n" % NONCES[0])
-    assert link.loop.run_until_complete(answer) == [NONCES[0]]
+    servers.sendall(b"*2\r\n$15\r\n%b\r\n:1\r\n" % NONCES[0])
+    assert link.loop.run_until_complete(answer) == [NONCES[0], 1]
     following.break_off(LOST)
 
 

@@ -1,13 +1,18 @@
 """What arrives on a connection, in whatever pieces."""
 
+import asyncio
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock.links import link
-from django_rlock.links.link import Link
+from django_rlock.links import link, resp
+from django_rlock.links.link import Link, StaleReplyError, check_nonce
+from django_rlock.links.tasks import TaskLink
 
 SIZES = [*range(link._READ_FIRST - 20, link._READ_FIRST + 20), 5_000, 100_000]
 """Of replies: below, at and above what is read first."""
@@ -53,3 +58,71 @@ def test_what_came_before_the_end_arrives(ends: Ends, size: int) -> None:
     assert wait_for(ours) == [b"x" * size]
     with pytest.raises(RedisConnectionError, match="closed"):
         ours.arrived()
+
+
+MALFORMED = [
+    b"*4000000000\r\n",
+    b"*1\r\n" * 5000 + b":1\r\n",
+    b":abc\r\n",
+    b"$abc\r\n",
+    b"$-5\r\n",
+    b"*-7\r\n",
+    b"$99999999999999999999999999\r\n",
+    b"%1\r\n*0\r\n:1\r\n",
+    b"*2\r\n:1\r\nQ",
+    b"HTTP/1.1 400 Bad Request\r\n",
+    b"\x16\x03\x01",
+]
+
+
+@pytest.fixture(params=[True, False], ids=["hiredis", "Python"])
+def _reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(resp, "hiredis", None)
+    elif resp.hiredis is None:
+        pytest.skip("hiredis is not installed")
+
+
+@pytest.mark.usefixtures("_reader")
+@pytest.mark.parametrize("brought", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_replies_are_one_error(brought: bytes) -> None:
+    """Or they are waited for, and end with the limit: a list of billions may begin like that."""
+    reader = resp.make_reader()
+    reader.feed(brought)
+    with suppress(InvalidResponse):
+        assert reader.gets() is resp.INCOMPLETE
+
+
+@pytest.mark.usefixtures("_reader")
+def test_a_reply_that_is_too_long_is_refused_while_it_comes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp, "LONGEST_REPLY", 50_000)
+    ours, servers = ends
+    for _ in range(3):  # many that are not are not counted together
+        servers.sendall(b"$40000\r\n%b\r\n" % (b"x" * 40_000))
+        assert len(ask(ours)[0]) == 40_000  # type: ignore[arg-type]
+    servers.sendall(b"$9999999999\r\n%b" % (b"x" * 60_000))
+    with pytest.raises(InvalidResponse, match="a reply of more than"):
+        ask(ours)
+
+
+@pytest.mark.parametrize("reply", [b"*0\r\n", b"*1\r\n$1\r\n7\r\n", b"*-1\r\n", b"$1\r\n7\r\n"])
+def test_a_reply_that_says_nothing_is_refused(ends: Ends, reply: bytes) -> None:
+    ours, servers = ends
+    servers.sendall(reply)
+    with pytest.raises(StaleReplyError):
+        check_nonce(ask(ours)[0], b"7")
+
+
+def test_a_loop_gives_up_a_connection_on_which_a_reply_never_ends(ends: Ends) -> None:
+    """What comes after it would never be read."""
+    ours, servers = ends
+
+    async def body() -> None:
+        link = TaskLink(ours, asyncio.get_running_loop())
+        link.attach()
+        answer = link.ask(b"PING", b"7", 0.1)
+        servers.sendall(b"$9999999999\r\nabc")
+        assert isinstance(await answer, RedisTimeoutError)
+        assert not link.is_open
+
+    asyncio.run(body())
