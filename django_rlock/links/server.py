@@ -1,9 +1,9 @@
 """One server as this process reaches it: its idle links, their limit, and the callers that wait for one.
 
-A link is opened in a thread of its own. So no signal interrupts redis-py while it connects and logs in (it then holds
-mutexes that all threads share, and hiredis packs the login), and a server that accepts a connection but never replies
-delays no caller beyond its own time limit. Shared state is changed by single calls into C. A link that an interruption
-left unused, and its place, are free again when the link is collected.
+A link is opened in a thread of its own, where threads can be started. So no signal interrupts redis-py while it
+connects and logs in (it then holds mutexes that all threads share, and hiredis packs the login), and a server that
+accepts a connection but never replies delays no caller beyond its own time limit. Shared state is changed by single
+calls into C. A link that an interruption left unused, and its place, are free again when the link is collected.
 """
 
 from __future__ import annotations
@@ -141,9 +141,8 @@ class Server:
         claim.opening = True
         try:
             threads.start(self._open_for, claim, place)
-        except RuntimeError as error:
-            place.free()
-            raise RedisConnectionError(f"No thread can be started to connect in: {error}") from error
+        except RuntimeError:  # no threads left, or the interpreter exits
+            self._open_for(claim, place)
         return True
 
     def forget(self, claim: LinkWait) -> None:

@@ -1,5 +1,6 @@
 """Redis down, silent, refusing: before, in and after; nothing is locked without being known, nothing waits too long."""
 
+import _thread
 import gc
 import re
 import threading
@@ -103,6 +104,28 @@ async def test_connections_that_failed_leave_their_places(face, kind, own_server
     server.start()
     async with face.inside(kind("stock:42")):
         assert reached.size == 1
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
+async def test_where_no_thread_can_be_started(face, kind, own_server, monkeypatch, down):
+    """The caller connects: to have no thread left is not to have no Redis."""
+    server = own_server()
+    if down:
+        server.kill()
+    started = _thread.start_new_thread
+    own = threading.get_ident()
+
+    def refuse(*args):
+        if threading.get_ident() == own:
+            raise RuntimeError("can't start new thread")
+        return started(*args)
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    if down:
+        assert "check that Redis is up" in str(await refused(face, kind("stock:42"), blocking=False))
+    else:
+        async with face.inside(kind("stock:42")):
+            pass
 
 
 async def test_comes_up_within_the_wait(face, kind, own_server):
