@@ -21,7 +21,7 @@ from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
-from django_rlock.tasklocks.deliveries import kept_options
+from django_rlock.tasklocks.deliveries import SENT_AGAIN, kept_options
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, send_once
 from django_rlock.tasklocks.refusals import refuse_unknown
@@ -119,8 +119,14 @@ class LockedTask(_DjangoTask):
     _stores_start = False
     """Whether ``track_started`` is set, by the task or the app."""
 
+    _is_locked = True
+    """False for a task of Celery's own, such as ``celery.chord_unlock``, which an app makes of its ``task_cls``."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("celery."):
+            cls._is_locked = False
+            return
         refuse_unknown(cls, str(cls.name or cls.__name__), OPTIONS)
         guard(cls)
         cls._rlock = TaskOptions.of(cls)  # a bad option fails before Celery registers the task
@@ -128,12 +134,16 @@ class LockedTask(_DjangoTask):
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
+        if not cls._is_locked:
+            return
         guard(cls)  # task_annotations may have wrapped the body, or changed an option
         cls._rlock = TaskOptions.of(cls)
         if cls.track_started:
             # Celery would store STARTED before the call, also for a copy of a message whose task has succeeded; and
             # most backends of databases overwrite SUCCESS. So a run stores it, once it holds its lock and counts.
             cls._stores_start, cls.track_started = True, False
+        if cls.store_errors_even_if_ignored is True:
+            setattr(cls, "store_errors_even_if_ignored", property(_stores_errors))  # noqa: B010 - for mypy it is a bool
 
     @property
     def lock(self) -> BaseLock:
@@ -180,10 +190,12 @@ class LockedTask(_DjangoTask):
         already, or raises TaskQueuedError with ``on_queued="raise"``. Raises LockUnavailableError when Redis is
         unreachable; then nothing was sent.
         """
-        naming, arguments = self._rlock.naming, (tuple(args or ()), dict(kwargs or {}))
-        naming.check(self, *arguments)
         send = partial(super().apply_async, args, kwargs)
         options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
+        if not self._is_locked:
+            return send(task_id=task_id, **options)
+        naming, arguments = self._rlock.naming, (tuple(args or ()), dict(kwargs or {}))
+        naming.check(self, *arguments)
         if self._rlock.scope == "run" or self.app.conf.task_always_eager:
             return send(task_id=task_id, **options)
         task_id = task_id or uuid()
@@ -205,6 +217,11 @@ OPTIONS = frozenset(
     | {"on_locked", "on_skipped", "on_queued", "done_marker_time"}
 )
 """The names of a task's options."""
+
+
+def _stores_errors(task: LockedTask) -> bool:
+    """Whether Celery stores an error of the run: not that its message was sent again, as it may run elsewhere."""
+    return not vars(task.request).get(SENT_AGAIN)
 
 
 @worker_init.connect(weak=False)

@@ -81,7 +81,7 @@ def _locked_tasks() -> Iterable[LockedTask]:
     from celery import current_app
 
     tasks: Iterable[Any] = [task for _, task in sorted(current_app.tasks.items())]
-    return [task for task in tasks if hasattr(task, "_rlock")]
+    return [task for task in tasks if getattr(task, "_is_locked", False)]
 
 
 def _errors(task: LockedTask) -> Iterator[CheckMessage]:

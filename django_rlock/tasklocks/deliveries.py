@@ -67,6 +67,8 @@ CONTENT_TYPE = "rlock_content_type"
 """Set likewise: the content type of the message, which names its serializer."""
 SUCCEEDED = "rlock_succeeded"
 """Set in the request of a run whose success was recorded: its delivery."""
+SENT_AGAIN = "rlock_sent_again"
+"""Set in the request of a run whose message was sent again."""
 _DELAY = re.compile(r"^(?:[01]\.){28}")
 """What RabbitMQ's delay puts before a routing key, in binary: so many seconds."""
 _OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED, CONTENT_TYPE})

@@ -30,10 +30,10 @@ from django_rlock.redaction import reason_of
 from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import erase, note_of, write
-from django_rlock.tasklocks.deliveries import Delivery, Standing, put_off
+from django_rlock.tasklocks.deliveries import SENT_AGAIN, Delivery, Standing, put_off
 from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
 from django_rlock.tasklocks.places import PLACE, Place, mark_of
-from django_rlock.tasklocks.skipped import Skipped, skipped
+from django_rlock.tasklocks.skipped import Skipped, end_chain, skipped
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
@@ -222,9 +222,10 @@ class Run:
 
     def _skipped(self, error: LockTimeoutError, found: _Holders) -> Skipped | None:
         self._tell(task_skipped, "was skipped: %s", _described(error))
+        result = skipped(self.task, self.lock.name, found.first_task)
         if self.delivery is not None and self.options.on_skipped == "stop_chain":
-            self.delivery.message.chain = None
-        return skipped(self.task, self.lock.name, found.first_task)
+            end_chain(self.task, self.delivery.message, result)
+        return result
 
     def _when_unavailable(self, delivery: Delivery, error: LockUnavailableError) -> Exception:
         """The exception that neither runs the task without the lock nor loses its message."""
@@ -280,6 +281,7 @@ class Run:
             self.log(logging.WARNING, "is sent again, which could not be recorded: %s", unavailable)
         self._tell(task_deferred, "was sent again: %s", error)
         message.ignore_result = True  # so that Celery stores no state now
+        setattr(message, SENT_AGAIN, True)
         return Retry(exc=error, when=later["countdown"], sig=signature)
 
     def _failure_to_send(self, signature: Signature[Any]) -> Exception | None:

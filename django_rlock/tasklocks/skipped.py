@@ -1,8 +1,12 @@
-"""The result of a task that was skipped."""
+"""The result of a task that was skipped, and of those that do not run because of that."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from celery.app.task import Context
+from celery.canvas import Signature, signature
 
 _TAKE_IT = {"json", "pickle", "application/json", "application/x-python-serialize"}
 """The serializers that can encode ``Skipped``; with others the result is None from the start."""
@@ -35,3 +39,33 @@ def skipped(task: Any, lock_name: str, holder: str | None) -> Skipped | None:
     """The result of a skipped task: ``Skipped`` if the app's serializers can encode it, else None."""
     serializers = {task.app.conf.result_serializer, task.app.conf.task_serializer, task.serializer}
     return Skipped(lock_name, holder) if serializers <= _TAKE_IT else None
+
+
+def end_chain(task: Any, message: Context, result: Skipped | None) -> None:
+    """End the chain of a message: its other tasks, which do not run, get a result, for those that wait for it."""
+    rest: Any = message.chain or ()
+    message.chain = None
+    for step in _tasks_of(signature(each, app=task.app) for each in rest):
+        options = step.options
+        known = task.app.tasks.get(step.task, task)
+        request = Context(
+            id=options["task_id"],
+            group=options.get("group_id"),
+            group_index=options.get("group_index"),
+            chord=options.get("chord"),
+            task=step.task,
+            args=step.args,
+            kwargs=step.kwargs,
+            ignore_result=options.get("ignore_result", known.ignore_result),
+        )
+        known.backend.mark_as_done(request.id, result, request)
+
+
+def _tasks_of(steps: Iterable[Signature[Any]]) -> Iterator[Signature[Any]]:
+    """The tasks of a canvas, each with the id of its result. The header of a chord goes before its body."""
+    for step in steps:
+        if parts := getattr(step, "tasks", ()):
+            yield from _tasks_of(parts)
+            yield from _tasks_of([body] if (body := getattr(step, "body", None)) is not None else ())
+        elif "task_id" in step.options:
+            yield step

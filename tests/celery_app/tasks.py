@@ -151,6 +151,18 @@ def tells_when_it_starts(self, log):
     return work(self, log, gated=True)
 
 
+@locked(
+    backend=obedient,
+    track_started=True,
+    store_errors_even_if_ignored=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    **soon,
+)
+def tells_its_errors(self, log):
+    return work(self, log, gated=True)
+
+
 @locked(acks_late=True, reject_on_worker_lost=True, **soon)
 def lasts(self, log, gated=False):
     return work(self, log, gated)
@@ -408,6 +420,11 @@ def renews(self, log):
     """Keep the lock until it has been renewed."""
     until(Renewal(lambda: self.lock.remaining_lease() or 0.0).seen)
     return os.getpid()
+
+
+@app.task
+def all_of(values):
+    return values
 
 
 @app.task

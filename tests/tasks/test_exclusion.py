@@ -1,7 +1,7 @@
 """One run at a time, on real workers: what becomes of the duplicates."""
 
 import pytest
-from celery import chain, chord
+from celery import chain, chord, group
 
 from django_rlock import FairLock, LockTimeoutError
 from tests.celery_app import app, records, tasks
@@ -74,6 +74,33 @@ def test_a_skipped_member_may_end_its_chain(log):
     assert result.get(timeout=records.WAIT) == f"done {log}-next"
     assert len(starts(f"{log}-next", 1)) == 1
     assert not records.count(f"{log}-next:starts")
+
+
+ENDED = [
+    pytest.param(lambda stop, text, _: chain(stop, text, text), None, id="chain"),
+    pytest.param(lambda stop, text, _: chain(stop, group(text, text)), [None, None], id="group"),
+    pytest.param(lambda stop, text, last: chain(stop, group(text, text), last, text), None, id="chord"),
+    pytest.param(
+        lambda stop, text, last: chord([chain(stop, text), text.clone(["a"])], last), [None, "got a"], id="header"
+    ),
+    pytest.param(
+        lambda stop, text, last: chord([chain(stop, group(text, text)), text.clone(["a"])], last),
+        [[None, None], "got a"],
+        id="group in a header",
+    ),
+    pytest.param(
+        lambda stop, text, last: chain(group(chain(stop, text), text.clone(["a"])), last, text),
+        "got [None, 'got a']",
+        id="on",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "outcome"), ENDED)
+def test_who_waits_for_a_chain_that_a_skipped_member_ended_goes_on(log, make, outcome):
+    with FairLock(f"work:{log}"):
+        result = make(tasks.stops_its_chain.si(log), tasks.text_of.s(), tasks.all_of.s()).apply_async()
+        assert result.get(timeout=records.WAIT) == outcome
 
 
 def test_a_chord_with_skipped_members_ends(log):

@@ -374,3 +374,26 @@ def test_soft_time_limit_while_the_outcome_is_read_ends_the_task(app, make, monk
     monkeypatch.setattr(task.backend, "get_task_meta", be_interrupted)
     with pytest.raises(SoftTimeLimitExceeded):
         Delivery(task, Context(id="1"), "default", None)._outcome_is_stored()
+
+
+class Based(LockedTask):
+    lock_wait_time = 0
+
+
+@pytest.mark.parametrize("base", [LockedTask, Based])
+def test_a_task_of_celery_itself_takes_no_lock(base, received):
+    """Celery makes its own, such as that which unlocks a chord, of the app's class."""
+    acquired = received.of(lock_acquired)
+    with Celery("all locked", task_cls=base, broker="memory://", set_as_current=False) as app:
+        app.conf.task_always_eager = True
+
+        @app.task(name="job", shared=False)
+        def job(a, b):
+            return a + b
+
+        steps = app.tasks["celery.starmap"], app.tasks["celery.accumulate"]
+        assert steps[0].apply_async(kwargs={"task": job.s(), "it": [(1, 2)]}).get() == [3]
+        assert len(acquired) == 1
+        assert steps[1].apply_async(args=(1, 2)).get() == (1, 2)
+        assert steps[1](1, 2) == (1, 2)
+        assert len(acquired) == 1

@@ -100,6 +100,16 @@ def test_a_copy_of_a_task_that_waits_does_not_wait_for_its_own_run(worker, log):
     assert not records.count(f"{log}:starts")
 
 
+def test_a_copy_shows_no_retry_during_the_run(worker, log):
+    result = tasks.tells_its_errors.delay(log)
+    starts(log, 1)
+    deliver_again()
+    assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
+    assert result.state == "STARTED"
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+
+
 def test_a_copy_does_not_overwrite_a_success_by_its_start(worker, log):
     result = tasks.tells_when_it_starts.delay(log)
     (run,) = starts(log, 1)
