@@ -24,7 +24,7 @@ from django_rlock.tasklocks.checks import tell_worker
 from django_rlock.tasklocks.deliveries import SENT_AGAIN, kept_options
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, send_once
-from django_rlock.tasklocks.refusals import refuse_unknown
+from django_rlock.tasklocks.refusals import refuse_of_call, refuse_unknown
 from django_rlock.tasklocks.runs import locks_held
 from django_rlock.tasklocks.skipped import Skipped
 
@@ -136,7 +136,8 @@ class LockedTask(_DjangoTask):
         super().on_bound(app)
         if not cls._is_locked:
             return
-        guard(cls)  # task_annotations may have wrapped the body, or changed an option
+        refuse_unknown(cls, str(cls.name), OPTIONS)  # task_annotations may have changed an option, or wrapped the body
+        guard(cls)
         cls._rlock = TaskOptions.of(cls)
         if cls.track_started:
             # Celery would store STARTED before the call, also for a copy of a message whose task has succeeded; and
@@ -195,6 +196,7 @@ class LockedTask(_DjangoTask):
         if not self._is_locked:
             return send(task_id=task_id, **options)
         naming, arguments = self._rlock.naming, (tuple(args or ()), dict(kwargs or {}))
+        refuse_of_call(str(self.name), options)
         naming.check(self, *arguments)
         if self._rlock.scope == "run" or self.app.conf.task_always_eager:
             return send(task_id=task_id, **options)

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.settings import get_aliases, get_settings, unknown_alias
+from django_rlock.tasklocks.refusals import LEFTOVERS, unread
 from django_rlock.web.urlconf import import_views
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def check_tasks(**_: Any) -> list[CheckMessage]:
     E020: an alias that RLOCK does not have, or that has NODES although a scope needs one server; or a key that reads an
     attribute which the task does not have. W020: ``"wait"`` for longer than the soft time limit, or while messages
     queue behind the task in the worker. W021: with ``acks_late``, a hard time limit, or else a ``lock_lease_time``,
-    above the visibility timeout.
+    above the visibility timeout. W022: an attribute that is called like an argument of locks. W023: the app's settings
+    for another library, of which it has no task any more.
     """
     import_views()
     if "celery" in sys.modules:
@@ -74,13 +76,27 @@ def _no_checks() -> Iterator[None]:
 
 
 def _found() -> list[CheckMessage]:
-    return [message for task in _locked_tasks() for message in (*_errors(task), *_doubts(task))]
+    tasks = _locked_tasks()
+    found = [message for task in tasks for message in (*_errors(task), *_doubts(task))]
+    return [*found, *_leftovers()] if tasks else found
 
 
-def _locked_tasks() -> Iterable[LockedTask]:
+def _leftovers() -> Iterator[CheckMessage]:
     from celery import current_app
 
-    tasks: Iterable[Any] = [task for _, task in sorted(current_app.tasks.items())]
+    conf: Any = current_app.conf
+    in_use = {base.__module__.partition(".")[0] for task in current_app.tasks.values() for base in type(task).__mro__}
+    for library, names in LEFTOVERS.items():
+        for name in names if library not in in_use else ():
+            if conf.get(name) is not None:
+                text = f"The app's setting {name} is for {library}, which no task uses; remove it, or say it in RLOCK."
+                yield CheckWarning(text, hint=HINT, id="django_rlock.W023")
+
+
+def _locked_tasks() -> list[LockedTask]:
+    from celery import current_app
+
+    tasks: list[Any] = [task for _, task in sorted(current_app.tasks.items())]
     return [task for task in tasks if getattr(task, "_is_locked", False)]
 
 
@@ -128,6 +144,10 @@ def _doubts(task: LockedTask) -> Iterator[CheckMessage]:
         if conf.worker_pool == "prefork" and conf.worker_prefetch_multiplier != 1:
             yield _warning(task, "waits in its slot, where other messages wait behind it; "
                            "set worker_prefetch_multiplier to 1, or on_locked to 'retry'", "W020")  # fmt: skip
+    for name, option in unread(type(task), task._rlock.naming.attributes()).items():  # noqa: SLF001
+        yield _warning(
+            task, f"has an attribute {name!r}, which changes no lock; the option is called {option!r}", "W022"
+        )
     longest = task.time_limit or conf.task_time_limit or task._rlock.lease_time  # noqa: SLF001
     if task.acks_late and longest and longest > visibility:
         yield _warning(task, f"may run for {longest:g} s, and the broker delivers it again after "

@@ -4,26 +4,53 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery.app.defaults import SETTING_KEYS
 from celery.app.task import Task
 
+_QUEUED = "write lock_scope='queue', on_queued='raise', or on_queued='return' where it was False"
+_EXPIRY = (
+    "leave it out: a run's lock is renewed; lock_queue_time=… limits how long a message counts that does not start"
+)
 _FOREIGN = {
     # celery-once
-    "once": "its 'keys' become lock_key='name:<argument>:…', its 'graceful' is on_locked='skip'; a run's lock needs no "
-    "'timeout', since it is renewed",
+    "once": "write lock_scope='queue', and on_queued='return' for 'graceful', else on_queued='raise'; its 'keys' "
+    "become lock_key='name:<argument>:…', its 'timeout' lock_queue_time; a run's lock is renewed",
     # celery-singleton
-    "unique_on": "write lock_key='name:<argument>:<another>'",
-    "raise_on_duplicate": "write on_locked='raise', or 'skip' where it was False",
-    "lock_expiry": "leave it out: the lock is renewed while the task runs; lock_lease_time=… limits it",
-    "singleton_raise_on_duplicate": "write on_locked='raise', or 'skip' where it was False",
-    "singleton_lock_expiry": "leave it out: the lock is renewed while the task runs; lock_lease_time=… limits it",
+    "unique_on": "write lock_scope='queue', lock_key='name:<argument>:<another>'",
+    "raise_on_duplicate": _QUEUED,
+    "lock_expiry": _EXPIRY,
+    "singleton_raise_on_duplicate": _QUEUED,
+    "singleton_lock_expiry": _EXPIRY,
     # celery-heimdall
-    "heimdall": "its 'key' becomes lock_key='name:<argument>', its 'unique_raises' on_locked='raise'",
+    "heimdall": "write lock_scope='queue', and on_queued='raise' for 'unique_raises'; its 'key' becomes "
+    "lock_key='name:<argument>'",
 }
 """Options of other libraries, and our equivalents."""
+
+_OF_LOCKS = {
+    "key": "lock_key",
+    "wait_time": "lock_wait_time",
+    "lease_time": "lock_lease_time",
+    "using": "lock_using",
+    "kind": "lock_kind",
+}
+"""Arguments of locks and decorators, and what the options of tasks are called."""
+
+LEFTOVERS = {
+    "celery_once": ("ONCE",),
+    "celery_singleton": (
+        "singleton_backend_class",
+        "singleton_backend_kwargs",
+        "singleton_backend_url",
+        "singleton_key_prefix",
+        "singleton_lock_expiry",
+        "singleton_raise_on_duplicate",
+    ),
+}
+"""The settings of an app that only another library reads, by its module."""
 
 _SETTINGS = {setting: attribute for attribute, setting in Task.from_config}
 """The app's settings for which a task has an attribute."""
@@ -39,11 +66,32 @@ def refuse_unknown(task: type, label: str, known: Collection[str]) -> None:
             continue
         if name in _FOREIGN:
             raise TypeError(f"{label}: {name!r} is an option of another library; {_FOREIGN[name]}.")
+        if name == "lock":
+            raise TypeError(
+                f"{label}: 'lock' is the lock that the running task holds; the option is called 'lock_key'."
+            )
         if name in SETTING_KEYS and name.startswith("task_"):
             raise TypeError(f"{label}: {name!r} is a setting of the app, which does nothing on a task; {_right(name)}.")
         if close := _meant(name, value, known):
             advice = f"Did you mean {close!r}? " if close in known else ""
             raise TypeError(f"{label}: there is no option {name!r}. {advice}Known options: {', '.join(sorted(known))}.")
+
+
+def unread(task: type, read: Collection[str]) -> dict[str, str]:
+    """The attributes of a task class that are called like an argument of locks, apart from those that its templates
+    read, and the options that were probably meant.
+    """
+    return {name: option for name, option in _OF_LOCKS.items() if hasattr(task, name) and name not in read}
+
+
+def refuse_of_call(label: str, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option of ``apply_async()`` that only tasks have: Celery would ignore it."""
+    for name in options:
+        if name in _FOREIGN:
+            raise TypeError(f"{label}: {name!r} is an option of another library; {_FOREIGN[name]}, on the task.")
+        if name.startswith(_BEGINNINGS) or name in _OF_LOCKS:
+            option = _OF_LOCKS.get(name, "lock_key" if name == "lock" else name)
+            raise TypeError(f"{label}: {name!r} is no option of a call; set {option!r} on the task.")
 
 
 def _right(setting: str) -> str:

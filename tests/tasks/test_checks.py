@@ -8,6 +8,8 @@ from pathlib import Path
 import celery
 import pytest
 from celery import Celery
+from celery_once import QueueOnce
+from celery_singleton import Singleton
 
 from django_rlock.celery import LockedTask
 from django_rlock.tasklocks.checks import check_tasks
@@ -36,7 +38,7 @@ def found(app, settings):
 
         app.finalize()
         told = [(str(message.id).removeprefix("django_rlock."), str(message.msg)) for message in check_tasks()]
-        return [each for each in told if each[1].startswith("job")]  # not of shared tasks of other tests
+        return [each for each in told if each[1].startswith(("job", "The app"))]  # not of shared tasks of other tests
 
     return check
 
@@ -54,6 +56,9 @@ def test_nothing_is_wrong(found):
         ({"on_locked": "wait", "soft_time_limit": 5, "lock_wait_time": 6}, "W020", "soft time limit of 5 s"),
         ({"acks_late": True, "time_limit": 4000}, "W021", "after 3600 s"),
         ({"acks_late": True, "lock_lease_time": 4000}, "W021", "for 4000 s"),
+        ({"key": "job:7"}, "W022", "'lock_key'"),
+        ({"wait_time": 5}, "W022", "'lock_wait_time'"),
+        ({"using": "other"}, "W022", "'lock_using'"),
         ({"lock_using": "quorum", "lock_scope": "queue"}, "E020", "'quorum' has NODES"),
     ],
 )
@@ -69,9 +74,35 @@ def test_limits_of_the_app(found, app):
     assert [number for number, _ in found(on_locked="wait", acks_late=True)] == ["W020", "W021"]
 
 
+def test_an_attribute_that_a_template_reads_is_the_tasks_own(found):
+    assert found(key="north", lock_key="job:<self.key>") == []
+
+
+@pytest.mark.parametrize("name", ["ONCE", "singleton_lock_expiry", "singleton_backend_url"])
+def test_settings_that_another_library_left(found, app, name):
+    app.conf[name] = {"backend": "celery_once.backends.Redis"} if name == "ONCE" else 60
+    ((told, message),) = found()
+    assert told == "W023"
+    assert name in message
+
+
+def test_settings_of_a_library_that_is_in_use(found, app):
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis"}
+    app.conf.singleton_lock_expiry = 60
+
+    def body():
+        pass
+
+    old = [app.task(base=base, shared=False, name=base.__name__, once={})(body) for base in (QueueOnce, Singleton)]
+    assert found() == []
+    assert len(old) == 2
+
+
 PROJECT = {
     "shop/__init__.py": """
 from celery import Celery
+from celery_once import QueueOnce
+from celery_singleton import Singleton
 
 app = Celery("shop", broker="memory://")
 app.autodiscover_tasks()

@@ -120,11 +120,13 @@ def test_arguments_that_do_not_fit_are_told_as_ever(lock_name):
         ({"task_reject_on_worker_lost": True}, TypeError, "attribute of a task is 'reject_on_worker_lost'"),
         ({"task_default_rate_limit": "1/s"}, TypeError, "attribute of a task is 'rate_limit'"),
         ({"task_default_queue": "slow"}, TypeError, "set it in the configuration"),
-        ({"once": {"graceful": True}}, TypeError, "on_locked='skip'"),
-        ({"unique_on": ["account_id"]}, TypeError, "lock_key='name:<argument>"),
-        ({"raise_on_duplicate": True}, TypeError, "on_locked='raise'"),
-        ({"lock_expiry": 60}, TypeError, "lock_lease_time"),
-        ({"heimdall": {}}, TypeError, "another library"),
+        ({"once": {"graceful": True}}, TypeError, "lock_scope='queue', and on_queued='return' for 'graceful'"),
+        ({"unique_on": ["account_id"]}, TypeError, "lock_scope='queue', lock_key='name:<argument>"),
+        ({"raise_on_duplicate": True}, TypeError, "lock_scope='queue', on_queued='raise'"),
+        ({"singleton_raise_on_duplicate": True}, TypeError, "lock_scope='queue', on_queued='raise'"),
+        ({"lock_expiry": 60}, TypeError, "lock_queue_time"),
+        ({"heimdall": {}}, TypeError, "lock_scope='queue'"),
+        ({"lock": "report:<account_id>"}, TypeError, "the option is called 'lock_key'"),
     ],
 )
 def test_a_bad_option_is_refused_when_the_task_is_made(app, options, error, text):
@@ -132,6 +134,37 @@ def test_a_bad_option_is_refused_when_the_task_is_made(app, options, error, text
     for _ in range(2):  # and never again
         with pytest.raises(error, match=text):
             task.delay(7)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        ({"lock_waittime": 5}, "no option 'lock_waittime'. Did you mean 'lock_wait_time'"),
+        ({"once": {"graceful": True}}, "lock_scope='queue'"),
+        ({"lock": "report"}, "'lock_key'"),
+    ],
+)
+def test_a_bad_option_in_the_annotations_is_refused_as_well(app, annotation, text):
+    app.conf.task_annotations = {"options.annotated": annotation}
+    with pytest.raises(TypeError, match=text):
+        locked(app, name="options.annotated", lock_key="report:<account_id>")(report).delay(7)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"once": {"graceful": True}}, "lock_scope='queue', and on_queued='return' for 'graceful'"),
+        ({"lock_wait_time": 5}, "set 'lock_wait_time' on the task"),
+        ({"on_locked": "wait"}, "set 'on_locked' on the task"),
+        ({"wait_time": 5}, "set 'lock_wait_time' on the task"),
+        ({"using": "other"}, "set 'lock_using' on the task"),
+        ({"lock": "report:7"}, "set 'lock_key' on the task"),
+    ],
+)
+def test_an_option_of_the_task_is_refused_in_a_call(app, options, text):
+    task = locked(app, lock_key="report:<account_id>")(report)
+    with pytest.raises(TypeError, match=text):
+        task.apply_async((7,), **options)
 
 
 def test_delays_double_up_to_the_longest(app):
