@@ -50,9 +50,15 @@ class Arguments:
                 return found
         return dict(kwargs) if self.signature is None else self._bound(self.signature, args, kwargs)
 
-    def _bound(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def of_part(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for a call of which arguments may be left out."""
+        return dict(kwargs) if self.signature is None else self._bound(self.signature, args, kwargs, is_part=True)
+
+    def _bound(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_part: bool = False
+    ) -> dict[str, Any]:
         try:
-            bound = signature.bind(*args, **kwargs)
+            bound = (signature.bind_partial if is_part else signature.bind)(*args, **kwargs)
         except TypeError:
             if self.is_certain:
                 raise

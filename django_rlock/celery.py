@@ -21,7 +21,7 @@ from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
-from django_rlock.tasklocks.deliveries import SENT_AGAIN, kept_options
+from django_rlock.tasklocks.deliveries import SENT_AGAIN, kept_options, own_headers
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, send_once
 from django_rlock.tasklocks.refusals import refuse_of_call, refuse_unknown
@@ -157,22 +157,23 @@ class LockedTask(_DjangoTask):
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of a run with these arguments, and who waits for it; None when it is free.
 
-        Raises LockUnavailableError when Redis is unreachable.
+        Arguments that the key ignores may be left out. Raises LockUnavailableError when Redis is unreachable, and
+        KeyTemplateError or TypeError when no key can be made of the arguments.
         """
         return self._lock_of(args, kwargs).info()
 
     def release_lock(self, *args: Any, **kwargs: Any) -> bool:
         """Free the lock of a run with these arguments, whoever holds it; returns whether it was held.
 
-        A run that holds it goes on until it notices, so two runs may overlap. Raises LockUnavailableError when Redis
-        is unreachable.
+        A run that holds it goes on until it notices, so two runs may overlap. Arguments and errors are those of
+        ``lock_info()``.
         """
         lock = self._lock_of(args, kwargs)
         freed = self._rlock.scope != "run" and Place(self, lock.name, "", "").free()
         return lock.force_release(reason=f"release_lock() of task {self.name}") or freed
 
     def _lock_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseLock:
-        return self._rlock.lock(self._rlock.naming.names(self, args, kwargs))
+        return self._rlock.lock(self._rlock.naming.names_of(self, args, kwargs))
 
     def apply_async(
         self,
@@ -197,6 +198,8 @@ class LockedTask(_DjangoTask):
             return send(task_id=task_id, **options)
         naming, arguments = self._rlock.naming, (tuple(args or ()), dict(kwargs or {}))
         refuse_of_call(str(self.name), options)
+        if "headers" in options:
+            options["headers"] = own_headers(self, task_id, options["headers"])
         naming.check(self, *arguments)
         if self._rlock.scope == "run" or self.app.conf.task_always_eager:
             return send(task_id=task_id, **options)

@@ -280,6 +280,13 @@ def visibility_timeout(app: Any) -> float:
     return float((app.conf.broker_transport_options or {}).get("visibility_timeout") or DEFAULT_VISIBILITY)
 
 
+def own_headers(task: Task[..., Any], task_id: str | None, headers: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The headers of a message that is to be sent, without ours of another message, which a body has passed on."""
+    if not headers or (task_id is not None and task_id == task.request.id):  # the running message is sent again
+        return headers
+    return {name: value for name, value in headers.items() if not name.startswith("rlock_")}
+
+
 def put_off(app: Any, message: Context, seconds: float) -> dict[str, Any]:
     """The options of a copy of a message that is to come later.
 

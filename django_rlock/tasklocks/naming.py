@@ -61,6 +61,21 @@ class Naming:
             return list(named) if isinstance(named, list | tuple | set) else [named]
         return self._from_arguments(task, args, kwargs, task_id or task.request.id)
 
+    def names_of(self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """The names of the locks of runs with these arguments; those that the key ignores may be left out.
+
+        Raises KeyTemplateError or TypeError, which name the task.
+        """
+        try:
+            if self._function is not None:
+                return self.names(task, args, kwargs)
+            found = self._values.of_part(args, kwargs, self._used if self._templates else None)
+            return self._from_values(task, found, task.request.id)
+        except KeyTemplateError as error:
+            raise KeyTemplateError(f"{self._label}: {error.args[0]}", template=error.template) from error.__cause__
+        except TypeError as error:
+            raise TypeError(f"{self._label}: {error}; pass the arguments as in a call of the task.") from error
+
     def name(self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str) -> str:
         """The name of the single lock that a message waits for. Raises TypeError when there are several."""
         names = self.names(task, args, kwargs, task_id)
@@ -84,9 +99,12 @@ class Naming:
     def _from_arguments(
         self, task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None
     ) -> list[str]:
+        found = self._values.of_call(args, kwargs, self._used if self._templates else None)
+        return self._from_values(task, found, task_id)
+
+    def _from_values(self, task: LockedTask, found: Values, task_id: str | None) -> list[str]:
         if not self._templates:
-            return [f"{task.name}:{self._digest(self._values.of_call(args, kwargs), task.serializer)}"]
-        found = self._values.of_call(args, kwargs, self._used)
+            return [f"{task.name}:{self._digest(found, task.serializer)}"]
         values = {"task": {"name": task.name, "id": task_id}, "self": task, **found}
         return [template.render(values) for template in self._templates]
 
@@ -216,7 +234,17 @@ class _Values:
 
     def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], used: Collection[str] | None = None) -> Values:
         """The arguments by name; those that are ``used`` (None: all) are validated."""
-        values = self._arguments.of_call(args, kwargs)
+        return self._with_models(self._arguments.of_call(args, kwargs), used)
+
+    def of_part(self, args: tuple[Any, ...], kwargs: dict[str, Any], used: Collection[str] | None) -> Values:
+        """The same for a call of which only those that are ``used`` must be given."""
+        values = self._arguments.of_part(args, kwargs)
+        for name in self.required:
+            if name not in values and (used is None or name in used):
+                raise TypeError(f"missing a required argument: {name!r}")
+        return self._with_models(values, used)
+
+    def _with_models(self, values: Values, used: Collection[str] | None) -> Values:
         for name in self._models:
             if name in values and (used is None or name in used):
                 values[name] = self._validated(name, values[name])

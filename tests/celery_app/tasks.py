@@ -221,6 +221,12 @@ def queues_by_all_arguments(self, log, data):
     return work(self, log, gated=True)
 
 
+@queued()
+def forwards_its_headers(self, log):
+    """Send two messages with one key, with the headers of its own."""
+    return [queues.apply_async([f"{log}-next", True], headers=self.request.headers).id for _ in range(2)]
+
+
 @queued(on_queued="again")
 def queues_again(self, log, gated=False):
     return work(self, log, gated)

@@ -79,6 +79,43 @@ def test_without_a_key_all_arguments_make_it(lock_name):
     assert len({name(7), name(8), name("7"), name(7, "may"), name(7, None, 1), same_whatever_the_order}) == 6
 
 
+def month_report(account_id, month, *, draft):
+    pass
+
+
+@pytest.mark.parametrize("ask", ["lock_info", "release_lock"])
+def test_a_lock_is_asked_for_without_arguments_that_its_key_ignores(app, ask):
+    task = locked(app, name="shop.month", lock_key="report:<account_id>")(month_report)
+    assert not getattr(task, ask)(7)
+    assert not getattr(task, ask)(account_id=7)
+    assert not getattr(task, ask)(account_id=7, draft=True)
+    function = locked(app, name="shop.by_function", lock_key=lambda task, account_id, *_, **__: f"r:{account_id}")
+    assert not getattr(function(month_report), ask)(7)
+
+
+@pytest.mark.parametrize(
+    ("key", "kwargs", "error", "text"),
+    [
+        ("report:<account_id>", {"month": 5}, TypeError, "shop.month: missing a required argument: 'account_id'"),
+        ("report:<account_id>:<month?>", {"account_id": 7}, TypeError, "shop.month: missing .* 'month'"),
+        (None, {"account_id": 7}, TypeError, "shop.month: missing .* 'month'"),
+        (
+            "report:<account_id>",
+            {"task_kwargs": {"account_id": 7}},
+            TypeError,
+            "shop.month: .*'task_kwargs'.* as in a call",
+        ),
+        ("report:<int:account_id>", {"account_id": "x"}, KeyTemplateError, "shop.month: .*<int:account_id>"),
+        (lambda task, account_id, month, draft: "r", {"account_id": 7}, TypeError, "shop.month: .*month"),
+    ],
+)
+def test_an_error_names_the_task_whose_lock_is_asked_for(app, key, kwargs, error, text):
+    task = locked(app, name="shop.month", lock_key=key)(month_report)
+    for ask in task.lock_info, task.release_lock:
+        with pytest.raises(error, match=text):
+            ask(**kwargs)
+
+
 def test_arguments_that_are_not_json_need_a_key(lock_name):
     with pytest.raises(KeyTemplateError, match="give it a lock_key"):
         lock_name(report, {}, object())
