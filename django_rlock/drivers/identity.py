@@ -34,9 +34,10 @@ class Owner:
     reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
     ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is what it works on there.
+    ``is_calling`` is set while a call takes or releases a lock.
     """
 
-    __slots__ = ("in_pool", "is_alive", "job", "label", "place", "serial", "thread", "wire_name")
+    __slots__ = ("in_pool", "is_alive", "is_calling", "job", "label", "place", "serial", "thread", "wire_name")
 
     is_named = False
     serial: int | str
@@ -49,6 +50,7 @@ class Owner:
         self.thread = thread
         self.in_pool = thread != 0 and _is_pools(sys._getframe())  # noqa: SLF001 - documented
         self.job = None
+        self.is_calling = False
         self.label = ""
         self.renew_name()
 
@@ -110,6 +112,7 @@ class NamedOwner(Owner):
     def __init__(self, name: str) -> None:
         self.serial = self.wire_name = name
         self.place = self.label = ""
+        self.is_calling = False
 
     def renew_name(self) -> None:
         """Do nothing: the name is fixed. A grant that is not wanted ends when its lease expires."""

@@ -1,12 +1,20 @@
-"""The code around a call of a lock's method: a job of a thread pool, which must leave nothing held behind."""
+"""The code around a call of a lock's method: a call that it interrupts, a job of a thread pool.
+
+A signal handler, ``__del__`` or a receiver of signals may run inside a call, in its thread and so for its owner. While
+a call takes or releases a lock, what its owner holds is not known, so a nested call for the same lock is refused.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, TypeVar
 
 from django_rlock.callbacks import log
+from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.identity import Owner
 from django_rlock.drivers.jobs import Job, running_job
 from django_rlock.locks.holds import HOLDS, NOTHING, Before
@@ -16,6 +24,43 @@ if TYPE_CHECKING:
     from django_rlock.locks.base import BaseLock
 
 logger = logging.getLogger("django_rlock.locks")
+
+Flow = TypeVar("Flow", bound=Callable[..., object])
+
+_calls: set[CodeType] = set()
+"""Of the flows that take or release a lock: their argument ``lock``."""
+
+
+def a_call(flow: Flow) -> Flow:
+    """Mark a flow that no other one for the same lock and owner may interrupt."""
+    _calls.add(flow.__code__)
+    return flow
+
+
+def refuse_nested(lock: BaseLock) -> bool:
+    """Raise RuntimeError if the running flow interrupts one for the same lock and owner; returns whether it interrupts
+    any.
+    """
+    names = {(part.using, part.name) for part in lock.parts}
+    frame = _current_frame(1)
+    while frame is not None and frame.f_code is not run_flow.__code__:
+        frame = frame.f_back  # the running flow's own
+    interrupts = False
+    while frame is not None:
+        if frame.f_code in _calls:
+            interrupts = True
+            other = frame.f_locals["lock"]
+            if other.owner == lock.owner and any((part.using, part.name) in names for part in other.parts):
+                raise RuntimeError(
+                    f"A signal handler, a __del__ method or a receiver of signals takes or releases lock {lock.name!r} "
+                    f"inside a call that does so for the same owner. Let it set a flag for the interrupted code, or "
+                    f"start a thread that takes the lock."
+                )
+        frame = frame.f_back
+    return interrupts
+
+
+_current_frame: Callable[[int], FrameType | None] = sys._getframe
 
 
 def give_back_at_job_end(lock: BaseLock, owner: Owner) -> None:

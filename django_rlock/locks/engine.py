@@ -21,7 +21,7 @@ from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks import force
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.callers import give_back_at_job_end
+from django_rlock.locks.callers import a_call, give_back_at_job_end, refuse_nested
 from django_rlock.locks.durations import RELEASE_PATIENCE, Duration, lease_seconds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, Named, holders_call
@@ -88,14 +88,17 @@ class Claim:
         return None if self.wait is None else now + self.wait
 
 
+@a_call
 async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     """Take the lock, and report a failure once, however often a MultiLock tries its members."""
-    started = driver.now()
-    if not claim.owner.is_named:
-        give_back_at_job_end(lock, claim.owner)
+    started, owner = driver.now(), claim.owner
+    if not owner.is_named:
+        give_back_at_job_end(lock, owner)
+    before = owner.is_calling and refuse_nested(lock)
     try:
+        owner.is_calling = True
         taken = await (
-            _take_after_others(lock, driver, claim) if claim.owner.is_named else lock._engine.take(lock, driver, claim)
+            _take_after_others(lock, driver, claim) if owner.is_named else lock._engine.take(lock, driver, claim)
         )
         if not taken:
             claim.failed.check_speed()
@@ -103,9 +106,22 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
         about = next((part for part in lock.parts if part.name == error.lock_name), lock.parts[0])
         signals.lock_unavailable.tell(about, waited=driver.now() - started, reason=error.reason)
         raise
+    finally:
+        owner.is_calling = before
     if not taken:
         tell_timed_out(claim.failed, driver.now() - started)
     return taken
+
+
+@a_call
+async def hand_back(lock: BaseLock, driver: Driver, owner: Owner) -> None:
+    """Release one hold of each of the lock's parts."""
+    before = owner.is_calling and refuse_nested(lock)
+    try:
+        owner.is_calling = True
+        await lock._engine.give_back(lock, driver, owner)
+    finally:
+        owner.is_calling = before
 
 
 def take_in_turn(lock: BaseLock, driver: Driver, claim: Claim) -> Coroutine[Any, Any, bool]:
@@ -118,7 +134,7 @@ async def _take_after_others(lock: BaseLock, driver: Driver, claim: Claim) -> bo
     taken = False
     try:
         with TURNS.join(key_of(lock, claim.owner)) as turn:
-            if not await turn.comes(driver, until):
+            if not await turn.comes(lock, driver, until):
                 lease = claim.lease_under(settings_of(lock.using))
                 claim.failed = Attempt(lock, driver, claim.owner, claim.owner.wire_name, lease, until)
                 return False
@@ -390,8 +406,7 @@ async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> 
         raise
     if reply[1] == 0:
         lose(hold, "it was gone when its lease was to be extended")
-    if note_loss(hold, driver.now()):
-        raise hold.lost_error()
+    _refuse_lost(hold, driver.now())
 
 
 async def _run_extension(lock: Named, driver: Driver, call: ScriptCall, hold: Hold, lease: float) -> list[Any]:

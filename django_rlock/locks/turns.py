@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from django_rlock.drivers.base import Driver
 from django_rlock.drivers.identity import Owner
+from django_rlock.locks.callers import refuse_nested
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.records import Key, key_of
 from django_rlock.process import on_fork
@@ -40,10 +41,12 @@ class Turn:
         self.key = key
         self.is_over = False
 
-    async def comes(self, driver: Driver, until: float | None) -> bool:
+    async def comes(self, lock: BaseLock, driver: Driver, until: float | None) -> bool:
         """Wait for the turn until the monotonic time ``until`` (None: no limit), or a little longer for a call that is
-        about to end; returns False if it has not come.
+        about to end; returns False if it has not come. RuntimeError if it would wait for a call that it interrupts.
         """
+        if not self._is_first():
+            refuse_nested(lock)
         patient_until, pause = driver.now() + PATIENCE, _PAUSES[0]
         while not self._is_first():
             now = driver.now()
@@ -106,7 +109,7 @@ def in_turn(
 
     async def one_after_another(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> T:
         with TURNS.join(key_of(lock, owner)) as turn:
-            await turn.comes(driver, driver.now())
+            await turn.comes(lock, driver, driver.now())
             return await made(lock, driver, owner, args)
 
     def made(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
