@@ -112,7 +112,8 @@ class NamedOwner(Owner):
     def __init__(self, name: str) -> None:
         self.serial = self.wire_name = name
         self.place = self.label = ""
-        self.is_calling = False
+        self.thread = 0
+        self.in_pool = self.is_calling = False
 
     def renew_name(self) -> None:
         """Do nothing: the name is fixed. A grant that is not wanted ends when its lease expires."""

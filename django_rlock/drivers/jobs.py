@@ -28,7 +28,11 @@ _METHODS = {
     "django_rlock.locks.faces",
 }
 """Modules between a call of a lock's method and this one."""
-_bridge: Any = SyncToAsync.threadlocal
+
+
+def is_bridged(bridge: Any = SyncToAsync.threadlocal) -> bool:
+    """Whether the running thread runs functions for ``sync_to_async()``, or has done so."""
+    return hasattr(bridge, "task_context")
 
 
 class Job:
@@ -56,8 +60,6 @@ def running_job(owner: Owner) -> Job | None:
 
     Raises RuntimeError if the job is nothing but the call of a lock's method.
     """
-    if not owner.in_pool and (not owner.thread or getattr(_bridge, "task_context", None) is None):
-        return None
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented
     while frame is not None and frame.f_globals.get("__name__") in _METHODS:
         frame = frame.f_back

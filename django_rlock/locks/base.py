@@ -185,14 +185,14 @@ class BaseLock(Named):
         """
         owner = self._owner(driver)
         if not self.until_commit or not keep_until_commit(self, owner):
-            await engine.hand_back(self, driver, owner)
+            await self._engine.give_back(self, driver, owner)
 
     release, arelease = faces(_release)
 
     async def _release_for(self, driver: Driver, owner: Owner) -> None:
         """Release one hold of an owner, who may have ended."""
         if not self.until_commit or not keep_until_commit(self, owner):
-            await engine.hand_back(self, driver, owner)
+            await self._engine.give_back(self, driver, owner)
 
     # --- with --------------------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class BaseLock(Named):
         self._engine.leave_block(self, owner)
         try:
             if not self.until_commit or not keep_until_commit(self, owner):
-                await engine.hand_back(self, driver, owner)
+                await self._engine.give_back(self, driver, owner)
         except RLockError as failure:
             if error is None:
                 raise

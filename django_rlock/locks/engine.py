@@ -17,6 +17,7 @@ from django_rlock.drivers.base import Driver
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import Owner
+from django_rlock.drivers.jobs import is_bridged
 from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks import force
@@ -92,7 +93,7 @@ class Claim:
 async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     """Take the lock, and report a failure once, however often a MultiLock tries its members."""
     started, owner = driver.now(), claim.owner
-    if not owner.is_named:
+    if owner.in_pool or (owner.thread and is_bridged()):
         give_back_at_job_end(lock, owner)
     before = owner.is_calling and refuse_nested(lock)
     try:
@@ -111,17 +112,6 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     if not taken:
         tell_timed_out(claim.failed, driver.now() - started)
     return taken
-
-
-@a_call
-async def hand_back(lock: BaseLock, driver: Driver, owner: Owner) -> None:
-    """Release one hold of each of the lock's parts."""
-    before = owner.is_calling and refuse_nested(lock)
-    try:
-        owner.is_calling = True
-        await lock._engine.give_back(lock, driver, owner)
-    finally:
-        owner.is_calling = before
 
 
 def take_in_turn(lock: BaseLock, driver: Driver, claim: Claim) -> Coroutine[Any, Any, bool]:
@@ -158,7 +148,8 @@ async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     options = settings_of(lock.using)
     options.check_kind(lock.kind)
     owner, started, lease = claim.owner, driver.now(), claim.lease_under(options)
-    outer = HOLDS.at(key_of(lock, owner))
+    key = key_of(lock, owner)
+    outer = HOLDS.at(key)
     give_up_at = until = claim.until(started)
     if outer is not None and not note_loss(outer, started):
         attempt = Attempt(lock, driver, owner, outer.wire_name, lease, until)
@@ -170,27 +161,20 @@ async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
         attempt = Attempt(lock, driver, owner, owner.wire_name, lease, until)
         lock._kind.begin(attempt, started)
         attempt.renewed, attempt.hasty = claim.lease is None, claim.hasty
-        if await _take_anew(lock, attempt, claim, outer, started):
-            return True
+        try:
+            granted = await (attempt.once() if claim.once else attempt.wait())
+            if granted and _note_taken(lock, attempt, claim, outer, started):
+                return True
+            if granted or attempt.in_doubt:
+                abandon(lock, driver, owner, attempt.undo(), lease)
+        except BaseException:
+            HOLDS.restore(key, outer)
+            abandon(lock, driver, owner, attempt.undo(), lease, attempt.in_doubt)
+            raise
         give_up_at = give_up_at or driver.now() + PATIENCE  # without a limit, as with a server that does not reply
-        if not attempt.granted_at or claim.once or driver.now() >= give_up_at:
+        if not granted or claim.once or driver.now() >= give_up_at:
             claim.failed = attempt
             return False
-
-
-async def _take_anew(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | None, started: float) -> bool:
-    driver, owner = attempt.driver, attempt.owner
-    try:
-        granted = await (attempt.once() if claim.once else attempt.wait())
-        if granted and _note_taken(lock, attempt, claim, outer, started):
-            return True
-        if granted or attempt.in_doubt:
-            abandon(lock, driver, owner, attempt.undo(), attempt.lease)
-    except BaseException:
-        HOLDS.restore(key_of(lock, owner), outer)
-        abandon(lock, driver, owner, attempt.undo(), attempt.lease, attempt.in_doubt)
-        raise
-    return False
 
 
 def _note_taken(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | None, started: float) -> bool:
@@ -281,8 +265,10 @@ def abandon(
 
 
 @in_turn
+@a_call
 async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[object] | None = None) -> None:
     """Release one hold. It adds itself to ``begun`` when it has: from then on it handles interruptions itself."""
+    before = owner.is_calling and refuse_nested(lock)
     hold = HOLDS.get(lock, owner)
     if hold is None:
         await _give_back_unknown(lock, driver, owner)
@@ -292,6 +278,7 @@ async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[obj
         _drop_lost(hold)
         raise hold.lost_error()
     try:
+        owner.is_calling = True
         hold.count -= 1
         if begun is not None:
             begun.add(lock)
@@ -305,6 +292,7 @@ async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[obj
             raise release_failed(lock, error, hold.deadline - driver.now()) from error
         raise
     finally:
+        owner.is_calling = before
         if hold.lost_below:
             HOLDS.uncover_lost(hold)
     note_released(lock, hold, call, reply[1] == 1, driver.now())

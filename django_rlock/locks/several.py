@@ -17,6 +17,7 @@ from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavai
 from django_rlock.locks import engine
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
+from django_rlock.locks.callers import a_call, refuse_nested
 from django_rlock.locks.durations import RELEASE_PATIENCE, Duration
 from django_rlock.locks.engine import Claim, expect_copies
 from django_rlock.locks.groups import Grouping, LockGroup, Piece, places, sliced
@@ -459,11 +460,17 @@ def _pieces(lock: MultiLock, driver: Driver) -> list[Piece]:
     return known.pieces
 
 
+@a_call
 async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
+    before = owner.is_calling and refuse_nested(lock)
     if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
         left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
         raise LockNotOwnedError(lock.name, owner=owner.wire_name, left_by=left_by)
-    failures = await give_back_all(driver, owner, lock.parts, set())
+    try:
+        owner.is_calling = True
+        failures = await give_back_all(driver, owner, lock.parts, set())
+    finally:
+        owner.is_calling = before
     if failures:
         # That the work was not protected matters more than that Redis was unreachable.
         raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])
