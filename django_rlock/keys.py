@@ -80,6 +80,11 @@ def redlock_keys(key: str) -> tuple[str, str, str, str]:
     return key, token_key(key), tombstones_key(key), redisson_channel(key)
 
 
+def voter_key(quarantine: float) -> str:
+    """Says of a RedLock's node since when it has kept its data: its run id, once that is longer than the quarantine."""
+    return f"rlock_voter:{quarantine:g}"
+
+
 def settled_key(key: str, client_id: str, owner: str) -> str:
     """The nonce up to which a process's extensions of an owner's hold are settled: late ones do nothing."""
     return f"{tagged('rlock_settled', key)}:{owner if owner.startswith(client_id) else f'{client_id}/{owner}'}"

@@ -17,6 +17,7 @@ from django_rlock.drivers.quorum.calls import (
     Release,
     Renew,
     Seed,
+    Vouch,
 )
 from django_rlock.drivers.retrying import backoff
 from django_rlock.locks.base import BaseLock, fencing_token
@@ -46,8 +47,11 @@ class Majority(Kind["RedLock"]):
     ) -> ScriptCall:
         self.check_lease(lock, lease)
         key, token, tombstones, _ = keys.redlock_keys(lock.key)
-        kept = 0 if settings_of(lock.using).fence_ttl is None else milliseconds(settings_of(lock.using).fence_ttl)
-        script, all_keys = scripts.REDLOCK_ACQUIRE, (key, token, tombstones)
+        options = settings_of(lock.using)
+        kept = 0 if options.fence_ttl is None else milliseconds(options.fence_ttl)
+        quarantine = options.longest_lease if options.nodes else None
+        marks = () if quarantine is None else (keys.voter_key(quarantine),)
+        script, all_keys = scripts.REDLOCK_ACQUIRE, (key, token, tombstones, *marks)
         args = (asker, count, milliseconds(lease), kept)
         if count > 1:
             return AcquireAgain(lock.name, script, all_keys, args, lease=lease)
@@ -61,6 +65,7 @@ class Majority(Kind["RedLock"]):
             lease=lease,
             valid_for=lease - self.drift(lock, lease),
             bump=Bump(lock.name, scripts.REDLOCK_BUMP, (key, token), (asker, 0, kept)) if lock.fencing else None,
+            vouch=Vouch(lock.name, scripts.REDLOCK_VOUCH, marks, ("", "")) if marks else None,
             undo=self.leave(lock, asker, lease),
         )
 

@@ -3,6 +3,7 @@
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  last token
 -- KEYS[3]  tombstones: owner of an abandoned attempt -> epoch ms
+-- KEYS[4]  mark of the node's data, which is gone with them; left out for nodes that forget nothing
 -- ARGV[1]  nonce
 -- ARGV[2]  owner, of a name that is new in every attempt
 -- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
@@ -10,17 +11,27 @@
 -- ARGV[5]  how long to keep the token after this, ms; 0 = for ever
 -- ARGV[6]  token that the client has proposed to all nodes; 0 = none
 --
--- Returns {nonce, 'OK', token, the node's clock in us}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce,
--- PTTL}, which is 0 if the attempt was abandoned before this arrived.
+-- Returns {nonce, 'OK', token, the node's clock in us, the mark}; {nonce, 'LOST'} for a re-entry whose hold is gone; or
+-- {nonce, PTTL}, which is 0 if the attempt was abandoned before this arrived.
 
 -- include: lease
 -- include: token
+
+-- New data get a mark that no others have.
+local function mark()
+    if not KEYS[4] then
+        return nil
+    end
+    -- pcall: if memory is full, they get none yet.
+    redis.pcall('set', KEYS[4], '?' .. ARGV[2], 'nx')
+    return redis.call('get', KEYS[4])
+end
 
 if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
-    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us()}
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us(), mark()}
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}
@@ -34,4 +45,4 @@ end
 local token = next_token(KEYS[2], ARGV[5], ARGV[6])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[4])
-return {ARGV[1], 'OK', token, now_us()}
+return {ARGV[1], 'OK', token, now_us(), mark()}

@@ -29,7 +29,7 @@ from django_rlock.inspection import LockInfo, find_locks, lock_info
 from django_rlock.locks import rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
-from django_rlock.settings import DEFAULT_ALIAS
+from django_rlock.settings import DEFAULT_ALIAS, get_settings
 from django_rlock.testing.server import InProcessServer, pass_time, servers
 from django_rlock.threads import elsewhere
 
@@ -71,7 +71,9 @@ class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override
     def enable(self) -> None:
         """Start."""
         with ExitStack() as stack:
-            stack.enter_context(_settings(stack, self._options))
+            nodes: dict[str, list[InProcessServer]] = {}
+            stack.enter_context(_settings(stack, self._options, nodes))
+            _give_votes(nodes)
             stack.callback(_forget_holds_but, set(HOLDS.snapshot()))
             self._ends = stack.pop_all()
 
@@ -86,23 +88,35 @@ def _forget_holds_but(earlier: Collection[Hold]) -> None:
             HOLDS.remove(hold)
 
 
-def _settings(stack: ExitStack, options: Mapping[str, Any]) -> override_settings:
+def _give_votes(nodes: Mapping[str, list[InProcessServer]]) -> None:
+    for alias, its in nodes.items():
+        if quarantine := get_settings(alias).longest_lease:
+            for node in its:
+                node.give_vote(quarantine)
+
+
+def _settings(
+    stack: ExitStack, options: Mapping[str, Any], nodes: dict[str, list[InProcessServer]]
+) -> override_settings:
     aliases: dict[str, Mapping[str, Any]] = {DEFAULT_ALIAS: {}, **getattr(django_settings, "RLOCK", {})}
     (main,) = stack.enter_context(servers(1))
     entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": main.url}
     return override_settings(
         CACHES={**django_settings.CACHES, _CACHE: entry},
-        RLOCK={alias: {**_places(stack, known), **options} for alias, known in aliases.items()},
+        RLOCK={alias: {**_places(stack, alias, known, nodes), **options} for alias, known in aliases.items()},
     )
 
 
-def _places(stack: ExitStack, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an alias, with servers in this process in place of its own."""
+def _places(
+    stack: ExitStack, alias: str, known: Mapping[str, Any], nodes: dict[str, list[InProcessServer]]
+) -> dict[str, Any]:
+    """The options of an alias, with servers in this process in place of its own; those of RedLocks are added to
+    ``nodes``."""
     kept = {name: value for name, value in known.items() if name not in _OF_REAL_SERVERS}
     if "NODES" not in known:
         return {**kept, "CACHE": _CACHE}
-    nodes: list[InProcessServer] = stack.enter_context(servers(len(known["NODES"])))
-    return {**kept, "NODES": [node.url for node in nodes]}
+    nodes[alias] = stack.enter_context(servers(len(known["NODES"])))
+    return {**kept, "NODES": [node.url for node in nodes[alias]]}
 
 
 def advance(seconds: float) -> None:

@@ -16,15 +16,12 @@ from typing import Any
 import redis
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock import scripts
+from django_rlock import keys, scripts
 from django_rlock.clock import monotonic, wall_offset
 from django_rlock.scripts import Script
 
 BEHAVES_LIKE = (7, 4)
 """The version of Redis whose commands it supports."""
-
-_UP_FOR = 10**6
-"""The reported uptime, in seconds: long enough for a node that has forgotten no lock."""
 
 _idle: list[InProcessServer] = []
 _serving = threading.local()
@@ -78,6 +75,11 @@ class InProcessServer:
             for source in sources:
                 client.script_load(source)
 
+    def give_vote(self, quarantine: float) -> None:
+        """Let it vote as a node of RedLock: it has forgotten no lock."""
+        with redis.Redis.from_url(self.url) as client:
+            client.set(keys.voter_key(quarantine), _run_id(self._server.fake_server))
+
     def forget(self) -> None:
         """Delete all its data."""
         server = self._server.fake_server
@@ -103,13 +105,17 @@ def _set_clock() -> None:
             vars(module)["time"] = _time
 
 
+def _run_id(server: object) -> str:
+    return f"{id(server):x}"
+
+
 def _add_info() -> None:
     """Add INFO, which fakeredis lacks, and by which RedLock identifies its nodes."""
     from fakeredis._commands import SUPPORTED_COMMANDS, command
     from fakeredis._socket._fakesocket import FakeSocket
 
     def info(self: Any, *_sections: bytes) -> bytes:
-        return f"run_id:{id(self._server):x}\r\nuptime_in_seconds:{_UP_FOR}\r\n".encode()
+        return f"run_id:{_run_id(self._server)}\r\n".encode()
 
     if "info" not in SUPPORTED_COMMANDS:
         FakeSocket.info = command((), (bytes,))(info)  # type: ignore[attr-defined]

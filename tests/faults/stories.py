@@ -7,7 +7,9 @@ the command under test.
 from collections.abc import Callable
 from typing import Any
 
+import redis
 from celery import Celery
+from django.conf import settings
 
 from django_rlock import (
     CountDownLatch,
@@ -17,6 +19,7 @@ from django_rlock import (
     PermitExpirableSemaphore,
     RLock,
     Semaphore,
+    keys,
     rlock,
     scripts,
 )
@@ -261,6 +264,18 @@ def seed(strike: Strike) -> None:
     strike()
     send(lock._kind.lease(lock, owner, 30, RENEW).seed.with_holds(2))
     send(lock._kind.leave(lock, owner).lasting())
+
+
+@story(scripts.REDLOCK_VOUCH)
+def vouch(strike: Strike) -> None:
+    """A node gets its vote, loses its data, and gets a new mark."""
+    mark = keys.voter_key(30)
+    client = redis.Redis.from_url(settings.CACHES["default"]["LOCATION"])
+    client.set(mark, "?first")
+    strike()
+    send(ScriptCall(NAME, prepare(scripts.REDLOCK_VOUCH, (mark,), ("run",)), "?first"))
+    client.set(mark, "?second")
+    client.close()
 
 
 # --- semaphores and latches ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ Reply = list[Any]
 class Node:
     """A server with one lock on it. Its clock is the caller's business: ``clock()`` answers seconds.
 
-    ``run_id`` and ``started`` change with every restart; ``durable`` nodes keep their data through it.
+    ``run_id`` changes with every restart; ``durable`` nodes keep their data through it.
     """
 
     def __init__(self, clock: Callable[[], float], durable: bool = False) -> None:
@@ -32,6 +32,7 @@ class Node:
             scripts.REDLOCK_RELEASE: self.release,
             scripts.REDLOCK_RENEW: self.renew,
             scripts.REDLOCK_SEED: self.seed,
+            scripts.REDLOCK_VOUCH: self.vouch,
             scripts.LOCK_STATE: self.state,
         }
 
@@ -40,10 +41,10 @@ class Node:
         self.expires = math.inf
         self.counter = 0
         self.tombstones: dict[str, int] = {}
+        self.mark = b""
 
     def start(self) -> None:
         self.generation += 1
-        self.started = math.floor(self.clock())
 
     def restart(self) -> None:
         if not self.durable:
@@ -55,8 +56,9 @@ class Node:
         return f"{id(self)}-{self.generation}"
 
     @property
-    def identity(self) -> tuple[str, int]:
-        return self.run_id, math.floor(self.clock()) - self.started
+    def known(self) -> bytes:
+        """The mark of data that have been known for longer than any lease."""
+        return self.run_id.encode()
 
     def run(self, script: Script, args: tuple[Any, ...]) -> Reply:
         """The script's reply, without the nonce."""
@@ -97,7 +99,7 @@ class Node:
     def acquire(self, owner: str, count: int, lease_ms: int, _fence_ttl: int, proposal: int) -> Any:
         if owner in self.holds:
             self._hold(owner, count, lease_ms)
-            return [b"OK", self.counter or self._next_token(), self._now_us()]
+            return [b"OK", self.counter or self._next_token(), self._now_us(), self._mark(owner)]
         if count != 1:
             return b"LOST"
         if self.holds:
@@ -106,7 +108,17 @@ class Node:
             return 0
         token = self._next_token(proposal)
         self._hold(owner, 1, lease_ms)
-        return [b"OK", token, self._now_us()]
+        return [b"OK", token, self._now_us(), self._mark(owner)]
+
+    def _mark(self, owner: str) -> bytes:
+        self.mark = self.mark or f"?{owner}".encode()
+        return self.mark
+
+    def vouch(self, mark: bytes, run_id: str) -> int:
+        if self.mark != mark:
+            return 0
+        self.mark = run_id.encode()
+        return 1
 
     def bump(self, owner: str, token: int, _fence_ttl: int) -> int:
         if owner not in self.holds:

@@ -193,7 +193,9 @@ class World:
         node = self.nodes[self.random.randrange(self.setting.stepping)]
         node.offset += self.random.uniform(-1, 0 if self.setting.back else 1) * self.setting.longest_step
         if self.setting.evicts and self.chance(0.3):
+            mark = node.model.mark
             node.model.forget()
+            node.model.mark = mark  # it is not among what is evicted
 
     def _take_one(self) -> None:
         node = self.random.choice(self.nodes)
@@ -231,7 +233,7 @@ class SimNode:
         self.cut_until: dict[Client, float] = {}
         self.granted: dict[str, int] = {}
         self.model = Node(self.clock, setting.durable)
-        self.offset += 1e4  # it has been up for a while
+        self.model.mark = self.model.known  # it has been up for a while
 
     def clock(self) -> float:
         return self.offset + self.rate * self.world.now
@@ -272,20 +274,20 @@ class SimNode:
             reply = self.model.run(script, args)
             if isinstance(call, Acquire) and reply[0] == b"OK":
                 self.granted.setdefault(args[0], reply[1])
-            self.answer(call, talk, [b"", *reply], self.model.identity if link is None else None)
+            self.answer(call, talk, [b"", *reply], self.model.run_id if link is None else None)
 
-    def answer(self, call: QuorumCall, talk: SimTalk, reply: Any, identity: tuple[str, int] | None = None) -> None:
+    def answer(self, call: QuorumCall, talk: SimTalk, reply: Any, run_id: str | None = None) -> None:
         world = self.world
         if not world.chance(world.setting.loss):
             for _ in range(2 if world.chance(world.setting.copies) else 1):
-                world.at(world.now + world.travel_time(), lambda: self._arrive(call, talk, reply, identity))
+                world.at(world.now + world.travel_time(), lambda: self._arrive(call, talk, reply, run_id))
 
-    def _arrive(self, call: QuorumCall, talk: SimTalk, reply: Any, identity: tuple[str, int] | None) -> None:
+    def _arrive(self, call: QuorumCall, talk: SimTalk, reply: Any, run_id: str | None) -> None:
         if not self.is_cut(talk.client):
             if isinstance(reply, Exception):
                 talk.client.links.pop(self.number, None)
-            if identity is not None:
-                talk.client.meet(self.number, *identity)
+            if run_id is not None:
+                talk.client.meet(self.number, run_id)
             talk.arrive(Answer(self.number, call, reply))
 
 
@@ -491,10 +493,10 @@ class Client:
         """Whether it may work under the lock now."""
         return self.inside and self.hold is not None and not self.hold.is_lost(self.clock())
 
-    def meet(self, node: int, run_id: str, uptime: int) -> None:
+    def meet(self, node: int, run_id: str) -> None:
         """A new connection says which process of a node it leads to; the node does not say it again."""
         self.links[node] = run_id
-        self.driver.restarts.meet(node, run_id, uptime, self.clock())
+        self.driver.restarts.meet(node, run_id)
 
     def hear_late(self, answer: Answer) -> None:
         """A reply that no one waits for any more."""

@@ -12,12 +12,14 @@ from tests.redlock.model import Node
 
 KEY = "rlock:x"
 STATE, TOKEN, TOMBSTONES, CHANNEL = keys.redlock_keys(KEY)
+MARK = keys.voter_key(30)
 KEYS = {
-    scripts.REDLOCK_ACQUIRE: (STATE, TOKEN, TOMBSTONES),
+    scripts.REDLOCK_ACQUIRE: (STATE, TOKEN, TOMBSTONES, MARK),
     scripts.REDLOCK_BUMP: (STATE, TOKEN),
     scripts.REDLOCK_RELEASE: (STATE, CHANNEL, TOMBSTONES),
     scripts.REDLOCK_RENEW: (STATE, keys.settled_key(KEY, "client", "owner")),
     scripts.REDLOCK_SEED: (STATE, TOMBSTONES),
+    scripts.REDLOCK_VOUCH: (MARK,),
     scripts.LOCK_STATE: (STATE,),
 }
 LEASES = 1_000_000, 2_000_000
@@ -34,7 +36,9 @@ def random_call(pick: random.Random):
             (scripts.REDLOCK_RELEASE, (owner, pick.choice([0, 0, 1]), lease, 10**6)),
             (scripts.REDLOCK_RENEW, (owner, lease, pick.choice([0, 1, 2]))),
             (scripts.REDLOCK_SEED, (owner, pick.choice([1, 2]), lease)),
+            (scripts.REDLOCK_VOUCH, (f"?{pick.choice('abc')}".encode(), "run")),
             (scripts.LOCK_STATE, (owner,)),
+            ("lose mark", ()),
             ("expire", ()),
             ("forget tombstones", ()),
         ]
@@ -58,6 +62,9 @@ def test_model_and_scripts_agree(seed, server):
         elif what == "forget tombstones":
             client.delete(TOMBSTONES)
             node.tombstones.clear()
+        elif what == "lose mark":
+            client.delete(MARK)
+            node.mark = b""
         else:
             real = client.eval(what.source, len(KEYS[what]), *KEYS[what], step, *args)[1:]
             assert comparable(what, real) == comparable(what, node.run(what, args)), (step, what.name, args)
@@ -72,7 +79,7 @@ def test_model_and_scripts_agree(seed, server):
 def comparable(script, reply):
     """Without what a clock makes differ by a little."""
     if script is scripts.REDLOCK_ACQUIRE and reply[0] == b"OK":
-        return b"OK", reply[1] if reply[1] >= FAR else is_now(reply[1]), is_now(reply[2])
+        return b"OK", reply[1] if reply[1] >= FAR else is_now(reply[1]), is_now(reply[2]), reply[3]
     return [round(each, -5) if isinstance(each, int) and each > 1000 else each for each in reply]
 
 
@@ -82,7 +89,8 @@ def is_now(clock_us):
 
 def test_tokens_go_on_from_the_clock_where_the_counter_was_lost(server):
     client = server.client(decode_responses=False)
-    reply = client.eval(scripts.REDLOCK_ACQUIRE.source, 3, *KEYS[scripts.REDLOCK_ACQUIRE], "nonce", "a", 1, 1000, 0, 0)
+    keys = KEYS[scripts.REDLOCK_ACQUIRE]
+    reply = client.eval(scripts.REDLOCK_ACQUIRE.source, 4, *keys, "nonce", "a", 1, 1000, 0, 0)
     assert is_now(reply[2])
     client.close()
 
@@ -100,7 +108,7 @@ def draw(client, proposal):
     """The token that a new owner is granted, who proposes one, and the node's clock."""
     client.delete(STATE)
     keys = KEYS[scripts.REDLOCK_ACQUIRE]
-    _, ok, token, clock = client.eval(scripts.REDLOCK_ACQUIRE.source, 3, *keys, "nonce", "a", 1, 1000, 0, proposal)
+    _, ok, token, clock = client.eval(scripts.REDLOCK_ACQUIRE.source, 3, *keys[:3], "nonce", "a", 1, 1000, 0, proposal)
     assert ok == b"OK"
     assert int(client.get(TOKEN)) == token
     return token, clock

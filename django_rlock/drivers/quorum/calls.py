@@ -29,16 +29,19 @@ class Acquire(QuorumCall):
     """Takes the lock. Returns OK and the fencing token, or the time in ms until enough leases may have expired.
 
     ``fresh`` is the proposed token; ``valid_for`` is the lease minus the clock drift, in seconds; ``bump`` is the call
-    that raises the nodes' counters.
+    that raises the nodes' counters, and ``vouch`` the one that gives a node its vote (None: nodes forget nothing).
     """
 
     fresh = NO_PROPOSAL
     repeatable = False
 
-    def __init__(self, *args: Any, valid_for: float, bump: Bump | None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, valid_for: float, bump: Bump | None, vouch: Vouch | None = None, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.valid_for = valid_for
         self.bump = bump
+        self.vouch = vouch
 
     def is_vote_for(self, reply: list[Any]) -> bool:
         return bool(reply[1] == OK)
@@ -46,13 +49,15 @@ class Acquire(QuorumCall):
     def screen(self, node: int, reply: list[Any], voting: Voting) -> list[Any] | Exception:
         if reply[1] != OK:
             return reply
-        return voting.restarts.doubt(node, voting.now()) or reply
+        return voting.restarts.doubt(node, _mark_in(reply), self.sent_at, voting.now()) or reply
 
     async def over(self, voting: Voting) -> list[Any]:
         valid_until = self.sent_at + self.valid_for
         if self.bump is not None:
             self.fresh = voting.proposals.next(self.sent_at)
         grants = await voting.ask(self, until=self.sent_at + voting.timeout)
+        if self.vouch is not None:
+            self.vouch.give_votes(grants, voting)
         if grants.won:
             token = await self._fence(grants, voting)
             if token is not None and valid_until - voting.now() >= self.lease * MIN_VALIDITY:
@@ -94,6 +99,22 @@ class Bump(QuorumCall):
     def to(self, token: int) -> Bump:
         owner, _, fence_ttl = self.args
         return Bump(self.name, self.script, self.keys, (owner, token, fence_ttl))
+
+
+def _mark_in(grant: list[Any]) -> bytes:
+    """The mark of the node's data; empty if memory is too full to set one."""
+    return grant[4] or b"" if len(grant) > 4 else b""
+
+
+class Vouch(QuorumCall):
+    """Replaces the mark of a node's data by its run id: they are known for longer than any lease."""
+
+    def give_votes(self, grants: Ballot, voting: Voting) -> None:
+        """Send it to the nodes whose votes other processes do not count yet. No reply is waited for."""
+        for node, grant in grants.yes.items():
+            mark = _mark_in(grant)
+            if run_id := voting.restarts.unknown_to_others(node, mark):
+                voting.send(Vouch(self.name, self.script, self.keys, (mark, run_id)), [node])
 
 
 class AcquireAgain(QuorumCall):

@@ -19,7 +19,7 @@ from django_rlock import threads
 from django_rlock.clock import monotonic
 from django_rlock.drivers.calls import next_nonce, pack, pack_command
 from django_rlock.drivers.quorum.nodes import node_set
-from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, identity
+from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, run_id_in
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.exceptions import RLockError
@@ -249,7 +249,7 @@ class ThreadTalks:
         link = reached.take(self.nodes.connect_within)
         try:
             (info,) = link.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
-            self.restarts.meet(node, *identity(info), self.now())
+            self.restarts.meet(node, run_id_in(info))
         except BaseException:
             link.close()
             raise

@@ -1,0 +1,131 @@
+"""Which nodes have a vote: those whose data have been known for longer than any lease."""
+
+import pytest
+from pytest_django import Settings
+
+from django_rlock.clock import monotonic
+from django_rlock.drivers.quorum.nodes import node_set
+from django_rlock.drivers.quorum.restarts import run_id_in
+from django_rlock.exceptions import QuorumNotReachedError
+from django_rlock.keys import voter_key
+from django_rlock.locks.redlock import RedLock
+from example_project.embedded import EmbeddedServer
+from tests.redlock.conftest import holders
+
+QUARANTINE = 6.0
+REFUSED = "emptied or has restarted, and gets no votes for another"
+KEY = voter_key(QUARANTINE)
+
+
+@pytest.fixture
+def three(nodes: list[EmbeddedServer], settings: Settings) -> list[EmbeddedServer]:
+    """Three nodes, each of which has kept its data for long enough."""
+    times = {"QUARANTINE": QUARANTINE, "WATCHDOG_TIMEOUT": QUARANTINE, "NODE_TIMEOUT": QUARANTINE / 20}
+    options = settings.RLOCK["quorum"]
+    settings.RLOCK = {"quorum": {**options, **times, "NODES": options["NODES"][:3]}}
+    for server in nodes[:3]:
+        mark(server, run_id_of(server))
+    return nodes[:3]
+
+
+@pytest.fixture
+def lock(three: list[EmbeddedServer]) -> RedLock:
+    return RedLock("x", using="quorum")
+
+
+def mark(server: EmbeddedServer, value: str) -> None:
+    with server.client() as client:
+        client.set(KEY, value)
+
+
+def mark_of(server: EmbeddedServer) -> str | None:
+    with server.client() as client:
+        return client.get(KEY)
+
+
+def run_id_of(server: EmbeddedServer) -> str:
+    with server.client() as client:
+        return client.info("server")["run_id"]
+
+
+def empty(server: EmbeddedServer) -> None:
+    with server.client() as client:
+        client.flushall()
+
+
+async def is_refused(face, lock) -> bool:
+    with pytest.raises(QuorumNotReachedError, match=REFUSED):
+        await face.acquire(lock, wait_time=0)
+    return True
+
+
+async def test_nodes_that_have_kept_their_data_vote_at_once(face, lock):
+    async with face.inside(lock):
+        assert lock.token
+
+
+async def test_a_majority_that_was_emptied_has_no_votes(face, three, lock):
+    """By FLUSHALL: the connections stay, and the servers say that they have been up for long."""
+    async with face.inside(lock):
+        pass
+    for server in three[:2]:
+        empty(server)
+    assert await is_refused(face, lock)
+    await face.until(lambda: not any(holders(three)))
+
+
+async def test_a_replica_that_was_promoted_has_no_vote(face, three, lock):
+    """Its data have the mark of its primary, and may lack the primary's last grants."""
+    for server in three[:2]:
+        mark(server, "0123456789abcdef")
+    assert await is_refused(face, lock)
+
+
+async def test_restarted_nodes_have_no_votes(face, three, lock):
+    """With the data that they had when they stopped."""
+    async with face.inside(lock):
+        pass
+    for server in three[:2]:
+        before = mark_of(server)
+        server.kill()
+        server.start()
+        mark(server, before or "")
+    assert await is_refused(face, lock)
+
+
+async def test_a_mark_is_known_from_when_it_was_seen(face, three, lock, monkeypatch):
+    """Data that were lost again have another one."""
+    known = node_set("quorum").restarts
+    for server in three:
+        empty(server)
+    assert await is_refused(face, lock)
+    monkeypatch.setattr(known, "quarantine", 0.001)
+    async with face.inside(lock):
+        pass
+    await face.until(lambda: sum(mark_of(server) == run_id_of(server) for server in three) >= 2)
+    monkeypatch.undo()
+    for server in three:
+        empty(server)
+    assert await is_refused(face, lock)
+
+
+@pytest.mark.lengthy
+async def test_new_data_get_a_vote_after_the_quarantine(face, three, nodes, lock):
+    for server in three:
+        empty(server)
+    began = monotonic()
+    async with face.inside(lock):
+        assert monotonic() > began + QUARANTINE
+    # Others need not wait.
+    await face.until(lambda: sum(mark_of(server) == run_id_of(server) for server in three) >= 2)
+    assert [mark_of(server) for server in nodes[3:]] == [None, None]
+
+
+async def test_longer_leases_of_another_project_are_waited_for(face, three, lock, settings):
+    options = settings.RLOCK["quorum"]
+    settings.RLOCK = {"quorum": {**options, "QUARANTINE": 10 * QUARANTINE}}
+    assert await is_refused(face, RedLock("x", using="quorum"))
+
+
+def test_a_server_whose_clock_was_set_back_says_who_it_is():
+    assert run_id_in(b"# Server\r\nrun_id:0123abcd\r\nuptime_in_seconds:-3599\r\n") == "0123abcd"
