@@ -163,6 +163,15 @@ def _refuse_shards(using: str, client: Any) -> NoReturn:
     )
 
 
+def _refuse_fakes(using: str, entry: str, connection_class: type) -> None:
+    if connection_class.__module__.partition(".")[0] == "fakeredis":
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{entry!r}], whose connection class is fakeredis's "
+            f"{connection_class.__name__}: it opens no socket, and locks need one. In tests use "
+            f"django_rlock.testing.override_locks() or the pytest fixture rlocks, which run fakeredis as a server."
+        )
+
+
 @contextmanager
 def _improperly_configured(using: str, entry: str) -> Iterator[None]:
     """Turn any error of the backend or redis-py about an entry into ImproperlyConfigured, without passwords."""
@@ -252,6 +261,7 @@ def _make_source(using: str) -> Source:
         if isinstance(pool, redis.sentinel.SentinelConnectionPool):
             _check_sentinel(using, entry, pool)
             _hurry(pool.sentinel_manager)
+        _refuse_fakes(using, entry, pool.connection_class)
         found = Source(pool)
         pool.connection_class(**found.options)  # this makes no connection, and refuses unknown options
     return found

@@ -213,9 +213,8 @@ def task_owner() -> Owner:
 def _check_task(task: asyncio.Task[Any]) -> None:
     coro: Any = task.get_coro()
     if getattr(coro, "cr_code", None) in _calls_for_owners:
-        called = coro.__name__ if coro.__name__.startswith("__") else f"a{coro.__name__.removeprefix('_')}"  # by users
         raise RuntimeError(
-            f"{called}() of a lock was made a task of its own, which would own the lock and ends with the call: "
+            f"{coro.__name__}() of a lock was made a task of its own, which would own the lock and ends with the call: "
             f"by create_task(), gather(), shield() or, before Python 3.12, wait_for(). Await it in the task that works "
             f"under the lock. For a limit use wait_time= or asyncio.timeout(); for several locks rlock('a', 'b')."
         )

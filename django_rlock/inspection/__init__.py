@@ -30,7 +30,8 @@ from django_rlock.inspection.sources import asking
 from django_rlock.inspection.survey import Problem, Survey, own_report
 from django_rlock.inspection.waiting import edges, mark
 from django_rlock.locks import rlock
-from django_rlock.locks.base import BaseLock, set_inspector
+from django_rlock.locks.base import BaseLock
+from django_rlock.locks.holds import INSPECTOR
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.tallies import operator
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
@@ -184,4 +185,4 @@ def _read_holder(lock: Named) -> str | None:
     return None
 
 
-set_inspector(_describe, describe_holder)
+INSPECTOR.describe, INSPECTOR.holder = _describe, describe_holder

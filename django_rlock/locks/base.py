@@ -32,9 +32,9 @@ from django_rlock.locks import engine
 from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.engine import Claim, Engine
-from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
-from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import Named
+from django_rlock.locks.faces import awaited_driver, blocking_driver
+from django_rlock.locks.holds import HOLDS, INSPECTOR
+from django_rlock.locks.kinds import Handle
 from django_rlock.locks.options import checked_owner, checked_text, unknown_option
 from django_rlock.locks.records import Hold, Key
 from django_rlock.locks.transactions import (
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_rlock.locks")
 
 
-class BaseLock(Named):
+class BaseLock(Handle):
     """A re-entrant distributed lock.
 
     ``name`` says what the lock protects; ``using`` is the RLOCK alias. ``wait_time`` is how long to wait for the lock,
@@ -138,14 +138,8 @@ class BaseLock(Named):
 
     # --- acquire -----------------------------------------------------------------------------------------------------
 
-    @for_its_owner
-    async def _acquire(
-        self,
-        driver: Driver,
-        blocking: bool = True,
-        *,
-        wait_time: Duration | None = UNSET,
-        lease_time: Duration | None = UNSET,
+    def acquire(
+        self, blocking: bool = True, *, wait_time: Duration | None = UNSET, lease_time: Duration | None = UNSET
     ) -> bool:
         """Take the lock; returns False if another owner still has it after the wait.
 
@@ -157,11 +151,21 @@ class BaseLock(Named):
         hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a task of its own, as with create_task(),
         gather() or, before Python 3.12, wait_for(): that task would own the lock, and ends with the call.
         """
+        return run_flow(self._acquire, (blocking_driver(self), blocking, wait_time, lease_time))
+
+    @for_its_owner
+    async def aacquire(
+        self, blocking: bool = True, *, wait_time: Duration | None = UNSET, lease_time: Duration | None = UNSET
+    ) -> bool:
+        """As ``acquire``, in asyncio."""
+        return await self._acquire(awaited_driver(self), blocking, wait_time, lease_time)
+
+    async def _acquire(
+        self, driver: Driver, blocking: bool, wait_time: Duration | None, lease_time: Duration | None
+    ) -> bool:
         if self.until_commit:
             check_until_commit(self, driver)
         return await engine.ask_for(self, driver, self._claim(self._owner(driver), blocking, wait_time, lease_time))
-
-    acquire, aacquire = faces(_acquire)
 
     def _claim(self, owner: Owner, blocking: bool, wait: Any, lease: Any) -> Claim:
         if not blocking:
@@ -176,18 +180,23 @@ class BaseLock(Named):
 
     # --- release -----------------------------------------------------------------------------------------------------
 
-    @for_its_owner
-    async def _release(self, driver: Driver) -> None:
+    def release(self) -> None:
         """Release one hold; the last one frees the lock and wakes a waiter.
 
         Raises LockNotOwnedError when the owner does not hold it; LockLostError when the hold was lost meanwhile;
         LockUnavailableError when Redis is unreachable: then the background thread retries until the lease ends.
         """
+        run_flow(self._release, (blocking_driver(self),))
+
+    @for_its_owner
+    async def arelease(self) -> None:
+        """As ``release``, in asyncio."""
+        await self._release(awaited_driver(self))
+
+    async def _release(self, driver: Driver) -> None:
         owner = self._owner(driver)
         if not self.until_commit or not keep_until_commit(self, owner):
             await self._engine.give_back(self, driver, owner)
-
-    release, arelease = faces(_release)
 
     async def _release_for(self, driver: Driver, owner: Owner) -> None:
         """Release one hold of an owner, who may have ended."""
@@ -268,7 +277,7 @@ class BaseLock(Named):
             raise LockTimeoutError(
                 failed.lock.name,
                 waited=driver.now() - started,
-                holder=await driver.call(_inspector.holder, failed.lock) if describe else None,
+                holder=await driver.call(INSPECTOR.holder, failed.lock) if describe else None,
                 retry_after=failed.left_ms / 1000 if failed.left_ms >= 0 else None,
             )
 
@@ -301,35 +310,64 @@ class BaseLock(Named):
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
-    async def _locked(self, driver: Driver) -> bool:
+    def locked(self) -> bool:
         """Ask Redis whether any owner holds the lock."""
+        return run_flow(self._locked, (blocking_driver(self),))
+
+    async def alocked(self) -> bool:
+        """As ``locked``, in asyncio."""
+        return await self._locked(awaited_driver(self))
+
+    async def _locked(self, driver: Driver) -> bool:
         return (await self._engine.ask_state(self, driver, self._owner(driver)))[1] != ABSENT
 
-    @for_its_owner
-    async def _owned(self, driver: Driver) -> bool:
+    def owned(self) -> bool:
         """Ask Redis whether the running thread or task holds the lock."""
+        return run_flow(self._owned, (blocking_driver(self),))
+
+    @for_its_owner
+    async def aowned(self) -> bool:
+        """As ``owned``, in asyncio."""
+        return await self._owned(awaited_driver(self))
+
+    async def _owned(self, driver: Driver) -> bool:
         return (await self._engine.ask_state(self, driver, self._owner(driver)))[0] > 0
 
-    @for_its_owner
-    async def _hold_count(self, driver: Driver) -> int:
+    def hold_count(self) -> int:
         """Ask Redis how often the running thread or task holds the lock."""
+        return run_flow(self._hold_count, (blocking_driver(self),))
+
+    @for_its_owner
+    async def ahold_count(self) -> int:
+        """As ``hold_count``, in asyncio."""
+        return await self._hold_count(awaited_driver(self))
+
+    async def _hold_count(self, driver: Driver) -> int:
         return (await self._engine.ask_state(self, driver, self._owner(driver)))[0]
 
-    async def _remaining_lease(self, driver: Driver) -> float | None:
+    def remaining_lease(self) -> float | None:
         """Ask Redis for the seconds until the lease ends: 0.0 when the lock is free, None when the lease has no end."""
+        return run_flow(self._remaining_lease, (blocking_driver(self),))
+
+    async def aremaining_lease(self) -> float | None:
+        """As ``remaining_lease``, in asyncio."""
+        return await self._remaining_lease(awaited_driver(self))
+
+    async def _remaining_lease(self, driver: Driver) -> float | None:
         left_ms = (await self._engine.ask_state(self, driver, self._owner(driver)))[1]
         return None if left_ms == ENDLESS else max(left_ms, 0) / 1000
 
-    async def _info(self, driver: Driver) -> LockInfo | None:
+    def info(self) -> LockInfo | None:
         """Who holds the lock, since when and for what work, and who waits; None when it is free."""
-        info: LockInfo | None = await driver.call(_inspector.describe, self)
-        return info
+        return run_flow(self._info, (blocking_driver(self),))
 
-    locked, alocked = faces(_locked)
-    owned, aowned = faces(_owned)
-    hold_count, ahold_count = faces(_hold_count)
-    remaining_lease, aremaining_lease = faces(_remaining_lease)
-    info, ainfo = faces(_info)
+    async def ainfo(self) -> LockInfo | None:
+        """As ``info``, in asyncio."""
+        return await self._info(awaited_driver(self))
+
+    async def _info(self, driver: Driver) -> LockInfo | None:
+        info: LockInfo | None = await driver.call(INSPECTOR.describe, self)
+        return info
 
     @property
     def lost(self) -> bool:
@@ -346,7 +384,7 @@ class BaseLock(Named):
 
         Sends no command: a loss of which nobody has told this process yet is not seen. ``owned()`` asks Redis.
         """
-        owner = self._named_owner or current_owner()
+        owner = self._present_owner()
         now = monotonic()
         return all((hold := HOLDS.get(part, owner)) is not None and not hold.is_lost(now) for part in self.parts)
 
@@ -378,23 +416,33 @@ class BaseLock(Named):
             raise hold.lost_error()
         return hold
 
-    async def _holders(self, driver: Driver) -> list[str]:
+    def holders(self) -> list[str]:
         """The wire names of the holders, by a single command; ``info()`` returns more, but needs several commands."""
-        return await self._engine.ask_holders(self, driver)
+        return run_flow(self._holders, (blocking_driver(self),))
 
-    holders, aholders = faces(_holders)
+    async def aholders(self) -> list[str]:
+        """As ``holders``, in asyncio."""
+        return await self._holders(awaited_driver(self))
+
+    async def _holders(self, driver: Driver) -> list[str]:
+        return await self._engine.ask_holders(self, driver)
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    @for_its_owner
-    async def _extend(self, driver: Driver, lease_time: Duration) -> None:
+    def extend(self, lease_time: Duration) -> None:
         """Replace the lease of the hold: it ends ``lease_time`` seconds from now, and is not renewed any more.
 
         Raises LockNotOwnedError when the owner does not hold the lock; LockLostError when the hold was lost meanwhile.
         """
-        await self._engine.prolong(self, driver, self._owner(driver), lease_time)
+        run_flow(self._extend, (blocking_driver(self), lease_time))
 
-    extend, aextend = faces(_extend)
+    @for_its_owner
+    async def aextend(self, lease_time: Duration) -> None:
+        """As ``extend``, in asyncio."""
+        await self._extend(awaited_driver(self), lease_time)
+
+    async def _extend(self, driver: Driver, lease_time: Duration) -> None:
+        await self._engine.prolong(self, driver, self._owner(driver), lease_time)
 
     def hand_over(self) -> None:
         """Leave a hold under ``owner=`` to the other processes that use the name. This process forgets the hold, no
@@ -417,7 +465,7 @@ class BaseLock(Named):
         for hold in holds:
             HOLDS.remove(hold)
 
-    async def _force_release(self, driver: Driver, owner: str | None = None, *, reason: str = "") -> bool:
+    def force_release(self, owner: str | None = None, *, reason: str = "") -> bool:
         """Free the lock whoever holds it, and let the next waiter take it; returns whether it was held.
 
         With ``owner``, a wire name as in ``info()``, the lock is freed only if that owner holds it. An owner that has
@@ -430,9 +478,14 @@ class BaseLock(Named):
         lock again. Releasing it instead raises LockNotOwnedError, also at the end of a ``with`` block: what the block
         did since then was not protected, and an outer block that relies on the lock must notice that.
         """
-        return await self._engine.free_by_force(self, driver, self._owner(driver), owner, reason)
+        return run_flow(self._force_release, (blocking_driver(self), owner, reason))
 
-    force_release, aforce_release = faces(_force_release)
+    async def aforce_release(self, owner: str | None = None, *, reason: str = "") -> bool:
+        """As ``force_release``, in asyncio."""
+        return await self._force_release(awaited_driver(self), owner, reason)
+
+    async def _force_release(self, driver: Driver, owner: str | None, reason: str) -> bool:
+        return await self._engine.free_by_force(self, driver, self._owner(driver), owner, reason)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
@@ -440,56 +493,7 @@ class BaseLock(Named):
         return self._named_owner or driver.owner()
 
 
-def _token(self: BaseLock) -> int:
-    """The fencing token of the running thread's or task's hold; sends no command.
-
-    Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
-    """
-    token = self._hold_of(self._present_owner()).token
-    if token is None:
-        raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
-    return token
-
-
-fencing_token = property(_token)
-"""``lock.token`` of the kinds that have one."""
-
-
 def note_templates(lock: BaseLock, templates: Mapping[str, str]) -> None:
     """Record the key template from which each name of a lock was made; names without one may be left out."""
     for part in lock.parts:
         part.template = templates.get(part.name, "")
-
-
-def leave_for(lock: BaseLock, seconds: float) -> bool:
-    """Keep the running thread's hold in Redis for a number of seconds from now, without an owner in this process.
-
-    Returns False, and changes nothing, if the thread holds the lock more than once, because an outer hold still needs
-    it. Raises LockNotOwnedError when the thread does not hold it; LockLostError when the hold was lost;
-    LockUnavailableError when Redis is unreachable: then the hold ends with its current lease.
-    """
-    hold = lock._hold_of(current_owner())
-    if hold.count > 1:
-        return False
-    try:
-        lock.extend(seconds)
-    finally:
-        HOLDS.remove(hold)
-        hold.owner.renew_name()  # the next acquire of this thread must not look like a re-entry
-    return True
-
-
-class _Inspector:
-    """Functions set by the inspection layer: one describes a lock, one names its holder in a line."""
-
-    describe: Callable[[BaseLock], Any] = staticmethod(lambda _lock: None)
-    holder: Callable[[Named], str | None] = staticmethod(lambda _lock: None)
-
-
-_inspector = _Inspector()
-
-
-def set_inspector(describe: Callable[[BaseLock], Any], holder: Callable[[Named], str | None]) -> None:
-    """Register the functions behind ``info()`` and the holder's name in LockTimeoutError."""
-    _inspector.describe = describe
-    _inspector.holder = holder

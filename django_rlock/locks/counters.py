@@ -27,7 +27,7 @@ from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.links.errors import is_final
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.durations import RELEASE_PATIENCE, UNSET, Duration, milliseconds, wait_seconds
-from django_rlock.locks.kinds import Kind, Named, call_for, retire_call
+from django_rlock.locks.kinds import Handle, Kind, Named, call_for, retire_call
 from django_rlock.locks.options import checked_text
 from django_rlock.scripts import Script
 from django_rlock.settings import unknown_alias
@@ -84,7 +84,7 @@ def checked_number(argument: str, value: int, least: int = 0) -> int:
     return value
 
 
-class Counter(Named):
+class Counter(Handle):
     """A name, an alias and a wait time; state is in Redis.
 
     Raises ValueError for a name that is empty or longer than 1,024 bytes in UTF-8.

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.identity import NamedOwner
+from django_rlock.drivers.identity import NamedOwner, current_owner
 from django_rlock.exits import disarm, guard
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold, Key, key_of
@@ -58,3 +58,21 @@ def _drop(hold: Hold, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
         clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
     for key in keys:  # last, since it may be interrupted before; both, if ``move`` was interrupted
         HOLDS.drop(key, hold)
+
+
+def leave_for(lock: BaseLock, seconds: float) -> bool:
+    """Keep the running thread's hold in Redis for a number of seconds from now, without an owner in this process.
+
+    Returns False, and changes nothing, if the thread holds the lock more than once, because an outer hold still needs
+    it. Raises LockNotOwnedError when the thread does not hold it; LockLostError when the hold was lost;
+    LockUnavailableError when Redis is unreachable: then the hold ends with its current lease.
+    """
+    hold = lock._hold_of(current_owner())
+    if hold.count > 1:
+        return False
+    try:
+        lock.extend(seconds)
+    finally:
+        HOLDS.remove(hold)
+        hold.owner.renew_name()  # the next acquire of this thread must not look like a re-entry
+    return True

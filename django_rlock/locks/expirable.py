@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from django_rlock import keys, scripts
-from django_rlock.drivers.base import Driver
+from django_rlock.drivers.base import Driver, run_flow
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import NamedOwner, new_request
 from django_rlock.drivers.retrying import PATIENCE
@@ -25,7 +25,7 @@ from django_rlock.locks.counters import (
     with_answered,
 )
 from django_rlock.locks.durations import UNSET, Duration, lease_seconds
-from django_rlock.locks.faces import faces
+from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.permits import (
@@ -90,9 +90,8 @@ class PermitExpirableSemaphore(BaseSemaphore):
 
     # --- take --------------------------------------------------------------------------------------------------------
 
-    async def _acquire(
+    def acquire(
         self,
-        driver: Driver,
         permits: int = 1,
         blocking: bool = True,
         *,
@@ -105,6 +104,29 @@ class PermitExpirableSemaphore(BaseSemaphore):
         ``wait_time`` and ``lease_time`` are in seconds. The wait defaults to the semaphore's own; a lease of None has
         no end, unless it is ``renewed``. With ``blocking=False`` or ``wait_time=0`` it tries once.
         """
+        return run_flow(self._acquire, (blocking_driver(self), permits, blocking, wait_time, lease_time, renewed))
+
+    async def aacquire(
+        self,
+        permits: int = 1,
+        blocking: bool = True,
+        *,
+        wait_time: Duration | None = UNSET,
+        lease_time: Duration | None = None,
+        renewed: bool = False,
+    ) -> Permit | None:
+        """As ``acquire``, in asyncio."""
+        return await self._acquire(awaited_driver(self), permits, blocking, wait_time, lease_time, renewed)
+
+    async def _acquire(
+        self,
+        driver: Driver,
+        permits: int,
+        blocking: bool,
+        wait_time: Duration | None,
+        lease_time: Duration | None,
+        renewed: bool,
+    ) -> Permit | None:
         wait = self._wait_seconds(blocking, wait_time)
         lease = self._lease(lease_time, renewed)
         until = None if wait is None else driver.now() + wait
@@ -186,12 +208,19 @@ class PermitExpirableSemaphore(BaseSemaphore):
 
     # --- give back ---------------------------------------------------------------------------------------------------
 
-    async def _try_release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> int:
+    def try_release(self, permits: Permit | str | Iterable[str]) -> int:
         """Release permits by their ids, all or none; returns how many.
 
         Returns 0 if one of them is not taken, was released before, or has outlived its lease. Raises
         LockUnavailableError when Redis is unreachable: the background thread then retries for a minute.
         """
+        return run_flow(self._try_release, (blocking_driver(self), permits))
+
+    async def atry_release(self, permits: Permit | str | Iterable[str]) -> int:
+        """As ``try_release``, in asyncio."""
+        return await self._try_release(awaited_driver(self), permits)
+
+    async def _try_release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> int:
         self._check_alias()
         ids = checked_ids(permits)
         if not ids:
@@ -208,20 +237,34 @@ class PermitExpirableSemaphore(BaseSemaphore):
             permits.given_back = True
         return len(ids)  # 0 for a repeated command: the first one released them, and its reply was lost
 
-    async def _release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> None:
+    def release(self, permits: Permit | str | Iterable[str]) -> None:
         """Like ``try_release``, but raises PermitNotHeldError instead of returning 0."""
+        run_flow(self._release, (blocking_driver(self), permits))
+
+    async def arelease(self, permits: Permit | str | Iterable[str]) -> None:
+        """As ``release``, in asyncio."""
+        await self._release(awaited_driver(self), permits)
+
+    async def _release(self, driver: Driver, permits: Permit | str | Iterable[str]) -> None:
         ids = checked_ids(permits)
         if await self._try_release(driver, permits if isinstance(permits, Permit) else ids) < len(ids):
             raise PermitNotHeldError(self.name, ids)
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
-    async def _update_lease_time(self, driver: Driver, permit: Permit | str, lease_time: Duration | None) -> bool:
+    def update_lease_time(self, permit: Permit | str, lease_time: Duration | None) -> bool:
         """Let a permit's lease end ``lease_time`` seconds from now (None: never); returns False if it is no longer
         taken.
 
         The watchdog stops renewing it.
         """
+        return run_flow(self._update_lease_time, (blocking_driver(self), permit, lease_time))
+
+    async def aupdate_lease_time(self, permit: Permit | str, lease_time: Duration | None) -> bool:
+        """As ``update_lease_time``, in asyncio."""
+        return await self._update_lease_time(awaited_driver(self), permit, lease_time)
+
+    async def _update_lease_time(self, driver: Driver, permit: Permit | str, lease_time: Duration | None) -> bool:
         lease = lease_seconds(lease_time)
         self._check_alias()
         each = single_id(permit)
@@ -248,8 +291,15 @@ class PermitExpirableSemaphore(BaseSemaphore):
             raise
         return bool(changed)
 
-    async def _lease_time(self, driver: Driver, permit: Permit | str) -> float | None:
+    def lease_time(self, permit: Permit | str) -> float | None:
         """Seconds until a permit's lease ends; None if it has no end. Raises PermitNotHeldError if it is not taken."""
+        return run_flow(self._lease_time, (blocking_driver(self), permit))
+
+    async def alease_time(self, permit: Permit | str) -> float | None:
+        """As ``lease_time``, in asyncio."""
+        return await self._lease_time(awaited_driver(self), permit)
+
+    async def _lease_time(self, driver: Driver, permit: Permit | str) -> float | None:
         each = single_id(permit)
         left: int = (await self._state(driver, each))[2]
         if left == ABSENT:
@@ -258,35 +308,53 @@ class PermitExpirableSemaphore(BaseSemaphore):
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
-    async def _available_permits(self, driver: Driver) -> int:
+    def available_permits(self) -> int:
         """How many permits are free; below 0 if more are taken than there are in all."""
+        return run_flow(self._available_permits, (blocking_driver(self),))
+
+    async def aavailable_permits(self) -> int:
+        """As ``available_permits``, in asyncio."""
+        return await self._available_permits(awaited_driver(self))
+
+    async def _available_permits(self, driver: Driver) -> int:
         return (await self._state(driver))[0]
 
-    async def _acquired_permits(self, driver: Driver) -> int:
+    def acquired_permits(self) -> int:
         """How many permits are taken."""
+        return run_flow(self._acquired_permits, (blocking_driver(self),))
+
+    async def aacquired_permits(self) -> int:
+        """As ``acquired_permits``, in asyncio."""
+        return await self._acquired_permits(awaited_driver(self))
+
+    async def _acquired_permits(self, driver: Driver) -> int:
         return (await self._state(driver))[1]
 
-    async def _total_permits(self, driver: Driver) -> int:
+    def total_permits(self) -> int:
         """How many permits there are, free and taken; Redisson's ``getPermits``."""
+        return run_flow(self._total_permits, (blocking_driver(self),))
+
+    async def atotal_permits(self) -> int:
+        """As ``total_permits``, in asyncio."""
+        return await self._total_permits(awaited_driver(self))
+
+    async def _total_permits(self, driver: Driver) -> int:
         left, taken, _ = await self._state(driver)
         return left + taken
 
-    async def _set_permits(self, driver: Driver, permits: int) -> None:
+    def set_permits(self, permits: int) -> None:
         """Set the number of all permits, free and taken. Taken permits stay taken; the free ones may go below 0."""
+        run_flow(self._set_permits, (blocking_driver(self), permits))
+
+    async def aset_permits(self, permits: int) -> None:
+        """As ``set_permits``, in asyncio."""
+        await self._set_permits(awaited_driver(self), permits)
+
+    async def _set_permits(self, driver: Driver, permits: int) -> None:
         number = checked_number("permits", permits)
         all_keys = *self._keys(), keys.requests_key(self.key)
         request = with_answered(self, new_request())
         await self._told(driver, self._call(scripts.PERMIT_SET, all_keys, request, number, REMEMBERED_MS))
-
-    acquire, aacquire = faces(_acquire)
-    try_release, atry_release = faces(_try_release)
-    release, arelease = faces(_release)
-    update_lease_time, aupdate_lease_time = faces(_update_lease_time)
-    lease_time, alease_time = faces(_lease_time)
-    available_permits, aavailable_permits = faces(_available_permits)
-    acquired_permits, aacquired_permits = faces(_acquired_permits)
-    total_permits, atotal_permits = faces(_total_permits)
-    set_permits, aset_permits = faces(_set_permits)
 
     async def _state(self, driver: Driver, each: str = "") -> list[int]:
         return await self._ask(driver, self._call(scripts.PERMIT_STATE, self._keys(), bytes.fromhex(each)))

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.locks.base import fencing_token
+from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import call_for
 from django_rlock.locks.plain import Plain, RLock
 from django_rlock.settings import settings_of
+
+
+def _token(self: BaseLock) -> int:
+    """The fencing token of the running thread's or task's hold; sends no command.
+
+    Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
+    """
+    token = self._hold_of(self._present_owner()).token
+    if token is None:
+        raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
+    return token
+
+
+fencing_token = property(_token)
+"""``lock.token`` of the kinds that have one."""
 
 
 class Fenced(Plain["FencedLock"]):

@@ -221,9 +221,17 @@ class Newcomers:
     """Called when ``tallies`` has something new, with whether that is an event, to be reported soon."""
 
 
+class Inspector:
+    """What the inspection layer does for the locks: describe one, and name its holder in a line."""
+
+    describe: Callable[[BaseLock], Any] = staticmethod(lambda _lock: None)
+    holder: Callable[[Named], str | None] = staticmethod(lambda _lock: None)
+
+
 HOLDS = Holds()
 WAITS = Waits()
 NEWCOMERS = Newcomers()
+INSPECTOR = Inspector()
 
 
 def _after_fork() -> None:

@@ -83,6 +83,7 @@ class MultiLock(BaseLock):
         return next((info for part in self._parts if (info := part.info())), None)
 
     async def ainfo(self) -> LockInfo | None:
+        """As ``info``, in asyncio."""
         for part in self._parts:
             if info := await part.ainfo():
                 return info

@@ -20,8 +20,9 @@ from django_rlock.drivers.quorum.calls import (
     Vouch,
 )
 from django_rlock.drivers.retrying import backoff
-from django_rlock.locks.base import BaseLock, fencing_token
+from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
+from django_rlock.locks.fenced import fencing_token
 from django_rlock.locks.kinds import SETTLE, Kind, settled_keys
 from django_rlock.locks.options import LockOptions
 from django_rlock.settings import QUORUM_KIND, SHORTEST_LEASES, settings_of

@@ -25,7 +25,7 @@ from django_rlock.locks.counters import (
     with_answered,
 )
 from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
-from django_rlock.locks.faces import awaited_driver, blocking_driver, faces
+from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.kinds import Kind, call_for
 from django_rlock.settings import DEFAULT_ALIAS
 
@@ -38,33 +38,50 @@ class BaseSemaphore(Counter):
     noun = Request.noun
     _kind: Kind[Any] = Requests()
 
-    async def _try_set_permits(self, driver: Driver, permits: int, ttl: Duration | None = None) -> bool:
+    def try_set_permits(self, permits: int, ttl: Duration | None = None) -> bool:
         """Set the number of permits unless the semaphore exists; returns whether it was set.
 
         The semaphore expires after ``ttl`` seconds; None keeps it.
         """
+        return run_flow(self._try_set_permits, (blocking_driver(self), permits, ttl))
+
+    async def atry_set_permits(self, permits: int, ttl: Duration | None = None) -> bool:
+        """As ``try_set_permits``, in asyncio."""
+        return await self._try_set_permits(awaited_driver(self), permits, ttl)
+
+    async def _try_set_permits(self, driver: Driver, permits: int, ttl: Duration | None) -> bool:
         life = lease_seconds(ttl)
         number = checked_number("permits", permits)
         return bool(await self._tell(driver, scripts.SEMAPHORE_SET, number, 0 if life is None else milliseconds(life)))
 
-    async def _add_permits(self, driver: Driver, permits: int) -> None:
+    def add_permits(self, permits: int) -> None:
         """Change the number of free permits by ``permits``, which may be negative; so may the result.
 
         Raises ValueError if the result would be above 2147483647 or below minus that.
         """
+        run_flow(self._add_permits, (blocking_driver(self), permits))
+
+    async def aadd_permits(self, permits: int) -> None:
+        """As ``add_permits``, in asyncio."""
+        await self._add_permits(awaited_driver(self), permits)
+
+    async def _add_permits(self, driver: Driver, permits: int) -> None:
         if await self._tell(driver, scripts.SEMAPHORE_ADD, checked_number("permits", permits, -MOST)) == -1:
             raise self._too_many()
 
-    async def _delete(self, driver: Driver) -> bool:
+    def delete(self) -> bool:
         """Delete the semaphore; returns whether it existed. Its waiters keep waiting."""
+        return run_flow(self._delete, (blocking_driver(self),))
+
+    async def adelete(self) -> bool:
+        """As ``delete``, in asyncio."""
+        return await self._delete(awaited_driver(self))
+
+    async def _delete(self, driver: Driver) -> bool:
         key = self.key
         all_keys = key, keys.permits_key(key), keys.requests_key(key)
         request = with_answered(self, new_request())
         return bool(await self._told(driver, self._call(scripts.SEMAPHORE_DELETE, all_keys, request, REMEMBERED_MS)))
-
-    try_set_permits, atry_set_permits = faces(_try_set_permits)
-    add_permits, aadd_permits = faces(_add_permits)
-    delete, adelete = faces(_delete)
 
     async def _tell(self, driver: Driver, script: scripts.Script, permits: int, *rest: Argument) -> int:
         return await self._told(driver, self._request_call(script, permits, *rest))
@@ -114,14 +131,19 @@ class Semaphore(BaseSemaphore):
     def __init__(self, name: str, *, wait_time: Duration | None = None, using: str = DEFAULT_ALIAS) -> None:
         super().__init__(name, wait_time=wait_time, using=using)
 
-    async def _acquire(
-        self, driver: Driver, permits: int = 1, blocking: bool = True, *, wait_time: Duration | None = UNSET
-    ) -> bool:
+    def acquire(self, permits: int = 1, blocking: bool = True, *, wait_time: Duration | None = UNSET) -> bool:
         """Take permits, all or none; returns False if not enough become free within the wait.
 
         ``wait_time`` is in seconds and defaults to the semaphore's own. With ``blocking=False`` or ``wait_time=0`` it
         tries once. Zero permits are always granted. A caller that needs many may wait long while others take few.
         """
+        return run_flow(self._acquire, (blocking_driver(self), permits, blocking, wait_time))
+
+    async def aacquire(self, permits: int = 1, blocking: bool = True, *, wait_time: Duration | None = UNSET) -> bool:
+        """As ``acquire``, in asyncio."""
+        return await self._acquire(awaited_driver(self), permits, blocking, wait_time)
+
+    async def _acquire(self, driver: Driver, permits: int, blocking: bool, wait_time: Duration | None) -> bool:
         wait = self._wait_seconds(blocking, wait_time)
         request = _Acquire(self, checked_number("permits", permits))  # refuses an alias with NODES
         if permits == 0:
@@ -135,36 +157,58 @@ class Semaphore(BaseSemaphore):
             raise
         return attempt is not None
 
-    async def _release(self, driver: Driver, permits: int = 1) -> None:
+    def release(self, permits: int = 1) -> None:
         """Release permits, even more than were taken; creates the semaphore if it does not exist.
 
         Raises ValueError if there would be more than 2147483647. Raises LockUnavailableError when Redis is unreachable:
         the background thread then retries for a minute, so do not release again.
         """
+        run_flow(self._release, (blocking_driver(self), permits))
+
+    async def arelease(self, permits: int = 1) -> None:
+        """As ``release``, in asyncio."""
+        await self._release(awaited_driver(self), permits)
+
+    async def _release(self, driver: Driver, permits: int) -> None:
         await self._give(driver, permits, 0)
 
-    async def _release_if_exists(self, driver: Driver, permits: int = 1) -> bool:
+    def release_if_exists(self, permits: int = 1) -> bool:
         """Like ``release``, but returns False if the semaphore does not exist, and does not create it."""
+        return run_flow(self._release_if_exists, (blocking_driver(self), permits))
+
+    async def arelease_if_exists(self, permits: int = 1) -> bool:
+        """As ``release_if_exists``, in asyncio."""
+        return await self._release_if_exists(awaited_driver(self), permits)
+
+    async def _release_if_exists(self, driver: Driver, permits: int) -> bool:
         return await self._give(driver, permits, 1)
 
-    async def _available_permits(self, driver: Driver) -> int:
+    def available_permits(self) -> int:
         """Ask Redis how many permits are free; below 0 if ``add_permits`` removed more than there were."""
+        return run_flow(self._available_permits, (blocking_driver(self),))
+
+    async def aavailable_permits(self) -> int:
+        """As ``available_permits``, in asyncio."""
+        return await self._available_permits(awaited_driver(self))
+
+    async def _available_permits(self, driver: Driver) -> int:
         left: int = (await self._ask(driver, self._call(scripts.COUNTER_READ, (self.key,), "")))[0]
         return left
 
-    async def _drain_permits(self, driver: Driver) -> int:
+    def drain_permits(self) -> int:
         """Take all free permits and return their number; a negative number is returned and reset to 0."""
+        return run_flow(self._drain_permits, (blocking_driver(self),))
+
+    async def adrain_permits(self) -> int:
+        """As ``drain_permits``, in asyncio."""
+        return await self._drain_permits(awaited_driver(self))
+
+    async def _drain_permits(self, driver: Driver) -> int:
         key, request = self.key, new_request()
         drain_keys = key, keys.drained_key(key, request), keys.requests_key(key)
         call = self._call(scripts.SEMAPHORE_DRAIN, drain_keys, request, REMEMBERED_MS)
         taken: int = await self._change_once(driver, call)
         return taken
-
-    acquire, aacquire = faces(_acquire)
-    release, arelease = faces(_release)
-    release_if_exists, arelease_if_exists = faces(_release_if_exists)
-    available_permits, aavailable_permits = faces(_available_permits)
-    drain_permits, adrain_permits = faces(_drain_permits)
 
     def __enter__(self) -> Self:
         """Take one permit. Raises LockTimeoutError if none becomes free within the wait."""
@@ -187,12 +231,12 @@ class Semaphore(BaseSemaphore):
 
     async def _enter(self, driver: Driver) -> None:
         started = driver.now()
-        if not await self._acquire(driver):
+        if not await self._acquire(driver, 1, True, UNSET):
             raise timed_out(self, driver.now() - started)
 
     async def _exit(self, driver: Driver, error: BaseException | None) -> None:
         with hidden_behind(error, self.name):
-            await self._release(driver)
+            await self._release(driver, 1)
 
     async def _give(self, driver: Driver, permits: int, only_if_exists: int) -> bool:
         self._check_alias()

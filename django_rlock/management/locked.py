@@ -14,8 +14,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django_rlock.clock import monotonic
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
-from django_rlock.locks.base import leave_for
 from django_rlock.locks.blocks import released_when_dropped
+from django_rlock.locks.detached import leave_for
 from django_rlock.management.output import LOST, TAKEN, UNAVAILABLE, USAGE
 from django_rlock.settings import DEFAULT_ALIAS, LONGEST, get_settings
 

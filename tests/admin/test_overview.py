@@ -24,7 +24,7 @@ def summary(client: Client) -> dict[str, Any]:
 
 def test_a_line_on_top_says_what_there_is(operator: Client, redis_client: redis.Redis) -> None:
     plant_locks(redis_client, 60, 3)
-    waiter = Thread(target=lambda: rlock("ours", wait_time=60).acquire() and rlock("ours").release())
+    waiter = Thread(target=lambda: rlock("ours", wait_time=60).acquire() and rlock("ours").release())  # type: ignore[func-returns-value]
     with rlock("ours"):
         waiter.start()
         # This process is one of them as soon as it has reported its hold.

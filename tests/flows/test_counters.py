@@ -12,6 +12,7 @@ import pytest
 from django_rlock import CountDownLatch, PermitExpirableSemaphore, Semaphore
 from django_rlock.keys import latch_channel, requests_key, semaphore_channel
 from django_rlock.locks import counters, permits, semaphore
+from django_rlock.locks.durations import UNSET
 from django_rlock.locks.holds import WAITS
 from tests.flows.exploring import explore
 from tests.flows.stepping import KEY, NAME, Actor, Process, Visitor, suspend
@@ -64,15 +65,16 @@ class Asking(Visitor):
     async def _visit(self, wait: float | None) -> str:
         counter: Any = self.lock
         if isinstance(counter, CountDownLatch):
-            assert await counter._wait(self.driver)
+            assert await counter._wait(self.driver, UNSET)
             return "served"
-        taken = await counter._acquire(self.driver)
+        more = () if isinstance(counter, Semaphore) else (None, False)
+        taken = await counter._acquire(self.driver, 1, True, UNSET, *more)
         self.world.enter(self)
         try:
             await suspend("inside")
         finally:
             self.world.inside.remove(self)
-            await counter._release(self.driver, *(() if taken is True else (taken,)))
+            await counter._release(self.driver, 1 if taken is True else taken)
         return "served"
 
 

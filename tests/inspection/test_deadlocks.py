@@ -80,7 +80,7 @@ def test_a_deadlock_is_found_and_goes_away(forks: tuple[str, ...], kind: str) ->
 
 def test_one_that_waits_for_a_deadlock_is_no_part_of_it() -> None:
     philosophers = Philosophers("a", "b")
-    bystander = Thread(target=lambda: rlock("a", wait_time=60).acquire() and rlock("a").release())
+    bystander = Thread(target=lambda: rlock("a", wait_time=60).acquire() and rlock("a").release())  # type: ignore[func-returns-value]
     with rlock("c"):
         bystander.start()
         graph = eventually(lambda: graph_with(edges=3, deadlocks=1))

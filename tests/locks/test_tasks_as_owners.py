@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from django_rlock import FairLock, LockNotOwnedError, MultiLock, ReadLock, RLock, WriteLock
+from django_rlock import (
+    CountDownLatch,
+    FairLock,
+    LockNotOwnedError,
+    MultiLock,
+    ReadLock,
+    RLock,
+    Semaphore,
+    WriteLock,
+)
 from django_rlock.locks.holds import HOLDS
 
 Wrapped = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
@@ -169,3 +178,19 @@ def test_an_owner_with_a_name_may_be_taken_in_any_task(kind):
 
     asyncio.run(body())
     assert HOLDS.snapshot() == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: RLock("stock:42").aacquire(),
+        lambda: RLock("stock:42", owner="them").__aenter__(),
+        lambda: Semaphore("printers").aacquire(),
+        lambda: CountDownLatch("ready").await_(),
+    ],
+    ids=["lock", "block of a named owner", "semaphore", "latch"],
+)
+def test_other_loops_than_asyncios_are_refused_in_words(redis_client, call):
+    """As trio's, which runs a coroutine without a loop of asyncio."""
+    with pytest.raises(RuntimeError, match=r"need a running asyncio event loop.*trio"):
+        call().send(None)

@@ -69,6 +69,15 @@ async def test_limits_of_sentinels(face, settings):
     assert "a sentinel's socket_timeout must be " in text
 
 
+@pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGOS])
+async def test_connections_that_open_no_socket(face, settings, backend):
+    """As fakeredis's documentation shows for Django's cache."""
+    fakeredis = pytest.importorskip("fakeredis")
+    given = {"connection_class": fakeredis.FakeConnection}
+    options = {"CONNECTION_POOL_KWARGS": given} if backend == DJANGO_REDIS else given
+    assert "override_locks()" in await refused(face, settings, entry(backend, **options))
+
+
 async def test_client_that_spreads_keys(face, settings):
     options = {"CLIENT_CLASS": "django_redis.client.ShardClient"}
     text = await refused(face, settings, {**entry(DJANGO_REDIS, **options), "LOCATION": ["redis://one", "redis://two"]})
