@@ -54,7 +54,7 @@ def test_with_may_be_used_in_async_code():
             assert not await rlock("stock:1").aacquire(blocking=False)
             with pytest.raises(AssertionError, match="locked already: stock:1"), hold("stock:1"):
                 pass
-        assert await rlock("stock:1").aacquire(blocking=False)
+        assert not await rlock("stock:1").alocked()
 
     asyncio.run(body())
 
