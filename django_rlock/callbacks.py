@@ -18,6 +18,7 @@ from typing import Any
 
 from django_rlock import threads
 from django_rlock.process import Owned, on_exit
+from django_rlock.redaction import printable
 
 MOST = 10_000
 """How many calls may be queued; when full, new ones are dropped, and their number is logged."""
@@ -102,7 +103,7 @@ def log(log_to: logging.Logger, level: int, message: str, *args: Any) -> None:
     frame = sys._getframe(1)  # noqa: SLF001 - as logging itself finds its caller
     code = frame.f_code
     # An exception would keep its frames, and with them what is released when it is dropped, for as long as the record.
-    args = tuple([str(arg) if isinstance(arg, BaseException) else arg for arg in args])
+    args = tuple([printable(arg) if isinstance(arg, str | BaseException) else arg for arg in args])
     record = log_to.makeRecord(log_to.name, level, code.co_filename, frame.f_lineno, message, args, None, code.co_name)
     post(log_to.handle, record)
 

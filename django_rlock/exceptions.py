@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import redis.exceptions
 
-from django_rlock.redaction import reason_of
+from django_rlock.redaction import printable, reason_of
 
 
 class RLockError(redis.exceptions.LockError):
@@ -34,6 +34,10 @@ class RLockError(redis.exceptions.LockError):
     __repr__ = Exception.__repr__  # redis-py's does not show the arguments
 
     def __str__(self) -> str:
+        return printable(self._text())
+
+    def _text(self) -> str:
+        """The message; names in it may come from anywhere."""
         return str(self.args[0]) if self.args else ""
 
     @property
@@ -67,7 +71,7 @@ class LockTimeoutError(RLockError, TimeoutError):
         self.holder = holder
         self.retry_after = retry_after
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         held_by = f"held by {self.holder}" if self.holder else "held by another owner"
         if self.retry_after is not None:
             held_by += f"; its lease ends in {self.retry_after:.1f} s unless it is renewed"
@@ -100,7 +104,7 @@ class LockNotOwnedError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeE
         self.held_side = held_side
         self.left_by = left_by
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         if self.held_side:
             return (
                 f"{self._subject} is not held through its {self.side}_lock by this owner ({self.owner}), but through "
@@ -127,7 +131,7 @@ class LockUpgradeError(RLockError, RuntimeError):
         self.lock_name = lock_name
         self.owner = owner
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return (
             f"{self._subject} is held for reading by this owner ({self.owner}), which would wait for itself to "
             f"write. Release the read lock first; or take the write lock before it, since a writer may read as well."
@@ -147,7 +151,7 @@ class LockLostError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeError
         self.noun = noun
         self.reason = reason
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return (
             f"{self._subject} was lost while it was held: {self.reason}. Another owner may have held it since; "
             f"undo or verify the work done under it."
@@ -168,7 +172,7 @@ class StaleTokenError(RLockError, RuntimeError):
         self.token = token
         self.stored = stored
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         lock = "the lock" if self.lock_name is None else f"lock {self.lock_name!r}"
         return (
             f"{self.row} refused a write under the fencing token {self.token}: it has been written under {self.stored} "
@@ -186,7 +190,7 @@ class PermitNotHeldError(RLockError, RuntimeError):
         self.lock_name = lock_name
         self.ids = tuple(ids)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return (
             f"Not all of the permits {', '.join(self.ids)} of {self.noun} {self.lock_name!r} are taken: an id is "
             f"wrong, its permit was released before, or its lease has ended. None of them was changed."
@@ -203,7 +207,7 @@ class LockUnavailableError(RLockError, ConnectionError):
         self.reason = reason
         self.advice = advice or "Nothing was changed; check that Redis is up and reachable."
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"{self._subject} is unavailable: {self.reason}. {self.advice}"
 
 
@@ -230,7 +234,7 @@ class TaskQueuedError(RLockError):
         self.lock_name = lock_name
         self.task_id = task_id
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return (
             f"The task was not sent: task {self.task_id} has its key ({self.lock_name!r}), and waits or runs. Wait for "
             f"that one, or leave out on_queued='raise' to get its result."

@@ -1,6 +1,8 @@
-"""Texts without passwords: every URL or setting's value in an error, a check or a page is shown through this.
+"""Texts that may be shown: without passwords, and without characters that are not printable.
 
-Anything that may be part of a password is hidden: the text may lose a part of a URL, but never shows a password.
+Every URL or setting's value in an error, a check or a page is shown through this. Anything that may be part of a
+password is hidden: the text may lose a part of a URL, but never shows a password. Names come from clients and from
+Redis, where anyone may have planted anything: errors, log records and labels show a line break as ``\\n``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,12 @@ _IN_QUERY = r"[?&]([^\s=&?]*)=(?=([^\s&]*))"
 # it. Later versions hide it themselves, and what follows says why they failed.
 _ASSIGNED = rf"(?is)(?<![\w.?&%-])({_SECRET_NAME}=)(?!<REDACTED>).*"
 _IN_DICT = rf"""(?is)(['"]{_SECRET_NAME}\\*['"]:\s*)(?:{_QUOTED}|.*)"""
+
+
+def printable(text: object) -> str:
+    """A text that begins no line, moves no cursor and colours nothing: control characters are written as escapes."""
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in plain)
 
 
 def redacted(text: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from django.db.models import TextChoices
 from django.utils.translation import gettext_lazy as _
 
+from django_rlock.redaction import printable
+
 CLIENT_LENGTH = 36
 """An owner's first characters are its process's client id."""
 
@@ -128,7 +130,7 @@ class Holder(Party):
     def __str__(self) -> str:
         """As in ``web-2 pid 311, POST /buy/42/, for 7.1 s``."""
         held_for = "" if self.held_for is None else f"for {self.held_for:.1f} s"
-        return ", ".join(filter(None, [self.process_text, self.doing, held_for]))
+        return printable(", ".join(filter(None, [self.process_text, self.doing, held_for])))
 
 
 _NO_ONE = Holder(owner="", actor="", client="", count=0)
@@ -192,7 +194,7 @@ class Step:
 
     def __str__(self) -> str:
         who = ", ".join(filter(None, [self.party.process_text, self.party.place, self.party.doing]))
-        return f"{who} holds {self.holds.name}, waits for {self.waits_for.name}"
+        return printable(f"{who} holds {self.holds.name}, waits for {self.waits_for.name}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,6 +32,7 @@ from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.records import GroupHold, Hold, Key
 from django_rlock.locks.tallies import count_hold, note_lost
+from django_rlock.redaction import printable
 from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import get_settings
 from django_rlock.signals import lock_lost
@@ -470,7 +471,7 @@ def _call_back(hold: Hold) -> None:
         try:
             lock.on_lost(lock)
         except Exception:
-            logger.exception("The on_lost callback of %s %r failed.", hold.noun, lock.name)
+            logger.exception("The on_lost callback of %s %r failed.", hold.noun, printable(lock.name))
 
 
 add_job(Doubts, first=True)

@@ -17,6 +17,7 @@ from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.locks.detached import leave_for
 from django_rlock.management.output import LOST, TAKEN, UNAVAILABLE, USAGE
+from django_rlock.redaction import printable
 from django_rlock.settings import DEFAULT_ALIAS, LONGEST, get_settings
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ def run_locked(
         refusal = _refusal(error, terms)
         if not (refusal.returncode == TAKEN and terms.on_locked == "skip"):
             raise refusal from error
-        logger.info("Skipped: %s", refusal)
+        logger.info("Skipped: %s", printable(refusal))
         note(f"Skipped: {refusal}")
         return None
 
@@ -128,12 +129,14 @@ class _Section:
             if left < 0.001 or not leave_for(self.lock, left):
                 self.lock.__exit__(kind, error, trace)
         except LockUnavailableError as failure:
-            logger.error("The work under lock %r has ended, but: %s", self.lock.name, failure)  # noqa: TRY400
+            logger.error(  # noqa: TRY400
+                "The work under lock %r has ended, but: %s", printable(self.lock.name), printable(failure)
+            )
         except RLockError as failure:
             if error is None:
                 self.failure = failure
                 raise
-            logger.warning("While leaving lock %r after an error: %s", self.lock.name, failure)
+            logger.warning("While leaving lock %r after an error: %s", printable(self.lock.name), printable(failure))
 
 
 class LockedCommand(BaseCommand):

@@ -17,8 +17,8 @@ from django.core.management.base import CommandError
 
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection.infos import LockInfo
-from django_rlock.inspection.texts import printable
 from django_rlock.locks.options import checked_text
+from django_rlock.redaction import printable
 from django_rlock.settings import LONGEST, get_aliases, unknown_alias
 
 ERROR, USAGE, NOTHING_MATCHED = 1, 2, 3

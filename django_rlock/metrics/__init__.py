@@ -15,6 +15,7 @@ from typing import Any
 from django_rlock.callbacks import post
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Named
+from django_rlock.redaction import printable
 from django_rlock.signals import (
     LockSignal,
     lock_acquired,
@@ -75,7 +76,9 @@ class Level:
 
     def read(self) -> dict[tuple[str, ...], int]:
         """The numbers by the values of LABELS; 0 where there were some before."""
-        now: Counter[tuple[str, ...]] = Counter((lock.template, lock.kind, lock.using) for lock in self.locks())
+        now: Counter[tuple[str, ...]] = Counter(
+            (printable(lock.template), lock.kind, lock.using) for lock in self.locks()
+        )
         self._last = {**dict.fromkeys(self._last, 0), **now}
         return self._last
 
@@ -119,4 +122,4 @@ def _receiver(records: Sequence[tuple[Event, Record]]) -> Callable[..., None]:
 
 def _record(records: Sequence[tuple[Event, Record]], given: Mapping[str, Any]) -> None:
     for event, record in records:
-        record({label: given[label] for label in event.labels}, event.value(given))
+        record({label: printable(given[label]) for label in event.labels}, event.value(given))

@@ -18,7 +18,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext
 
 from django_rlock.inspection.infos import duration_parts
-from django_rlock.inspection.texts import printable
+from django_rlock.redaction import printable
 from django_rlock.settings import get_settings
 
 register = template.Library()

@@ -22,6 +22,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
 
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError, StaleTokenError
+from django_rlock.redaction import printable
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 from django_rlock.web.requests import plain_request
 
@@ -63,7 +64,9 @@ def answer(request: Any, error: RLockError, *, using: str = DEFAULT_ALIAS, statu
     """
     problem = _problem(error, using, status)
     if not isinstance(error, LockTimeoutError):
-        logger.error("%r got a response with status %d: %s", _route(request), problem.status, error)
+        logger.error(
+            "%r got a response with status %d: %s", printable(_route(request)), problem.status, printable(error)
+        )
     if not isinstance(request, HttpRequest):
         from django_rlock.web.rest_framework import LockAPIException, forbid_storing
 

@@ -1,7 +1,9 @@
 """Errors keep their values and texts on every way that an error takes."""
 
+import inspect
 import json
 import pickle
+from typing import Any
 
 import pytest
 import redis.exceptions
@@ -22,6 +24,7 @@ from django_rlock import (
 )
 from django_rlock.drivers.retrying import unavailable
 from django_rlock.exceptions import QuorumNotReachedError
+from django_rlock.inspection import Holder
 
 ERRORS = [
     LockTimeoutError("stock:1", waited=3.0, holder="web-2 pid 311", retry_after=22.9),
@@ -42,6 +45,25 @@ ERRORS = [
     KeyTemplateError("stock:<id>: no argument 'id'", template="stock:<id>"),
 ]
 
+HOSTILE = "a\r\n\x1b[31m\u202e\u2028b"
+"""A line of its own, a colour, another direction; as any client may put it into a path, and so into another's error."""
+
+
+def classes_of_errors(of: type[RLockError] = RLockError) -> list[type[RLockError]]:
+    return [of, *(each for kind in of.__subclasses__() for each in classes_of_errors(kind))]
+
+
+def made_of_hostile_texts(kind: type[RLockError]) -> RLockError:
+    """An error each of whose texts is hostile."""
+    values: dict[str, Any] = {"float": 1.0, "int": 1, "Sequence[str]": (HOSTILE,), "object": HOSTILE}
+    values["dict[str, Exception]"] = {HOSTILE: ConnectionError(HOSTILE)}
+    given = []
+    for parameter in inspect.signature(kind).parameters.values():
+        annotation = str(parameter.annotation).removesuffix(" | None")
+        given.append(values.get(annotation, HOSTILE))
+    return kind(*given)
+
+
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 
 
@@ -49,6 +71,19 @@ def assert_same(copy: BaseException, error: RLockError) -> None:
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize("kind", classes_of_errors(), ids=lambda kind: kind.__name__)
+def test_no_error_shows_what_is_not_printable(kind: type[RLockError]) -> None:
+    error = made_of_hostile_texts(kind)
+    assert str(error).isprintable()
+    assert "\\n" in str(error)
+
+
+def test_no_holder_shows_what_is_not_printable() -> None:
+    holder = Holder(owner=HOSTILE, actor="", client="", count=1, context={"route": HOSTILE})
+    assert str(holder).isprintable()
+    assert "\\n" in str(holder)
 
 
 @each_error

@@ -12,7 +12,6 @@ from django.core.management.base import BaseCommand, CommandError
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import lock_info
 from django_rlock.inspection.infos import LockInfo, Party, duration_text
-from django_rlock.inspection.texts import printable
 from django_rlock.management.output import (
     NOTHING_MATCHED,
     check_usage,
@@ -22,6 +21,7 @@ from django_rlock.management.output import (
     terminal_width,
     to_json,
 )
+from django_rlock.redaction import printable
 from django_rlock.settings import DEFAULT_ALIAS
 
 

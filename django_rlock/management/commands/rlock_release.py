@@ -14,7 +14,6 @@ from django.core.management.base import BaseCommand, CommandError
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_locks, force_release, lock_infos
 from django_rlock.inspection.infos import Holder, LockInfo
-from django_rlock.inspection.texts import printable
 from django_rlock.management.output import (
     ERROR,
     NOTHING_MATCHED,
@@ -26,6 +25,7 @@ from django_rlock.management.output import (
     to_json,
     unread,
 )
+from django_rlock.redaction import printable
 from django_rlock.settings import DEFAULT_ALIAS
 
 
