@@ -31,6 +31,9 @@ RABBIT, RABBIT_QUEUES = "RLOCK_TEST_RABBIT", "RLOCK_TEST_RABBIT_QUEUES"
 WORKERS_CANNOT_ENCODE = "RLOCK_TEST_CANNOT_ENCODE"
 """Set for a worker that decodes arguments in the tests' own format, and cannot encode them."""
 
+SQS = "RLOCK_TEST_SQS"
+"""The port of an SQS on this machine to take for messages."""
+
 app = Celery("tests.celery_app", include=["tests.celery_app.tasks"], set_as_current=False)
 app.conf.update(
     broker_connection_retry_on_startup=True,
@@ -73,14 +76,27 @@ def use_rabbit(other: Celery, url: str, queues: str) -> None:
     )
 
 
+def use_sqs(other: Celery, port: str) -> None:
+    """Have an app take the queues of an SQS on this machine for the messages."""
+    other.conf.update(
+        broker_url=f"sqs://key:secret@127.0.0.1:{port}//",
+        broker_transport_options={"region": "us-east-1", "polling_interval": 0.1, "wait_time_seconds": 0},
+        worker_enable_remote_control=False,
+    )
+
+
 if "RLOCK_TEST_CELERY" in os.environ:
     use(os.environ["RLOCK_TEST_CELERY"])
 
 if RABBIT in os.environ:
     use_rabbit(app, os.environ[RABBIT], os.environ[RABBIT_QUEUES])
 
+if SQS in os.environ:
+    use_sqs(app, os.environ[SQS])
+
 if VISIBILITY in os.environ:
     app.conf.broker_transport_options = {
+        **(app.conf.broker_transport_options or {}),
         "visibility_timeout": float(os.environ[VISIBILITY]),
         "unacked_restore_interval": 0.2,
         "unacked_restore_throttle": 1,
