@@ -23,6 +23,12 @@ UV := $(shell command -v uv 2>/dev/null)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 SOURCES = $(wildcard django_rlock example_project benchmarks tests .ci/gate.py)
 
+# Another PYTHON than that of $(VENV) makes it anew.
+ifneq ($(origin PYTHON),file)
+WHICH := 'import sys; print(sys.base_prefix, *sys.version_info)'
+$(shell test ! -f $(VENV)/pyvenv.cfg || test "$$($(BIN)/python -c $(WHICH))" = "$$($(PYTHON) -c $(WHICH))" || rm -r $(VENV))
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test core check test-all smoke soak campaign storm lint types layers docs bench
 
@@ -56,9 +62,10 @@ campaign: $(VENV)/.test ## Celery workers under a nemesis, for SECONDS (ARGS="--
 storm: $(VENV)/.test ## Interrupt 200 processes 600 times each, for a quarter of an hour (ARGS="--kind fair --number 20")
 	$(BIN)/python -m tests.faults.storms $(ARGS)
 
-lint: $(VENV)/.lint ## Check style and formatting
+lint: $(VENV)/.lint ## Check style, formatting and workflows
 	$(BIN)/ruff check $(ARGS)
 	$(BIN)/ruff format --check --diff
+	$(BIN)/zizmor --offline --quiet .github
 
 types: $(VENV)/.types ## Check types
 	$(BIN)/mypy $(or $(ARGS),$(SOURCES))

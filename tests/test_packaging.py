@@ -121,3 +121,22 @@ def test_the_source_distribution_can_be_tested(tmp_path: Path) -> None:
     assert package_files() <= names
     assert {"LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "example_project/embedded.py"} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
+
+
+@pytest.mark.parametrize(("version", "is_kept"), [(sys.version_info, True), ((3, 1, 4, "final", 0), False)])
+def test_make_keeps_no_environment_of_another_python(
+    version: tuple[object, ...], is_kept: bool, tmp_path: Path
+) -> None:
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    (venv / "bin/python").write_text(f"#!/bin/sh\necho '{' '.join(map(str, (sys.base_prefix, *version)))}'\n")
+    (venv / "bin/python").chmod(0o755)
+    subprocess.run(["make", "help", f"VENV={venv}", f"PYTHON={sys.executable}"], cwd=ROOT, check=True)
+    assert venv.exists() is is_kept
+
+
+def test_make_removes_only_environments(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    subprocess.run(["make", "help", f"VENV={tmp_path}", f"PYTHON={sys.executable}"], cwd=ROOT, check=True)
+    assert (tmp_path / "bin").exists()
