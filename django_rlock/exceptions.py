@@ -236,8 +236,8 @@ class TaskQueuedError(RLockError):
 
     def _text(self) -> str:
         return (
-            f"The task was not sent: task {self.task_id} has its key ({self.lock_name!r}), and waits or runs. Wait for "
-            f"that one, or leave out on_queued='raise' to get its result."
+            f"The task was not sent: task {self.task_id} with the same key ({self.lock_name!r}) is queued or runs. "
+            f"Wait for that one, or leave out on_queued='raise' to get its result."
         )
 
 

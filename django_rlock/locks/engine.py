@@ -267,7 +267,7 @@ def abandon(
 @in_turn
 @a_call
 async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[object] | None = None) -> None:
-    """Release one hold. It adds itself to ``begun`` when it has: from then on it handles interruptions itself."""
+    """Release one hold. Once it has started, it adds the lock to ``begun``, and handles interruptions from then on."""
     before = owner.is_calling and refuse_nested(lock)
     hold = HOLDS.get(lock, owner)
     if hold is None:
