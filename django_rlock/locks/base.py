@@ -29,7 +29,7 @@ from django_rlock.drivers.identity import (
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockTimeoutError, RLockError
 from django_rlock.locks import engine
-from django_rlock.locks.blocks import released_when_dropped
+from django_rlock.locks.blocks import left_by_its_owner, released_when_dropped
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.faces import awaited_driver, blocking_driver
@@ -237,15 +237,23 @@ class BaseLock(Handle):
 
     @released_when_dropped
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        *,
+        owner: Owner | None = None,
     ) -> None:
-        driver = blocking_driver(self)
-        run_flow(self._exit, (driver, self._owner(driver), error))
+        self._end_block(error, owner)
 
-    def _end_block(self, error: BaseException | None) -> None:
+    def _end_block(self, error: BaseException | None, owner: Owner | None = None) -> None:
         """What ``__exit__`` does, for a block whose own ``__exit__`` is guarded."""
-        driver = blocking_driver(self)
-        run_flow(self._exit, (driver, self._owner(driver), error))
+        owner = self._named_owner or owner or thread_owner()
+        if running_loop() is not None and not may_block_loops():
+            # A generator that other code entered is dropped here.
+            engine.leave_later(self, owner)
+        else:
+            run_flow(self._exit, (blocking_driver(self), owner, error))
 
     @for_its_owner
     async def __aenter__(self) -> Self:
@@ -259,12 +267,18 @@ class BaseLock(Handle):
         driver = awaited_driver(self)
         await self._enter(driver, self._owner(driver), hasty=hasty)
 
+    @left_by_its_owner
     @for_its_owner
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        *,
+        owner: Owner | None = None,
     ) -> None:
         driver = awaited_driver(self)
-        await self._exit(driver, self._owner(driver), error)
+        await self._exit(driver, self._named_owner or owner or driver.owner(), error)
 
     async def _enter(self, driver: Driver, owner: Owner, describe: bool = True, hasty: bool = False) -> None:
         if self.until_commit:

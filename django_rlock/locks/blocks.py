@@ -1,18 +1,26 @@
-"""Releases a lock whose ``with`` statement was interrupted before it could release it."""
+"""The ends of blocks. A block belongs to the owner that entered it, wherever its end runs: the end of a generator that
+is dropped runs in another thread or task. And a block is left although its ``with`` statement was interrupted before it
+could do so.
+
+Python looks up ``__exit__`` before it calls ``__enter__``; so that is the time to note the owner.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, update_wrapper
+from inspect import signature
 from typing import Any, cast
 
-from django_rlock.drivers.identity import thread_owner
+from django_rlock.drivers.identity import Owner, current_owner, thread_owner
 from django_rlock.exits import Method, guarded
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.records import key_of
 
 
 def released_when_dropped(exit_block: Method) -> Method:
-    """Make a dropped ``__exit__`` release its lock. The class is a lock, or has a ``lock``, which ``__enter__`` takes.
+    """Tell an ``__exit__`` that wants it the ``owner`` that enters its block, and make it release the lock if it is
+    dropped. The class is a lock, or has a ``lock``, which ``__enter__`` takes.
 
     A lock with ``owner=`` is not released, because other threads may have entered blocks under the same name.
     """
@@ -24,30 +32,55 @@ class _ExitMethod:
 
     def __init__(self, exit_block: Callable[..., object]) -> None:
         self._exit_block = exit_block
+        self._wants_owner = "owner" in signature(exit_block).parameters
 
     def __set_name__(self, kind: type, _name: str) -> None:
         self._has_lock = hasattr(kind, "lock")
 
     def __get__(self, block: Any, _kind: type) -> Callable[..., object]:
+        if block is None:  # by contextlib.ExitStack, among others
+            return _for(thread_owner(), self._exit_block) if self._wants_owner else self._exit_block
+        give_back = _GiveBack(block.lock if self._has_lock else block)
+        leave = partial(self._exit_block, owner=give_back.owner) if self._wants_owner else self._exit_block
+        return guarded(leave, block, give_back)
+
+
+def left_by_its_owner(exit_block: Method) -> Method:
+    """Tell an ``__aexit__`` the ``owner`` that enters the block."""
+    return cast("Method", _AsyncExitMethod(exit_block))
+
+
+class _AsyncExitMethod:
+    def __init__(self, exit_block: Callable[..., object]) -> None:
+        self._exit_block = exit_block
+
+    def __get__(self, block: Any, _kind: type) -> Callable[..., object]:
         if block is None:
-            return self._exit_block
-        return guarded(self._exit_block, block, _GiveBack(block.lock if self._has_lock else block))
+            return _for(current_owner(), self._exit_block)
+        return partial(self._exit_block, block, owner=current_owner())
+
+
+def _for(owner: Owner, exit_block: Callable[..., object]) -> Callable[..., object]:
+    def leave(block: Any, *error: Any) -> object:
+        return exit_block(block, *error, owner=owner)
+
+    return update_wrapper(leave, exit_block)
 
 
 class _GiveBack:
     """Gives back what a statement has taken of a lock since this object was made."""
 
-    __slots__ = ("_around", "_keys", "_lock", "_owner")
+    __slots__ = ("_around", "_keys", "_lock", "owner")
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
-        self._owner = owner = thread_owner()
+        self.owner = owner = thread_owner()
         self._keys = [key_of(part, owner) for part in lock.parts]
         self._around = HOLDS.before(self._keys, lock._depth)
 
     def __call__(self) -> None:
         lock = self._lock
-        if HOLDS.has_none(self._keys) or thread_owner() is not self._owner:
+        if HOLDS.has_none(self._keys) or thread_owner() is not self.owner:
             return
         for part, key in zip(lock.parts, self._keys, strict=True):
             hold, former = HOLDS.at(key), self._around.get(key, NOTHING)

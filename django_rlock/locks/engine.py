@@ -360,6 +360,14 @@ def _drop_lost(hold: Hold) -> None:
         HOLDS.uncover_lost(hold)
 
 
+def leave_later(lock: BaseLock, owner: Owner) -> None:
+    """Leave a block where nothing may wait for the server: the background releases the lock."""
+    for part in lock.parts:
+        if hold := HOLDS.get(part, owner):
+            hold.scoped -= 1
+            release_later(hold)
+
+
 def leave_block(lock: BaseLock, owner: Owner) -> None:
     if hold := HOLDS.get(lock, owner):
         hold.scoped -= 1

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from django_rlock.callbacks import log
+from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.locks.blocks import released_when_dropped
 
@@ -40,11 +41,16 @@ class Section:
 
     @released_when_dropped
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        *,
+        owner: Owner | None = None,
     ) -> None:
         if self.left is not None:
             try:
-                self.left._end_block(error)
+                self.left._end_block(error, owner)
             except RLockError as failure:
                 self._note(failure)
 
