@@ -40,7 +40,7 @@ def is_redissons(channel: str) -> bool:
 
 
 def plain_mark(channel: str) -> str:
-    """The sharded channel, in the same slot, by whose subscribers a cluster counts those of ours to a plain channel."""
+    """The channel, in the same slot, by whose subscribers scripts know how many of a Redisson channel's are ours."""
     return f"{_MARK}{channel}"
 
 

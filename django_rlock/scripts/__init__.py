@@ -31,6 +31,11 @@ _SHARDED = {
         "'spublish', 'rlock_wake' .. string.sub(queue, #'rlock_queue' + 1) .. ':' .. client"
     ),
     "redis.pcall('publish', ": "publish_both(",
+    # Redisson's clients listen to the shard, or to all nodes.
+    "local seen = redis.pcall('pubsub', 'numsub', channel, 'rlock_wake::' .. channel)": (
+        "local seen = redis.pcall('pubsub', 'shardnumsub', channel, 'rlock_wake::' .. channel)\n"
+        "    seen[2] = math.max(seen[2] or 0, redis.pcall('pubsub', 'numsub', channel)[2] or 0)"
+    ),
 }
 
 

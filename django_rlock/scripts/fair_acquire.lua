@@ -14,6 +14,7 @@
 -- know the queue, else 0, the ticket that was drawn, or '' if none was}.
 
 -- include: fair_grant
+-- include: guests
 
 local lock, queue, alive, member, count = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3]
 local owner = string.match(member, '^/%d+/(.*)$', 37) or member
@@ -49,14 +50,17 @@ if left == -2 then
     if not head then
         return take()
     end
-    if head == member then
-        redis.call('zrem', queue, member)
-        return take()
+    left = left_to_guests(alive)
+    if left == 0 then
+        if head == member then
+            redis.call('zrem', queue, member)
+            return take()
+        end
+        if not grant(lock, queue, alive, ARGV[5]) then
+            return take()
+        end
+        left = tonumber(ARGV[5])
     end
-    if not grant(lock, queue, alive, ARGV[5]) then
-        return take()
-    end
-    left = tonumber(ARGV[5])
 end
 
 -- This includes a grant just made: with dead waiters before it, the first waiter may have been this owner.
@@ -92,4 +96,4 @@ if ARGV[6] == '0' then
 else
     ticket = take_ticket()
 end
-return {ARGV[1], left, is_ours(found[1]) and 0 or 1, ticket}
+return {ARGV[1], left, found[1] and is_ours(found[1]) and 0 or 1, ticket}

@@ -12,6 +12,7 @@
 -- granted the lock, 0 if the server does not know it.
 
 -- include: fair_grant
+-- include: guests
 
 local n, now = #KEYS / 3, now_ms()
 
@@ -28,8 +29,13 @@ local function beat(lock, queue, alive, member)
     mark_alive(alive, member, ARGV[3], now)
     tidy(alive, ARGV[3], now)
     local left = redis.call('pttl', lock)
-    if left == -2 and grant(lock, queue, alive, ARGV[2]) then
-        left = tonumber(ARGV[2])
+    if left == -2 then
+        local guests = left_to_guests(alive)
+        if guests > 0 then
+            left = guests
+        elseif grant(lock, queue, alive, ARGV[2]) then
+            left = tonumber(ARGV[2])
+        end
     end
     return state_of(lock, queue, member), left
 end

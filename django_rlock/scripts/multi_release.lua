@@ -16,6 +16,7 @@
 
 -- include: announce
 -- include: fair_grant
+-- include: guests
 -- include: owns
 
 local n = #KEYS / 6
@@ -38,8 +39,11 @@ local queued = redis.pcall('exists', unpack(KEYS, n + 1, 3 * n)) ~= 0
 for _, i in ipairs(held) do
     if not queued then
         redis.pcall('publish', KEYS[4 * n + i], '0') -- pcall: see announce
-    elseif not grant(KEYS[i], KEYS[n + i], KEYS[3 * n + i], ARGV[3]) then
-        announce(KEYS[4 * n + i], KEYS[2 * n + i], KEYS[5 * n + i])
+    else
+        local queue, waiting, alive, channel = KEYS[n + i], KEYS[2 * n + i], KEYS[3 * n + i], KEYS[4 * n + i]
+        if is_left_to_guests(KEYS[i], queue, alive, channel, waiting) or not grant(KEYS[i], queue, alive, ARGV[3]) then
+            announce(channel, waiting, KEYS[5 * n + i])
+        end
     end
 end
 return {ARGV[1], missing}

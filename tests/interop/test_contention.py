@@ -5,12 +5,18 @@ Not of a read-write lock: Redisson's waiters for one miss a message that comes b
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from django_rlock import FairLock
+from tests.eventually import UNTIL_SERVED, eventually
+from tests.forms import long
 from tests.interop.pairs import ALIKE
-from tests.interop.sites import PLACES
+from tests.interop.redisson import fair_lock, lock
+from tests.interop.sites import PLACES, PLAIN, waiting_here
 
 VISITS = 15
 LEASE = 60
@@ -50,3 +56,32 @@ def test_one_at_a_time(kind, name, site, java):
         for each in here + there:
             each.result()
     assert len(visits) == 6 * VISITS
+
+
+GUESTS = {"plain": lock, "fair": fair_lock}
+
+
+@pytest.mark.parametrize("scene", [*PLACES, *long(PLAIN)], indirect=True, ids=str)
+@pytest.mark.parametrize("kind", GUESTS)
+def test_fair_lock_that_is_always_waited_for_lets_java_in(kind, name, site, java):
+    """Redisson's clients are not in its queue."""
+    done = threading.Event()
+
+    def visit_until_done() -> None:
+        ours = FairLock(name, using="hasty")
+        while not done.is_set():
+            with ours:
+                time.sleep(0.001)
+
+    alice, theirs = java("alice"), GUESTS[kind](name)
+    with ThreadPoolExecutor(3) as threads:
+        here = [threads.submit(visit_until_done) for _ in range(3)]
+        eventually(lambda: waiting_here() == 2)
+        try:
+            for _ in range(3):
+                alice.begin(theirs, "lock", LEASE, "SECONDS").result(UNTIL_SERVED)
+                alice.do(theirs, "unlock")
+        finally:
+            done.set()
+        for each in here:
+            each.result()

@@ -25,6 +25,7 @@ from django_rlock.callbacks import log
 from django_rlock.clock import monotonic
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.retrying import backoff
+from django_rlock.keys import is_redissons, plain_mark
 from django_rlock.links.errors import server_error
 from django_rlock.links.link import Link
 from django_rlock.links.resp import ErrorReply
@@ -173,11 +174,11 @@ class Subscriber:
 
     def _subscription(self, channel: str) -> bytes:
         """The command that subscribes to a channel."""
-        return pack_command("SUBSCRIBE", channel)
+        return pack_command("SUBSCRIBE", *_with_mark(channel))
 
     def _farewell(self, channel: str) -> bytes:
         """The command that undoes it."""
-        return pack_command("UNSUBSCRIBE", channel)
+        return pack_command("UNSUBSCRIBE", *_with_mark(channel))
 
     def _connect(self) -> None:
         self._leave_at = math.inf
@@ -257,6 +258,11 @@ class Subscriber:
         log(logger, logging.INFO, "Listening connection lost (%s); subscribing again.", error)
         self._tries += 1
         time.sleep(backoff(self._tries, *_RECONNECT_AFTER))
+
+
+def _with_mark(channel: str) -> list[str]:
+    """The channel, and for Redisson's locks the mark by which scripts leave this subscriber out of account."""
+    return [channel, plain_mark(channel)] if is_redissons(channel) else [channel]
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,37 @@
+-- Included by the fair lock's scripts, not called on its own.
+
+-- Redisson's clients know nothing of the queue. Where it is never empty, they would never get the lock. So about every
+-- fourth time that it is released while one of them waits, it is left free for them for GUESTS_MS.
+
+-- The member of the alive marks whose score is the epoch ms until which the free lock is left to them.
+local GUESTS, GUESTS_MS = 'guests', 100
+
+-- How many ms longer it is; 0 if it is not. The server's clock may have been set back since the mark was made.
+local function left_to_guests(alive)
+    local until_ms = tonumber(redis.call('zscore', alive, GUESTS)) or 0
+    return math.min(math.max(until_ms - now_ms(), 0), GUESTS_MS)
+end
+
+-- Our own processes that listen there have a mark each: see keys.plain_mark().
+local function others_listen(channel)
+    local seen = redis.pcall('pubsub', 'numsub', channel, 'rlock_wake::' .. channel)
+    return (seen[2] or 0) > (seen[4] or 0)
+end
+
+-- Leaves the free lock to Redisson's clients if it is their turn. The first waiter here asks for it meanwhile, and is
+-- told when that ends.
+local function is_left_to_guests(lock, queue, alive, channel, waiting)
+    local now = now_us()
+    if now % 4 ~= 0 then
+        return false
+    end
+    local member = redis.call('zrange', queue, 0, 0)[1]
+    -- pcall: a user who may not read Redisson's keys or ask for subscribers gets an error.
+    if not member or not (others_listen(channel) or redis.pcall('exists', waiting) == 1) then
+        return false
+    end
+    redis.call('zadd', alive, math.floor(now / 1000) + GUESTS_MS, GUESTS)
+    local client = string.sub(member, 1, 36)
+    redis.pcall('publish', 'rlock_wake:' .. client, ' ' .. member .. ' ' .. lock)
+    return true
+end
