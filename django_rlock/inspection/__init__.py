@@ -127,6 +127,13 @@ def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInf
     return mark(found, deadlocks)
 
 
+def number_at(name: str, using: str = DEFAULT_ALIAS) -> int | None:
+    """The number that a key of an alias holds instead of a lock: a semaphore's permits, or a latch's count. Errors as
+    ``lock_info``."""
+    with asking(name, using) as server:
+        return server.read_number(get_settings(using).key_prefix + name)
+
+
 def force_release(
     name: str, owner: str | None = None, using: str = DEFAULT_ALIAS, reason: str = "", by: str = ""
 ) -> bool:

@@ -140,6 +140,13 @@ def count_present(client: redis.Redis, keys: Iterable[str]) -> int:
     return sum(_pipeline(client, [("EXISTS", *lock) for lock in locks]))
 
 
+def read_number(client: redis.Redis, key: str) -> int | None:
+    """The number at a key: the permits of a semaphore, or the count of a latch."""
+    (reply,) = _pipeline(client, [("GET", key)])
+    number = None if reply is None else number_of(plain_text(reply))
+    return None if number is None else int(number)
+
+
 def scan_keys(client: Any, prefix: str) -> Iterator[str]:
     """The hashes whose keys begin with ``prefix``; may name one twice. Looks at all keys of the server, or of all
     primaries of a cluster, in steps."""

@@ -67,6 +67,9 @@ class Server:
         """How many there are of these locks and their queues; of NODES, on all together."""
         return self._ask(lambda client: reading.count_present(client, keys))
 
+    def read_number(self, key: str) -> int | None:
+        return self._ask(lambda client: reading.read_number(client, key))
+
     def scan_keys(self, prefix: str) -> set[str]:
         return self._ask(lambda client: set(reading.scan_keys(client, prefix)))
 
@@ -121,6 +124,10 @@ class Nodes(Server):
 
     def count_present(self, keys: Collection[str]) -> int:
         return sum(self._ask_each(lambda client: reading.count_present(client, keys)).values())
+
+    def read_number(self, key: str) -> int | None:
+        numbers = self._ask_each(lambda client: reading.read_number(client, key)).values()
+        return next((number for number in numbers if number is not None), None)
 
     def scan_keys(self, prefix: str) -> set[str]:
         return set().union(*self._ask_each(lambda client: set(reading.scan_keys(client, prefix))).values())

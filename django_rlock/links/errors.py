@@ -87,13 +87,14 @@ MEANINGS: dict[str, Meaning] = {
     "CROSSSLOT": Meaning(
         "command", "never", "Leave braces out of the names, or close them around what the names share."
     ),
+    "NOWAIT": Meaning("command", "never", "Set REPLICA_ACKS to 0, or use a server that has WAIT."),
     "UNKNOWN": Meaning(
         "command",
         "never",
         "A proxy or rename-command withholds this command, or the server is older than Redis 6.2.",
     ),
 }
-"""By code. MAXCLIENTS, NODB and UNKNOWN are names of ours."""
+"""By code. MAXCLIENTS, NODB, NOWAIT and UNKNOWN are names of ours."""
 
 _CODES: dict[type[RedisError], str] = {
     theirs.AuthenticationError: "NOAUTH",
@@ -116,6 +117,8 @@ _TOLD: dict[str, str] = {
     "The user executing the script can't": "NOPERM",
     "WAIT cannot be used with replica": "READONLY",
     "DB index is out of range": "NODB",
+    "nknown command 'WAIT'": "NOWAIT",
+    "nknown command `WAIT`": "NOWAIT",
     "nknown command": "UNKNOWN",
 }
 """Codes by a part of the text of errors that have none of their own."""

@@ -19,6 +19,7 @@ import redis
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
+from django_rlock import Semaphore
 from django_rlock.inspection import force_release, iter_locks
 from django_rlock.management.output import text_width
 from tests.admin.pages import detail, text
@@ -243,6 +244,13 @@ def test_info_names_who_waits() -> None:
 def test_info_of_a_free_lock_has_a_status_of_its_own() -> None:
     assert fails("rlock_info", "stock:1")[:2] == (NOTHING_MATCHED, "Lock 'stock:1' is free.")
     assert json.loads(fails("rlock_info", "stock:1", "--format", "json")[2]) == []
+
+
+def test_info_of_a_semaphore_does_not_call_it_free() -> None:
+    Semaphore("stock:1").try_set_permits(3)
+    status, text, _ = fails("rlock_info", "stock:1")
+    assert status == NOTHING_MATCHED
+    assert "no lock: its key holds the number 3, as a semaphore's or a latch's does" in text
 
 
 def test_info_of_a_wrong_name_or_alias_is_wrong_usage(own_server: OwnServer) -> None:

@@ -181,3 +181,12 @@ def test_not_for_independent_nodes(settings):
     settings.RLOCK = {"quorum": {"NODES": ["redis://a", "redis://b", "redis://c"], "REPLICA_ACKS": 1}}
     with pytest.raises(ImproperlyConfigured, match="REPLICA_ACKS"):
         get_settings("quorum")
+
+
+async def test_server_without_wait_is_named(face, use):
+    with EmbeddedServer(port=0, args=("--rename-command", "WAIT", "")) as server, server.client() as client:
+        use(Topology("replicas", server.url, client, [server]), REPLICA_ACKS=1)
+        with pytest.raises(LockUnavailableError) as caught:
+            await face.acquire(RLock("stock:42"), wait_time=2)
+        assert caught.value.advice == "Nothing was changed; set REPLICA_ACKS to 0, or use a server that has WAIT."
+        await face.until(lambda: not client.exists(KEY))

@@ -215,12 +215,7 @@ class Listener:
         if channel is None:
             return
         channel.confirmed = True
-        settled = []
-        with contextlib.suppress(IndexError):
-            while True:
-                settled.append(channel.settling.popleft()())
-        for waiter in filter(None, settled):
-            waiter.wake()
+        settled = self._wake_settling(channel)
         if channel.lapsed:
             channel.lapsed = False
             # Messages were lost while the channel was not subscribed, so every waiter must try again. Earlier tickets
@@ -229,6 +224,21 @@ class Listener:
                 waiter.ticket = ""
                 if waiter not in settled:
                     waiter.wake()
+
+    def refuse(self, name: str) -> None:
+        """A channel is not subscribed, and will not be: its waiters go on without messages."""
+        if channel := self.channels.get(name):
+            self._wake_settling(channel)
+
+    def _wake_settling(self, channel: Channel) -> list[ListenerWaiter | None]:
+        """Wake those that wait for the subscription itself, and return them."""
+        settled = []
+        with contextlib.suppress(IndexError):
+            while True:
+                settled.append(channel.settling.popleft()())
+        for waiter in filter(None, settled):
+            waiter.wake()
+        return settled
 
     def wanted(self, subscriber: Subscriber) -> list[str]:
         """The channels that a subscriber should be subscribed to."""

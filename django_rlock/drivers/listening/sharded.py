@@ -67,6 +67,7 @@ class ShardSubscriber(Subscriber):
         try:
             super()._take(reply)
         except MovedError as error:
+            self._asked.popleft()
             slot = error.slot_id
             slots = self._listener.slots
             slots.moved(slot, slots.redirected(error.host, error.port, self._address))
@@ -76,16 +77,18 @@ class ShardSubscriber(Subscriber):
     def _tell(self, kind: str, channel: str, data: Any) -> None:
         if kind == "smessage" or (kind == "message" and not data.startswith(COPY)):
             super()._tell("message", channel, data)
-        elif kind == "ssubscribe":
-            self._has_subscribed(channel)
+        elif kind in {"ssubscribe", "subscribe"}:
+            self._has_subscribed(kind, channel)
         elif kind == "sunsubscribe":
             self._has_unsubscribed(channel)
 
-    def _has_subscribed(self, channel: str) -> None:
-        if is_redissons(channel):
-            # Only now: had the slot moved, the plain channel would be subscribed on two nodes, and messages come twice.
-            # The mark comes second: too few marks cost a message, too many a wake-up.
-            self._send(pack_command("SUBSCRIBE", channel), pack_command("SSUBSCRIBE", plain_mark(channel)))
+    def _has_subscribed(self, kind: str, channel: str) -> None:
+        # One after the other: had the slot moved, the plain channel would be subscribed on two nodes, and messages come
+        # twice. The mark comes last: too few marks cost a message, too many a wake-up.
+        if kind == "subscribe":
+            self._ask_for(plain_mark(channel), pack_command("SSUBSCRIBE", plain_mark(channel)))
+        elif is_redissons(channel):
+            self._ask_for(channel, pack_command("SUBSCRIBE", channel))
         else:
             super()._tell("subscribe", marked(channel), b"")
 

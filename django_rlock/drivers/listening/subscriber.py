@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import threads
@@ -38,6 +39,7 @@ _RECONNECT_AFTER = 0.05, 1.0
 _PRUNE_EVERY = 15.0
 _LEAVE_AFTER = 0.5
 """How long a connection is kept at least, in seconds: a server may be a replica for long, and each caller tells it."""
+_FORBIDDEN = "The Redis user may not subscribe to %r, so its waiters only try again now and then: %s"
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Lets threads that were just woken run first; it releases the GIL too."""
 
@@ -54,6 +56,8 @@ class Audience(Protocol):
     def wanted(self, subscriber: Any) -> list[str]: ...
 
     def idle_channels(self, subscriber: Any) -> list[str]: ...
+
+    def refuse(self, name: str) -> None: ...
 
 
 class Subscriber:
@@ -77,6 +81,9 @@ class Subscriber:
         self._leave_at = math.inf
         self._reply_by: float | None = None
         self._tries = 0
+        self._has_warned = False
+        self._asked: deque[str] = deque()
+        """The channels of the commands that subscribe and have no reply yet, in order: an error names no channel."""
 
     # --- what other threads do ---------------------------------------------------------------------------------------
 
@@ -170,7 +177,13 @@ class Subscriber:
             self._connect()
             self._listener.lapse(names)
         if names:
-            self._send(*map(self._subscription, dict.fromkeys(names)))
+            for name in dict.fromkeys(names):
+                self._ask_for(name, self._subscription(name))
+
+    def _ask_for(self, channel: str, command: bytes) -> None:
+        """Send a command that subscribes."""
+        self._asked.append(channel)
+        self._send(command)
 
     def _subscription(self, channel: str) -> bytes:
         """The command that subscribes to a channel."""
@@ -210,9 +223,20 @@ class Subscriber:
 
     def _take(self, reply: Any) -> None:
         if isinstance(reply, ErrorReply):
-            raise server_error(str(reply))
+            self._take_error(server_error(str(reply)))
+            return
         kind, channel, data = _text(reply[0]), _text(reply[1]), reply[2] if len(reply) > 2 else b""
+        if self._asked and self._asked[0] == channel and kind in {"subscribe", "ssubscribe"}:
+            self._asked.popleft()
         self._tell(kind, channel, data)
+
+    def _take_error(self, error: RedisError) -> None:
+        if not isinstance(error, NoPermissionError) or not self._asked:
+            raise error
+        channel = self._asked.popleft()
+        log(logger, logging.DEBUG if self._has_warned else logging.WARNING, _FORBIDDEN, channel, error)
+        self._has_warned = True
+        self._listener.refuse(channel)
 
     def _tell(self, kind: str, channel: str, data: Any) -> None:
         if kind == "message":
@@ -245,6 +269,7 @@ class Subscriber:
 
     def _hang_up(self) -> None:
         link, self.link = self.link, None
+        self._asked.clear()
         if link is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(link.sock)

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import lock_info
+from django_rlock.inspection import lock_info, number_at
 from django_rlock.inspection.infos import LockInfo, Party, duration_text
 from django_rlock.management.output import (
     NOTHING_MATCHED,
@@ -41,10 +41,14 @@ class Command(BaseCommand):
         try:
             check_usage(using, [name])
             info = lock_info(name, using)
+            number = number_at(name, using) if info is None else None
         except (LockUnavailableError, ImproperlyConfigured) as error:
             raise failed(error) from error
         if format == "json":
             self.stdout.write(to_json([] if info is None else [info.as_dict()]))
+        if number is not None:
+            text = f"{name!r} is no lock: its key holds the number {number}, as a semaphore's or a latch's does."
+            raise CommandError(text, returncode=NOTHING_MATCHED)
         if info is None:
             raise CommandError(f"Lock {name!r} is free.", returncode=NOTHING_MATCHED)
         if format == "text":

@@ -1,0 +1,45 @@
+"""A Redis user who may not subscribe to Redisson's channels: their waiters look by themselves, and others hear."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_rlock import FairLock, RLock
+from django_rlock.locks.holds import WAITS
+from tests.topologies.servers import command
+
+
+@pytest.fixture(params=["acl", "cluster"])
+def topology(request, started, use):
+    chosen = started(request.param)
+    use(chosen)
+    _allow(chosen, "&rlock_wake:*")
+    yield chosen
+    _allow(chosen, "&rlock_wake:*", "&redisson_*")
+    chosen.redis.flushall()
+
+
+def _allow(topology, *channels):
+    for node in topology.servers:
+        command(node, "ACL SETUSER", "locks", "resetchannels", *channels)
+
+
+async def _visit(face, lock):
+    assert await face.acquire(lock)
+    await face.release(lock)
+
+
+async def test_other_channels_stay_subscribed(face, topology, caplog):
+    caplog.set_level("INFO", "django_rlock.listening")
+    locks = [FairLock("stock:42"), RLock("stock:43", lease_time=2)]
+    for lock in locks:
+        await face.acquire(lock)
+    waiting = [face.start(_visit, face, kind(lock.name)) for kind, lock in zip([FairLock, RLock], locks, strict=True)]
+    await face.until(lambda: sum(wait.expected for wait in WAITS.snapshot()) == 2)
+    assert "Listening connection lost" not in caplog.text
+    assert "may not subscribe to 'redisson_lock__channel:{rlock:stock:43}'" in caplog.text
+    for lock in locks:
+        await face.release(lock)
+    for each in waiting:
+        await face.result(each)
+    assert "Listening connection lost" not in caplog.text
