@@ -1,6 +1,8 @@
 """``rlock_doctor``, on servers that have what it warns of."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +13,7 @@ from django_rlock.testing import override_locks
 from tests.admin.test_commands import ERROR, USAGE, fails, run, shell
 from tests.conftest import OwnServer
 from tests.redlock.conftest import _five_servers, nodes  # noqa: F401 - fixtures
-from tests.topologies.conftest import started, topology, use  # noqa: F401 - fixtures
+from tests.topologies.conftest import Started, started, topology, use  # noqa: F401 - fixtures
 from tests.topologies.servers import command
 
 
@@ -159,3 +161,42 @@ def test_locks_within_the_process_are_looked_at() -> None:
     pytest.importorskip("fakeredis", reason="lupa, which fakeredis needs, has no wheels for this Python")
     with override_locks():
         assert levels()["lock"] == "ok"
+
+
+def test_java_is_asked_for(own_server: OwnServer) -> None:
+    own_server()
+    assert not [check for check in levels() if check.startswith("java ")]
+
+
+def test_traces_of_java_clients_are_found(own_server: OwnServer) -> None:
+    with own_server().client() as client, client.pubsub() as theirs:
+        client.hset("rlock:rlock:books", "mode", "read")
+        client.rpush("redisson_lock_queue:{books}", "a:1", "b:1")
+        client.rpush("redisson_lock_queue:{rlock:pens}", "c:1")
+        theirs.subscribe("redisson_lock__channel:{rlock:books}")
+        theirs.get_message(timeout=5)
+        told = {each["check"]: each for each in findings("--java") if each["check"].startswith("java ")}
+    assert told["java subscribers"]["text"] == "1 wait for messages on 1 channels"
+    assert "'rlock:rlock:': rlock:rlock:books" in told["java doubled names"]["text"]
+    assert told["java fair waiters"]["text"].startswith("3 wait in 2 queues")
+    assert told["java fair waiters"]["text"].endswith("redisson_lock_queue:{books}")
+    assert {check: each["level"] for check, each in told.items()} == {
+        "java versions": "ok",
+        "java subscribers": "ok",
+        "java doubled names": "warning",
+        "java fair waiters": "warning",
+    }
+
+
+def test_java_clients_of_both_sorts_are_told_apart(started: Started, use: Callable[..., None]) -> None:  # noqa: F811
+    topology = started("cluster")  # noqa: F811
+    use(replace(topology, options={**topology.options, "USERNAME": None, "PASSWORD": None}))
+    channel = "redisson_lock__channel:{rlock:books}"
+    node = topology.redis.get_node_from_key(channel).redis_connection
+    with node.pubsub() as plain, node.pubsub() as sharded:
+        plain.subscribe(channel)
+        sharded.ssubscribe(channel)
+        for each in plain, sharded:
+            assert each.get_message(timeout=5)
+        told = [each for each in findings("--java") if each["check"] == "java subscribers"]
+    assert sorted(each["level"] for each in told) == ["ok", "ok", "warning"]

@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock.management.diagnosis import Finding, diagnose, findings_of
+from django_rlock.management.java import diagnose_java
 from django_rlock.management.output import ERROR, check_usage, failed, to_json
 from django_rlock.redaction import printable
 from django_rlock.settings import get_aliases
@@ -28,9 +29,10 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
+        parser.add_argument("--java", action="store_true", help="also look for Redisson's clients and their traces")
         parser.add_argument("--format", choices=["text", "json"], default="text")
 
-    def handle(self, *, using: str | None, format: str, **_: Any) -> None:  # noqa: A002 - the option's name
+    def handle(self, *, using: str | None, java: bool, format: str, **_: Any) -> None:  # noqa: A002 - the option's name
         try:
             check_usage(using)
             aliases = get_aliases() if using is None else [using]
@@ -39,7 +41,7 @@ class Command(BaseCommand):
             raise failed(error) from error
         messages = [message for message in messages if str(message.id).startswith(OURS)]
         findings: list[Finding] = []
-        for each in (findings_of(messages), *map(diagnose, aliases)):
+        for each in (findings_of(messages), *map(diagnose, aliases), *map(diagnose_java, aliases if java else ())):
             for finding in each:
                 findings.append(finding)
                 if format == "text":

@@ -1,0 +1,135 @@
+"""What an operator should know about the Java clients of the locks' servers: ``rlock_doctor --java``.
+
+Java clients of other systems may use the same server, so this finds out much and claims little: only what is an error
+in any system is a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import redis
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock.connections import SERVER_ERRORS, clients_of, is_cluster
+from django_rlock.keys import plain_mark
+from django_rlock.management.diagnosis import WITHIN, Finding, Level
+from django_rlock.redaction import redacted
+from django_rlock.settings import get_settings
+
+_QUEUE = "redisson_lock_queue:"
+_RIGHTS = "Grant +client|list +pubsub +scan +llen to check it; locks do not need them."
+_SCANNED = 200
+"""How many steps through the keys of a server are taken at most, of 1,000 keys each."""
+_NAMED = 5
+"""How many names a text has at most."""
+
+
+def diagnose_java(alias: str) -> Iterator[Finding]:
+    """All findings about the Java clients on an alias's servers, each produced on demand."""
+    try:
+        clients = clients_of(alias, WITHIN)
+    except (ImproperlyConfigured, *SERVER_ERRORS):
+        return  # which other findings say
+    for server, client in clients.items():
+        with closing(client.connection_pool):
+            for look in _versions, _subscribers, _doubled_names, _fair_waiters:
+                check = look.__name__.lstrip("_").replace("_", " ")
+                try:
+                    level, text, advice = look(client, alias)
+                except SERVER_ERRORS as error:
+                    level, text, advice = (
+                        "warning",
+                        redacted(str(error)),
+                        "Grant +client|list +pubsub +scan to check it.",
+                    )
+                yield Finding(alias, server, f"java {check}", level, text, advice)
+
+
+_Seen = tuple[Level, str, str]
+
+
+def _versions(client: redis.Redis, _alias: str) -> _Seen:
+    told = Counter(
+        f"{each['lib-name']} {each.get('lib-ver', '')}".strip()
+        for each in client.client_list()
+        if "redisson" in each.get("lib-name", "").lower()
+    )
+    if not told:
+        return "ok", "no connection names Redisson as its library; Redisson need not do that", ""
+    return "ok", ", ".join(f"{library} ({number} connections)" for library, number in sorted(told.items())), ""
+
+
+def _subscribers(client: Any, alias: str) -> _Seen:
+    """Those of Redisson's channels that are not processes of ours."""
+    # A process of ours that subscribes to such a channel has a mark beside it, in a cluster on a sharded channel.
+    count_marks = client.pubsub_shardnumsub if is_cluster(alias) else client.pubsub_numsub
+    plain = _others(client.pubsub_channels, client.pubsub_numsub, count_marks)
+    text = f"{sum(plain.values())} wait for messages on {len(plain)} channels"
+    if not is_cluster(alias):
+        return "ok", text, ""
+    sharded = _others(client.pubsub_shardchannels, client.pubsub_shardnumsub, count_marks)
+    text += f" of all nodes, {sum(sharded.values())} on {len(sharded)} sharded channels"
+    if plain and sharded:
+        return "warning", text, "Java clients of both sorts do not wake each other: set shardedSubscriptionMode alike."
+    return "ok", text, ""
+
+
+def _others(
+    channels: Callable[[str], list[Any]], count: Callable[..., list[Any]], count_marks: Callable[..., list[Any]]
+) -> dict[str, int]:
+    """How many clients of others subscribe to each of Redisson's channels."""
+    names = list(map(_text, channels("redisson_*")))
+    if not names:
+        return {}
+    counts = zip(names, count(*names), count_marks(*map(plain_mark, names)), strict=True)
+    return {name: number - marks for name, (_, number), (_, marks) in counts if number > marks}
+
+
+def _doubled_names(client: redis.Redis, alias: str) -> _Seen:
+    prefix = get_settings(alias).key_prefix
+    if not prefix:
+        return "ok", "KEY_PREFIX is empty, and so nothing is put before names", ""
+    doubled = _scan(client, prefix + prefix)
+    if not doubled:
+        return "ok", f"no key begins with {prefix + prefix!r}", ""
+    advice = "Redisson up to 3.20 puts its nameMapper's prefix twice before read-write locks: update it."
+    return "warning", f"keys begin with {prefix + prefix!r}: {_some(doubled)}", advice
+
+
+def _fair_waiters(client: Any, alias: str) -> _Seen:
+    prefix = get_settings(alias).key_prefix
+    queues = {key: client.llen(key) for key in _scan(client, _QUEUE)}
+    text = f"{sum(queues.values())} wait in {len(queues)} queues of Redisson's fair lock"
+    unmapped = [key for key in queues if not key.removeprefix(_QUEUE).lstrip("{").startswith(prefix)]
+    if not unmapped:
+        return "ok", text, ""
+    advice = (
+        "Redisson before 3.52 queues there without its nameMapper's prefix, so such waiters are not woken by this "
+        "side; they try again when the lease that they know of ends. Update it."
+    )
+    return "warning", f"{text}; without the prefix {prefix!r}: {_some(unmapped)}", advice
+
+
+def _scan(client: Any, prefix: str) -> list[str]:
+    pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
+    found, cursor = set[str](), 0
+    for _ in range(_SCANNED):
+        cursor, keys = client.scan(cursor, match=pattern, count=1000)
+        found.update(map(_text, keys))
+        if not cursor:
+            break
+    return sorted(found)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
