@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 REPOLL = 30.0
 """The longest sleep of a waiter before it tries again unwoken, in seconds, in case a message was lost."""
+LONGEST_ALIVE = 300.0
+"""For how long a process that waits for many locks counts as alive after a beat at most, in seconds."""
 RENEW, EXTEND, SETTLE = 1, 0, 2
 """How a command changes a lease: prolong it, replace it, or disable replacements that may come late."""
 

@@ -12,7 +12,7 @@ from django_rlock.exceptions import LockUpgradeError, RLockError
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import Kind, call_for, settled_keys
+from django_rlock.locks.kinds import LONGEST_ALIVE, Kind, call_for, settled_keys
 from django_rlock.locks.options import LockOptions
 from django_rlock.locks.records import Hold
 from django_rlock.settings import BEAT_SHARE, settings_of
@@ -53,7 +53,8 @@ class Reading(Side):
         self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         key, holds, writers, _ = keys.readwrite_keys(lock.key)
-        yields = int(lock.prefer == "writer")
+        alive = max(settings_of(lock.using).waiter_alive_time, LONGEST_ALIVE)
+        yields = milliseconds(alive) if lock.prefer == "writer" else 0
         all_keys = key, holds, writers
         return call_for(lock, scripts.READ_ACQUIRE, all_keys, asker, count, milliseconds(lease), yields, beside)
 

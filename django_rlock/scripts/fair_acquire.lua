@@ -56,10 +56,11 @@ if left == -2 then
             redis.call('zrem', queue, member)
             return take()
         end
-        if not grant(lock, queue, alive, ARGV[5]) then
+        local granted = grant(lock, queue, alive, ARGV[5])
+        if granted == nil then
             return take()
         end
-        left = tonumber(ARGV[5])
+        left = granted and tonumber(ARGV[5]) or 0 -- behind dead waiters it is not known whose turn it is
     end
 end
 

@@ -33,8 +33,11 @@ local function beat(lock, queue, alive, member)
         local guests = left_to_guests(alive)
         if guests > 0 then
             left = guests
-        elseif grant(lock, queue, alive, ARGV[2]) then
-            left = tonumber(ARGV[2])
+        else
+            local member = grant(lock, queue, alive, ARGV[2])
+            if member ~= nil then
+                left = member and tonumber(ARGV[2]) or 0 -- 0 brings the next beat at once
+            end
         end
     end
     return state_of(lock, queue, member), left

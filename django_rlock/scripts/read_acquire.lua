@@ -7,7 +7,7 @@
 -- ARGV[2]  owner
 -- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
--- ARGV[5]  1 lets waiting writers go first, 0 overtakes them
+-- ARGV[5]  for how long waiting writers keep it out at most after a sign of life, ms; 0 overtakes them
 -- ARGV[6]  writer under whose lock it may read, too; '' is the owner
 --
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
@@ -29,7 +29,7 @@ if not again and not (mode == 'write' and redis.call('hexists', lock, writer) ==
     if left ~= -2 and mode ~= 'read' then
         return {ARGV[1], left}
     end
-    local wait = ARGV[5] == '1' and kept_out_for(KEYS[3]) or 0
+    local wait = ARGV[5] ~= '0' and kept_out_for(KEYS[3], tonumber(ARGV[5])) or 0
     if wait > 0 then
         return {ARGV[1], wait}
     end

@@ -2,10 +2,21 @@
 
 -- include: clock
 
--- How many ms longer a waiting writer keeps new readers out; 0 or less if none does.
-local function kept_out_for(writers)
+-- How many ms longer a waiting writer keeps new readers out; 0 or less if none does. No mark may be more than most_ms
+-- ahead: if the server's clock was fast and has been corrected, such marks are brought back, for their writers may be
+-- dead. pcall: a full server refuses that.
+local function kept_out_for(writers, most_ms)
     local last = redis.call('zrange', writers, -1, -1, 'withscores')[2]
-    return last and tonumber(last) - now_ms() or -1
+    if not last then
+        return -1
+    end
+    local now = now_ms()
+    if tonumber(last) - now > most_ms then
+        for _, writer in ipairs(redis.call('zrange', writers, now + most_ms, '+inf', 'byscore')) do
+            redis.pcall('zadd', writers, now + most_ms, writer)
+        end
+    end
+    return math.min(tonumber(last) - now, most_ms)
 end
 
 local function keep_readers_out(writers, writer, alive_ms)
@@ -15,7 +26,7 @@ end
 
 -- The readers that waited for the last of the waiting writers may go on.
 local function let_readers_in(writers, writer, channel)
-    if redis.call('zrem', writers, writer) == 1 and kept_out_for(writers) <= 0 then
+    if redis.call('zrem', writers, writer) == 1 and kept_out_for(writers, math.huge) <= 0 then
         redis.pcall('publish', channel, '1')
     end
 end

@@ -95,3 +95,8 @@ def state(redis_client: redis.Redis):
         return redis_client.hgetall(KEY), redis_client.zrange(QUEUE, 0, -1)
 
     return look
+
+
+def now_ms(redis_client):
+    seconds, micros = redis_client.time()
+    return seconds * 1000 + micros // 1000

@@ -5,7 +5,7 @@ import pytest
 from django_rlock import scripts
 from django_rlock.keys import release_keys
 from django_rlock.locks.beats import GRANTED, QUEUED, UNKNOWN
-from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, JAVA, KEY, ME, OTHER, QUEUE, THIRD
+from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, JAVA, KEY, ME, OTHER, QUEUE, THIRD, now_ms
 
 LEASE, CLAIM, ALIVE_FOR = 30_000, 5000, 10_000
 
@@ -25,11 +25,6 @@ def beat(run, member):
 
 def wake_up(owner, ticket):
     return f"rlock_wake:{owner[:36]}", f"{ticket} {owner} {KEY}"
-
-
-def now_ms(redis_client):
-    seconds, micros = redis_client.time()
-    return seconds * 1000 + micros // 1000
 
 
 def test_acquire_takes_a_free_lock(run, redis_client, state):
@@ -199,6 +194,28 @@ def test_release_skips_the_dead(run, redis_client, heard, state):
     assert state() == ({OTHER: CLAIMED}, [])
     assert redis_client.zscore(ALIVE, dead[:36]) is None
     assert heard() == [wake_up(OTHER, ticket)]
+
+
+def test_many_dead_waiters_are_removed_step_by_step(run, redis_client, heard, state):
+    """A server that removes a hundred thousand at once serves nobody else for a fifth of a second."""
+    acquire(run, ME)
+    dead, number = "d" * 36, 2500
+    redis_client.zadd(QUEUE, {f"{dead}:{each}": each for each in range(number)})
+    *_, ticket = acquire(run, OTHER)
+    release(run, ME)
+    assert redis_client.zcard(QUEUE) == number + 1 - 1000
+    assert state()[0] == {}
+    assert acquire(run, THIRD, waiting=False)[0] == 0, "it does not pass those who wait behind the dead"
+    assert redis_client.zcard(QUEUE) == number + 1 - 2000
+    assert beat(run, OTHER)[1] > 0
+    assert state() == ({OTHER: CLAIMED}, [])
+    assert heard()[-1] == wake_up(OTHER, ticket)
+
+
+def test_beat_goes_on_at_once_behind_many_dead_waiters(run, redis_client):
+    redis_client.zadd(QUEUE, {f"{'d' * 36}:{each}": each for each in range(2500)})
+    assert beat(run, OTHER) == [0, 0]
+    assert redis_client.zcard(QUEUE) == 1500
 
 
 def test_release_frees_when_all_are_dead(run, redis_client, heard, state):

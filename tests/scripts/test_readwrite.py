@@ -4,7 +4,7 @@ import pytest
 
 from django_rlock import scripts
 from django_rlock.keys import requests_key
-from tests.scripts.conftest import ALIVE, CLAIMED, KEY, ME, OTHER, QUEUE, READS, RW_CHANNEL, THIRD, WRITERS
+from tests.scripts.conftest import ALIVE, CLAIMED, KEY, ME, OTHER, QUEUE, READS, RW_CHANNEL, THIRD, WRITERS, now_ms
 
 LEASE, ALIVE_FOR = 30_000, 10_000
 REQUESTS = requests_key(KEY)
@@ -412,9 +412,9 @@ def test_waiting_writer_keeps_new_readers_out(run, redis_client, lock):
     assert about(write(run, ME, alive=ALIVE_FOR), LEASE)
     assert about(redis_client.pttl(WRITERS), ALIVE_FOR)
     before = lock()
-    assert about(read(run, THIRD, yields=1), ALIVE_FOR)
+    assert about(read(run, THIRD, yields=ALIVE_FOR), ALIVE_FOR)
     assert lock() == before
-    assert read(run, OTHER, 2, yields=1) == "OK"  # who reads already
+    assert read(run, OTHER, 2, yields=ALIVE_FOR) == "OK"  # who reads already
     assert read(run, THIRD, yields=0) == "OK"  # and who knows no preference
 
 
@@ -423,7 +423,7 @@ def test_writer_that_withdraws_lets_readers_in_and_keeps_what_it_holds(run, hear
     write(run, ME, alive=ALIVE_FOR)
     assert run(scripts.WRITE_WITHDRAW, ME) == 1
     assert heard() == [(RW_CHANNEL, "1")]
-    assert read(run, THIRD, yields=1) == "OK"
+    assert read(run, THIRD, yields=ALIVE_FOR) == "OK"
     end_read(run, THIRD), end_read(run, OTHER), write(run, ME)
     assert run(scripts.WRITE_WITHDRAW, ME) == 1
     assert lock()[0] == {"mode": "write", f"{ME}:write": "1"}
@@ -433,7 +433,7 @@ def test_waiting_writer_keeps_readers_from_a_free_lock(run, redis_client):
     read(run, OTHER)
     write(run, ME, alive=ALIVE_FOR)
     end_read(run, OTHER)
-    assert about(read(run, THIRD, yields=1), ALIVE_FOR)
+    assert about(read(run, THIRD, yields=ALIVE_FOR), ALIVE_FOR)
     assert write(run, ME) == "OK"
     assert not redis_client.exists(WRITERS)
 
@@ -441,15 +441,26 @@ def test_waiting_writer_keeps_readers_from_a_free_lock(run, redis_client):
 def test_writer_reads_while_another_waits(run):
     write(run, OTHER)
     write(run, ME, alive=ALIVE_FOR)
-    assert read(run, OTHER, yields=1) == "OK"
-    assert read(run, THIRD, yields=1, writer=OTHER) == "OK"
+    assert read(run, OTHER, yields=ALIVE_FOR) == "OK"
+    assert read(run, THIRD, yields=ALIVE_FOR, writer=OTHER) == "OK"
 
 
 def test_dead_writer_keeps_nobody_out(run, redis_client):
     read(run, OTHER)
     write(run, ME, alive=ALIVE_FOR)
     redis_client.zadd(WRITERS, {ME: 1})
-    assert read(run, THIRD, yields=1) == "OK"
+    assert read(run, THIRD, yields=ALIVE_FOR) == "OK"
+
+
+def test_writers_mark_from_a_clock_that_was_fast_is_brought_back(run, redis_client):
+    """The writer may be dead, and would keep readers out until that time comes."""
+    read(run, OTHER)
+    write(run, ME, alive=ALIVE_FOR)
+    redis_client.zadd(WRITERS, {each: now_ms(redis_client) + 3_600_000 for each in (ME, THIRD)})
+    redis_client.persist(WRITERS)
+    for _ in range(2):
+        assert about(read(run, THIRD, yields=ALIVE_FOR), ALIVE_FOR)
+    assert redis_client.zrange(WRITERS, now_ms(redis_client) + ALIVE_FOR + 1, "+inf", byscore=True) == []
 
 
 def test_last_writer_that_gives_up_lets_readers_in(run, redis_client, heard):
