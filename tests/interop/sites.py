@@ -126,7 +126,7 @@ class Site:
             yield payloads
             pubsub.ping()
             while (message := _next(pubsub))["type"] in {"message", "smessage"}:
-                payloads.append(message["data"])
+                payloads.append(str(int(message["data"])))  # of a copy, zeros before the number tell our side
 
     def _node_of(self, key: str) -> Any:
         if self.address.mode != "cluster":
