@@ -39,8 +39,8 @@ def _after(setup: str) -> list[str]:
 
 
 def as_nobody() -> list[str]:
-    """A command's beginning: another user, who may read each file, as the interpreter and this project, and no more."""
-    may = "-all,+dac_read_search"
+    """A command's beginning: another user, who may use each file, as the interpreter and this project, and no more."""
+    may = "-all,+dac_override"
     return [
         "setpriv",
         f"--reuid={NOBODY}",

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from tests import namespaces
 from tests.campaign.app import WHOSE
 from tests.campaign.run import run
 
@@ -19,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is ended that was started
     print(f"seed {options.seed}", flush=True)  # noqa: T201
+    if reason := namespaces.why_not():
+        print(f"without workers of other users and full disks: {reason}", flush=True)  # noqa: T201
     report = run(options.seed, options.seconds, options.workers, options.whose, not options.calm)
     print(report, flush=True)  # noqa: T201
     return int(not report.passed)

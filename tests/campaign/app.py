@@ -18,6 +18,7 @@ from celery import Celery
 from celery.signals import task_internal_error, task_success, worker_process_init
 
 from tests.campaign.plan import PLACE, PLAN, QUEUE, TASKS, VISIBILITY, WATCHDOG_TIMEOUT
+from tests.celery_app.workers import use_temporary_folder
 from tests.soak.records import ALONE, Log
 
 LOOKS_EVERY = 0.1
@@ -133,6 +134,9 @@ class _Said(logging.Handler):
 @worker_process_init.connect
 def _listen(**_: Any) -> None:
     logging.getLogger("django_rlock.celery").addHandler(_Said(logging.WARNING))
+
+
+worker_process_init.connect(use_temporary_folder)
 
 
 # --- the tasks --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from random import Random
 
 from django_rlock import scripts
 from django_rlock.scripts import Script
+from tests import namespaces
 from tests.campaign.plan import WATCHDOG_TIMEOUT
 from tests.campaign.servers import Servers
 from tests.campaign.staff import Staff
@@ -94,6 +95,23 @@ def end_a_worker(scene: Scene, chance: Random) -> None:
     place = _any(scene, chance)
     scene.staff.workers[place].end()
     scene.staff.replace(place)
+
+
+def hire_a_stranger(scene: Scene, chance: Random) -> None:
+    place = _any(scene, chance)
+    scene.staff.workers[place].kill()
+    scene.staff.replace_by_stranger(place)
+
+
+def fill_the_disk_of_a_worker(scene: Scene, chance: Random) -> None:
+    place = _any(scene, chance)
+    scene.staff.workers[place].kill()
+    scene.staff.replace_by_full(place)
+
+
+if namespaces.why_not() is None:
+    deed(WORKERS)(hire_a_stranger)
+    deed(WORKERS)(fill_the_disk_of_a_worker)
 
 
 # --- to servers -------------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
+from tests import namespaces
 from tests.campaign.plan import QUEUE, VARIABLE
-from tests.celery_app.workers import Worker
+from tests.celery_app.workers import TEMPORARY, Worker
 from tests.soak.records import ENDS, Log
 
 CHILDREN = 2
@@ -76,17 +77,28 @@ class Staff:
         self._made = 0
         self.workers = [self._make(place) for place in range(size)]
 
-    def _make(self, place: int) -> CampaignWorker:
+    def _make(self, place: int, before: Sequence[str] = (), **environ: str) -> CampaignWorker:
         self._made += 1
         plan = json.dumps(self._plans[place % len(self._plans)])
         options = ("--pool", "prefork", "-c", str(CHILDREN), "-n", f"w{self._made}@campaign")
-        worker = CampaignWorker(QUEUE, *options, log=self._folder / f"w{self._made}.log", environ={VARIABLE: plan})
+        log = self._folder / f"w{self._made}.log"
+        worker = CampaignWorker(QUEUE, *options, log=log, environ={VARIABLE: plan, **environ}, before=before)
         worker.records = self._records
         return worker
 
-    def replace(self, place: int) -> None:
-        """Put a new worker where one has ended."""
-        self.workers[place] = self._make(place)
+    def replace(self, place: int, before: Sequence[str] = (), **environ: str) -> None:
+        """Put a new worker where one has ended; ``before`` begins its command."""
+        self.workers[place] = self._make(place, before, **environ)
+
+    def replace_by_stranger(self, place: int) -> None:
+        """Put a worker there of another user, to whom ``/proc`` hides the others' processes."""
+        self.replace(place, [*namespaces.with_proc("hidepid=2"), *namespaces.as_nobody()])
+
+    def replace_by_full(self, place: int) -> None:
+        """Put a worker there whose children find the disk full on which they make temporary files."""
+        folder = self._folder / "full"
+        folder.mkdir(exist_ok=True)
+        self.replace(place, namespaces.with_full_disk(folder), **{TEMPORARY: str(folder)})
 
     def __enter__(self) -> Self:
         return self

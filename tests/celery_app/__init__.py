@@ -6,7 +6,6 @@ The environment says where its servers are; ``use()`` says it to a process that 
 import faulthandler
 import json
 import os
-import tempfile
 
 from billiard.pool import Pool
 from celery import Celery
@@ -15,15 +14,13 @@ from kombu import serialization
 
 from django_rlock.signals import task_deduplicated, task_deferred
 from tests.celery_app.records import record
+from tests.celery_app.workers import use_temporary_folder
 
 VISIBILITY = "RLOCK_TEST_VISIBILITY"
 """The broker's visibility timeout, in seconds, and what has a worker look at it as often as that takes."""
 
 BLIND = "RLOCK_TEST_BLIND"
 """Set for a worker in which Celery's pool does not notice that a child has ended."""
-
-TEMPORARY = "RLOCK_TEST_TEMPORARY"
-"""The folder in which a worker's children make temporary files; its disk may be full."""
 
 RABBIT, RABBIT_QUEUES = "RLOCK_TEST_RABBIT", "RLOCK_TEST_RABBIT_QUEUES"
 """The address of a RabbitMQ to take for messages, and what queues are made there: classic, quorum or topic."""
@@ -132,9 +129,7 @@ def _listen_in_workers(**_):
     task_deduplicated.connect(_tell_deduplicated)
 
 
-@worker_process_init.connect
-def _choose_the_temporary_folder(**_):
-    tempfile.tempdir = os.environ.get(TEMPORARY)
+worker_process_init.connect(use_temporary_folder)
 
 
 @worker_init.connect

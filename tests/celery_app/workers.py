@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +13,15 @@ from typing import ClassVar
 from tests.celery_app.records import wait_for
 
 ROOT = Path(__file__).parents[2]
+TEMPORARY = "RLOCK_TEST_TEMPORARY"
+"""The folder in which a worker's children make temporary files; its disk may be full."""
 WARM = 10.0
 """Seconds that a worker gets to end by itself."""
+
+
+def use_temporary_folder(**_: object) -> None:
+    """Have a child of a worker take that folder. The pool needs one too, but of its own."""
+    tempfile.tempdir = os.environ.get(TEMPORARY)
 
 
 class Worker:

@@ -13,8 +13,9 @@ import pytest
 from django_rlock import FairLock
 from django_rlock.tasklocks.holders import has_ended
 from tests import namespaces
-from tests.celery_app import BLIND, TEMPORARY, app, records, tasks
+from tests.celery_app import BLIND, app, records, tasks
 from tests.celery_app.records import starts, until
+from tests.celery_app.workers import TEMPORARY
 
 pytestmark = pytest.mark.usefixtures("worker", "locks_of_workers")
 
