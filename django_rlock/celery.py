@@ -21,7 +21,7 @@ from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
-from django_rlock.tasklocks.deliveries import SENT_AGAIN, kept_options, own_headers
+from django_rlock.tasklocks.deliveries import SENT_AGAIN, kept_options, own_headers, put_off
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, send_once
 from django_rlock.tasklocks.refusals import refuse_of_call, refuse_unknown
@@ -209,11 +209,15 @@ class LockedTask(_DjangoTask):
     def signature_from_request(
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **extra_options: Any
     ) -> Any:
-        """Celery's method, for a message that is sent again: it keeps its serializer, its compression, and how its
-        arguments are shown, unless they are new ones."""
+        """Celery's method, for a message that is sent again: it keeps its queue, its serializer, its compression, and
+        how its arguments are shown, unless they are new ones."""
         shown = {"argsrepr": args, "kwargsrepr": kwargs}
         names = ["compression", *(name for name, new in shown.items() if new is None)]
-        options = {**kept_options(self.request if request is None else request, names), **extra_options}
+        message = self.request if request is None else request
+        options: dict[str, Any] = {**kept_options(message, names), **extra_options}
+        if options.get("countdown") and queue is None:
+            options |= put_off(self.app, message, options["countdown"])
+            queue = options.pop("queue", None)
         return super().signature_from_request(request, args, kwargs, queue, **options)
 
 

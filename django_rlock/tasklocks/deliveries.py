@@ -288,14 +288,14 @@ def own_headers(task: Task[..., Any], task_id: str | None, headers: dict[str, An
 
 
 def put_off(app: Any, message: Context, seconds: float) -> dict[str, Any]:
-    """The options of a copy of a message that is to come later.
+    """Which options of a copy of a message change when it is to come later; none with most brokers.
 
     Where there are quorum queues, RabbitMQ itself delays messages behind topic exchanges, for a whole number of seconds
     and one at least. Celery would then route by the default queue's key; a queue with the message's own replaces that.
     """
     driver = app.connection_for_write().transport.driver_type
-    if not seconds or not detect_quorum_queues(app, driver)[0]:
-        return {"countdown": seconds}
+    if not detect_quorum_queues(app, driver)[0]:
+        return {}
     later = {"countdown": max(1, math.ceil(seconds))}
     info = message.delivery_info or {}
     key, exchange = info.get("routing_key") or "", info.get("exchange") or ""

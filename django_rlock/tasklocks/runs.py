@@ -30,7 +30,7 @@ from django_rlock.redaction import reason_of
 from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import erase, note_of, write
-from django_rlock.tasklocks.deliveries import SENT_AGAIN, Delivery, Standing, put_off
+from django_rlock.tasklocks.deliveries import SENT_AGAIN, Delivery, Standing
 from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
 from django_rlock.tasklocks.places import PLACE, Place, mark_of
 from django_rlock.tasklocks.skipped import Skipped, end_chain, skipped
@@ -269,8 +269,7 @@ class Run:
         message = delivery.message
         if not is_copy and delivery.keeps_outcome:
             self._store(message, error, RETRY)
-        later = put_off(self.task.app, message, countdown)
-        signature = self.task.signature_from_request(message, retries=message.retries, **later)
+        signature = self.task.signature_from_request(message, countdown=countdown, retries=message.retries)
         headers = delivery.next_copy(is_copy, waited)
         signature.set(headers={**(signature.options.get("headers") or {}), **headers})
         if failure := self._failure_to_send(signature):
@@ -282,7 +281,7 @@ class Run:
         self._tell(task_deferred, "was sent again: %s", error)
         message.ignore_result = True  # so that Celery stores no state now
         setattr(message, SENT_AGAIN, True)
-        return Retry(exc=error, when=later["countdown"], sig=signature)
+        return Retry(exc=error, when=signature.options["countdown"], sig=signature)
 
     def _failure_to_send(self, signature: Signature[Any]) -> Exception | None:
         """Send a message; returns the error if that fails. Only what Celery has not retried itself is tried again."""

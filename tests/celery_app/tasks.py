@@ -337,6 +337,14 @@ def retries_itself(self, log):
     return f"done {log}"
 
 
+@locked(max_retries=1, **soon)
+def retries_in_half_a_second(self, log):
+    with inside(log, self.request.id):
+        if self.request.retries == 0:
+            raise self.retry(countdown=0.5)
+    return f"done {log}"
+
+
 @locked(max_retries=1, autoretry_for=(ZeroDivisionError,), retry_backoff=LATER, retry_jitter=False, **soon)
 def is_retried(self, log):
     with inside(log, self.request.id):

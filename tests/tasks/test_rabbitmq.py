@@ -71,6 +71,13 @@ def test_duplicates_run_once_at_a_time(start_worker, send, log, name):
     assert {run["id"] for run in runs} == {result.id for result in results}
 
 
+@pytest.mark.parametrize("queues", [*long("classic", "quorum"), "topic"])
+@pytest.mark.parametrize("name", ["retries_itself", "retries_in_half_a_second"])
+def test_its_own_retry_comes_back_to_its_queue(start_worker, send, log, name):
+    with start_worker("rabbits", "-c", "1") as worker:
+        assert send(worker, name, log).get(timeout=records.WAIT) == f"done {log}"
+
+
 @pytest.mark.parametrize("queues", ["classic", "quorum", *long("topic")])
 def test_a_killed_child_loses_no_work(start_worker, send, log):
     with start_worker("rabbits", "-c", "2") as worker:
