@@ -50,8 +50,7 @@ class Majority(Kind["RedLock"]):
         key, token, tombstones, _ = keys.redlock_keys(lock.key)
         options = settings_of(lock.using)
         kept = 0 if options.fence_ttl is None else milliseconds(options.fence_ttl)
-        quarantine = options.longest_lease if options.nodes else None
-        marks = () if quarantine is None else (keys.voter_key(quarantine),)
+        marks = _marks(lock)
         script, all_keys = scripts.REDLOCK_ACQUIRE, (key, token, tombstones, *marks)
         args = (asker, count, milliseconds(lease), kept)
         if count > 1:
@@ -89,9 +88,10 @@ class Majority(Kind["RedLock"]):
         seed = None
         if mode != SETTLE:  # a settling call gives no new lease, and may come after a forced release
             seed = Seed(lock.name, scripts.REDLOCK_SEED, (key, tombstones), (wire_name, 1, lease_ms))
-        args = (wire_name, lease_ms, mode)
+        marks = _marks(lock)
+        args = (wire_name, lease_ms, mode, len(marks))
         undo = self.leave(lock, wire_name, lease)
-        all_keys = key, *settled_keys(lock, wire_name, mode)
+        all_keys = key, *marks, *settled_keys(lock, wire_name, mode)
         return Renew(lock.name, scripts.REDLOCK_RENEW, all_keys, args, lease=lease, undo=undo, seed=seed)
 
     def channel(self, lock: RedLock) -> None:
@@ -117,6 +117,12 @@ class Majority(Kind["RedLock"]):
                 f"The lease of RedLock {lock.name!r} must be at most {options.longest_lease:g} s, because a restarted "
                 f"node has no vote for that long; not {lease:g} s. Raise QUARANTINE, or let the watchdog renew it."
             )
+
+
+def _marks(lock: RedLock) -> tuple[str, ...]:
+    """The key of the mark of each node's data; none where nodes forget nothing."""
+    options = settings_of(lock.using)
+    return (keys.voter_key(options.longest_lease),) if options.nodes and options.longest_lease else ()
 
 
 class RedLock(BaseLock):

@@ -16,22 +16,13 @@
 
 -- include: lease
 -- include: token
-
--- New data get a mark that no others have.
-local function mark()
-    if not KEYS[4] then
-        return nil
-    end
-    -- pcall: if memory is full, they get none yet.
-    redis.pcall('set', KEYS[4], '?' .. ARGV[2], 'nx')
-    return redis.call('get', KEYS[4])
-end
+-- include: voter
 
 if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
-    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us(), mark()}
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us(), KEYS[4] and mark_of(KEYS[4], ARGV[2])}
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}
@@ -45,4 +36,4 @@ end
 local token = next_token(KEYS[2], ARGV[5], ARGV[6])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[4])
-return {ARGV[1], 'OK', token, now_us(), mark()}
+return {ARGV[1], 'OK', token, now_us(), KEYS[4] and mark_of(KEYS[4], ARGV[2])}

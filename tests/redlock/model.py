@@ -138,13 +138,13 @@ class Node:
         self.tombstones[owner] = max(self.tombstones.get(owner, 0), self._ms() + refused_ms)
         return held
 
-    def renew(self, owner: str, lease_ms: int, mode: int) -> int:
+    def renew(self, owner: str, lease_ms: int, mode: int, _marked: int) -> Any:
         """In the order in which such calls were sent."""
         if owner not in self.holds:
             return 0 if self.holds else -1
         if mode == EXTEND or (mode == RENEW and self._pttl() < lease_ms):
             self.expires = self._ms() + lease_ms
-        return self.holds[owner]
+        return [self.holds[owner], self._mark(owner)]
 
     def seed(self, owner: str, count: int, lease_ms: int) -> int:
         if self.holds or self._is_refused(owner):

@@ -10,7 +10,8 @@ from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.keys import voter_key
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
-from tests.redlock.conftest import holders
+from tests.background import look_at
+from tests.redlock.conftest import hold_of, holders
 
 QUARANTINE = 6.0
 REFUSED = "emptied or has restarted, and gets no votes for another"
@@ -107,6 +108,23 @@ async def test_a_mark_is_known_from_when_it_was_seen(face, three, lock, monkeypa
     for server in three:
         empty(server)
     assert await is_refused(face, lock)
+
+
+async def test_renewals_do_not_count_nodes_that_may_have_voted_for_another(face, three, lock):
+    """They were emptied, and another owner may have had their votes until then."""
+    async with face.inside(lock):
+        hold = hold_of(lock)
+        for server in three[:2]:
+            empty(server)
+            with server.client() as client:
+                client.hset("rlock:x", hold.wire_name, 1)
+                client.pexpire("rlock:x", 60_000)
+        hold.runs_for *= 2  # it is due now
+        look_at(hold)
+        await face.until(lambda: hold.suspect)
+        for server in three[:2]:
+            mark(server, run_id_of(server))
+        await face.until(lambda: not hold.suspect)
 
 
 @pytest.mark.lengthy

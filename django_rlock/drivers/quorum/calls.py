@@ -49,7 +49,7 @@ class Acquire(QuorumCall):
     def screen(self, node: int, reply: list[Any], voting: Voting) -> list[Any] | Exception:
         if reply[1] != OK:
             return reply
-        return voting.restarts.doubt(node, _mark_in(reply), self.sent_at, voting.now()) or reply
+        return _doubted(self, node, _mark_in(reply), voting) or reply
 
     async def over(self, voting: Voting) -> list[Any]:
         valid_until = self.sent_at + self.valid_for
@@ -101,9 +101,14 @@ class Bump(QuorumCall):
         return Bump(self.name, self.script, self.keys, (owner, token, fence_ttl))
 
 
+def _doubted(call: QuorumCall, node: int, mark: bytes, voting: Voting) -> Exception | None:
+    """Why a vote does not count: the node may have forgotten that it voted for another owner."""
+    return voting.restarts.doubt(node, mark, call.sent_at, voting.now())
+
+
 def _mark_in(grant: list[Any]) -> bytes:
-    """The mark of the node's data; empty if memory is too full to set one."""
-    return grant[4] or b"" if len(grant) > 4 else b""
+    """The mark of the node's data; empty if it has none."""
+    return grant[4] if len(grant) > 4 else b""
 
 
 class Vouch(QuorumCall):
@@ -144,6 +149,9 @@ class Renew(QuorumCall):
 
     def is_vote_for(self, reply: list[Any]) -> bool:
         return bool(reply[1] > 0)
+
+    def screen(self, node: int, reply: list[Any], voting: Voting) -> list[Any] | Exception:
+        return _doubted(self, node, reply[2], voting) or reply if self.is_vote_for(reply) else reply
 
     async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
         if votes.won:
