@@ -21,7 +21,7 @@ CORE := $(addprefix tests/,unit scripts web faults/test_forks.py faults/test_jum
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
-SOURCES = $(wildcard django_rlock example_project benchmarks tests .ci/gate.py)
+SOURCES = $(wildcard django_rlock example_project benchmarks models tests .ci/gate.py)
 
 # Another PYTHON than that of $(VENV) makes it anew.
 ifneq ($(origin PYTHON),file)

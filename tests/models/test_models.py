@@ -1,0 +1,80 @@
+"""The models of the locks are searched to the end, and models that leave a protection out have a fault."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import fairlock, redlock
+from models.checker import search
+from models.fairlock import FairLock
+from models.redlock import RedLock
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "models" / "README.md").read_text(encoding="utf-8")
+MOST = 500_000
+LATE: dict[str, Any] = {"again": 1}
+"""One command may be sent a second time."""
+AGAIN: dict[str, Any] = {"attempts": (2, 1)}
+"""The first client may take the lock twice."""
+
+
+SIZES = [{}, *(pytest.param(world, marks=pytest.mark.thorough) for world in ({"crashes": 1}, LATE))]
+
+
+@pytest.mark.parametrize("world", SIZES, ids=str)
+def test_no_two_are_inside_a_fair_lock(world):
+    found = search(FairLock(**world), MOST)
+    assert found.is_complete, found
+
+
+@pytest.mark.parametrize("world", [{"losses": 0}, pytest.param({"losses": 1}, marks=pytest.mark.thorough)], ids=str)
+def test_no_two_are_inside_a_redlock(world):
+    found = search(RedLock(**world), MOST)
+    assert found.is_complete, found
+
+
+CAUGHT: dict[Any, dict[str, Any]] = {
+    fairlock.ClockStandsStill: {},
+    fairlock.ConfirmationShortens: LATE,
+    fairlock.DeadlineFromReply: LATE,
+    fairlock.GrantNotAtomic: AGAIN,
+    fairlock.NameUsedTwice: AGAIN,
+    fairlock.NoBeat: {},
+    fairlock.NoUndo: {},
+    fairlock.AnyWakeUp: {},
+    redlock.DataNotMarked: {},
+    redlock.HalfIsEnough: {},
+    redlock.RenewalsUndoubted: {},
+    redlock.RunNotCompared: {},
+    redlock.ShortQuarantine: {"attempts": (1, 2)},
+    redlock.ValidFromReply: {},
+}
+QUICK = {
+    *(fairlock.AnyWakeUp, fairlock.ClockStandsStill, fairlock.NoBeat, fairlock.NoUndo),
+    *(redlock.DataNotMarked, redlock.HalfIsEnough, redlock.RunNotCompared),
+}
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.thorough) for each in CAUGHT],
+    ids=lambda mutant: mutant.__name__,
+)
+def test_mutants_are_caught(mutant):
+    found = search(mutant(**CAUGHT[mutant]), MOST)
+    assert found.fault, found
+
+
+def test_every_mutant_is_tried():
+    assert {*CAUGHT} == {*fairlock.MUTANTS, *redlock.MUTANTS}
+
+
+def test_the_page_names_code_that_is_there():
+    named = re.findall(r"`([\w/]+\.(?:py|lua))`(?:[^`|]*`([\w.]+)`)?", PAGE)
+    assert len(named) > 15
+    for path, name in named:
+        places = [ROOT / folder / path for folder in ("models", "django_rlock")]
+        text = next(place.read_text(encoding="utf-8") for place in places if place.exists())
+        assert name in text, (path, name)
