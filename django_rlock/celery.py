@@ -21,7 +21,7 @@ from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
-from django_rlock.tasklocks.deliveries import SENT_AGAIN, kept_options, own_headers, put_off
+from django_rlock.tasklocks.deliveries import SENT_AGAIN, SENT_BY_ITSELF, kept_options, own_headers, put_off
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, send_once
 from django_rlock.tasklocks.refusals import refuse_of_call, refuse_unknown
@@ -113,7 +113,7 @@ class LockedTask(_DjangoTask):
     lock_queue_time: Duration = 3600
     on_queued: str = "return"
 
-    Request = "django_rlock.tasklocks.requests:TimedRequest"
+    Request = "django_rlock.tasklocks.requests:PlacedRequest"
 
     _rlock: TaskOptions
     _stores_start = False
@@ -201,10 +201,12 @@ class LockedTask(_DjangoTask):
         if "headers" in options:
             options["headers"] = own_headers(self, task_id, options["headers"])
         naming.check(self, *arguments)
+        if task_id is not None and task_id == self.request.id:
+            setattr(self.request, SENT_BY_ITSELF, True)
         if self._rlock.scope == "run" or self.app.conf.task_always_eager:
             return send(task_id=task_id, **options)
         task_id = task_id or uuid()
-        return send_once(self, lambda: naming.name(self, *arguments, task_id), task_id, options, send)
+        return send_once(self, lambda: naming.name(self, *arguments, task_id), arguments, task_id, options, send)
 
     def signature_from_request(
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **extra_options: Any

@@ -1,11 +1,12 @@
 -- Takes the place of a task's message in the queue, unless another message has it, or a run of that task has the lock.
 --
--- KEYS[1]  the place: <token>:<task id>, with ? before it until the message is sent
+-- KEYS[1]  the place: <token>:<task id>, a newline and what it is about, with ? before it until the message is sent
 -- KEYS[2]  the lock: hash of owner -> holds
 -- ARGV[1]  nonce
--- ARGV[2]  the place's value, without ?
+-- ARGV[2]  the place's value, without ? and what it is about
 -- ARGV[3]  how long it is kept until the message is sent, ms
 -- ARGV[4]  mark of the owners of the task's runs, or '' if runs do not count
+-- ARGV[5]  what it is about, after the time at which it was taken, s
 --
 -- Returns {nonce, the value that it has, '', 0}; or {nonce, '', owner of a run, its remaining lease in ms}.
 
@@ -20,5 +21,6 @@ if ARGV[4] ~= '' then
         end
     end
 end
-redis.call('set', KEYS[1], '?' .. ARGV[2], 'px', ARGV[3])
-return {ARGV[1], '?' .. ARGV[2], '', 0}
+local value = '?' .. ARGV[2]
+redis.call('set', KEYS[1], value .. '\n' .. redis.call('time')[1] .. ' ' .. ARGV[5], 'px', ARGV[3])
+return {ARGV[1], value, '', 0}

@@ -65,6 +65,8 @@ RECEIVED = "rlock_received"
 """Set in the request of a run: when the worker received the message, in monotonic seconds."""
 CONTENT_TYPE = "rlock_content_type"
 """Set likewise: the content type of the message, which names its serializer."""
+SENT_BY_ITSELF = "rlock_sent_by_itself"
+"""Set in the request of a run that has sent its message again, as by ``retry(throw=False)``: its success is no end."""
 SUCCEEDED = "rlock_succeeded"
 """Set in the request of a run whose success was recorded: its delivery."""
 SENT_AGAIN = "rlock_sent_again"
@@ -208,6 +210,8 @@ class Delivery:
     @property
     def is_remembered(self) -> bool:
         """Whether its success is to be recorded."""
+        if SENT_BY_ITSELF in vars(self.message):
+            return False
         return (bool(self._task.acks_late) or self.may_be_a_copy) and bool(self._marked_for)
 
     def note_success(self) -> None:
@@ -282,7 +286,8 @@ def visibility_timeout(app: Any) -> float:
 
 def own_headers(task: Task[..., Any], task_id: str | None, headers: dict[str, Any] | None) -> dict[str, Any] | None:
     """The headers of a message that is to be sent, without ours of another message, which a body has passed on."""
-    if not headers or (task_id is not None and task_id == task.request.id):  # the running message is sent again
+    running = task.request.id  # None where a worker's main process sends the message of a lost child again
+    if not headers or (task_id is not None and running in {None, task_id}):
         return headers
     return {name: value for name, value in headers.items() if not name.startswith("rlock_")}
 

@@ -1,11 +1,12 @@
 """Messages of a task with ``lock_scope="queue"`` or ``"until_start"``: of those with one key, one is in the queue.
 
-A message's place in the queue is a key in Redis, named after the lock and the task, with the value ``<token>:<task
-id>``. The sender takes the place for a short time before it sends the message, because it may die in between. Once the
-message is sent, the place is kept for ``lock_queue_time``. Until then other senders wait, and do not drop their message
-in favour of this one. So a place without a message, of a sender that died or of a command with an unknown outcome,
-suppresses no message. The token is also a header of the message. It makes late commands harmless: a sender does not
-prolong a place that its message has already left, and an expired message does not remove another one's place.
+A message's place in the queue is a key in Redis, named after the lock, the task and the broker, with the value
+``<token>:<task id>`` and, for those who look, what it is about. The sender takes the place for a short time before it
+sends the message, because it may die in between. Once the message is sent, the place is kept for ``lock_queue_time``.
+Until then other senders wait, and do not drop their message in favour of this one. So a place without a message, of a
+sender that died or of a command with an unknown outcome, suppresses no message. The token is also a header of the
+message. It makes late commands harmless: a sender does not prolong a place that its message has already left, and an
+expired message does not remove another one's place.
 
 The place never replaces the lock: it does not allow a run, and exclusion does not depend on it. A run takes the lock
 first and then leaves the place, because from then on senders find the run by the lock itself: its owner's name contains
@@ -15,17 +16,22 @@ acknowledged late outlives the process; it keeps its place to the end.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from hashlib import blake2b
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.core.exceptions import ImproperlyConfigured
+from kombu.utils.url import parse_url
 
 from django_rlock import keys, scripts
 from django_rlock.callbacks import log
@@ -35,7 +41,7 @@ from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
-from django_rlock.locks import BaseLock
+from django_rlock.locks import BaseLock, rlock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import wire_name_in
 from django_rlock.settings import get_settings
@@ -46,14 +52,18 @@ from django_rlock.tasklocks.holders import TaskHolder, seems_dead
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery.app.task import Context
     from celery.result import AsyncResult
 
     from django_rlock.celery import LockedTask
 
 logger = logging.getLogger("django_rlock.celery")
 
+Header = Sequence[str]
 PLACE = "rlock_place"
-"""The header of a message that has a place: its token, and the name of the lock."""
+"""The header of a message that has a place: its token, the alias of its lock, the mark of its task, the lock's name."""
+_OBJECT = "rlock_place_object"
+"""An attribute of the request of a message that has a place: the place."""
 SENDING = 5.0
 """How long a place is reserved while its message is being sent, in seconds; another sender waits no longer."""
 _UNSENT = "?"
@@ -61,6 +71,8 @@ _UNSENT = "?"
 _PAUSES = 0.005, 0.2
 """How long another sender waits before it checks again, at first and at most, in seconds; it doubles each time."""
 _MARK_BYTES = 5
+_LEFT_WITHIN = 3600.0
+"""How long to try to leave a place while Redis is unreachable, in seconds."""
 
 _warned: set[str] = set()
 """The tasks for which a warning about parts of a canvas was logged."""
@@ -69,36 +81,41 @@ _warned: set[str] = set()
 class Place:
     """The place of one message in the queue, as seen by the sender or the worker."""
 
-    def __init__(self, task: LockedTask, lock_name: str, task_id: str, token: str) -> None:
+    def __init__(self, task: LockedTask, lock_name: str, task_id: str, token: str, mark: str | None = None) -> None:
         self._task = task
+        self.task_id = task_id
         self._options = options = task._rlock  # noqa: SLF001
+        self.mark = mark or mark_of(task)
         self._value = f"{token}:{task_id}"
-        self.header = f"{token}:{lock_name}"
+        self.header = [token, options.using, self.mark, lock_name]
         self.lock: BaseLock = options.lock([lock_name])
-        self._key = keys.place_key(self.lock.key, mark_of(task))
+        self._key = keys.place_key(self.lock.key, self.mark)
         self._is_left = False
 
     @classmethod
-    def of_message(cls, task: LockedTask, header: str | None, task_id: str) -> Place | None:
-        """The place that a message's header names, if it has one."""
-        return cls.of_header(task, header, task_id) if header else None
+    def of_request(cls, task: LockedTask, request: Context) -> Place | None:
+        """The place of a message that runs, if it has one; the same object each time."""
+        found = vars(request)
+        if PLACE in found and _OBJECT not in found:
+            found[_OBJECT] = cls.of_header(task, found[PLACE], str(request.id))
+        return found.get(_OBJECT)
 
     @classmethod
-    def of_header(cls, task: LockedTask, header: str, task_id: str) -> Place:
-        token, _, lock_name = header.partition(":")
-        return cls(task, lock_name, task_id, token)
+    def of_header(cls, task: LockedTask, header: Header, task_id: str) -> Place:
+        token, _, mark, lock_name = header
+        return cls(task, lock_name, task_id, token, mark)
 
-    def take(self) -> str | None:
+    def take(self, queue: str = "") -> str | None:
         """Take the place, or return the id of the task that has it or runs. Waits while another message is being sent.
 
         Raises LockUnavailableError when Redis is unreachable.
         """
         if get_settings(self._options.using).nodes is not None:
             raise ImproperlyConfigured(unfit_alias(self._task))
-        mark = f"@{mark_of(self._task)}:" if self._options.scope == "queue" and not self._options.runs_again else ""
+        mark = f"@{self.mark}:" if self._options.scope == "queue" and not self._options.runs_again else ""
         pause, longest = _PAUSES
         while True:
-            known, run, left_ms = self._try_to_take(mark)
+            known, run, left_ms = self._try_to_take(mark, queue)
             if known == _UNSENT + self._value:
                 return None
             if run:
@@ -112,9 +129,9 @@ class Place:
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
 
-    def take_again(self) -> None:
+    def take_again(self, queue: str = "") -> None:
         """Take the place for a message that is sent again, perhaps from within its run, if no other message has it."""
-        self._try_to_take("")
+        self._try_to_take("", queue)
 
     def keep(self, seconds: float) -> None:
         """Keep the place for a number of seconds from now, if it is still this message's."""
@@ -142,30 +159,31 @@ class Place:
 
     def leave_later(self) -> None:
         """Leave the place in the background, if it is still this message's."""
-        clean_up(self._options.using, self._change_call(0), monotonic() + self._options.queue_time)
+        leave_later(self.header, self.task_id)
 
-    def keep_for_copy(self) -> None:
-        """Do not leave the place: it belongs to another copy of the message."""
+    def hand_on(self) -> None:
+        """Do not leave the place: it belongs to another copy of the message, which has been sent."""
         self._is_left = True
 
     def free(self) -> bool:
         """Free the place, whichever message has it; returns whether it was taken."""
         freed, known = self._run(self._change_call(0))
         if known:
-            self._value = known.decode().removeprefix(_UNSENT)
+            self._value = _value_in(known)
             freed = self._change(0)  # by its value: a copy may come late
         return bool(freed)
 
-    def _try_to_take(self, mark: str) -> tuple[str, str, int]:
-        queueing = prepare(scripts.TASK_QUEUE, (self._key, self.lock.key), (milliseconds(SENDING), mark))
+    def _try_to_take(self, mark: str, queue: str) -> tuple[str, str, int]:
+        about = json.dumps({"task": str(self._task.name), "queue": queue, "sender": f"{gethostname()}:{os.getpid()}"})
+        queueing = prepare(scripts.TASK_QUEUE, (self._key, self.lock.key), (milliseconds(SENDING), mark, about))
         known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, self._value))
-        return known.decode(), run.decode(), left_ms
+        return known.decode().partition("\n")[0], run.decode(), left_ms
 
     def _change(self, ms: int) -> bool:
         return bool(self._run(self._change_call(ms))[0])
 
     def _change_call(self, ms: int) -> ScriptCall:
-        return ScriptCall(self.lock.name, prepare(scripts.TASK_PLACE, (self._key,), (ms,)), self._value)
+        return _change_call(self.lock.name, self._key, self._value, ms)
 
     def _run(self, call: ScriptCall) -> list[Any]:
         driver = sync_driver(self._options.using)
@@ -173,9 +191,41 @@ class Place:
         return reply
 
 
+def leave_later(header: Header, task_id: str) -> None:
+    """Leave a message's place in the background, if it is still this message's; its task need not be known here."""
+    token, using, mark, lock_name = header
+    try:
+        lock = rlock(lock_name, using=using)
+    except ImproperlyConfigured as error:
+        log(logger, logging.WARNING, "The place of message %s in the queue is not left: %s", task_id, error)
+        return
+    call = _change_call(lock_name, keys.place_key(lock.key, mark), f"{token}:{task_id}", 0)
+    clean_up(using, call, monotonic() + _LEFT_WITHIN)
+
+
+def _change_call(name: str, key: str, value: str, ms: int) -> ScriptCall:
+    return ScriptCall(name, prepare(scripts.TASK_PLACE, (key,), (ms,)), value)
+
+
+def _value_in(known: bytes) -> str:
+    """The token and the task id of what a place has."""
+    return known.decode().partition("\n")[0].removeprefix(_UNSENT)
+
+
 def mark_of(task: LockedTask) -> str:
-    """A mark that the owners of all runs of a task have in common."""
-    return blake2b(str(task.name).encode(), digest_size=_MARK_BYTES).hexdigest()
+    """A mark that the owners of all runs of a task have in common, unless their messages come by different brokers."""
+    conf: Any = task.app.conf
+    options = conf.broker_transport_options or {}
+    prefix = options.get("global_keyprefix") or options.get("queue_name_prefix") or ""
+    urls = conf.broker_write_url or ""
+    return _mark(str(task.name), urls if isinstance(urls, str) else ";".join(urls), str(prefix))
+
+
+@cache
+def _mark(name: str, urls: str, prefix: str) -> str:
+    parts = [parse_url(url) for url in urls.split(";") if url]
+    brokers = sorted(f"{each['hostname']}:{each['port']}/{each['virtual_host']}" for each in parts)
+    return blake2b("\n".join([name, prefix, *brokers]).encode(), digest_size=_MARK_BYTES).hexdigest()
 
 
 def unfit_alias(task: LockedTask) -> str:
@@ -190,6 +240,7 @@ def unfit_alias(task: LockedTask) -> str:
 def send_once(
     task: LockedTask,
     lock_name: Callable[[], str],
+    args: tuple[tuple[Any, ...], dict[str, Any]],
     task_id: str,
     options: dict[str, Any],
     send: Callable[..., AsyncResult[Any]],
@@ -198,28 +249,40 @@ def send_once(
     TaskQueuedError."""
     headers: Mapping[str, Any] = options.get("headers") or {}
     if PLACE in headers:
-        return _send_again(task, headers[PLACE], task_id, options, send)
+        return _send_again(task, headers[PLACE], task_id, _queue_of(task, args, options), options, send)
     if _was_sent_before(options, headers) or _is_of_a_canvas(task, options):
         return send(task_id=task_id, **options)
     place = Place(task, lock_name(), task_id, uuid.uuid4().hex)
-    other = place.take()
+    other = place.take(_queue_of(task, args, options))
     if other is not None:
         return _left_to(other, task, place)
     return _send_in(place, task, task_id, {**options, "headers": {**headers, PLACE: place.header}}, send)
 
 
 def _send_again(
-    task: LockedTask, header: str, task_id: str, options: dict[str, Any], send: Callable[..., AsyncResult[Any]]
+    task: LockedTask,
+    header: Header,
+    task_id: str,
+    queue: str,
+    options: dict[str, Any],
+    send: Callable[..., AsyncResult[Any]],
 ) -> AsyncResult[Any]:
-    """Send a message that a worker, or the task's own retry(), sends again: always, whoever has its place."""
+    """Send a message that a worker, or the task's own retry(), sends again: always, whoever has its place.
+
+    If the message is running here, it hands its place on, and so does not leave it.
+    """
     place = Place.of_header(task, header, task_id)
     if options["headers"].get(COPY):  # the original's run may end meanwhile, and leave the place
         result = send(task_id=task_id, **options)
         _keep(place, task, options)
-        return result
-    with logged(task):
-        place.take_again()
-    return _send_in(place, task, task_id, options, send)
+    else:
+        with logged(task):
+            place.take_again(queue)
+        result = _send_in(place, task, task_id, options, send)
+    running = Place.of_request(task, task.request)
+    if running is not None and running.header == place.header:
+        running.hand_on()
+    return result
 
 
 def _send_in(
@@ -248,6 +311,17 @@ def _left_to(other: str, task: LockedTask, place: Place) -> AsyncResult[Any]:
     log(logger, logging.INFO, "Task %s was not sent: %s", task.name, reason)
     task_deduplicated.tell(lock, task=task, task_id=other, reason=reason)
     return task.AsyncResult(other)
+
+
+def _queue_of(task: LockedTask, args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]) -> str:
+    """The name of the queue to which a message goes, for those who look at places; "" if that is not known."""
+    app: Any = task.app
+    try:
+        routed = app.amqp.router.route({**task._get_exec_options(), **options}, task.name, *args)  # type: ignore[attr-defined] # noqa: SLF001
+    except Exception:  # noqa: BLE001 - a router of the project's; Celery is about to raise the same error
+        return ""
+    queue = routed.get("queue") or routed.get("routing_key") or ""
+    return str(getattr(queue, "name", queue))
 
 
 def _was_sent_before(options: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:

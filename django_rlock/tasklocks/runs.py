@@ -32,7 +32,7 @@ from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, t
 from django_rlock.tasklocks.children import erase, note_of, write
 from django_rlock.tasklocks.deliveries import SENT_AGAIN, Delivery, Standing
 from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
-from django_rlock.tasklocks.places import PLACE, Place, mark_of
+from django_rlock.tasklocks.places import Place, mark_of
 from django_rlock.tasklocks.skipped import Skipped, end_chain, skipped
 
 if TYPE_CHECKING:
@@ -52,41 +52,33 @@ locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
 def run_message(
     task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], request: Context, body: Callable[[], Any]
 ) -> Any:
-    """Run the body as ``Run.execute`` does, then leave the message's place in the queue unless it comes again.
+    """Run the body as ``Run.execute`` does.
 
-    A soft time limit may prevent that; then the worker's main process leaves the place, in ``TimedRequest``.
+    A message with an outcome leaves its place before that is stored, so that whoever gets it can send the next one. All
+    other endings leave the place by the worker's signals, in ``messages``.
     """
-    place = None if request.is_eager else Place.of_message(task, request.get(PLACE), str(request.id))
+    place = Place.of_request(task, request)
     try:
         result = Run(task, args, kwargs, request, place).execute(body)
-    except Retry:
+    except Exception as error:
+        if place is not None and _is_outcome(task, error):
+            place.leave()
         raise
-    except Reject as rejected:
-        if not rejected.requeue:  # type: ignore[attr-defined]
-            _leave(place)
-        raise
-    except BaseException as error:
-        if not _is_retried(task, error):
-            _leave(place)
-        raise
-    _leave(place)
+    if place is not None:
+        place.leave()
     return result
 
 
-def _is_retried(task: LockedTask, error: BaseException) -> bool:
-    """Whether ``autoretry_for``, which is around the lock, sends the message again, with its place."""
+def _is_outcome(task: LockedTask, error: Exception) -> bool:
+    """Whether the task fails with an error, which ``autoretry_for``, around the lock, does not take for a retry."""
     retried: Any = getattr(task, "autoretry_for", ())
     never: Any = getattr(task, "dont_autoretry_for", ())
-    return isinstance(error, tuple(retried)) and not isinstance(error, (Ignore, *never))
+    is_retried = isinstance(error, tuple(retried)) and not isinstance(error, tuple(never))
+    return not is_retried and not isinstance(error, Retry | Reject | Ignore)
 
 
 class Rejected(Reject, Ignore):
     """Rejects a message. ``autoretry_for``, which is around the lock, lets each Ignore pass."""
-
-
-def _leave(place: Place | None) -> None:
-    if place is not None:
-        place.leave()
 
 
 class Run:
@@ -111,6 +103,13 @@ class Run:
             self.delivery = Delivery(task, request, options.using, options.done_marker_time)
         self.lock = options.lock(self._names(args, kwargs), lease_time=options.lease_time)
         self.lock.wait_time = self._wait_time(self.delivery)
+
+    @property
+    def mark(self) -> str:
+        """The mark by which senders find the run, if they look for it."""
+        if self.options.scope != "queue":
+            return ""
+        return mark_of(self.task) if self._place is None else self._place.mark
 
     def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """The names of the locks. Runs with ``"until_start"`` may overlap, but not the copies of one message."""
@@ -241,7 +240,7 @@ class Run:
             raise self._when_unavailable(delivery, error) from error
         if standing in {Standing.DONE, Standing.SUPERSEDED}:
             if standing is Standing.SUPERSEDED and self._place is not None:
-                self._place.keep_for_copy()
+                self._place.hand_on()
             self._tell(task_deduplicated, "was dropped: %s", standing.value)
             raise Ignore(standing.value)
         return standing
@@ -350,8 +349,7 @@ class _Surroundings:
         self._about: dict[str, str] | None = None
         self._label = ""
         if task_id := run.task_id:
-            mark = mark_of(task) if options.scope == "queue" else ""  # by which senders find the run
-            self._label = f":{label(task_id, mark)}"
+            self._label = f":{label(task_id, run.mark)}"
             if get_settings(options.using).record_context:
                 self._about = {"task": str(task.name), "task_id": task_id}
         self._note = note_of(task_id, lock, options.kind)

@@ -82,6 +82,11 @@ def use_sqs(other: Celery, port: str) -> None:
     )
 
 
+DEDUPLICATES = "RLOCK_TEST_DEDUPLICATES"
+"""Set for a worker in which Celery itself drops a redelivered message whose result says that it has succeeded."""
+
+app.conf.worker_deduplicate_successful_tasks = DEDUPLICATES in os.environ
+
 if "RLOCK_TEST_CELERY" in os.environ:
     use(os.environ["RLOCK_TEST_CELERY"])
 

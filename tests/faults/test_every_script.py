@@ -88,7 +88,7 @@ MUTANTS = {
         "known ~= ARGV[2] and known ~= ARGV[3]",
         "false",
     ),
-    "a place is any message's": ("TASK_PLACE", "known ~= ARGV[2] and known ~= '?' .. ARGV[2]", "false"),
+    "a place is any message's": ("TASK_PLACE", "known == '' or value ~= ARGV[2]", "known == ''"),
 }
 
 

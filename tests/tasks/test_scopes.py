@@ -233,7 +233,6 @@ def test_a_run_that_ends_otherwise(worker, log, unread, how):
     ("task", "args"),
     [
         (tasks.queues_and_is_interrupted, []),
-        (tasks.queues_and_fails_before, []),
         (tasks.queues_and_never_begins, ["soft limit"]),
         (tasks.queues_and_never_begins, ["error"]),
     ],

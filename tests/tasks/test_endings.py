@@ -1,0 +1,220 @@
+"""Each ending of a message leaves its place in the queue, and nothing else does: ways of ending, pools and brokers."""
+
+import signal
+import uuid
+
+import pytest
+from celery import Celery, Task
+from kombu import serialization
+
+from django_rlock.celery import LockedTask
+from django_rlock.tasklocks.places import PLACE, Place
+from tests.celery_app import DEDUPLICATES, RABBIT, RABBIT_QUEUES, app, records, tasks, use_rabbit
+from tests.celery_app.records import starts, until
+from tests.forms import long
+from tests.rabbitmq import RabbitServer, RabbitUnavailableError
+from tests.tasks.test_losses import deliver_again, forget, go
+
+pytestmark = pytest.mark.usefixtures("locks_of_workers")
+
+POINTS = "before it", "in a call", "in its body"
+QUICK = "error", "ignore", "reject", "retry"
+ENDINGS = ["returns", *(f"{point}: {way}" for point in POINTS for way in QUICK)]
+BREAKS = [f"{point}: {way}" for point in POINTS for way in ("soft limit", "death", "exit")]
+"""Ways that only children of a prefork worker survive or do not, as it may be."""
+KINDS = [tasks.ends_early, tasks.ends_late]
+
+
+def name_of(task):
+    return task.name
+
+
+@pytest.fixture
+def has_place(log, celery_servers):
+    """Whether a message has the place."""
+
+    def has_place():
+        with celery_servers[0].client() as client:
+            return any(client.scan_iter(f"rlock_place:{{rlock:work:{log}}}:*"))
+
+    return has_place
+
+
+@pytest.fixture
+def is_left(has_place):
+    """Waits until the place is left."""
+    return lambda: until(lambda: not has_place())
+
+
+# --- by its run, or before it ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", KINDS, ids=name_of)
+@pytest.mark.parametrize("how", [*ENDINGS, BREAKS[0], *long(*BREAKS[1:])])
+def test_each_ending_leaves_the_place(worker, log, is_left, how, task):
+    task.delay(log, how)
+    is_left()
+
+
+@pytest.mark.parametrize("task", KINDS, ids=name_of)
+def test_a_failure_has_left_the_place_before_it_is_known(worker, log, has_place, task):
+    task.delay(log, "in its body: error").get(timeout=records.WAIT, propagate=False)
+    assert not has_place()
+
+
+def test_a_retry_that_the_worker_is_not_told_of_keeps_the_place(worker, log, is_left):
+    result = tasks.ends_late.delay(log, "retries unheard")
+    assert records.wait_for(f"ended:{result.id}") == "SUCCESS"
+    assert tasks.ends_late.delay(log, "returns").id == result.id
+    starts(log, 2)
+    is_left()
+
+
+@pytest.mark.parametrize("point", ["in its body", *long("before it", "in a call")])
+def test_a_message_that_comes_again_after_its_process_died_keeps_its_place(worker, log, is_left, point):
+    how = f"{point}: death"
+    result = tasks.ends_and_returns.delay(log, how)
+    assert records.wait_for(f"{log}:tries") == how
+    assert tasks.ends_and_returns.delay(log, how).id == result.id
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    is_left()
+
+
+@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="Celery 5.7 has retry_on_worker_lost")
+def test_a_message_that_is_retried_after_its_process_died_keeps_its_place(worker, log, is_left):
+    result = tasks.ends_and_is_retried.delay(log, "in its body: death")
+    assert records.wait_for(f"retried:{result.id}") == "WorkerLostError"
+    assert tasks.ends_and_is_retried.delay(log, "returns").id == result.id
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    is_left()
+
+
+# --- by the worker ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(celery_servers):
+    """An app whose tasks the workers do not know."""
+    with Celery("elsewhere", broker=app.conf.broker_url, set_as_current=False) as made:
+        yield made
+
+
+def test_a_task_that_the_worker_does_not_know(worker, log, is_left, has_place, elsewhere):
+    @elsewhere.task(base=LockedTask, shared=False, name="unknown", lock_key=f"work:{log}", lock_scope="queue")
+    def unknown():
+        """Nobody runs it."""
+
+    unknown.apply_async(queue=worker.queue)
+    is_left()
+
+
+def test_a_serializer_that_the_worker_refuses(worker, log, is_left):
+    serialization.register("refused", lambda value: "", lambda text: None, "application/x-refused", "utf-8")
+    try:
+        tasks.ends_early.apply_async([log, "returns"], serializer="refused")
+        is_left()
+    finally:
+        serialization.unregister("refused")
+
+
+@pytest.mark.parametrize("task", [tasks.ends_at_its_limit, tasks.ends_at_its_limit_and_returns], ids=name_of)
+def test_a_time_limit_leaves_the_place_unless_the_message_comes_again(worker, log, is_left, task):
+    result = task.delay(log, "gated")
+    (run,) = starts(log, 1)
+    if task is tasks.ends_at_its_limit_and_returns:
+        assert starts(log, 1)[0]["id"] == run["id"]
+        assert task.delay(log, "returns").id == result.id
+        go(log)
+        go(log)
+    is_left()
+
+
+def test_what_is_terminated(worker, log, is_left, has_place):
+    result = tasks.ends_late.delay(log, "gated")
+    starts(log, 1)
+    assert has_place()
+    app.control.revoke(result.id, terminate=True)
+    is_left()
+
+
+def test_what_is_revoked_although_its_request_is_of_another_class(start_worker, log, is_left):
+    with start_worker("busy", "--pool", "prefork", "-c", "1") as busy:
+        tasks.skips.apply_async([f"{log}-first", True], queue=busy.queue)
+        starts(f"{log}-first", 1)
+        result = tasks.ends_with_its_own_request.apply_async([log, "returns"], queue=busy.queue)
+        until(lambda: (app.control.inspect([busy.hostname]).query_task(result.id) or {}).get(busy.hostname))
+        app.control.revoke(result.id, destination=[busy.hostname], reply=True)
+        go(f"{log}-first")
+        is_left()
+
+
+def test_a_success_that_celery_does_not_run_again(worker, start_worker, log, is_left):
+    task_id = uuid.uuid4().hex
+    tasks.text_of.apply_async(("another run",), task_id=task_id).get(timeout=records.WAIT)
+    with start_worker("strict", "--pool", "prefork", "-c", "1", **{DEDUPLICATES: "1"}) as strict:
+        tasks.ends_late.apply_async([log, "before it: requeue"], task_id=task_id, queue=strict.queue)
+        is_left()
+    assert not records.count(f"{log}:starts")
+
+
+def test_a_cold_shutdown_keeps_the_place_of_a_message_that_comes_again(worker, start_worker, log, is_left):
+    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1") as victim:
+        result = tasks.ends_late.apply_async([log, "gated"], queue=victim.queue)
+        (ended,) = starts(log, 1)
+        victim.process.send_signal(signal.SIGQUIT)
+        victim.process.wait(records.WAIT)
+    forget(log, ended)
+    assert tasks.ends_late.delay(log, "returns").id == result.id
+    app.control.add_consumer(victim.queue, destination=[worker.hostname], reply=True)
+    deliver_again()
+    starts(log, 1)
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    is_left()
+
+
+# --- by pools and brokers --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rabbit():
+    try:
+        server = RabbitServer()
+    except RabbitUnavailableError as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def send(request, broker, celery_servers):
+    """Sends a task with a place by a broker; returns the variables of the environment of its worker, too."""
+    with Celery("publisher", set_as_current=False) as publisher:
+        publisher.conf.update(broker_url=app.conf.broker_url, result_backend=app.conf.result_backend)
+        environ = {}
+        if broker != "redis":
+            url = request.getfixturevalue("rabbit").url
+            use_rabbit(publisher, url, broker)
+            environ = {RABBIT: url, RABBIT_QUEUES: broker}
+
+        def send(task, queue, log, how):
+            place = Place(task, f"work:{log}", uuid.uuid4().hex, "token")
+            assert place.take() is None
+            headers = {PLACE: place.header}
+            publisher.send_task(task.name, [log, how], task_id=place.task_id, queue=queue, headers=headers)
+            place.keep(3600)
+
+        yield send, environ
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("broker", ["redis", "classic", "quorum"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_each_ending_by_pools_and_brokers(start_worker, send, log, celery_servers, pool, broker):
+    deliver, environ = send
+    endings = ENDINGS + (BREAKS if pool == "prefork" else [])
+    with start_worker(f"{pool}-{broker}", "--pool", pool, "-c", "2", **environ) as worker:
+        for number, (task, how) in enumerate((task, how) for task in KINDS for how in endings):
+            deliver(task, worker.queue, f"{log}-{number}", how)
+        with celery_servers[0].client() as client:
+            until(lambda: not list(client.scan_iter(f"rlock_place:{{rlock:work:{log}-*")))
