@@ -23,7 +23,7 @@ from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
 from django_rlock.tasklocks.deliveries import SENT_AGAIN, SENT_BY_ITSELF, kept_options, own_headers, put_off
 from django_rlock.tasklocks.options import TaskOptions
-from django_rlock.tasklocks.places import Place, send_once
+from django_rlock.tasklocks.places import Place, send_once, sent
 from django_rlock.tasklocks.refusals import refuse_of_call, refuse_unknown
 from django_rlock.tasklocks.runs import locks_held
 from django_rlock.tasklocks.skipped import Skipped
@@ -189,14 +189,16 @@ class LockedTask(_DjangoTask):
         """Celery's method. Raises KeyTemplateError for arguments from which no key can be made, naming the argument.
 
         With ``lock_scope`` ``"queue"`` or ``"until_start"`` it returns the result of the message that is queued
-        already, or raises TaskQueuedError with ``on_queued="raise"``. Raises LockUnavailableError when Redis is
+        already, or raises TaskQueuedError with ``on_queued="raise"``, which may be given for one call as well; the
+        result's ``was_sent`` says whether this call has sent a message. Raises LockUnavailableError when Redis is
         unreachable; then nothing was sent.
         """
         send = partial(super().apply_async, args, kwargs)
         options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
         if not self._is_locked:
-            return send(task_id=task_id, **options)
+            return sent(send(task_id=task_id, **options))
         naming, arguments = self._rlock.naming, (tuple(args or ()), dict(kwargs or {}))
+        on_queued = self._rlock.on_queued_of(self, options)
         refuse_of_call(str(self.name), options)
         if "headers" in options:
             options["headers"] = own_headers(self, task_id, options["headers"])
@@ -204,9 +206,10 @@ class LockedTask(_DjangoTask):
         if task_id is not None and task_id == self.request.id:
             setattr(self.request, SENT_BY_ITSELF, True)
         if self._rlock.scope == "run" or self.app.conf.task_always_eager:
-            return send(task_id=task_id, **options)
+            return sent(send(task_id=task_id, **options))
         task_id = task_id or uuid()
-        return send_once(self, lambda: naming.name(self, *arguments, task_id), arguments, task_id, options, send)
+        named = partial(naming.name, self, *arguments, task_id)
+        return send_once(self, named, arguments, task_id, options, send, on_queued)
 
     def signature_from_request(
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **extra_options: Any

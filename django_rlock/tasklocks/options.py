@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ON_LOCKED = ("skip", "retry", "wait", "raise")
 SCOPES = ("run", "queue", "until_start")
 ON_QUEUED = ("return", "raise", "again")
+ON_QUEUED_ONCE = ("return", "raise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,18 @@ class TaskOptions:
             on_queued=task.on_queued,
             queue_time=_delay(task, "lock_queue_time"),
         )
+
+    def on_queued_of(self, task: LockedTask, options: dict[str, Any]) -> str:
+        """Take ``on_queued`` out of the options of one call, which may choose between the result and an error."""
+        chosen = options.pop("on_queued", None)
+        if chosen is None:
+            return self.on_queued
+        if self.scope == "run" or chosen not in ON_QUEUED_ONCE:
+            raise ValueError(
+                f"{task.name}: on_queued for one call must be one of {ON_QUEUED_ONCE}, with a lock_scope other than "
+                f"'run'; not {chosen!r} with {self.scope!r}."
+            )
+        return str(chosen)
 
     @property
     def runs_again(self) -> bool:

@@ -244,19 +244,21 @@ def send_once(
     task_id: str,
     options: dict[str, Any],
     send: Callable[..., AsyncResult[Any]],
+    on_queued: str,
 ) -> AsyncResult[Any]:
     """Send a message, unless another one with its key waits or runs: then return that one's result, or raise
-    TaskQueuedError."""
+    TaskQueuedError. The result's ``was_sent`` says which.
+    """
     headers: Mapping[str, Any] = options.get("headers") or {}
     if PLACE in headers:
-        return _send_again(task, headers[PLACE], task_id, _queue_of(task, args, options), options, send)
+        return sent(_send_again(task, headers[PLACE], task_id, _queue_of(task, args, options), options, send))
     if _was_sent_before(options, headers) or _is_of_a_canvas(task, options):
-        return send(task_id=task_id, **options)
+        return sent(send(task_id=task_id, **options))
     place = Place(task, lock_name(), task_id, uuid.uuid4().hex)
     other = place.take(_queue_of(task, args, options))
     if other is not None:
-        return _left_to(other, task, place)
-    return _send_in(place, task, task_id, {**options, "headers": {**headers, PLACE: place.header}}, send)
+        return _left_to(other, task, place, on_queued)
+    return sent(_send_in(place, task, task_id, {**options, "headers": {**headers, PLACE: place.header}}, send))
 
 
 def _send_again(
@@ -303,14 +305,20 @@ def _keep(place: Place, task: LockedTask, options: Mapping[str, Any]) -> None:
         place.keep(_time_in_queue(task, options))
 
 
-def _left_to(other: str, task: LockedTask, place: Place) -> AsyncResult[Any]:
+def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
+    """The result, which says whether the call that returns it has sent its message."""
+    result.was_sent = was_sent  # type: ignore[attr-defined]
+    return result
+
+
+def _left_to(other: str, task: LockedTask, place: Place, on_queued: str) -> AsyncResult[Any]:
     lock = place.lock
-    if task.on_queued == "raise":
+    if on_queued == "raise":
         raise TaskQueuedError(lock.name, other)
     reason = f"task {other} waits or runs with its key"
     log(logger, logging.INFO, "Task %s was not sent: %s", task.name, reason)
     task_deduplicated.tell(lock, task=task, task_id=other, reason=reason)
-    return task.AsyncResult(other)
+    return sent(task.AsyncResult(other), was_sent=False)
 
 
 def _queue_of(task: LockedTask, args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]) -> str:

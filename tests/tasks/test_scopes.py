@@ -84,6 +84,7 @@ def test_one_message_waits(unread, log):
     other = tasks.queues.apply_async([f"{log}-other"], queue=unread)
     assert (second.id, waiting(unread)) == (first.id, 2)
     assert other.id != first.id
+    assert [each.was_sent for each in (first, second, other)] == [True, False, True]
 
 
 @pytest.mark.parametrize("task", [tasks.queues, tasks.queues_late])
@@ -102,6 +103,17 @@ def test_it_raises_if_it_is_to(unread, log):
     with pytest.raises(TaskQueuedError, match=first.id) as raised:
         tasks.queues_or_raises.apply_async([log], queue=unread)
     assert raised.value.task_id == first.id
+
+
+def test_a_call_chooses_between_the_result_and_an_error(unread, log):
+    first = tasks.queues.apply_async([log], queue=unread, on_queued="raise")
+    with pytest.raises(TaskQueuedError, match=first.id):
+        tasks.queues.apply_async([log], queue=unread, on_queued="raise")
+    assert tasks.queues.apply_async([log], queue=unread, on_queued="return").id == first.id
+    for task, chosen in ((tasks.queues, "again"), (tasks.skips, "raise")):
+        with pytest.raises(ValueError, match="on_queued for one call"):
+            task.apply_async([log], queue=unread, on_queued=chosen)
+    assert waiting(unread) == 1
 
 
 def test_tasks_that_share_a_key_are_no_duplicates(worker, log, unread):
