@@ -185,6 +185,11 @@ def task_keys(prefix: str, task_id: str) -> tuple[str, str]:
     return tagged("rlock_done", prefix + task_id), tagged("rlock_copy", prefix + task_id)
 
 
+def places_key(key: str) -> str:
+    """The sorted set of the keys of all places in a lock's queue."""
+    return tagged("rlock_places", key)
+
+
 def place_key(key: str, mark: str) -> str:
     """The place in a lock's queue for one message of a Celery task, which is identified by ``mark``."""
     return f"{tagged('rlock_place', key)}:{mark}"

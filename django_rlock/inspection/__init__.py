@@ -26,6 +26,7 @@ from django_rlock.inspection.infos import (
     Waiter,
     WaitGraph,
 )
+from django_rlock.inspection.queued import QueuedMessage, free_places, only_queued, queued_messages
 from django_rlock.inspection.sources import asking
 from django_rlock.inspection.survey import Problem, Survey, own_report
 from django_rlock.inspection.waiting import edges, mark
@@ -43,15 +44,18 @@ __all__ = [
     "LockInfo",
     "LockState",
     "Party",
+    "QueuedMessage",
     "WaitGraph",
     "Waiter",
     "describe_holder",
     "find_locks",
     "force_release",
+    "free_places",
     "iter_locks",
     "listed_aliases",
     "lock_info",
     "lock_infos",
+    "queued_messages",
     "take_survey",
     "wait_for_graph",
 ]
@@ -111,20 +115,25 @@ def take_survey(using: str | None = None, name: str = "*") -> Survey:
 
 
 def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
-    """A lock's holders and waiters, or None when it is free. LockUnavailableError when Redis cannot be
+    """A lock's holders and waiters, and the messages of Celery tasks that are queued for it; None when it is free and
+    nothing is queued. LockUnavailableError when Redis cannot be
     asked, ImproperlyConfigured for a bad alias, ValueError for what can be no name."""
     return next(iter(lock_infos([name], using)), None)
 
 
 def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
-    """Those of some locks that are held, in two or three round trips. Errors as ``lock_info``."""
+    """Those of some locks that are held or queued for, in a few round trips. Errors as ``lock_info``."""
     locks = [rlock(name, using=using) for name in names]
     survey = Survey([using], ", ".join(lock.key for lock in locks))
     found = survey.read((using, lock.name) for lock in locks)
     deadlocks = survey.deadlocks()
     for error in survey.errors.values():
         raise error
-    return mark(found, deadlocks)
+    queued: dict[str, list[QueuedMessage]] = {}
+    for message in queued_messages(using, [lock.name for lock in locks]) if locks else ():
+        queued.setdefault(message.name, []).append(message)
+    held = [replace(info, queued=tuple(queued.pop(info.name, ()))) for info in mark(found, deadlocks)]
+    return held + [only_queued(messages) for messages in queued.values()]
 
 
 def number_at(name: str, using: str = DEFAULT_ALIAS) -> int | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import TextChoices
 from django.utils.translation import gettext_lazy as _
 
 from django_rlock.redaction import printable
+
+if TYPE_CHECKING:
+    from django_rlock.inspection.queued import QueuedMessage
 
 CLIENT_LENGTH = 36
 """An owner's first characters are its process's client id."""
@@ -29,6 +32,8 @@ class LockState(TextChoices):
     HOT = "hot", _("hot")
     """Its holders come and go within milliseconds; the list shows it even when it is free for a moment."""
     HELD = "held", _("held")
+    QUEUED = "queued", _("queued")
+    """It is free; a message of a Celery task waits for it, and keeps others out of the queue."""
 
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -249,6 +254,8 @@ class LockInfo:
     ``nodes`` maps each node to the owner there, "" where it is free, None where it is unreachable. ``deadlock`` is
     the circle of owners that it is a part of, if it is. Where processes take it many times a second, ``rate`` is how
     often, and ``recent`` are the last holders, the very last one first; such holds are too short to be reported.
+    ``queued`` are the messages of Celery tasks that keep others with their keys out of the queue, the oldest first;
+    only what asks for one lock by its name fills it.
     """
 
     name: str
@@ -266,6 +273,7 @@ class LockInfo:
     deadlock: Deadlock | None = None
     rate: float | None = None
     recent: tuple[Party, ...] = ()
+    queued: tuple[QueuedMessage, ...] = ()
 
     @property
     def is_hot(self) -> bool:
@@ -374,6 +382,7 @@ class LockInfo:
             "nodes": dict(self.nodes),
             "recent": [_plain(party) for party in self.recent],
             "deadlock": self.deadlock and self.deadlock.as_list(),
+            "queued": [message.as_dict() for message in self.queued],
         }
 
 

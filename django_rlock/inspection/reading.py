@@ -30,6 +30,8 @@ MAX_FIELDS = 4000
 MAX_PARTIES = 100
 """Holders and waiters of one lock that are read; ``State.waiting`` still counts all."""
 MAX_HISTORIES = 500
+MAX_PLACES = 10_000
+"""Places in the queue that are read together."""
 BATCH = 500
 """Locks that are read in one round trip."""
 SCAN_COUNT = 2000
@@ -147,18 +149,29 @@ def read_number(client: redis.Redis, key: str) -> int | None:
     return None if number is None else int(number)
 
 
-def scan_keys(client: Any, prefix: str) -> Iterator[str]:
-    """The hashes whose keys begin with ``prefix``; may name one twice. Looks at all keys of the server, or of all
-    primaries of a cluster, in steps."""
+def read_places(client: redis.Redis, sets: Collection[str]) -> tuple[float, list[tuple[str, str, int]]]:
+    """The server's time, in seconds, and the places in the queue that sorted sets name: key, value, and PTTL in ms."""
+    time, *members = _pipeline(client, [("TIME",), *(("ZRANGE", each, 0, MAX_PLACES - 1) for each in sets)])
+    places = sorted({plain_text(key) for found in members for key in found or ()})[:MAX_PLACES]
+    replies = (
+        _pipeline(client, [command for key in places for command in (("GET", key), ("PTTL", key))]) if places else []
+    )
+    found = zip(places, replies[::2], replies[1::2], strict=True)
+    return _seconds(time), [(key, plain_text(value), pttl) for key, value, pttl in found if value is not None]
+
+
+def scan_keys(client: Any, prefix: str, kind: str = "hash") -> Iterator[str]:
+    """The hashes, or the keys of another ``kind``, that begin with ``prefix``; may name one twice. Looks at all keys of
+    the server, or of all primaries of a cluster, in steps."""
     pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
     for server in client.primaries() if isinstance(client, ClusterClient) else [client]:
-        yield from _scan(server, pattern)
+        yield from _scan(server, pattern, kind)
 
 
-def _scan(server: Any, pattern: str) -> Iterator[str]:
+def _scan(server: Any, pattern: str, kind: str) -> Iterator[str]:
     cursor = 0
     for _ in range(SCAN_CALLS):
-        command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, "TYPE", "hash")
+        command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, "TYPE", kind)
         cursor, keys = server.execute_command(*command, NEVER_DECODE=True)
         yield from map(plain_text, keys)
         if not cursor:

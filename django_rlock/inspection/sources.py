@@ -20,6 +20,7 @@ from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
 from django_rlock.inspection import reading
 from django_rlock.inspection.parsing import Report
 from django_rlock.inspection.reading import State
+from django_rlock.keys import places_key
 from django_rlock.redaction import hide_secrets, redacted
 from django_rlock.scripts import ENDLESS
 from django_rlock.settings import get_settings, is_url, server_aliases
@@ -73,6 +74,15 @@ class Server:
     def scan_keys(self, prefix: str) -> set[str]:
         return self._ask(lambda client: set(reading.scan_keys(client, prefix)))
 
+    def read_places(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:
+        """The places in the queues of some locks, or of all (None), which looks at every key of the server."""
+
+        def read(client: redis.Redis) -> tuple[float, list[tuple[str, str, int]]]:
+            found = reading.scan_keys(client, "rlock_places:", "zset") if keys is None else map(places_key, keys)
+            return reading.read_places(client, set(found))
+
+        return self._ask(read)
+
 
 class Nodes(Server):
     """An alias with NODES. A node that fails is not asked again; QuorumNotReachedError when too few are left."""
@@ -121,6 +131,10 @@ class Nodes(Server):
         found = self._ask_each(lambda client: reading.read_states(client, wanted))
         known = {key: {node: states.get(key) for node, states in found.items()} for key in wanted}
         return {key: self._merge(by_node) for key, by_node in known.items() if any(by_node.values())}
+
+    def read_places(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:  # noqa: ARG002
+        """None: with NODES, tasks have no places."""
+        return 0.0, []
 
     def count_present(self, keys: Collection[str]) -> int:
         return sum(self._ask_each(lambda client: reading.count_present(client, keys)).values())

@@ -2,6 +2,7 @@
 --
 -- KEYS[1]  the place: <token>:<task id>, a newline and what it is about, with ? before it until the message is sent
 -- KEYS[2]  the lock: hash of owner -> holds
+-- KEYS[3]  sorted set: the keys of the places of that lock -> when they were taken, s
 -- ARGV[1]  nonce
 -- ARGV[2]  the place's value, without ? and what it is about
 -- ARGV[3]  how long it is kept until the message is sent, ms
@@ -22,5 +23,10 @@ if ARGV[4] ~= '' then
     end
 end
 local value = '?' .. ARGV[2]
-redis.call('set', KEYS[1], value .. '\n' .. redis.call('time')[1] .. ' ' .. ARGV[5], 'px', ARGV[3])
+local now = redis.call('time')[1]
+redis.call('set', KEYS[1], value .. '\n' .. now .. ' ' .. ARGV[5], 'px', ARGV[3])
+redis.call('zadd', KEYS[3], now, KEYS[1])
+if redis.call('pttl', KEYS[3]) < tonumber(ARGV[3]) then
+    redis.call('pexpire', KEYS[3], ARGV[3])
+end
 return {ARGV[1], value, '', 0}

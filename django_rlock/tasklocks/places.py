@@ -41,6 +41,7 @@ from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
+from django_rlock.inspection.queued import change_call
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import wire_name_in
@@ -174,8 +175,10 @@ class Place:
         return bool(freed)
 
     def _try_to_take(self, mark: str, queue: str) -> tuple[str, str, int]:
-        about = json.dumps({"task": str(self._task.name), "queue": queue, "sender": f"{gethostname()}:{os.getpid()}"})
-        queueing = prepare(scripts.TASK_QUEUE, (self._key, self.lock.key), (milliseconds(SENDING), mark, about))
+        sender = f"{gethostname()}:{os.getpid()}"
+        about = {"lock": self.lock.name, "task": str(self._task.name), "queue": queue, "sender": sender}
+        all_keys = self._key, self.lock.key, keys.places_key(self.lock.key)
+        queueing = prepare(scripts.TASK_QUEUE, all_keys, (milliseconds(SENDING), mark, json.dumps(about)))
         known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, self._value))
         return known.decode().partition("\n")[0], run.decode(), left_ms
 
@@ -183,7 +186,7 @@ class Place:
         return bool(self._run(self._change_call(ms))[0])
 
     def _change_call(self, ms: int) -> ScriptCall:
-        return _change_call(self.lock.name, self._key, self._value, ms)
+        return change_call(self.lock, self._key, self._value, ms)
 
     def _run(self, call: ScriptCall) -> list[Any]:
         driver = sync_driver(self._options.using)
@@ -199,12 +202,8 @@ def leave_later(header: Header, task_id: str) -> None:
     except ImproperlyConfigured as error:
         log(logger, logging.WARNING, "The place of message %s in the queue is not left: %s", task_id, error)
         return
-    call = _change_call(lock_name, keys.place_key(lock.key, mark), f"{token}:{task_id}", 0)
+    call = change_call(lock, keys.place_key(lock.key, mark), f"{token}:{task_id}", 0)
     clean_up(using, call, monotonic() + _LEFT_WITHIN)
-
-
-def _change_call(name: str, key: str, value: str, ms: int) -> ScriptCall:
-    return ScriptCall(name, prepare(scripts.TASK_PLACE, (key,), (ms,)), value)
 
 
 def _value_in(known: bytes) -> str:

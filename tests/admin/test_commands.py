@@ -339,7 +339,7 @@ def test_release_compares_the_owner_that_it_found(redis_client: redis.Redis, mon
 
 def test_release_without_a_choice_is_refused(redis_client: redis.Redis) -> None:
     plant_locks(redis_client, 1, 1)
-    message = "Name the locks: NAME, --pattern, --owner, --host or --dead."
+    message = "Name the locks: NAME, --pattern, --owner, --host, --dead or --queue."
     assert fails("rlock_release", "--no-input")[:2] == (USAGE, message)
     assert redis_client.exists("rlock:stock:0")
 

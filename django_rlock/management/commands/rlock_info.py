@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import lock_info, number_at
 from django_rlock.inspection.infos import LockInfo, Party, duration_text
+from django_rlock.inspection.queued import HEADINGS
 from django_rlock.management.output import (
     NOTHING_MATCHED,
     check_usage,
@@ -27,8 +28,9 @@ from django_rlock.settings import DEFAULT_ALIAS
 
 class Command(BaseCommand):
     help = (
-        "Describes one lock: who holds it, for what work and how long, and who waits. "
-        "Exit status: 0 it is held, 1 Redis did not answer or RLOCK is wrong, 2 wrong usage, 3 it is free."
+        "Describes one lock: who holds it, for what work and how long, who waits, and which messages of Celery tasks "
+        "are queued for it. Exit status: 0 it is held or queued for, 1 Redis did not answer or RLOCK is wrong, "
+        "2 wrong usage, 3 it is free."
     )
     requires_system_checks = []
 
@@ -68,8 +70,8 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
     for heading, text in facts.items():
         yield f"{heading:<8}{printable(text)}"
     yield from deadlock_lines([info])
-    holders = ([*_party(holder), holder.count, holder.held_for_text, holder.owner] for holder in info.holders)
-    yield "\n" + table(["holder", "pid", "place", "doing", "holds", "held for", "owner"], holders, within)
+    if info.holders:
+        yield "\n" + table(["holder", "pid", "place", "doing", "holds", "held for", "owner"], _holders(info), within)
     if info.rate is not None:
         yield f"\ntaken {info.rate_text}, last by"
         yield table(["holder", "pid", "place", "doing"], map(_party, info.recent), within)
@@ -78,9 +80,16 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
         yield "\n" + table(["waiter", "pid", "place", "doing", "waits for"], waiters, within)
     if info.waiting > len(info.waiters):
         yield f"and {info.waiting - len(info.waiters)} more"
+    if info.queued:
+        yield "\n" + table(HEADINGS, (message.row for message in info.queued), within)
     if info.nodes:
         nodes = ([node, _on_node(owner)] for node, owner in info.nodes.items())
         yield "\n" + table(["node", "owner"], nodes, within)
+
+
+def _holders(info: LockInfo) -> Iterator[list[object]]:
+    for holder in info.holders:
+        yield [*_party(holder), holder.count, holder.held_for_text, holder.owner]
 
 
 def _party(party: Party) -> list[object]:

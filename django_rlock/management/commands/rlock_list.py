@@ -10,8 +10,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from django_rlock.inspection import find_locks
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.inspection import find_locks, listed_aliases, queued_messages
 from django_rlock.inspection.infos import LockInfo, LockState
+from django_rlock.inspection.queued import HEADINGS
 from django_rlock.management.output import (
     NOTHING_MATCHED,
     USAGE,
@@ -22,6 +24,7 @@ from django_rlock.management.output import (
     lock_table,
     pause,
     seconds,
+    table,
     terminal_width,
     to_json,
     unread,
@@ -59,9 +62,17 @@ class Command(BaseCommand):
         parser.add_argument(
             "--scan", action="store_true", help="also find locks that no report names; reads every key of the server"
         )
+        parser.add_argument(
+            "--queued",
+            action="store_true",
+            help="list instead the messages of Celery tasks that keep others out of the queue; reads every key of the "
+            "server",
+        )
 
     def handle(self, *, format: str, watch: float | None, **options: Any) -> None:  # noqa: A002 - the option's name
-        if watch is None:
+        if options["queued"]:
+            self._list_queued(format, options)
+        elif watch is None:
             self._list(format, options)
         elif format == "table":
             self._watch(watch, options)
@@ -82,6 +93,23 @@ class Command(BaseCommand):
             raise unread(errors)
         if not locks:
             raise CommandError("No lock matches.", returncode=NOTHING_MATCHED)
+
+    def _list_queued(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
+        if format == "csv":
+            raise CommandError("--queued has no --format csv.", returncode=USAGE)
+        aliases = [options["using"]] if options["using"] else listed_aliases()
+        try:
+            check_usage(options["using"])
+            found = [each for using in aliases for each in queued_messages(using, pattern=options["pattern"])]
+        except (LockUnavailableError, ImproperlyConfigured) as error:
+            raise failed(error) from error
+        if format == "json":
+            self.stdout.write(to_json([message.as_dict() for message in found]))
+        elif found:
+            rows = ([message.name, *message.row] for message in found)
+            self.stdout.write(table(["lock", *HEADINGS], rows, terminal_width(self.stdout)))
+        if not found:
+            raise CommandError("No message is queued.", returncode=NOTHING_MATCHED)
 
     def _watch(self, every: float, options: dict[str, Any]) -> None:
         """Repeat the list. An unreachable server may be reachable in the next round; wrong usage ends the command."""

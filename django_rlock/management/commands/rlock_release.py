@@ -12,8 +12,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import find_locks, force_release, lock_infos
+from django_rlock.inspection import (
+    QueuedMessage,
+    find_locks,
+    force_release,
+    free_places,
+    listed_aliases,
+    lock_infos,
+    queued_messages,
+)
 from django_rlock.inspection.infos import Holder, LockInfo
+from django_rlock.inspection.queued import only_queued
 from django_rlock.management.output import (
     ERROR,
     NOTHING_MATCHED,
@@ -28,30 +37,37 @@ from django_rlock.management.output import (
 from django_rlock.redaction import printable
 from django_rlock.settings import DEFAULT_ALIAS
 
+Found = tuple[LockInfo, Holder | QueuedMessage]
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for one lock: ``would free``, ``freed``, ``gone`` (the owner had lost it), or an error's text."""
+    """The result for one hold, or for one message of a Celery task that is queued: ``would free``, ``freed``, ``gone``
+    (the owner had lost it, the message has ended), or an error's text.
+    """
 
-    lock: LockInfo
-    holder: Holder
+    found: Found
     result: str
 
     def as_dict(self) -> dict[str, Any]:
+        lock, has_it = self.found
+        if isinstance(has_it, QueuedMessage):
+            return {**has_it.as_dict(), "holder": _described(has_it), "result": self.result}
         return {
-            "name": self.lock.name,
-            "using": self.lock.using,
-            "owner": self.holder.owner,
-            "holder": str(self.holder),
-            "silent": self.holder.silent,
+            "name": lock.name,
+            "using": lock.using,
+            "owner": has_it.owner,
+            "holder": str(has_it),
+            "silent": has_it.silent,
             "result": self.result,
         }
 
 
 class Command(BaseCommand):
     help = (
-        "Frees locks of other owners, each only while the owner that was found still holds it. NAME and --pattern "
-        "add up, the other conditions narrow. After a deploy: rlock_release --dead --no-input. "
+        "Frees locks of other owners, each only while the owner that was found still holds it; for NAME also the "
+        "places of messages of Celery tasks in the queue. NAME and --pattern add up, the other conditions narrow. "
+        "After a deploy: rlock_release --dead --no-input. After celery purge: rlock_release --queue QUEUE --no-input. "
         "Exit status: 0 freed, or nothing is dead; 1 an error; 2 wrong usage; 3 nothing matched."
     )
     requires_system_checks = []
@@ -66,6 +82,9 @@ class Command(BaseCommand):
         parser.add_argument("--fail-empty", action="store_true", help="exit with 3 when --dead finds nothing, too")
         parser.add_argument("--host", help="only locks of processes on this host")
         parser.add_argument("--pattern", help="locks whose names match a shell pattern, as in 'stock:*'")
+        parser.add_argument(
+            "--queue", help="the places of all messages in this queue, and no locks; reads every key of the server"
+        )
         parser.add_argument("--dry-run", action="store_true", help="say what would be freed, and free nothing")
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask first"
@@ -81,7 +100,7 @@ class Command(BaseCommand):
             raise failed(error) from error
         if found and interactive and not dry_run:
             self._ask(found)
-        outcomes = [self._free(lock, holder, dry_run, options["reason"]) for lock, holder in found]
+        outcomes = [self._free(each, dry_run, options["reason"]) for each in found]
         self._print(outcomes, format)
         if errors:
             raise unread(errors)
@@ -91,8 +110,8 @@ class Command(BaseCommand):
             raise CommandError("No lock matches; nothing was freed.", returncode=NOTHING_MATCHED)
 
     def _check_usage(self, options: dict[str, Any], *, ask: bool) -> None:
-        if not any(options[name] for name in ("names", "owner", "dead", "host", "pattern")):
-            raise CommandError("Name the locks: NAME, --pattern, --owner, --host or --dead.", returncode=USAGE)
+        if not any(options[name] for name in ("names", "owner", "dead", "host", "pattern", "queue")):
+            raise CommandError("Name the locks: NAME, --pattern, --owner, --host, --dead or --queue.", returncode=USAGE)
         if ask and not (sys.stdin and sys.stdin.isatty()):
             raise CommandError("There is no terminal to ask on: add --no-input, or --dry-run.", returncode=USAGE)
 
@@ -105,44 +124,63 @@ class Command(BaseCommand):
         owner: str | None,
         dead: bool,
         host: str | None,
+        queue: str | None,
         **_: Any,
-    ) -> tuple[list[tuple[LockInfo, Holder]], dict[str, LockUnavailableError | ImproperlyConfigured]]:
+    ) -> tuple[list[Found], dict[str, LockUnavailableError | ImproperlyConfigured]]:
         check_usage(using, names)
+        if queue is not None:
+            return self._in_queue(queue, [using] if using else listed_aliases(), names, pattern), {}
         locks, errors = find_locks(using, pattern) if pattern or not names else ([], {})
         named_in = using or DEFAULT_ALIAS
         listed = {lock.name for lock in locks if lock.using == named_in}
         if named := [name for name in names if name not in listed]:
             locks += lock_infos(named, named_in)
-        return [
+        found: list[Found] = [
             (lock, holder)
             for lock in locks
             for holder in lock.holders
             if owner in {None, holder.owner} and host in {None, holder.host} and (holder.silent or not dead)
-        ], errors
+        ]
+        if owner is host is None and not dead:
+            found += [(lock, message) for lock in locks for message in lock.queued]
+        return found, errors
 
-    def _ask(self, found: list[tuple[LockInfo, Holder]]) -> None:
-        for lock, holder in found:
-            self.stderr.write(printable(f"{lock.name}  held by {holder}{'' if holder.silent else '  (alive)'}"))
+    def _in_queue(self, queue: str, aliases: list[str], names: list[str], pattern: str | None) -> list[Found]:
+        messages = [each for using in aliases for each in queued_messages(using, names or None, pattern)]
+        return [(only_queued([each]), each) for each in messages if each.queue == queue]
+
+    def _ask(self, found: list[Found]) -> None:
+        for lock, has_it in found:
+            alive = isinstance(has_it, Holder) and not has_it.silent
+            self.stderr.write(printable(f"{lock.name}  held by {_described(has_it)}{'  (alive)' if alive else ''}"))
         self.stderr.write(f"Free {len(found)} of them? [y/N] ", ending="")
         self.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise CommandError("Nothing was freed.", returncode=ERROR)
 
-    def _free(self, lock: LockInfo, holder: Holder, dry_run: bool, why: str) -> Outcome:
+    def _free(self, found: Found, dry_run: bool, why: str) -> Outcome:
+        lock, has_it = found
         if dry_run:
-            return Outcome(lock, holder, "would free")
+            return Outcome(found, "would free")
         try:
-            freed = force_release(lock.name, holder.owner, lock.using, why, by=_operator())
+            if isinstance(has_it, QueuedMessage):
+                freed = bool(free_places([has_it]))
+            else:
+                freed = force_release(lock.name, has_it.owner, lock.using, why, by=_operator())
         except (LockUnavailableError, ImproperlyConfigured, ValueError) as error:  # a name that is too long, for one
-            return Outcome(lock, holder, f"error: {reason(error)}")
-        return Outcome(lock, holder, "freed" if freed else "gone")
+            return Outcome(found, f"error: {reason(error)}")
+        return Outcome(found, "freed" if freed else "gone")
 
     def _print(self, outcomes: list[Outcome], format: str) -> None:  # noqa: A002
         if format == "json":
             self.stdout.write(to_json([outcome.as_dict() for outcome in outcomes]))
         elif outcomes:
-            rows = [[outcome.lock.name, str(outcome.holder), outcome.result] for outcome in outcomes]
+            rows = [[each.found[0].name, _described(each.found[1]), each.result] for each in outcomes]
             self.stdout.write(table(["lock", "holder", "result"], rows))
+
+
+def _described(has_it: Holder | QueuedMessage) -> str:
+    return f"queued message {has_it.task_id} of {has_it.task}" if isinstance(has_it, QueuedMessage) else str(has_it)
 
 
 def _operator() -> str:

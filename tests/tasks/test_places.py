@@ -1,0 +1,117 @@
+"""Messages that have a place in the queue are seen, and their places freed, from outside."""
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.core.management import CommandError, call_command
+from kombu import Queue
+
+from django_rlock.celery import LockedTask
+from django_rlock.inspection import free_places, lock_info, queued_messages
+from tests.celery_app import app, tasks
+from tests.celery_app.records import starts
+from tests.tasks.test_losses import go
+from tests.tasks.test_scopes import unread, waiting
+
+__all__ = ["unread"]
+
+pytestmark = pytest.mark.usefixtures("locks_of_workers")
+
+
+def run(*args):
+    output = StringIO()
+    call_command(*args, stdout=output)
+    return output.getvalue()
+
+
+@pytest.fixture
+def queued(unread, log):
+    """A message that waits."""
+    return tasks.queues.apply_async([log], queue=unread)
+
+
+def test_a_queued_message_is_described(queued, unread, log):
+    info = lock_info(f"work:{log}")
+    assert info is not None
+    assert (info.state, info.is_held) == ("queued", False)
+    [message] = info.queued
+    assert (message.task, message.task_id, message.queue) == (tasks.queues.name, queued.id, unread)
+    assert 0 <= message.waited < message.left <= 3600
+    assert message.is_sent
+    assert tasks.queues.lock_info(log).queued[0].task_id == queued.id
+
+
+def test_a_held_lock_has_its_queued_messages_too(worker, unread, log):
+    running = tasks.queues_again.delay(log, gated=True)
+    starts(log, 1)
+    waits = tasks.queues_again.apply_async([log], queue=unread)
+    info = tasks.queues_again.lock_info(log)
+    assert info.is_held
+    assert [message.task_id for message in info.queued] == [waits.id]
+    tasks.queues_again.release_lock(log)
+    go(log)
+    running.forget()
+
+
+@pytest.mark.parametrize("format_", ["text", "json"])
+def test_rlock_info_shows_it(queued, unread, log, format_):
+    shown = run("rlock_info", f"work:{log}", "--format", format_)
+    for text in (queued.id, unread, tasks.queues.name):
+        assert text in shown
+
+
+@pytest.mark.parametrize("format_", ["table", "json"])
+def test_rlock_list_shows_it(queued, unread, log, format_):
+    shown = run("rlock_list", "--queued", "--using", "default", "--format", format_, f"work:{log}")
+    for text in (f"work:{log}", queued.id, unread):
+        assert text in shown
+    with pytest.raises(CommandError, match="No message"):
+        run("rlock_list", "--queued", "--using", "default", "nothing:*")
+
+
+def test_rlock_release_frees_the_place_of_a_name(queued, unread, log):
+    assert queued.id in run("rlock_release", f"work:{log}", "--no-input")
+    assert lock_info(f"work:{log}") is None
+    assert tasks.queues.apply_async([log], queue=unread).id != queued.id
+    assert waiting(unread) == 2
+
+
+def test_rlock_release_frees_all_places_of_a_queue(queued, unread, log):
+    other = tasks.queues.apply_async([f"{log}-2"], queue=f"{unread}-2")
+    tasks.queues_late.apply_async([f"{log}-3"], queue=unread)
+    options = "--queue", unread, "--using", "default", "--no-input", "--format", "json"
+    released = json.loads(run("rlock_release", *options))
+    assert {each["name"] for each in released} == {f"work:{log}", f"work:{log}-3"}
+    assert {each["result"] for each in released} == {"freed"}
+    assert [each.task_id for each in queued_messages("default", pattern=f"work:{log}*")] == [other.id]
+    tasks.queues.release_lock(f"{log}-2")
+
+
+def test_a_place_that_another_message_has_meanwhile_is_not_freed(queued, unread, log):
+    [message] = queued_messages("default", [f"work:{log}"])
+    tasks.queues.release_lock(log)
+    later = tasks.queues.apply_async([log], queue=unread)
+    assert free_places([message]) == 0
+    assert tasks.queues.apply_async([log], queue=unread).id == later.id
+
+
+def test_apps_on_other_brokers_share_no_places(log):
+    results: list[Any] = []
+    for database in (1, 4, 1):
+        url = app.conf.broker_url.removesuffix("/1") + f"/{database}"
+        with Celery("app", broker=url, set_as_current=False) as each:
+
+            @each.task(base=LockedTask, shared=False, name="job", lock_key=f"work:{log}", lock_scope="queue")
+            def job():
+                """Nobody runs it."""
+
+            results.append(job.apply_async(queue=f"unread-{log}"))
+            with each.connection_for_write() as connection:
+                Queue(f"unread-{log}", channel=connection.default_channel).delete()
+    assert [result.was_sent for result in results] == [True, True, False]
+    info = lock_info(f"work:{log}")
+    assert info is not None
+    assert {message.task_id for message in info.queued} == {result.id for result in results[:2]}
