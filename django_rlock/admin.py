@@ -192,11 +192,12 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         using, _slash, name = unquote(object_id).partition("/")
         obj = Lock(id=f"{using}/{name}")
         self._require(self.has_view_permission(request, obj))
-        lock, problems = None, []
+        lock, problems, queued = None, [], []
         try:
             if not name or using not in get_aliases():
                 raise Http404
             lock = _read_lock(using, name, _is_refresh(request))
+            queued = inspection.queued_messages(using, [name])
         except _ERRORS as error:
             problems = [_problem(using, error)]
         context = {
@@ -206,6 +207,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             "row": Row(lock) if lock else None,
             "target": Target.of(lock) if lock else None,
             "deadlocks": [lock.deadlock] if lock and lock.deadlock else [],
+            "queued": queued,
             "problems": problems,
             "may_release": self.has_force_release_permission(request, obj),
         }

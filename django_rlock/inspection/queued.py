@@ -28,8 +28,9 @@ _PATIENCE = 2.0
 class QueuedMessage:
     """A message that has a place in the queue of a lock: further messages with its key are not sent.
 
-    ``waited`` is the time since it was sent, ``left`` how long its place is kept unless it ends before; both seconds.
-    ``sender`` is host and process id. ``is_sent`` is False while its sender is about to send it.
+    ``since`` is when it was sent, by the server's clock; ``waited`` is the time since then, and ``left`` how long its
+    place is kept unless it ends before, both in seconds. ``sender`` is host and process id. ``is_sent`` is False while
+    its sender is about to send it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class QueuedMessage:
     task_id: str
     queue: str
     sender: str
+    since: float
     waited: float
     left: float
     is_sent: bool
@@ -86,6 +88,7 @@ def _message(using: str, now: float, key: str, value: str, pttl: int) -> QueuedM
     since, _, text = about.partition(" ")
     known = document_in(text, _MOST)
     task_id = first.partition(":")[2]
+    sent_at = number_of(since) or now
     return QueuedMessage(
         name=short_text(known.get("lock")),
         using=using,
@@ -93,7 +96,8 @@ def _message(using: str, now: float, key: str, value: str, pttl: int) -> QueuedM
         task_id=short_text(task_id),
         queue=short_text(known.get("queue")),
         sender=short_text(known.get("sender")),
-        waited=max(now - (number_of(since) or now), 0.0),
+        since=sent_at,
+        waited=max(now - sent_at, 0.0),
         left=max(pttl, 0) / 1000,
         is_sent=not first.startswith("?"),
         key=key,

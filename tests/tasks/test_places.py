@@ -72,6 +72,13 @@ def test_rlock_list_shows_it(queued, unread, log, format_):
         run("rlock_list", "--queued", "--using", "default", "nothing:*")
 
 
+@pytest.mark.django_db
+def test_the_admin_shows_it(queued, unread, log, admin_client):
+    page = admin_client.get(f"/admin/django_rlock/lock/default/work:{log}/change/").content.decode()
+    for text in ("This lock is free", queued.id, unread, tasks.queues.name):
+        assert text in page
+
+
 def test_rlock_release_frees_the_place_of_a_name(queued, unread, log):
     assert queued.id in run("rlock_release", f"work:{log}", "--no-input")
     assert lock_info(f"work:{log}") is None
