@@ -53,7 +53,7 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
         known[SUCCEEDED].note_stored()
     if state is None or (state == REJECTED and retval.requeue and task.acks_late):
         return
-    if PLACE in known and (place := Place.of_request(task, task.request)):
+    if PLACE in known and hasattr(task, "_rlock") and (place := Place.of_request(task, task.request)):
         place.leave()
 
 

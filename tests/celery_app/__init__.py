@@ -115,7 +115,6 @@ def _tell_retry(request, reason, **_):
     record("retried:" + request.id, type(reason.exc).__name__)
 
 
-@task_postrun.connect
 def _tell_end(task_id, state, **_):
     record("ended:" + task_id, state)
 
@@ -130,6 +129,7 @@ def _tell_deduplicated(task_id, reason, **_):
 
 @worker_init.connect
 def _listen_in_workers(**_):
+    task_postrun.connect(_tell_end)
     task_deferred.connect(_tell_deferred)
     task_deduplicated.connect(_tell_deduplicated)
 

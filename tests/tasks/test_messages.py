@@ -16,6 +16,7 @@ from django_rlock.clock import monotonic
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks.holds import HOLDS
 from django_rlock.tasklocks.deliveries import RECEIVED
+from django_rlock.tasklocks.places import PLACE
 from tests.eventually import UNTIL_SERVED
 from tests.faults.opcodes import MISSES, Aim
 from tests.faults.storm import Interruption
@@ -88,3 +89,13 @@ def test_a_message_that_waits_comes_before_the_broker_delivers_it_again(app):
         outcome = build_tracer(task.name, task, app=app)(uuid.uuid4().hex, [], {}, message())
     assert outcome.info is not None
     assert 0 < outcome.info.retval.when < 5
+
+
+def test_a_task_without_a_lock_may_get_the_headers_of_another(app, caplog):
+    @app.task(shared=False, name="plain")
+    def plain():
+        return "ran"
+
+    headers = {**message(), PLACE: ["token", "default", "mark", "job"]}
+    build_tracer("plain", plain, app=app)(headers["id"], [], {}, headers)
+    assert not caplog.records
