@@ -155,7 +155,8 @@ class LockedTask(_DjangoTask):
             raise RuntimeError(f"Task {self.name} holds no lock: it is not running, or was called by run().") from None
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
-        """Who holds the lock of a run with these arguments, and who waits for it; None when it is free.
+        """Who holds the lock of a run with these arguments, who waits for it, and in ``queued`` which messages have its
+        place in the queue; None when it is free and nothing is queued.
 
         Arguments that the key ignores may be left out. Raises LockUnavailableError when Redis is unreachable, and
         KeyTemplateError or TypeError when no key can be made of the arguments.
