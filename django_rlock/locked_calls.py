@@ -100,7 +100,7 @@ class LockedCall:
         if not self._applies(args, kwargs):
             return in_transactions(aliases, partial(self.func, *args, **kwargs))
         with reported(request):
-            section = Section(self._lock(request, self._names(request, args, kwargs)), hasty=request is not None)
+            section = Section(self._lock(request, self._names(request, args, kwargs)))
             self._warn_inside_transaction(section.lock, request)
             try:
                 with section:
@@ -124,7 +124,7 @@ class LockedCall:
             return await self.func(*args, **kwargs)
         with reported(request):
             names = await self._anames(request, args, kwargs)
-            section = Section(self._lock(request, names), hasty=request is not None)
+            section = Section(self._lock(request, names))
             try:
                 async with section:
                     result = await self.func(*args, **kwargs)

@@ -180,6 +180,8 @@ class AliasSettings:
     publish_to_all: bool = _option(False, _flag)
     """In a Redis Cluster, whether each release is published to all nodes too, for Java clients with
     ``subscriptionMode=SLAVE`` that use no sharded channels."""
+    refused_wait_time: float | None = _option(1.0, _wait_seconds)
+    """How long a call tries again while the server refuses connections, within its own wait; None: for all of it."""
     key_prefix: str = _option("rlock:", _prefix)
     """The prefix of every key; empty if Java clients use bare names."""
     kind: str = _option("fair", _one_of(*KINDS))

@@ -101,12 +101,11 @@ def prepare(script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], h
 class ScriptCall:
     """One call of a script with its first argument, often an owner, for the ``noun`` (usually a lock) called ``name``.
 
-    ``confirm`` says whether REPLICA_ACKS applies. ``hasty`` says whether to give up at once when the server refuses
-    connections. ``sends`` counts how often the server may have executed the call; ``sent_at`` is when it was last sent
-    (monotonic seconds).
+    ``confirm`` says whether REPLICA_ACKS applies. ``sends`` counts how often the server may have executed the call;
+    ``sent_at`` is when it was last sent (monotonic seconds).
     """
 
-    __slots__ = ("confirm", "first", "hasty", "name", "noun", "prepared", "sends", "sent_at")
+    __slots__ = ("confirm", "first", "name", "noun", "prepared", "sends", "sent_at")
 
     fresh: int | None = None
     """The last argument, after ``args``, of calls whose last argument differs each time."""
@@ -116,7 +115,7 @@ class ScriptCall:
         self.noun = noun
         self.prepared = prepared
         self.first = first
-        self.confirm = self.hasty = False
+        self.confirm = False
         self.sends = 0
         self.sent_at = 0.0
 

@@ -37,6 +37,7 @@ class Cluster:
 
     def __init__(
         self,
+        using: str,
         face: Face,
         slots: SlotMap,
         make_node: Callable[[Address], Node],
@@ -49,7 +50,7 @@ class Cluster:
         self._nodes: dict[Address, Node] = {}
         self._take = take
         self._to_all = to_all
-        self._retrying = Retrying(self._exchange, face.sleep)
+        self._retrying = Retrying(using, self._exchange, face.sleep)
 
     def place(self, key: str) -> object:
         return slot_of(key)

@@ -15,6 +15,7 @@ from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.links.errors import is_final, meaning_of
 from django_rlock.redaction import reason_of
+from django_rlock.settings import get_settings
 
 REPLY_GRACE = 1.0
 """How long a call may exceed its caller's deadline, in seconds, so that a single try has time for a reply."""
@@ -37,14 +38,18 @@ Counts the call as sent once there is a connection.
 
 
 class Retrying:
-    """Runs calls over an exchange, and retries while that may help; tells ``refused`` what the server refuses."""
+    """Runs an alias's calls over an exchange, and retries while that may help; tells ``refused`` what the server
+    refuses.
+    """
 
     def __init__(
         self,
+        using: str,
         exchange: Exchange,
         sleep: Callable[[float], Awaitable[None]],
         refused: Callable[[Exception], object] = lambda _: None,
     ) -> None:
+        self._using = using
         self._exchange = exchange
         self._sleep = sleep
         self._refused = refused
@@ -66,6 +71,7 @@ class Retrying:
         pauses = 0
         with_source = False
         refused = False
+        down_since = None
         retries = 0
         while True:
             if isinstance(failure, NoScriptError):
@@ -77,11 +83,11 @@ class Retrying:
                     raise unavailable(call.name, failure, call.noun) from failure
                 # Even an error reply may belong to another command; only a second one, on a new connection, counts.
                 refused = True
-            elif call.hasty and is_down(failure):
-                raise unavailable(call.name, failure, call.noun) from failure
             elif retries >= _AT_ONCE or isinstance(failure, RedisTimeoutError):
                 pauses += 1
-                await self._pause(call, pauses, give_up_at, failure)
+                down_since = (down_since or call.sent_at) if is_down(failure) else None
+                until = give_up_at if down_since is None else min(give_up_at, refused_until(self._using, down_since))
+                await self._pause(call, pauses, until, failure)
             # Its traceback refers to all frames of the call, and one of them to it: what an interrupted caller held
             # would live until the garbage collector runs.
             failure.__traceback__ = None
@@ -110,6 +116,12 @@ def backoff(tries: int, shortest: float, longest: float) -> float:
 
 def _time_left(give_up_at: float, now: float) -> float:
     return max(give_up_at + REPLY_GRACE - now, SHORTEST)
+
+
+def refused_until(using: str, since: float) -> float:
+    """Until when a call is retried whose server has refused connections since the monotonic time ``since``."""
+    patience = get_settings(using).refused_wait_time
+    return math.inf if patience is None else since + patience
 
 
 def is_down(error: BaseException | None) -> bool:

@@ -92,7 +92,7 @@ def async_driver(using: str) -> AliasDriver:
 
 def _async_driver(using: str) -> AliasDriver:
     if get_settings(using).nodes:
-        return AliasDriver(TASKS, Quorum(TaskTalks(using)), async_driver)
+        return AliasDriver(TASKS, Quorum(using, TaskTalks(using)), async_driver)
     return AliasDriver(TASKS, _topology(TASKS, using, "calls"), async_driver, Hearing(using, TaskWaiter))
 
 
@@ -109,8 +109,8 @@ def _topology(face: Face, using: str, purpose: Purpose) -> Topology:
     make_node = partial(_node, face, using, purpose, confirms)
     take = take_confirmed if confirms else None
     if is_cluster(using):
-        return Cluster(face, slot_map(using), make_node, take, get_settings(using).publish_to_all)
-    return OneServer(face, make_node(None), _division(using), take)
+        return Cluster(using, face, slot_map(using), make_node, take, get_settings(using).publish_to_all)
+    return OneServer(using, face, make_node(None), _division(using), take)
 
 
 @remembered("drivers")
@@ -139,7 +139,7 @@ def commands_to(using: str, purpose: Purpose) -> Commands:
 @remembered("drivers")
 def _quorum(using: str) -> Quorum:
     """The quorum shared by callers in threads and the background thread, including its open links."""
-    return Quorum(ThreadTalks(using))
+    return Quorum(using, ThreadTalks(using))
 
 
 # --- listening -------------------------------------------------------------------------------------------------------

@@ -97,11 +97,13 @@ class Division:
 class OneServer:
     """The topology of an alias with one server, or with sentinels that name it, or with one address of a cluster."""
 
-    def __init__(self, face: Face, node: Node, division: Division, take: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, using: str, face: Face, node: Node, division: Division, take: Callable[..., Any] | None = None
+    ) -> None:
         self._node = node
         self._division = division
         self.place = division.place
-        self.run = Retrying(node.exchange, face.sleep, division.learn).run
+        self.run = Retrying(using, node.exchange, face.sleep, division.learn).run
         self._take = take
 
     def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:

@@ -24,13 +24,12 @@ class Attempt:
     """One owner's attempt at one lock. Times are monotonic seconds.
 
     ``asker`` is the owner's name in the queue, where that is not its wire name, and ``beside`` its wire name on the
-    other side of a read-write lock. ``until`` is when the wait ends (None: never), ``renewed`` whether the watchdog
-    will renew the hold, and ``hasty`` is as in ``Claim``. After a try ``sent_at`` is the time before its command
-    was sent. If the try took the lock, ``granted_at`` is when that was known (else 0), and ``token`` is the fencing
-    token, for kinds that have one. Otherwise
-    ``left_ms`` is the holder's remaining lease (or ENDLESS), ``outside`` is whether the holder's release wakes no
-    waiter in the queue, and ``ticket`` is the ticket that this try drew, if any. ``in_doubt`` is set while the
-    outcome of a command is unknown; it stays set after a command was sent more than once, because the server may
+    other side of a read-write lock. ``until`` is when the wait ends (None: never), and ``renewed`` whether the
+    watchdog will renew the hold. After a try ``sent_at`` is the time before its command was sent. If the try took the
+    lock, ``granted_at`` is when that was known (else 0), and ``token`` is the fencing token, for kinds that have one.
+    Otherwise ``left_ms`` is the holder's remaining lease (or ENDLESS), ``outside`` is whether the holder's release
+    wakes no waiter in the queue, and ``ticket`` is the ticket that this try drew, if any. ``in_doubt`` is set while
+    the outcome of a command is unknown; it stays set after a command was sent more than once, because the server may
     execute a copy late.
 
     A message that the lock was granted to this ticket proves the grant. Then ``granted_until`` is the time until which
@@ -46,7 +45,6 @@ class Attempt:
         "driver",
         "granted_at",
         "granted_until",
-        "hasty",
         "in_doubt",
         "lease",
         "left_ms",
@@ -82,7 +80,7 @@ class Attempt:
         self.token: int | None = None
         self.left_ms = ENDLESS
         self.outside = False
-        self.renewed = self.hasty = False
+        self.renewed = False
         self.ticket = ""
         self.granted_until: float | None = None
         self.clocks = 0.0
@@ -99,7 +97,6 @@ class Attempt:
         call = kind.acquire(lock, self.asker, 1, self.lease, waiting, self.beside)
         if until is not None:
             until = min(until, driver.now() + kind.patience)
-        call.hasty = self.hasty
         if waiting:
             self.clocks = wall_offset()
         copies, self.in_doubt = self.in_doubt, True

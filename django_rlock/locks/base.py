@@ -226,14 +226,13 @@ class BaseLock(Handle):
         """
         return AtomicBlock(self, using, nested)
 
-    def enter(self, *, describe: bool = True, hasty: bool = False) -> None:
+    def enter(self, *, describe: bool = True) -> None:
         """Enter a block, as ``with`` does; ``__exit__`` leaves it.
 
-        Without ``describe``, LockTimeoutError does not name the holder, which saves a command. With ``hasty``, a server
-        that refuses connections raises LockUnavailableError at once.
+        Without ``describe``, LockTimeoutError does not name the holder, which saves a command.
         """
         driver = blocking_driver(self)
-        run_flow(self._enter, (driver, self._owner(driver), describe, hasty))
+        run_flow(self._enter, (driver, self._owner(driver), describe))
 
     @released_when_dropped
     def __exit__(
@@ -261,12 +260,6 @@ class BaseLock(Handle):
         await self._enter(driver, self._owner(driver))
         return self
 
-    @for_its_owner
-    async def aenter(self, *, hasty: bool = False) -> None:
-        """Enter a block, as ``async with`` does; ``__aexit__`` leaves it. See ``enter``."""
-        driver = awaited_driver(self)
-        await self._enter(driver, self._owner(driver), hasty=hasty)
-
     @left_by_its_owner
     @for_its_owner
     async def __aexit__(
@@ -280,12 +273,11 @@ class BaseLock(Handle):
         driver = awaited_driver(self)
         await self._exit(driver, self._named_owner or owner or driver.owner(), error)
 
-    async def _enter(self, driver: Driver, owner: Owner, describe: bool = True, hasty: bool = False) -> None:
+    async def _enter(self, driver: Driver, owner: Owner, describe: bool = True) -> None:
         if self.until_commit:
             check_until_commit(self, driver)
         started = driver.now()
         claim = Claim(owner, self.wait_time, self.lease_time, scoped=1)
-        claim.hasty = hasty
         if not await engine.ask_for(self, driver, claim):
             failed = claim.failed
             raise LockTimeoutError(

@@ -60,13 +60,12 @@ class Claim:
 
     ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
     (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once``
-    there is no waiting for another owner, only for an unreachable server. With ``hasty`` there is no waiting for a
-    server that refuses connections.
+    there is no waiting for another owner, only for an unreachable server.
 
     After an acquire that did not succeed, ``failed`` is the attempt.
     """
 
-    __slots__ = ("failed", "hasty", "lease", "once", "owner", "scoped", "wait")
+    __slots__ = ("failed", "lease", "once", "owner", "scoped", "wait")
 
     failed: Attempt
 
@@ -78,7 +77,6 @@ class Claim:
         self.lease = lease
         self.scoped = scoped
         self.once = once or wait == 0
-        self.hasty = False
 
     def lease_under(self, options: AliasSettings) -> float:
         """The lease to request from the server, in seconds."""
@@ -160,7 +158,7 @@ async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
         # After a loss the owner has a new wire name, so late clean-up of the old hold cannot touch the new one.
         attempt = Attempt(lock, driver, owner, owner.wire_name, lease, until)
         lock._kind.begin(attempt, started)
-        attempt.renewed, attempt.hasty = claim.lease is None, claim.hasty
+        attempt.renewed = claim.lease is None
         try:
             granted = await (attempt.once() if claim.once else attempt.wait())
             if granted and _note_taken(lock, attempt, claim, outer, started):

@@ -20,22 +20,19 @@ logger = logging.getLogger("django_rlock.locks")
 class Section:
     """A block under a lock. ``is_entered`` and ``is_committed`` say how far its work has got.
 
-    With ``hasty`` it does not wait for a server that refuses connections.
-
     ``left`` is what is released at its end; it is less than the lock if a response keeps some of it.
     """
 
-    __slots__ = ("hasty", "is_committed", "is_entered", "left", "lock")
+    __slots__ = ("is_committed", "is_entered", "left", "lock")
 
-    def __init__(self, lock: BaseLock, *, hasty: bool = False) -> None:
+    def __init__(self, lock: BaseLock) -> None:
         self.lock = lock
-        self.hasty = hasty
         self.is_entered = False
         self.is_committed = False
         self.left: BaseLock | None = lock
 
     def __enter__(self) -> Self:
-        self.lock.enter(hasty=self.hasty)
+        self.lock.enter()
         self.is_entered = True
         return self
 
@@ -55,7 +52,7 @@ class Section:
                 self._note(failure)
 
     async def __aenter__(self) -> Self:
-        await self.lock.aenter(hasty=self.hasty)
+        await self.lock.__aenter__()
         self.is_entered = True
         return self
 

@@ -298,7 +298,6 @@ class AllOrNone:
 
     async def _take_alone(self, lock: BaseLock, lease: float | None, wait: float | None, once: bool = False) -> bool:
         claim = Claim(self.owner, wait, lease, self.claim.scoped, once)
-        claim.hasty = self.claim.hasty
         taken = await engine.take_in_turn(lock, self.driver.at(lock.using), claim)
         if taken:
             self.taken.append(lock)
@@ -312,7 +311,6 @@ class AllOrNone:
         first = group.locks[0]
         group.settings.check_kind(first.kind)
         call = group.acquire_call(wire_name, lease)
-        call.hasty = self.claim.hasty
         held = None
         try:
             reply = await driver.take(call, self.until, lambda: group.release_call(wire_name))

@@ -12,7 +12,17 @@ import redis
 from django_redis import get_redis_connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_rlock import LockLostError, LockUnavailableError, RedLock, RLock, connections, scripts
+from django_rlock import (
+    LockLostError,
+    LockUnavailableError,
+    MultiLock,
+    PermitExpirableSemaphore,
+    RedLock,
+    RLock,
+    Semaphore,
+    connections,
+    scripts,
+)
 from django_rlock.drivers.cleaning import CleanUps
 from django_rlock.drivers.room import listener
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -128,8 +138,29 @@ async def test_where_no_thread_can_be_started(face, kind, own_server, monkeypatc
             pass
 
 
-async def test_comes_up_within_the_wait(face, kind, own_server):
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("patience", [0, 0.3])
+@pytest.mark.parametrize("make", [RLock, Semaphore, PermitExpirableSemaphore, MultiLock])
+async def test_a_server_that_refuses_connections_is_not_waited_for(face, own_server, settings, make, patience):
+    """Nor by who would wait for the lock for an hour."""
+    settings.RLOCK = {"default": {"REFUSED_WAIT_TIME": patience}}
+    own_server().kill()
+    made = MultiLock(RLock("x"), RLock("y")) if make is MultiLock else make("x")
+    with pytest.raises(LockUnavailableError, match="check that Redis is up"):
+        await face.call(made, "acquire", wait_time=3600)
+
+
+@pytest.mark.timeout(60)
+async def test_a_block_does_not_wait_for_a_server_that_refuses_connections(face, kind, own_server):
+    own_server().kill()
+    with pytest.raises(LockUnavailableError):
+        async with face.inside(kind("stock:42", wait_time=3600)):
+            pytest.fail("there is no server")
+
+
+async def test_comes_up_within_the_wait(face, kind, own_server, settings):
     server = own_server()
+    settings.RLOCK = {"default": {"REFUSED_WAIT_TIME": None}}
     server.kill()
     starting = face.start(_start, server)
     assert await face.acquire(kind("stock:42"), wait_time=15)
@@ -166,7 +197,7 @@ async def _wait(face, lock, seconds):
 
 async def test_goes_down_and_comes_back_in_the_middle_of_a_wait(face, kind, own_server, settings):
     server = own_server()
-    settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}}
+    settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5, "REFUSED_WAIT_TIME": None}}
     with server.client() as client:
         client.hset(KEY, "somebody", 1)
         client.pexpire(KEY, 1500)

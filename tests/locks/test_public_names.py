@@ -31,7 +31,6 @@ LOCK |= {
     "holders",
     "aholders",
     "enter",
-    "aenter",
     "atomic",
     "until_commit",
 }

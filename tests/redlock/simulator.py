@@ -361,7 +361,7 @@ class SimDriver(Quorum):
     """The package's quorum, over means that are the simulator's."""
 
     def __init__(self, client: Client) -> None:
-        super().__init__(self)
+        super().__init__("default", self)
         self.client: Client = client
         setting = client.world.setting
         self.names = [str(number) for number in range(setting.nodes)]

@@ -177,7 +177,8 @@ def own_cluster(use):
 
 
 @pytest.mark.lengthy
-async def test_node_dies_and_comes_back(face, topology):
+async def test_node_dies_and_comes_back(face, topology, use):
+    use(topology, REFUSED_WAIT_TIME=None)
     node = owner(topology)
     lock = RLock("stock:42")
     async with face.inside(lock):
@@ -194,8 +195,9 @@ async def test_node_dies_and_comes_back(face, topology):
 
 
 @pytest.mark.lengthy
-async def test_another_node_takes_over(face, own_cluster):
+async def test_another_node_takes_over(face, own_cluster, use):
     """The holder's lock is gone with its node; the waiter goes on where its slot is served now."""
+    use(own_cluster, REFUSED_WAIT_TIME=None)
     for node in own_cluster.servers:
         command(node, "CONFIG SET", "cluster-require-full-coverage", "no")
     lock = RLock("stock:42")

@@ -74,8 +74,9 @@ async def test_holder_learns_that_it_was_not_replicated(face, topology):
 
 
 @pytest.mark.lengthy
-async def test_acquire_and_release_in_the_middle_of_it(face, topology):
+async def test_acquire_and_release_in_the_middle_of_it(face, topology, use):
     """A release reports whether it worked; if not, it is done in the background."""
+    use(topology, REFUSED_WAIT_TIME=None)
     primary, replica = topology.servers
     lock = RLock("stock:42")
     await face.acquire(lock, lease_time=60)

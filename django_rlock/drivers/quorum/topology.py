@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock.drivers.base import Undo
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.quorum.votes import Means, NodeDownError, QuorumCall, Voting
-from django_rlock.drivers.retrying import PATIENCE, backoff
+from django_rlock.drivers.retrying import PATIENCE, backoff, refused_until
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.links.errors import ends_link, is_final
 
@@ -21,9 +21,11 @@ _BACKOFF = 0.01, 0.5
 class Quorum:
     """Runs calls over all nodes of an alias."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, using: str, means: Means) -> None:
         self.means = means
+        self._using = using
         self._cut_off_since: float | None = None
+        self._refused_since: float | None = None
 
     def place(self, key: str) -> object:
         """All keys live on all nodes."""
@@ -45,12 +47,12 @@ class Quorum:
                     self._cut_off_since = self.means.now()
                 if self.means.now() >= self._give_up_at(suited, until) or _is_refused(error):
                     raise
-                if suited.hasty and _too_few_listen(error):
+                if self._is_down(error):
                     raise
                 if not suited.repeatable:
                     return [b"", 0]  # the waiter retries under another name
             else:
-                self._cut_off_since = None
+                self._cut_off_since = self._refused_since = None
                 return reply
             await self.means.sleep(backoff(tries, *_BACKOFF))
 
@@ -59,6 +61,15 @@ class Quorum:
             # By then, nodes that have just restarted vote again.
             return (self._cut_off_since or self.means.now()) + PATIENCE + self.means.restarts.quarantine
         return until + call.grace
+
+    def _is_down(self, error: QuorumNotReachedError) -> bool:
+        """Whether too few nodes have listened for longer than callers wait for that, whoever has found it out."""
+        if not _too_few_listen(error):
+            self._refused_since = None
+            return False
+        now = self.means.now()
+        self._refused_since = self._refused_since or now
+        return now >= refused_until(self._using, self._refused_since)
 
     async def _run_once(self, call: QuorumCall) -> list[Any]:
         async with self.means.conversation() as talk:
