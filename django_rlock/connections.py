@@ -219,9 +219,10 @@ def _ask_slots(using: str, node: Address) -> Any:
     except BaseException:
         link.close()
         raise
-    reached.give_back(link)
     if isinstance(reply, ErrorReply):
+        link.close()
         raise server_error(str(reply))
+    reached.give_back(link)
     return reply
 
 

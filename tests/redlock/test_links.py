@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from redis.exceptions import AuthenticationError, InvalidResponse
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import scripts
@@ -410,6 +410,23 @@ def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty_nodes, nodes)
     assert not known.is_up(0)
     nodes[0].resume()
     eventually(lambda: known.is_up(0))
+
+
+def test_a_connection_that_has_lost_its_login_does_not_prove_that_a_node_is_up(proxies, monkeypatch):
+    known = node_set("quorum")
+    kept = known.server(0, "keeping")
+    link = kept.open()
+    kept.give_back(link)
+    proxies[0].refuse(b"INFO", NO_LOGIN)
+    with monkeypatch.context() as alone:
+        alone.setattr(known, "_see_to", lambda node: None)
+        known.note_down(0, RedisTimeoutError("did not reply in time"))
+        with pytest.raises(AuthenticationError):
+            known._visit(0)
+        assert not known.is_up(0)
+        assert link.sock.fileno() == -1
+        known._visit(0)
+    assert known.is_up(0)
 
 
 async def test_who_finds_a_node_down_has_it_visited(face, lock, monkeypatch):

@@ -14,11 +14,13 @@ from uuid import uuid4
 
 import pytest
 from django.core.cache import cache
+from redis.exceptions import AuthenticationError
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock.checks import check_settings
 from django_rlock.cluster import ClusterClient, slot_of
-from django_rlock.connections import cluster_client, slot_map
+from django_rlock.connections import _ask_slots, cluster_client, server, slot_map
+from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.inspection import iter_locks
 from django_rlock.inspection.sources import asking
@@ -375,6 +377,19 @@ def test_first_two_threads_share_the_connections(topology, monkeypatch):
     first, second = two_at_once(monkeypatch, client._connected, "_connect")
     assert first is second
     assert first is client._connected()
+
+
+def test_the_map_is_not_asked_for_over_a_connection_that_was_refused(topology):
+    """It may have lost its login."""
+    node = slot_map("default").owner(0)
+    kept = server("default", node)
+    link = kept.open()
+    kept.give_back(link)
+    link.sock.send(pack_command("AUTH", "locks", "wrong"))  # whose error comes first
+    with pytest.raises(AuthenticationError):
+        _ask_slots("default", node)
+    assert link.sock.fileno() == -1
+    assert _ask_slots("default", node)
 
 
 async def test_without_the_factory_a_cluster_is_told_at_once(face, kind, topology, settings):

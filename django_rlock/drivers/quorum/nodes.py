@@ -14,7 +14,7 @@ from django_rlock.clock import monotonic
 from django_rlock.connections import Purpose, connect_within, server
 from django_rlock.drivers.calls import REMEMBERED, next_nonce, pack, pack_command
 from django_rlock.drivers.quorum.proposals import Proposals
-from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, Restarts
+from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, Restarts, run_id_in
 from django_rlock.drivers.quorum.votes import NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.links.errors import is_demotion
@@ -153,7 +153,8 @@ class NodeSet:
         reached = self.server(node, "keeping")
         link = reached.take_idle() or reached.open()
         try:
-            link.ask_all(_WHO_ARE_YOU, 1, self.connect_within)  # a link that was idle proves nothing
+            (info,) = link.ask_all(_WHO_ARE_YOU, 1, self.connect_within)  # a link that was idle proves nothing
+            run_id_in(info)
             self.note_up(node)
             for key in self._untold(node):
                 _obey(link, key[1], self.connect_within)
