@@ -42,7 +42,7 @@ class Proxy:
         self.path = str(folder / "proxy.sock")
         self._added: list[Rule] = []
         self.rules: deque[Rule] = deque()
-        self._sockets: list[socket.socket] = []
+        self._open: set[socket.socket] = set()
         self._pairs: list[_Pair] = []
         self._server = socket.socket(socket.AF_UNIX)
 
@@ -106,8 +106,8 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        for each in list(self._sockets):
-            _close(each)  # before what is held is let go: the server is another test's then
+        for each in list(self._open):
+            self.close(each)  # before what is held is let go: the server is another test's then
         for rule in self._added:
             rule.let_go.set()
 
@@ -115,20 +115,36 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._server.accept()
-                self._sockets.append(client)
+                self._open.add(client)
                 try:
                     pair = _Pair(self, client, self.connect())
                     self._pairs.append(pair)
                     pair.start()
                 except OSError:
-                    _close(client)
+                    self.close(client)
 
     def connect(self) -> socket.socket:
         """A connection to the server, closed with the proxy."""
         server = socket.socket(socket.AF_UNIX)
-        self._sockets.append(server)
-        server.connect(self.upstream)
+        self._open.add(server)
+        try:
+            server.connect(self.upstream)
+        except OSError:
+            self.close(server)
+            raise
         return server
+
+    def close(self, each: socket.socket) -> None:
+        """Close a socket of the proxy, and wake the thread that reads from it."""
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+        self._open.discard(each)
+
+    @property
+    def connections(self) -> int:
+        """How many sockets are open, apart from the one that listens."""
+        return len(self._open)
 
 
 class _Pair:
@@ -151,7 +167,7 @@ class _Pair:
             while (data := source.recv(65536)) and (self.is_forgotten or judge(data)):
                 pass
         for each in (source, target):
-            _close(each)
+            self.proxy.close(each)
 
     def _command(self, data: bytes) -> bool:
         rules = self.proxy.rules
@@ -183,12 +199,13 @@ class _Pair:
         """Over a connection of its own: this one may be closed by a late reply to an earlier command."""
         copy = self.proxy.connect()
         rule.served.set()
-        _close(self.client)
+        self.proxy.close(self.client)
         rule.let_go.wait()
         copy.sendall(data)
         copy.shutdown(socket.SHUT_WR)
         while copy.recv(65536):
             pass
+        self.proxy.close(copy)
         rule.obeyed.set()
 
     def _reply(self, data: bytes) -> bool:
@@ -202,12 +219,6 @@ class _Pair:
             rule.let_go.wait()
         self.client.sendall(data)
         return True
-
-
-def _close(each: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        each.shutdown(socket.SHUT_RDWR)
-    each.close()
 
 
 def load_scripts(server: EmbeddedServer) -> None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ PATIENCE = 90.0
 MOST = {"threads": 60, "sockets": 120}
 """What a process keeps at most when it is idle."""
 MOST_OBJECTS = 1000
-"""Of one class of the package, except those of whose caches the sizes are bounded."""
+"""Of one class of the package, apart from what caches keep, whose sizes are bounded."""
+_CACHE = type(lru_cache(maxsize=1)(int))
 _STAYS = re.compile(rf"{STAYS.pattern}|rlock_process(es$|:)|rlock_drained:|rlock:(semaphore:|permits$|latch:)")
 """Keys that outlive what they were made for, by their own times to live; and numbers, which have no owner."""
 
@@ -31,10 +33,16 @@ def left_in_this_process() -> dict[str, Any]:
     left = _settled(_unfinished)
     counts = {"threads": _number("/proc/self/task"), "sockets": _sockets()}
     left |= {what: number for what, number in counts.items() if number > MOST[what]}
+    return left | too_many_objects()
+
+
+def too_many_objects() -> dict[str, int]:
+    """How many objects there are of the classes that have too many."""
     gc.collect()
-    kinds = Counter(type(each).__qualname__ for each in gc.get_objects() if _is_ours(type(each)))
-    left |= {f"objects of {name}": number for name, number in kinds.items() if number > MOST_OBJECTS}
-    return left
+    objects = gc.get_objects()
+    kinds = Counter(type(each).__qualname__ for each in objects if _is_ours(type(each)))
+    most = MOST_OBJECTS + sum(each.cache_info().currsize for each in objects if isinstance(each, _CACHE))
+    return {f"objects of {name}": number for name, number in kinds.items() if number > most}
 
 
 def _unfinished() -> dict[str, Any]:
