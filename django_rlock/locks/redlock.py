@@ -91,7 +91,7 @@ class Majority(Kind["RedLock"]):
         marks = _marks(lock)
         args = (wire_name, lease_ms, mode, len(marks))
         undo = self.leave(lock, wire_name, lease)
-        all_keys = key, *marks, *settled_keys(lock, wire_name, mode)
+        all_keys = key, *(marks or (key,)), *settled_keys(lock, wire_name, mode)
         return Renew(lock.name, scripts.REDLOCK_RENEW, all_keys, args, lease=lease, undo=undo, seed=seed)
 
     def channel(self, lock: RedLock) -> None:

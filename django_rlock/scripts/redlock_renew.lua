@@ -1,13 +1,13 @@
 -- Gives a RedLock a new lease on one node.
 --
 -- KEYS[1]  hash of owner -> holds
--- KEYS[2]  mark of the node's data; left out for nodes that forget nothing
+-- KEYS[2]  mark of the node's data; for nodes that forget nothing another key
 -- KEYS[3]  for an extension: nonce up to which the owner's extensions are settled
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  lease, ms
 -- ARGV[4]  1 leaves a longer lease as it is; 0, an extension, replaces any; 2 settles the extensions sent so far
----- ARGV[5]  1 if there is a mark, 0 if it is left out
+-- ARGV[5]  1 if KEYS[2] is a mark, else 0
 --
 -- Returns {nonce, holds of the owner, the mark}; {nonce, 0} if another owner has the lock, {nonce, -1} if it is not held.
 
@@ -22,8 +22,8 @@ end
 if ARGV[4] == '1' then
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[3]))
 elseif ARGV[4] == '2' then
-    settle_extensions(KEYS[#KEYS], ARGV[1])
-elseif not is_settled(KEYS[#KEYS], ARGV[1]) then
+    settle_extensions(KEYS[3], ARGV[1])
+elseif not is_settled(KEYS[3], ARGV[1]) then
     redis.call('pexpire', KEYS[1], ARGV[3])
 end
 return {ARGV[1], holds, ARGV[5] == '1' and mark_of(KEYS[2], ARGV[2]) or ''}

@@ -12,7 +12,7 @@ from django_rlock.scripts import Script
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
 INCLUDED = {
     "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "lease", "owns",
-    "permit_reclaim", "publish_always", "publish_both", "read_holds", "token", "write_waiters",
+    "permit_reclaim", "publish_always", "publish_both", "read_holds", "token", "voter", "write_waiters",
 }  # fmt: skip
 
 SEVERAL = {"multi_acquire": 2, "multi_release": 6, "fair_beat": 3, "lock_renew": 1}
