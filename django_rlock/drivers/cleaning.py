@@ -14,6 +14,8 @@ import math
 from collections import deque
 from typing import NamedTuple
 
+from redis.exceptions import ClusterCrossSlotError
+
 from django_rlock.callbacks import log
 from django_rlock.clock import monotonic
 from django_rlock.connections import servers_of
@@ -92,6 +94,8 @@ class CleanUps:
             if not isinstance(reply, Exception):
                 if each.gap and now < each.until:
                     self._plan(each._replace(gap=2 * each.gap), now + each.gap)
+            elif _is_refused(reply):
+                log(logger, logging.DEBUG, "Nothing to clean up: %s", reply)
             elif now < each.until:
                 self._plan(each, now + _RETRY)
             else:
@@ -99,6 +103,11 @@ class CleanUps:
 
     def at_exit(self) -> None:
         self.round(math.inf)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether a cluster refuses all calls for that name, and so refused the one that is to be undone."""
+    return isinstance(error.__cause__, ClusterCrossSlotError)
 
 
 class IdleLinks:

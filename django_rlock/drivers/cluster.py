@@ -12,6 +12,7 @@ from typing import Any
 
 from redis.exceptions import (
     AskError,
+    ClusterCrossSlotError,
     ClusterDownError,
     MovedError,
     ReadOnlyError,
@@ -64,7 +65,7 @@ class Cluster:
                 reason="the braces in its name would spread its keys over several slots of the cluster",
                 advice="Nothing was changed; leave them out, or close them around a hash tag.",
                 noun=call.noun,
-            )
+            ) from ClusterCrossSlotError("the keys of a lock must be in one slot")
         call.prepared = call.prepared.sharded(self._to_all)
         return await self._retrying.run(call, until)
 
