@@ -32,12 +32,13 @@ end
 -- its ticket: see locks/attempt.py for what that proves. From now on its process counts as alive no longer than the
 -- claim, so that a dead process costs the lock a single claim. Returns the member of the queue that got the lock; nil if
 -- there is no waiter; or false if as many dead ones as one call removes came first: the next call goes on.
-local function grant(lock, queue, alive, claim_ms)
+local function grant(lock, queue, alive, claim_ms, now)
     local head = redis.call('zpopmin', queue)
     if not head[1] then
         return nil
     end
-    local now, dead = now_ms(), 0
+    now = now or now_ms()
+    local dead = 0
     repeat
         local member, ticket = head[1], head[2]
         local client = string.sub(member, 1, 36)

@@ -18,20 +18,18 @@ local function others_listen(channel)
     return (seen[2] or 0) > (seen[4] or 0)
 end
 
--- Leaves the free lock to Redisson's clients if it is their turn. The first waiter here asks for it meanwhile, and is
--- told when that ends.
-local function is_left_to_guests(lock, queue, alive, channel, waiting)
-    local now = now_us()
+-- Leaves the free lock to Redisson's clients if it is their turn. The first waiter in the queue asks for it meanwhile,
+-- and is told when that ends. ``now`` is in us.
+local function is_left_to_guests(lock, queue, first, alive, channel, waiting, now)
     if now % 4 ~= 0 then
         return false
     end
-    local member = redis.call('zrange', queue, 0, 0)[1]
     -- pcall: a user who may not read Redisson's keys or ask for subscribers gets an error.
-    if not member or not (others_listen(channel) or redis.pcall('exists', waiting) == 1) then
+    if not others_listen(channel) and redis.pcall('exists', waiting) ~= 1 then
         return false
     end
     redis.call('zadd', alive, math.floor(now / 1000) + GUESTS_MS, GUESTS)
-    local client = string.sub(member, 1, 36)
-    redis.pcall('publish', 'rlock_wake:' .. client, ' ' .. member .. ' ' .. lock)
+    local client = string.sub(first, 1, 36)
+    redis.pcall('publish', 'rlock_wake:' .. client, ' ' .. first .. ' ' .. lock)
     return true
 end

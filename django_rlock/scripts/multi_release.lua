@@ -41,7 +41,10 @@ for _, i in ipairs(held) do
         redis.pcall('publish', KEYS[4 * n + i], '0') -- pcall: see announce
     else
         local queue, waiting, alive, channel = KEYS[n + i], KEYS[2 * n + i], KEYS[3 * n + i], KEYS[4 * n + i]
-        if is_left_to_guests(KEYS[i], queue, alive, channel, waiting) or not grant(KEYS[i], queue, alive, ARGV[3]) then
+        local first = redis.call('zrange', queue, 0, 0)[1]
+        local now = first and now_us()
+        local stays = first and not is_left_to_guests(KEYS[i], queue, first, alive, channel, waiting, now)
+        if not (stays and grant(KEYS[i], queue, alive, ARGV[3], math.floor(now / 1000))) then
             announce(channel, waiting, KEYS[5 * n + i])
         end
     end
