@@ -11,6 +11,8 @@ from models.checker import search
 from models.fairlock import FairLock
 from models.redlock import RedLock
 
+pytestmark = pytest.mark.timeout(900)  # the long form takes minutes on a busy machine
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "models" / "README.md").read_text(encoding="utf-8")
 MOST = 500_000
