@@ -34,20 +34,27 @@ class Owner:
     reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
     ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is what it works on there.
-    ``is_calling`` is set while a call takes or releases a lock.
+    ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock.
     """
 
-    __slots__ = ("in_pool", "is_alive", "is_calling", "job", "label", "place", "serial", "thread", "wire_name")
+    __slots__ = ("in_pool", "is_alive", "is_calling", "job", "label", "place", "serial", "task", "thread", "wire_name")
 
     is_named = False
     serial: int | str
     job: Any
 
-    def __init__(self, place: str, is_alive: Callable[[], object] = lambda: True, thread: int = 0) -> None:
+    def __init__(
+        self,
+        place: str,
+        is_alive: Callable[[], object] = lambda: True,
+        thread: int = 0,
+        task: Callable[[], asyncio.Task[Any] | None] | None = None,
+    ) -> None:
         self.serial = next(_process.numbers)
         self.place = place
         self.is_alive = is_alive
         self.thread = thread
+        self.task = task
         self.in_pool = thread != 0 and _is_pools(sys._getframe())  # noqa: SLF001 - documented
         self.job = None
         self.is_calling = False
@@ -112,7 +119,7 @@ class NamedOwner(Owner):
     def __init__(self, name: str) -> None:
         self.serial = self.wire_name = name
         self.place = self.label = ""
-        self.thread = 0
+        self.thread, self.task = 0, None
         self.in_pool = self.is_calling = False
 
     def renew_name(self) -> None:
@@ -206,7 +213,8 @@ def task_owner() -> Owner:
     owner = _process.places.get(task)
     if owner is None:
         _check_task(task)
-        owner = _process.places.set(task, Owner(task.get_name(), partial(_goes_on, weakref.ref(task))))
+        its = weakref.ref(task)
+        owner = _process.places.set(task, Owner(task.get_name(), partial(_goes_on, its), task=its))
     return owner
 
 

@@ -10,6 +10,7 @@ from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.beats import beat_after_grant, expect
+from django_rlock.locks.callers import refuse_deadlock
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import REPOLL, Named
 from django_rlock.locks.records import Wait
@@ -180,6 +181,7 @@ class Attempt:
         return self.until is None or self.driver.now() < self.until
 
     async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
+        refuse_deadlock(self.lock, self.owner)
         wait = Wait(self.lock, self.owner, self.wire_name, self.driver.now(), waiter, self.asker)
         try:
             WAITS.add(wait)

@@ -30,6 +30,7 @@ from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockTimeoutError, RLockError
 from django_rlock.locks import engine
 from django_rlock.locks.blocks import left_by_its_owner, released_when_dropped
+from django_rlock.locks.callers import describe_holder
 from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.faces import awaited_driver, blocking_driver
@@ -283,7 +284,7 @@ class BaseLock(Handle):
             raise LockTimeoutError(
                 failed.lock.name,
                 waited=driver.now() - started,
-                holder=await driver.call(INSPECTOR.holder, failed.lock) if describe else None,
+                holder=await driver.call(describe_holder, failed.lock) if describe else None,
                 retry_after=failed.left_ms / 1000 if failed.left_ms >= 0 else None,
             )
 

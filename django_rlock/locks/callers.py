@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from django_rlock.callbacks import log
 from django_rlock.drivers.base import run_flow
+from django_rlock.drivers.bridges import is_blocked_on_caller, whereabouts
 from django_rlock.drivers.identity import Owner
 from django_rlock.drivers.jobs import Job, running_job
-from django_rlock.locks.holds import HOLDS, NOTHING, Before
+from django_rlock.locks.holds import HOLDS, INSPECTOR, NOTHING, Before
+from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import Key, key_of
 
 if TYPE_CHECKING:
@@ -61,6 +63,25 @@ def refuse_nested(lock: BaseLock) -> bool:
 
 
 _current_frame: Callable[[int], FrameType | None] = sys._getframe
+
+
+def refuse_deadlock(lock: Named, owner: Owner) -> None:
+    """Before an owner waits for a lock: raise RuntimeError if the holder goes on only when the running code ends."""
+    if lock.noun != Named.noun:
+        return
+    for holder in HOLDS.owners(lock):
+        if holder is not owner and is_blocked_on_caller(holder):
+            raise RuntimeError(
+                f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.place!r} has ended, by "
+                f"async_to_sync(), sync_to_async() or to_thread(). So {owner.place!r} would wait for it for ever. Take "
+                f"the lock on one side only, or with the same owner= on both."
+            )
+
+
+def describe_holder(lock: Named) -> str | None:
+    """The holder in a line; if it is in this process, with where it is now."""
+    here = next(map(whereabouts, HOLDS.owners(lock)), None)
+    return ", in this process: ".join(filter(None, (INSPECTOR.holder(lock), here))) or None
 
 
 def give_back_at_job_end(lock: BaseLock, owner: Owner) -> None:

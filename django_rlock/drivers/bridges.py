@@ -1,0 +1,147 @@
+"""Which threads and tasks of this process are blocked until the running code has ended.
+
+``async_to_sync()`` blocks its thread until a coroutine has ended; ``sync_to_async()`` and ``to_thread()`` keep their
+task until a function has. What they run has an owner of its own, so it would wait for ever for a lock of its caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from django_rlock.drivers.identity import Owner, running_loop
+
+_PLUMBING = {"asgiref", "asyncio", "concurrent", "contextlib", "django_rlock", "queue", "selectors", "threading"}
+"""Packages of which no line says what a thread or a task is doing."""
+
+_LOOKS, _PAUSE = 100, 0.001
+"""How often, and with which pauses in seconds, a thread looks whether a task is suspended."""
+
+Task = asyncio.Task[Any]
+
+
+def is_blocked_on_caller(owner: Owner) -> bool:
+    """Whether an owner, a thread or a task, goes on only when the running code has ended."""
+    task = _task_of(owner)
+    if task is not None:
+        _let_it_suspend(task)
+        return _leads_to_caller(task)
+    if not owner.thread or owner.ended:
+        return False
+    frames = list(_stack(sys._current_frames().get(owner.thread)))  # noqa: SLF001 - documented
+    if running_loop() is not None and owner.thread == threading.get_ident():
+        return True  # the loop runs inside of what the thread does
+    results = [frame.f_locals.get("call_result") for frame in frames if _is(frame, "asgiref.sync", "__call__")]
+    return any(
+        _awaits(each, "asgiref.sync", "main_wrap", "call_result", results) and _leads_to_caller(each)
+        for loop in _loops()
+        for each in asyncio.all_tasks(loop)
+    )
+
+
+def whereabouts(owner: Owner) -> str:
+    """An owner, and the line at which it is now: for errors."""
+    task = _task_of(owner)
+    if task is not None:
+        frames, what = [*_coroutine_frames(task)][::-1], "task"
+    else:
+        frames, what = [*_stack(sys._current_frames().get(owner.thread))], "thread"  # noqa: SLF001 - documented
+    for frame in frames:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _PLUMBING:
+            return f"{what} {owner.place!r}, now at {frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{what} {owner.place!r}"
+
+
+def _task_of(owner: Owner) -> Task | None:
+    return None if owner.task is None else owner.task()
+
+
+def _let_it_suspend(task: Task) -> None:
+    """Wait a little for a task that may be about to await what the running thread executes: what it awaits is known
+    only when it is suspended."""
+    for _ in range(_LOOKS):
+        if running_loop() is not None or not getattr(task.get_coro(), "cr_running", False):
+            return
+        time.sleep(_PAUSE)
+
+
+def _leads_to_caller(task: Task) -> bool:
+    """Whether a task is the running one, or awaits it, or a function that the running thread executes for it."""
+    current = asyncio.current_task() if running_loop() is not None else None
+    running = [*_stack(sys._getframe())]  # noqa: SLF001 - documented
+    jobs = [frame.f_locals.get("task_context") for frame in running if _is(frame, "asgiref.sync", "thread_handler")]
+    calls = [getattr(frame.f_locals.get("self"), "fn", None) for frame in running if _is_work(frame)]
+    seen: set[Task] = set()
+    todo = [task]
+    while todo:
+        each = todo.pop()
+        if each is current:
+            return True
+        if each in seen or each.done():
+            continue
+        seen.add(each)
+        if _awaits(each, "asgiref.sync", "__call__", "task_context", jobs):
+            return True
+        if _awaits(each, "asyncio.threads", "to_thread", "func_call", calls):
+            return True
+        todo += _awaited_by(each)
+    return False
+
+
+def _awaited_by(task: Task) -> list[Task]:
+    """The tasks that a task awaits: directly, by gather(), or as what ``async_to_sync()`` runs for its function."""
+    future = getattr(task, "_fut_waiter", None)
+    found = [future, *getattr(future, "_children", ())]
+    for frame in _coroutine_frames(task):
+        if _is(frame, "asgiref.sync", "__call__"):
+            found += frame.f_locals.get("task_context") or ()
+    return [each for each in found if isinstance(each, asyncio.Task)]
+
+
+def _awaits(task: Task, module: str, function: str, name: str, values: list[Any]) -> bool:
+    """Whether a task is inside of a coroutine function whose variable is one of these objects."""
+    return any(
+        _is(frame, module, function) and any(frame.f_locals.get(name) is value for value in values if value is not None)
+        for frame in _coroutine_frames(task)
+    )
+
+
+def _coroutine_frames(task: Task) -> Iterator[FrameType]:
+    """Those of a task that is suspended, from the outermost to the innermost; of the running one, its stack."""
+    if running_loop() is not None and task is asyncio.current_task():
+        yield from _stack(sys._getframe())  # noqa: SLF001 - documented
+        return
+    coro: Any = task.get_coro()
+    while coro is not None:
+        frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """From the innermost to the outermost."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _loops() -> list[asyncio.AbstractEventLoop]:
+    """The running loop, and those for whose tasks the running thread executes functions."""
+    stack = _stack(sys._getframe())  # noqa: SLF001 - documented
+    found = [frame.f_locals.get("loop") for frame in stack if _is(frame, "asgiref.sync", "thread_handler")]
+    return [loop for loop in [running_loop(), *found] if loop is not None]
+
+
+def _is(frame: FrameType, module: str, function: str) -> bool:
+    return frame.f_code.co_name == function and frame.f_globals.get("__name__") == module
+
+
+def _is_work(frame: FrameType) -> bool:
+    return _is(frame, "concurrent.futures.thread", "run")

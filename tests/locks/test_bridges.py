@@ -1,0 +1,159 @@
+"""Code that waits for a lock of its own caller, which is blocked until that code has ended."""
+
+import asyncio
+import threading
+
+import pytest
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+
+from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, ReadWriteLock, RLock, SpinLock
+from django_rlock.locks.holds import HOLDS, WAITS
+
+LOCKS = {
+    "fair": lambda **times: FairLock("stock:42", **times),
+    "plain": lambda **times: RLock("stock:42", **times),
+    "spin": lambda **times: SpinLock("stock:42", **times),
+    "fenced": lambda **times: FencedLock("stock:42", **times),
+    "write": lambda **times: ReadWriteLock("stock:42", **times).write_lock,
+    "multi": lambda **times: MultiLock(FairLock("stock:41"), FencedLock("stock:42"), **times),
+}
+WAITS_FOR_ITSELF = r"Lock 'stock:4.' is held by .*, now at .*test_bridges.py:\d+, which waits until '.*' has ended"
+
+
+@pytest.fixture(params=LOCKS)
+def lock(request):
+    return LOCKS[request.param]()
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits():
+    yield
+    assert WAITS.snapshot() == []
+    assert HOLDS.snapshot() == []
+
+
+async def aenter(lock) -> str:
+    async with lock:
+        return "inside"
+
+
+def enter(lock) -> str:
+    with lock:
+        return "inside"
+
+
+def refused():
+    return pytest.raises(RuntimeError, match=WAITS_FOR_ITSELF)
+
+
+def test_async_to_sync_inside_of_a_block(lock):
+    with lock, refused():
+        async_to_sync(aenter)(lock)
+
+
+def test_asyncio_run_inside_of_a_block(lock):
+    with lock, refused():
+        asyncio.run(aenter(lock))
+
+
+def by_main(lock):
+    return sync_to_async(enter)(lock)
+
+
+def by_another(lock):
+    return sync_to_async(enter, thread_sensitive=False)(lock)
+
+
+async def by_context(lock):
+    async with ThreadSensitiveContext():
+        return await sync_to_async(enter)(lock)
+
+
+def by_to_thread(lock):
+    return asyncio.to_thread(enter, lock)
+
+
+@pytest.mark.parametrize("way", [by_main, by_another, by_context, by_to_thread])
+def test_sync_to_async_inside_of_a_block(lock, way):
+    async def main() -> None:
+        async with lock:
+            with refused():
+                await way(lock)
+
+    asyncio.run(main())
+
+
+def test_one_inside_of_the_other(lock):
+    def inner() -> None:
+        async_to_sync(aenter)(lock)
+
+    async def main() -> None:
+        async with lock:
+            with refused():
+                await sync_to_async(inner, thread_sensitive=False)()
+
+    asyncio.run(main())
+
+
+def test_the_other_way_round(lock):
+    async def inner() -> None:
+        await sync_to_async(enter, thread_sensitive=False)(lock)
+
+    with lock, refused():
+        async_to_sync(inner)()
+
+
+def test_in_tasks_that_are_gathered(lock):
+    async def inner() -> None:
+        await asyncio.gather(aenter(lock), asyncio.sleep(0))
+
+    with lock, refused():
+        async_to_sync(inner)()
+
+
+def test_the_same_thread_enters_again(lock):
+    """Under async_to_sync(), sync_to_async() runs in the thread that waits."""
+
+    async def inner() -> str:
+        return await sync_to_async(enter)(lock)
+
+    with lock:
+        assert async_to_sync(inner)() == "inside"
+
+
+def test_a_name_enters_again(redis_client):
+    with FairLock("stock:42", owner="order 7"):
+        assert async_to_sync(aenter)(FairLock("stock:42", owner="order 7")) == "inside"
+
+
+def run(lock) -> str:
+    return asyncio.run(aenter(lock))
+
+
+@pytest.mark.parametrize("wait", [enter, async_to_sync(aenter), run], ids=["sync", "async_to_sync", "async"])
+def test_others_wait_as_ever(lock, wait):
+    outcome: list[str] = []
+    with lock:
+        thread = threading.Thread(target=lambda: outcome.append(wait(lock)))
+        thread.start()
+        while not WAITS.snapshot():
+            threading.Event().wait(0.01)
+    thread.join()
+    assert outcome == ["inside"]
+
+
+def test_an_error_after_a_wait_says_where_the_holder_is(redis_client):
+    """Where it is of this very process."""
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            enter(FairLock("stock:42", wait_time=0.01))
+        except LockTimeoutError as error:
+            errors.append(str(error))
+
+    with FairLock("stock:42"):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+    assert f"in this process: thread 'MainThread', now at {__file__}:" in errors[0]
