@@ -113,7 +113,7 @@ def clients_of(using: str, within: float) -> dict[str, redis.Redis]:
     cluster = None if get_settings(using).nodes else cluster_client(using)
     if cluster is not None:
         hurried = cluster.limited(partial(_limit, longest=within))
-        return {_address_of(client): client for client in hurried.primaries()}
+        return {address_of(client): client for client in hurried.primaries()}
     return {redacted(get_settings(alias).cache): _own_client(alias, within) for alias in server_aliases(using)}
 
 
@@ -127,9 +127,13 @@ def _limit(options: dict[str, Any], longest: float) -> None:
     options.update(limits(options, longest), retry=Retry(NoBackoff(), 0))
 
 
-def _address_of(client: redis.Redis) -> str:
-    options = client.connection_pool.connection_kwargs
-    return f"{options.get('host')}:{options.get('port')}"
+def address_of(client: redis.Redis) -> str:
+    """The address that a client connects to; behind sentinels, with the name by which they know it."""
+    pool: Any = client.connection_pool
+    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
+        found = pool.master_address
+        return f"{pool.service_name} at {found[0]}:{found[1]}" if found else str(pool.service_name)
+    return database_named(pool.connection_kwargs)[0]
 
 
 def _redis_cache(using: str) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import AuthenticationError
+from redis.sentinel import MasterNotFoundError
 
 from django_rlock.links.link import Link, Place, keep_alive
 from django_rlock.redaction import hide_secrets, shown
@@ -91,12 +92,20 @@ class Source:
             if self.options.get("socket_keepalive", True) and not self.options.get("socket_keepalive_options"):
                 keep_alive(sock)  # redis-py does so from version 8 on
             return Link(sock, place)
+        except MasterNotFoundError:  # whose text lists the objects of redis-py
+            asked = ", ".join(":".join(map(str, place)) for place in self._sentinels())
+            raise MasterNotFoundError(f"No sentinel names the primary of {self.pool.service_name!r}: {asked}") from None
         except Exception as error:
             hide_secrets(error)  # redis-py 6.4 shows the sentinels' password where none of them replies
             raise
         finally:
             if connection is not None:
                 connection.disconnect()
+
+    def _sentinels(self) -> Iterator[tuple[object, object]]:
+        for sentinel in self.pool.sentinel_manager.sentinels:
+            options = sentinel.connection_pool.connection_kwargs
+            yield options.get("host"), options.get("port")
 
     def _make(self, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
         if not _makes_its_own(self.pool):

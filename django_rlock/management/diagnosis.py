@@ -4,34 +4,42 @@ seconds."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import redis
 from django.core.checks import ERROR, CheckMessage
 from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import AskError, ClusterCrossSlotError, MovedError
 
+from django_rlock import threads
 from django_rlock.clock import monotonic
-from django_rlock.connections import SERVER_ERRORS, clients_of, is_cluster
-from django_rlock.exceptions import LockUnavailableError, RLockError
-from django_rlock.keys import wake_channel
-from django_rlock.links.errors import meaning_of
-from django_rlock.locks import rlock
+from django_rlock.connections import SERVER_ERRORS, address_of, check_entry, clients_of, is_cluster, source
+from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
+from django_rlock.inspection.sources import server_names
+from django_rlock.keys import redisson_channel, wake_channel
+from django_rlock.locks import MultiLock, RLock, rlock
+from django_rlock.management.causes import cause_of
+from django_rlock.management.looks import LOOKS, Level
 from django_rlock.redaction import redacted
-from django_rlock.settings import AliasSettings, get_settings
+from django_rlock.settings import AliasSettings, get_settings, server_aliases
 
-Level = Literal["ok", "warning", "error"]
-
-OLDEST = (6, 2)
-"""The oldest version of Redis that runs the scripts."""
 SLOW = 0.01
 """A usual reply time above this makes all locks slow, in seconds."""
+SLOW_CONNECT = 0.5
+"""How long connecting and logging in may take, in seconds."""
 SKEW = 0.1
 """How far the clocks of a RedLock's nodes may differ, in seconds: fencing tokens may be this far ahead."""
 PINGS = 20
+CONNECTIONS = 4
+"""How many connections are compared, to find an address at which several servers answer."""
+KEYS = 16
+"""How many keys are looked for, to find the node of a cluster that lacks some of them."""
+PAIRS = 8
+"""How many locks are tried in pairs, to find a proxy that spreads them over servers."""
 WITHIN = 2.0
 """How long each reply may take, in seconds."""
 
@@ -55,9 +63,16 @@ def diagnose(alias: str) -> Iterator[Finding]:
     """All findings about an alias, each produced on demand."""
     try:
         options = get_settings(alias)
+        for server in server_aliases(alias):
+            check_entry(server)
+    except ImproperlyConfigured as error:
+        yield Finding(alias, "", "settings", "error", str(error), "Correct RLOCK and CACHES.")
+        return
+    yield from _sentinels(alias)
+    try:
         clients = clients_of(alias, WITHIN)
-    except (ImproperlyConfigured, *SERVER_ERRORS) as error:
-        yield Finding(alias, "", "connection", "error", redacted(str(error)), "Correct RLOCK and CACHES.")
+    except SERVER_ERRORS as error:
+        yield _failed(alias, "", error, ", ".join(server_names(alias)))
         return
     clocks: dict[str, float] = {}
     for server, client in clients.items():
@@ -65,7 +80,7 @@ def diagnose(alias: str) -> Iterator[Finding]:
             yield from _Server(options, server, client, clocks).findings()
     if options.nodes is not None:
         yield _skew(alias, clocks)
-    yield _a_lock(alias)
+    yield from _locks(options)
 
 
 def findings_of(messages: Sequence[CheckMessage]) -> Iterator[Finding]:
@@ -77,6 +92,11 @@ def findings_of(messages: Sequence[CheckMessage]) -> Iterator[Finding]:
         yield Finding("", "", "settings", "ok", "RLOCK and CACHES fit")
 
 
+def _failed(alias: str, server: str, error: BaseException, where: str, by_tls: bool = False) -> Finding:
+    cause = cause_of(error, where, by_tls)
+    return Finding(alias, server, cause.check, "error", cause.text, cause.advice)
+
+
 class _Server:
     """The checks of one server."""
 
@@ -85,30 +105,45 @@ class _Server:
         self._name = name
         self._client: Any = client
         self._clocks = clocks
+        self._key = f"{options.key_prefix}rlock_doctor"
 
     def findings(self) -> Iterator[Finding]:
         try:
+            yield from self._connecting()
             yield self._latency()
         except SERVER_ERRORS as error:
-            text = f"No connection: {redacted(str(error))}"
-            meaning = meaning_of(error)
-            advice = None if meaning is None else meaning.advice
-            yield self._finding(
-                "connection", "error", text, advice or "Check that it is up, the address, user and password."
-            )
+            by_tls = issubclass(self._client.connection_pool.connection_class, redis.SSLConnection)
+            yield _failed(self._options.alias, self._name, error, address_of(self._client), by_tls)
             return
+        yield from self._time()
         yield from self._of_info()
         if self._options.nodes is None and not is_cluster(self._options.alias):
-            yield self._guarded("pubsub", self._pubsub)
+            yield from self._slots()
+            yield from self._messages()
+
+    def _connecting(self) -> Iterator[Finding]:
+        asked = monotonic()
+        self._ask()
+        took = monotonic() - asked
+        if took > SLOW_CONNECT:
+            text = f"connecting to {address_of(self._client)} took {took * 1000:.0f} ms, for which new processes wait"
+            advice = "Look for what delays connections: the resolving of names, TLS, a proxy, a distant server."
+            yield self._finding("connection", "warning", text, advice)
+
+    def _ask(self) -> None:
+        """The shortest exchange that the least rights allow, unlike PING."""
+        try:
+            self._client.exists(self._key)
+        except AskError:  # or MovedError: another node of the cluster has the key
+            if not is_cluster(self._options.alias):
+                raise
 
     def _latency(self) -> Finding:
         took = []
         for _ in range(PINGS):
             asked = monotonic()
-            seconds, micros = self._client.time()  # allowed with the least rights, unlike PING
-            replied = monotonic()
-            took.append(replied - asked)
-            self._clocks[self._name] = seconds + micros / 1e6 - (asked + replied) / 2
+            self._ask()
+            took.append(monotonic() - asked)
         usual = median(took)
         text = f"{usual * 1000:.1f} ms, at most {max(took) * 1000:.1f} ms of {PINGS}"
         limit = self._options.node_timeout / 2 if self._options.nodes else SLOW
@@ -117,96 +152,107 @@ class _Server:
         advice = "Raise NODE_TIMEOUT." if self._options.nodes else "Use a server that is closer, or less busy."
         return self._finding("latency", "warning", f"{text}; more than {limit * 1000:g} ms", advice)
 
+    def _time(self) -> Iterator[Finding]:
+        try:
+            asked = monotonic()
+            seconds, micros = self._client.time()
+            self._clocks[self._name] = seconds + micros / 1e6 - (asked + monotonic()) / 2
+        except SERVER_ERRORS as error:
+            text = f"its time is unknown, so rlock_list and the admin cannot read it: {redacted(str(error))}"
+            yield self._finding("time", "warning", text, "Allow TIME: grant +time, or let the proxy pass it.")
+
     def _of_info(self) -> Iterator[Finding]:
         try:
-            info: Mapping[str, Any] = self._client.info()
+            infos: list[Mapping[str, Any]] = [self._fresh_info() for _ in range(CONNECTIONS)]
         except SERVER_ERRORS as error:
             text = f"Version, eviction, persistence and replicas are unknown: {redacted(str(error))}"
             yield self._finding("info", "warning", text, "Grant +info to check them; locks do not need it.")
             return
+        info = infos[0]
         if not {"redis_version", "role"} <= info.keys():
             text = "Version, eviction, persistence and replicas are unknown: INFO does not name them"
             yield self._finding("info", "warning", text, "Look at the server behind it: this may be a proxy.")
             return
-        for look in (_version, _eviction, _persistence, _replication):
-            check, level, text, advice = look(info, self._options)
-            yield self._finding(check, level, text, advice)
+        if len(servers := {each.get("run_id") for each in infos}) > 1:
+            text = f"{len(servers)} servers answer at {address_of(self._client)}, and each has locks of its own"
+            yield self._finding("servers", "error", text, "Let all connections lead to one server, the primary.")
+        for look in LOOKS:
+            if seen := look(info, self._options):
+                yield self._finding(*seen)
 
-    def _pubsub(self) -> Finding:
-        channel = wake_channel(f"doctor-{uuid.uuid4()}")
+    def _fresh_info(self) -> Mapping[str, Any]:
+        """INFO over a connection of its own."""
+        self._client.connection_pool.disconnect()
+        return self._client.info()  # type: ignore[no-any-return]
+
+    def _slots(self) -> Iterator[Finding]:
+        """Whether it is a node of a cluster, or a cluster behind one address."""
+        keys = [f"{self._key}:{number}" for number in range(KEYS)]
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.exists(key)
+        pipe.exists(*keys)
+        *single, together = pipe.execute(raise_on_error=False)
+        for reply in single:
+            if isinstance(reply, MovedError | AskError):
+                yield _failed(self._options.alias, self._name, reply, address_of(self._client))
+                return
+        if isinstance(together, ClusterCrossSlotError):
+            text = "one address before many slots: several locks are taken one after another"
+            yield self._finding("slots", "ok", text)
+
+    def _messages(self) -> Iterator[Finding]:
+        name = f"doctor-{uuid.uuid4()}"
+        for channel in (wake_channel(name), redisson_channel(f"{self._options.key_prefix}{name}")):
+            try:
+                if self._hears(channel):
+                    continue
+                text = "a message does not arrive: waiters only poll now and then"
+                yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
+            except SERVER_ERRORS as error:
+                family = f"{channel.partition(name)[0].partition('{')[0]}*"
+                text = f"the channels {family} are refused, so waiters only poll: {redacted(str(error))}"
+                advice = "Grant the rights that the documentation names: docs/topologies.md#least-rights"
+                yield self._finding("pubsub", "warning", text, advice)
+            return
+        yield self._finding("pubsub", "ok", "a message arrives")
+
+    def _hears(self, channel: str) -> bool:
         with self._client.pubsub(ignore_subscribe_messages=False) as hears:
             hears.subscribe(channel)
             hears.get_message(timeout=WITHIN)
             self._client.publish(channel, "heard")
             message = hears.get_message(timeout=WITHIN)
-        if message is not None and message["type"] == "message":
-            return self._finding("pubsub", "ok", "a message arrives")
-        return self._finding(
-            "pubsub", "warning", "a message does not arrive: waiters only poll now and then", "Or use KIND 'spin'."
-        )
-
-    def _guarded(self, check: str, look: Callable[[], Finding]) -> Finding:
-        try:
-            return look()
-        except SERVER_ERRORS as error:
-            advice = "Grant the rights that the documentation names: docs/topologies.md#least-rights"
-            return self._finding(check, "warning", redacted(str(error)), advice)
+        return message is not None and message["type"] == "message"
 
     def _finding(self, check: str, level: Level, text: str, advice: str = "") -> Finding:
         return Finding(self._options.alias, self._name, check, level, text, advice)
 
 
-_Seen = tuple[str, Level, str, str]
-"""A check, its level, a text and advice."""
+def _sentinels(alias: str) -> Iterator[Finding]:
+    """Which of the sentinels reply, and whether they know the primary."""
+    for server in server_aliases(alias):
+        manager = getattr(source(server).pool, "sentinel_manager", None)
+        if manager is not None:
+            yield _of_sentinels(alias, source(server).pool.service_name, manager.sentinels)
 
 
-def _version(info: Mapping[str, Any], _options: AliasSettings) -> _Seen:
-    product = "Valkey" if "valkey_version" in info else "Redis"
-    text = f"{product} {info.get('valkey_version') or info.get('redis_version')}"
-    speaks = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdigit())
-    if speaks < OLDEST:
-        return "version", "error", f"{text} is too old", "Use Redis 6.2 or newer, or Valkey."
-    return "version", "ok", text, ""
-
-
-def _eviction(info: Mapping[str, Any], _options: AliasSettings) -> _Seen:
-    policy, most = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
-    if policy == "noeviction":
-        return "eviction", "ok", "noeviction", ""
-    text = f"maxmemory-policy is {policy}: an evicted lock is a lost one"
-    advice = "Set maxmemory-policy to noeviction, or give the locks a server of their own."
-    if most:
-        return "eviction", "error", text, advice
-    return "eviction", "warning", f"{text}, once maxmemory is set", advice
-
-
-def _persistence(info: Mapping[str, Any], options: AliasSettings) -> _Seen:
-    advice = "Set appendonly yes; with NODES, QUARANTINE compensates for it."
-    if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        text = "the last snapshot failed; by default the server then refuses writes, and so locks"
-        return "persistence", "error", text, "Look into its log: the disk may be full."
-    if int(info.get("aof_enabled", 0)):
-        return "persistence", "ok", "append-only file", ""
-    if options.nodes is not None and options.longest_lease is not None:
-        return "persistence", "ok", f"none or snapshots; a restarted node waits {options.longest_lease:g} s", ""
-    text = "no append-only file: a restart forgets locks that are held"
-    return "persistence", "warning", text, advice
-
-
-def _replication(info: Mapping[str, Any], options: AliasSettings) -> _Seen:
-    role, replicas = info.get("role"), int(info.get("connected_slaves", 0))
-    if role != "master":
-        return "replicas", "error", f"it is a {role}, which refuses writes", "Name the primary, or sentinels that do."
-    wanted = options.replica_acks
-    if isinstance(wanted, int) and wanted > replicas:
-        text = f"{replicas} connected, and REPLICA_ACKS needs {wanted}: no lock can be taken"
-        return "replicas", "error", text, "Bring replicas up, or lower REPLICA_ACKS."
-    if wanted and not replicas:
-        return "replicas", "warning", f"none is connected, and REPLICA_ACKS is {wanted!r}", "Bring replicas up."
-    if replicas and not wanted:
-        text = f"{replicas} connected; a failover may forget a lock"
-        return "replicas", "ok", text, "REPLICA_ACKS makes that rarer, a FencedLock harmless."
-    return "replicas", "ok", f"{replicas} connected", ""
+def _of_sentinels(alias: str, service: str, sentinels: Sequence[Any]) -> Finding:
+    causes, unknown = {}, []
+    for sentinel in sentinels:
+        try:
+            if not sentinel.sentinel_get_master_addr_by_name(service):
+                unknown.append(address_of(sentinel))
+        except SERVER_ERRORS as error:
+            causes[address_of(sentinel)] = cause_of(error, address_of(sentinel)).text
+    replied = f"{len(sentinels) - len(causes)} of {len(sentinels)} sentinels reply"
+    if not causes and not unknown:
+        return Finding(alias, "", "sentinels", "ok", replied)
+    wrong = [*causes.values(), *(f"{place} does not know {service!r}" for place in unknown)]
+    known = len(sentinels) - len(wrong)
+    text = f"{replied}, and {known} know the primary: {'; '.join(wrong)}"
+    advice = "Start or correct these sentinels: without a majority no failover happens, and without any no lock."
+    return Finding(alias, "", "sentinels", "warning" if known else "error", text, advice)
 
 
 def _skew(alias: str, clocks: Mapping[str, float]) -> Finding:
@@ -216,6 +262,13 @@ def _skew(alias: str, clocks: Mapping[str, float]) -> Finding:
         return Finding(alias, "", "clocks", "ok", text)
     advice = f"Let NTP slew them to within {SKEW:g} s."
     return Finding(alias, "", "clocks", "warning", f"{text}: fencing tokens cost a round trip more", advice)
+
+
+def _locks(options: AliasSettings) -> Iterator[Finding]:
+    taken = _a_lock(options.alias)
+    yield taken
+    if taken.level == "ok" and options.nodes is None:
+        yield from _shards(options.alias)
 
 
 def _a_lock(alias: str) -> Finding:
@@ -230,6 +283,38 @@ def _a_lock(alias: str) -> Finding:
         lock.release()
     except LockUnavailableError as error:
         return Finding(alias, "", "lock", "error", redacted(error.reason), error.advice)
-    except RLockError as error:
+    except LockLostError as error:
+        advice = "Name one server: several may answer at this address, or a proxy may forget what it is told."
+        return Finding(alias, "", "lock", "error", redacted(str(error)), advice)
+    except (RLockError, ImproperlyConfigured) as error:
         return Finding(alias, "", "lock", "error", redacted(str(error)), "Look at the findings above.")
     return Finding(alias, "", "lock", "ok", f"taken, extended and released in {(monotonic() - asked) * 1000:.1f} ms")
+
+
+def _shards(alias: str) -> Iterator[Finding]:
+    """Whether a proxy spreads names over servers that know nothing of each other: a lock alone, and as one of two."""
+    # A proxy sends a script to the server of its first key, which is that of the free lock: names are taken in order.
+    first, *others = [f"rlock_doctor:{number}:{uuid.uuid4()}" for number in range(PAIRS + 1)]
+    apart = sum(_both_inside(alias, first, other) for other in others)
+    if apart:
+        text = f"{apart} of {len(others)} locks were taken twice at once: a proxy spreads names over several servers"
+        advice = "Name one server, or a Redis Cluster: a sharding proxy is unfit for locks."
+        yield Finding(alias, "", "shards", "error", text, advice)
+
+
+def _both_inside(alias: str, first: str, other: str) -> bool:
+    """Whether another owner gets two locks at once, of which one is held by us."""
+    try:
+        with RLock(other, using=alias, wait_time=WITHIN, lease_time=60):
+            return threads.elsewhere(_takes, alias, first, other)
+    except RLockError:
+        return False
+
+
+def _takes(alias: str, *names: str) -> bool:
+    both = MultiLock(*(RLock(name, using=alias, lease_time=60) for name in names))
+    if not both.acquire(blocking=False):
+        return False
+    with suppress(RLockError):
+        both.release()
+    return True

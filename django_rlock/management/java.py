@@ -17,7 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.connections import SERVER_ERRORS, clients_of, is_cluster
 from django_rlock.keys import plain_mark
-from django_rlock.management.diagnosis import WITHIN, Finding, Level
+from django_rlock.management.diagnosis import WITHIN, Finding
+from django_rlock.management.looks import Level
 from django_rlock.redaction import redacted
 from django_rlock.settings import get_settings
 

@@ -24,6 +24,9 @@ from django_rlock.settings import LONGEST, get_aliases, unknown_alias
 ERROR, USAGE, NOTHING_MATCHED = 1, 2, 3
 """Exit statuses."""
 
+CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+"""Clears a terminal, including its history."""
+
 UNAVAILABLE, LOST, TAKEN = 69, 70, 75
 """The exit statuses of commands that run something under a lock, in addition to a program's own; from sysexits.h."""
 

@@ -1,6 +1,10 @@
 """``rlock_doctor``, on servers that have what it warns of."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +16,7 @@ import redis
 from django_rlock.testing import override_locks
 from tests.admin.test_commands import ERROR, USAGE, fails, run, shell
 from tests.conftest import OwnServer
+from tests.eventually import PATIENCE
 from tests.redlock.conftest import _five_servers, nodes  # noqa: F401 - fixtures
 from tests.topologies.conftest import Started, started, topology, use  # noqa: F401 - fixtures
 from tests.topologies.servers import command
@@ -200,3 +205,19 @@ def test_java_clients_of_both_sorts_are_told_apart(started: Started, use: Callab
             assert each.get_message(timeout=5)
         told = [each for each in findings("--java") if each["check"] == "java subscribers"]
     assert sorted(each["level"] for each in told) == ["ok", "ok", "warning"]
+
+
+def test_it_is_watched_until_it_is_interrupted(own_server: OwnServer) -> None:
+    server = own_server()
+    environ = {**os.environ, "RLOCK_TEST_URL": server.url}
+    command = [sys.executable, "-m", "django", "rlock_doctor", "--watch", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any("findings are warnings or errors" in line for line in lines)
+        server.kill()
+        assert any(line.startswith("error") and "nothing listens at" in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        _, notes = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, notes) == (0, "")
+    assert fails("rlock_doctor", "--watch", "--format", "json")[0] == USAGE

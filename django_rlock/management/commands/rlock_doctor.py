@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from django.core.checks import Tags, run_checks
@@ -11,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock.management.diagnosis import Finding, diagnose, findings_of
 from django_rlock.management.java import diagnose_java
-from django_rlock.management.output import ERROR, check_usage, failed, to_json
+from django_rlock.management.output import CLEAR, ERROR, USAGE, check_usage, pause, to_json
 from django_rlock.redaction import printable
 from django_rlock.settings import get_aliases
 
@@ -21,8 +24,8 @@ OURS = "django_rlock."
 
 class Command(BaseCommand):
     help = (
-        "Checks the servers of locks: version, eviction, persistence, replicas, latency, clocks, messages; takes a "
-        "lock of its own there, and says what to do about problems. "
+        "Checks the servers of locks: connections, version, memory, eviction, persistence, replicas, sentinels, "
+        "latency, clocks, messages, proxies; takes locks of its own there, and says what to do about problems. "
         "Exit status: 0 no errors (there may be warnings), 1 errors, 2 wrong usage."
     )
     requires_system_checks = []
@@ -31,25 +34,46 @@ class Command(BaseCommand):
         parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
         parser.add_argument("--java", action="store_true", help="also look for Redisson's clients and their traces")
         parser.add_argument("--format", choices=["text", "json"], default="text")
+        parser.add_argument(
+            "--watch",
+            type=pause,
+            nargs="?",
+            const=10.0,
+            metavar="SECONDS",
+            help="examine again every SECONDS (10), until Ctrl-C; shows warnings and errors only",
+        )
 
-    def handle(self, *, using: str | None, java: bool, format: str, **_: Any) -> None:  # noqa: A002 - the option's name
-        try:
-            check_usage(using)
-            aliases = get_aliases() if using is None else [using]
-            messages = run_checks(tags=[Tags.caches], include_deployment_checks=True)
-        except ImproperlyConfigured as error:
-            raise failed(error) from error
-        messages = [message for message in messages if str(message.id).startswith(OURS)]
+    def handle(self, *, using: str | None, java: bool, format: str, watch: float | None, **_: Any) -> None:  # noqa: A002
+        if watch is None:
+            self._examine(using, java, format)
+        elif format == "text":
+            self._watch(watch, using, java)
+        else:
+            raise CommandError(f"--watch shows text; it cannot be combined with --format {format}.", returncode=USAGE)
+
+    def _examine(self, using: str | None, java: bool, format: str) -> None:  # noqa: A002
         findings: list[Finding] = []
-        for each in (findings_of(messages), *map(diagnose, aliases), *map(diagnose_java, aliases if java else ())):
-            for finding in each:
-                findings.append(finding)
-                if format == "text":
-                    self._print(finding)
+        for finding in _findings(using, java):
+            findings.append(finding)
+            if format == "text":
+                self._print(finding)
         if format == "json":
             self.stdout.write(to_json([finding.as_dict() for finding in findings]))
         if errors := sum(finding.level == "error" for finding in findings):
             raise CommandError(f"{errors} of {len(findings)} findings are errors.", returncode=ERROR)
+
+    def _watch(self, every: float, using: str | None, java: bool) -> None:
+        """Examine again and again. What is wrong now may be right in the next round."""
+        with suppress(KeyboardInterrupt):
+            while True:
+                findings = list(_findings(using, java))
+                told = [finding for finding in findings if finding.level != "ok"]
+                state = f"{len(told)} of {len(findings)} findings are warnings or errors"
+                self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')} {state}")
+                for finding in told:
+                    self._print(finding)
+                self.stdout.flush()
+                time.sleep(every)
 
     def _print(self, finding: Finding) -> None:
         style = {"ok": self.style.SUCCESS, "warning": self.style.WARNING, "error": self.style.ERROR}[finding.level]
@@ -58,3 +82,17 @@ class Command(BaseCommand):
         self.stdout.write(f"{style(finding.level.ljust(7))}  {printable(where)}{'  ' * bool(where)}{text}")
         if finding.advice:
             self.stdout.write(printable(f"         → {finding.advice}"))
+
+
+def _findings(using: str | None, java: bool) -> Iterator[Finding]:
+    """Those of the settings, then those of each alias. Raises CommandError for an alias that RLOCK does not have."""
+    try:
+        check_usage(using)
+        aliases = get_aliases() if using is None else [using]
+    except ImproperlyConfigured:  # RLOCK as a whole: its check says so
+        aliases = []
+    messages = run_checks(tags=[Tags.caches], include_deployment_checks=True)
+    yield from findings_of([message for message in messages if str(message.id).startswith(OURS)])
+    for examine in (diagnose, diagnose_java) if java else (diagnose,):
+        for alias in aliases:
+            yield from examine(alias)

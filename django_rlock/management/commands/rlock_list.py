@@ -15,6 +15,7 @@ from django_rlock.inspection import find_locks, listed_aliases, queued_messages
 from django_rlock.inspection.infos import LockInfo, LockState
 from django_rlock.inspection.queued import HEADINGS
 from django_rlock.management.output import (
+    CLEAR,
     NOTHING_MATCHED,
     USAGE,
     check_usage,
@@ -29,9 +30,6 @@ from django_rlock.management.output import (
     to_json,
     unread,
 )
-
-CLEAR = "\x1b[H\x1b[2J\x1b[3J"
-"""Clears a terminal, including its history."""
 
 
 class Command(BaseCommand):

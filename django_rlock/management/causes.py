@@ -1,0 +1,123 @@
+"""Why a server cannot be asked, and what to do about it: a finding of its own for each situation."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import MasterNotFoundError
+
+from django_rlock.links.errors import MEANINGS, Meaning, meaning_of
+from django_rlock.redaction import redacted
+
+LONGEST_TEXT = 200
+"""How many characters of another's error are shown: some of them list objects."""
+
+
+class Cause(NamedTuple):
+    """A finding's check, its text, and one piece of advice."""
+
+    check: str
+    text: str
+    advice: str
+
+
+_NO_TLS = "It speaks no TLS on this port: write redis:// in place of rediss://, or name the port that does."
+_CLOSED = "Write rediss:// if the server speaks TLS only; look into its log, or that of the proxy before it."
+_RESP3 = "Set 'protocol': 2 in the options of redis-py: the server, or a proxy before it, does not know RESP3."
+
+_BY_TEXT = (
+    ("certificate verify failed", "tls", "Name its authority in ssl_ca_certs, and the host as its certificate does."),
+    ("wrong version number", "tls", _NO_TLS),
+    ("wrong_version_number", "tls", _NO_TLS),
+    ("packet length too long", "tls", _NO_TLS),
+    ("record layer failure", "tls", _NO_TLS),
+    ("unknown command 'hello'", "protocol", _RESP3),
+    ("unknown command `hello`", "protocol", _RESP3),
+    ("noproto", "protocol", _RESP3),
+)
+"""Checks and advice by a part of an error's text, in lower case."""
+
+_BY_CODE = {
+    "LOADING": "loading",
+    "BUSY": "busy",
+    "MAXCLIENTS": "clients",
+    "OOM": "memory",
+    "MISCONF": "persistence",
+    "READONLY": "replicas",
+    "MASTERDOWN": "replicas",
+    "NOREPLICAS": "replicas",
+    "CLUSTERDOWN": "cluster",
+    "MOVED": "cluster",
+    "ASK": "cluster",
+    "TRYAGAIN": "cluster",
+    "CROSSSLOT": "slots",
+    "NOPERM": "rights",
+    "DENIED": "protected",
+    "NODB": "database",
+    "UNKNOWN": "proxy",
+    "WRONGTYPE": "key",
+}
+"""Checks by the codes of the server's errors; the others are about the login."""
+
+
+def cause_of(error: BaseException, where: str, by_tls: bool = False) -> Cause:
+    """What an error means that was met at an address, to which a connection was to speak TLS or not."""
+    errors = list(_chain(error))
+    text = f"{where}: {_shortened(error)}"
+    if any(isinstance(each, MasterNotFoundError) for each in errors):
+        advice = "Start the sentinels, and name them in SENTINELS; LOCATION must be the name by which they know it."
+        return Cause("sentinels", f"{where}: no sentinel names a primary", advice)
+    told = " ".join(str(each) for each in errors).lower()
+    for part, check, advice in _BY_TEXT:
+        if part in told:
+            return Cause(check, text, advice)
+    return _by_meaning(errors, text) or _by_kind(errors, where, text, by_tls)
+
+
+def _by_meaning(errors: list[BaseException], text: str) -> Cause | None:
+    for each in errors:
+        meaning = meaning_of(each)
+        if meaning is not None and meaning.advice:
+            return Cause(_BY_CODE.get(_code(meaning), "login"), text, meaning.advice)
+    return None
+
+
+def _by_kind(errors: list[BaseException], where: str, text: str, by_tls: bool) -> Cause:
+    kinds = tuple(map(type, errors))
+    if _any(kinds, ssl.SSLError):
+        return Cause("tls", text, "Compare the ssl_… options with what the server wants: a certificate of the client?")
+    if _any(kinds, socket.gaierror):
+        return Cause("name", text, "Correct the host's name in CACHES, or the name server.")
+    if _any(kinds, ConnectionRefusedError, FileNotFoundError):
+        return Cause("connection", f"nothing listens at {where}", "Start the server, or correct its address in CACHES.")
+    if _any(kinds, TimeoutError, RedisTimeoutError):
+        advice = "Check the address, and the firewalls on the way; the server may hang."
+        advice = f"Check that this port speaks TLS, or write redis://. {advice}" if by_tls else advice
+        return Cause("connection", f"no reply from {where} in time", advice)
+    return Cause("connection", text, _CLOSED)
+
+
+def _any(kinds: tuple[type[BaseException], ...], *wanted: type[BaseException]) -> bool:
+    return any(issubclass(kind, wanted) for kind in kinds)
+
+
+def _code(meaning: Meaning) -> str:
+    return next(code for code, each in MEANINGS.items() if each is meaning)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what caused it, each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _shortened(error: BaseException) -> str:
+    text = redacted(str(error)) or type(error).__name__
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
