@@ -19,7 +19,7 @@ from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.addresses import databases, is_djangos
-from django_rlock.connections import background_limit, check_entry, source
+from django_rlock.connections import NoPlaceError, background_limit, check_entry, needs_no_cache, source
 from django_rlock.links.source import UNSET_TIMEOUT
 from django_rlock.settings import DEFAULT_ALIAS, AliasSettings, get_aliases, get_settings, server_aliases
 
@@ -40,10 +40,14 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
     E001: the setting, one of its aliases or its cache; the text is that of the exception. W001: an even number of
     NODES. W002: fewer than three NODES. W003: fewer connections than threads, as far as the environment and the
-    settings show. W007: views wait for longer than a dead holder's lock lasts. W008: RLOCK has no ``default``.
+    settings show. W007: views wait for longer than a dead holder's lock lasts. W008: RLOCK has no ``default``. W010:
+    no place for locks is named, and the default cache is none.
     """
     errors: list[CheckMessage] = [
-        Error(text, hint=_hint("Correct RLOCK or CACHES.", "E001"), id="django_rlock.E001") for text in _refusals()
+        _warning("W010", str(error), "It is an error with --deploy.")
+        if isinstance(error, NoPlaceError)
+        else _error("E001", str(error), "Correct RLOCK or CACHES.")
+        for error in _refusals()
     ]
     return errors or [*_no_default(), *(found for alias in get_aliases() for found in _doubts(get_settings(alias)))]
 
@@ -52,10 +56,11 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
     """Check for what works in development, but not under load.
 
     W004: the locks' database is also used by a cache, which may be cleared. W005: a reply may take too long. W006:
-    uWSGI runs no threads.
+    uWSGI runs no threads. E003: locks are in each process's memory. E004: W010, where it is an error.
     """
-    if any(_refusals()):
-        return []
+    if refusals := list(_refusals()):
+        unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
+        return [_error("E004", str(error), "Name a place for locks.") for error in unplaced]
     found = [message for alias in get_aliases() for message in _risks(get_settings(alias))]
     return [*found, *_no_threads()]
 
@@ -64,22 +69,26 @@ def _warning(number: str, text: str, advice: str) -> CheckMessage:
     return CheckWarning(text, hint=_hint(advice, number), id=f"django_rlock.{number}")
 
 
+def _error(number: str, text: str, advice: str) -> CheckMessage:
+    return Error(text, hint=_hint(advice, number), id=f"django_rlock.{number}")
+
+
 def _hint(advice: str, number: str) -> str:
     return f"{advice} See the documentation of django-rlock: {PLACE}#django_rlock{number.lower()}"
 
 
-def _refusals() -> Iterator[str]:
+def _refusals() -> Iterator[ImproperlyConfigured]:
     try:
         aliases = get_aliases()
     except ImproperlyConfigured as error:
-        yield str(error)
+        yield error
         return
     for alias in aliases:
         try:
             for server in server_aliases(alias):
                 check_entry(server)  # makes objects, no connection
         except ImproperlyConfigured as error:
-            yield str(error)
+            yield error
 
 
 def _no_default() -> Iterator[CheckMessage]:
@@ -131,6 +140,10 @@ def _long_waits(place: str, options: AliasSettings) -> Iterator[CheckMessage]:
 def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
     if options.nodes is not None:
         return  # nodes have time limits of their own, and usually no other data
+    if options.store == "memory":
+        yield _of_one_process(options.alias)
+    if needs_no_cache(options.alias):
+        return
     place, cache = f"RLOCK[{options.alias!r}]", f"CACHES[{options.cache!r}]"
     for use in _other_uses(options.cache):
         text = f"{place} keeps locks in {cache}, {use}: cache.clear() there frees all locks, whoever holds them."
@@ -145,6 +158,14 @@ def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
             f"{limit or UNSET_TIMEOUT:g} s, and a lease of {options.watchdog_timeout:g} s has room for {most:g} s."
         )
         yield _warning("W005", text, f"Set {cache}['OPTIONS'] = {{{option!r}: {most:g}, …}}, or less.")
+
+
+def _of_one_process(alias: str) -> CheckMessage:
+    text = (
+        f"RLOCK[{alias!r}]['STORE'] is 'memory': each process has locks of its own, so two workers hold the same lock "
+        f"at once."
+    )
+    return _error("E003", text, f"Set RLOCK[{alias!r}]['CACHE'] to an entry of CACHES with a Redis.")
 
 
 def _other_uses(cache: str) -> Iterator[str]:

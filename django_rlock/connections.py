@@ -32,8 +32,17 @@ from django_rlock.links.server import Server
 from django_rlock.links.source import OF_ONE_POOL, UNSET_TIMEOUT, Source, limits, without
 from django_rlock.process import Owned, remembered
 from django_rlock.redaction import redacted
-from django_rlock.redis_internals import own_client, primary_url
-from django_rlock.settings import DEFAULT_ALIAS, NODE_MARK, get_settings, is_url, server_aliases
+from django_rlock.redis_internals import is_test, own_client, primary_url
+from django_rlock.settings import (
+    DEFAULT_ALIAS,
+    MEMORY,
+    NODE_MARK,
+    get_settings,
+    is_url,
+    names_no_place,
+    server_aliases,
+)
+from django_rlock.stores import memory
 
 try:
     # Imported here, not when an entry names it: two threads that import parts of it at once can find it half loaded.
@@ -72,6 +81,10 @@ Purpose = Literal["calls", "keeping", "listening", "reports"]
 # --- clients ---------------------------------------------------------------------------------------------------------
 
 
+class NoPlaceError(ImproperlyConfigured):
+    """The project has not said where its locks are to live."""
+
+
 def _disconnect(clients: Collection[redis.Redis]) -> None:
     for each in list(clients):
         each.connection_pool.disconnect()
@@ -91,7 +104,7 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
     if known is not None:
         return known
     entry, pool = get_settings(using).cache, source(using).pool
-    if is_url(entry) or isinstance(_redis_cache(using), RedisCache):
+    if needs_no_cache(using) or isinstance(_redis_cache(using), RedisCache):
         return _clients.value.setdefault(using, redis.Redis(connection_pool=pool))
     return cast("redis.Redis", django_redis.get_redis_connection(entry, write=True))
 
@@ -148,6 +161,13 @@ def _redis_cache(using: str) -> Any:
         client = getattr(made, "client", None)
     if isinstance(made, RedisCache):
         return made
+    if names_no_place(using):
+        raise NoPlaceError(
+            f"RLOCK[{using!r}] names no place for locks, and CACHES[{entry!r}] is {type(made).__name__}, which other "
+            f"processes do not share: no lock can be taken. Set RLOCK = {{{using!r}: {{'CACHE': …}}}} to an entry of "
+            f"CACHES with a Redis; or, for development in one process and for tests, {{'STORE': 'memory'}}, with the "
+            f"extra of pip install 'django-rlock[testing]'."
+        )
     if not hasattr(client, "connection_factory"):
         raise ImproperlyConfigured(
             f"RLOCK[{using!r}] uses CACHES[{entry!r}], which has no Redis client of django-redis or of Django's own "
@@ -193,7 +213,7 @@ def _improperly_configured(using: str, entry: str) -> Iterator[None]:
 @remembered("connections")
 def cluster_client(using: str) -> ClusterClient | None:
     """The client of the alias's cluster; None if it is not a cluster."""
-    if is_url(get_settings(using).cache):
+    if needs_no_cache(using):
         return None
     made = _redis_cache(using)
     if isinstance(made, RedisCache) or django_redis is None:
@@ -252,11 +272,11 @@ def source(using: str, node: Address | None = None) -> Source:
 
 def _make_source(using: str) -> Source:
     entry = get_settings(using).cache
-    made = None if is_url(entry) else _redis_cache(using)
+    made = None if needs_no_cache(using) else _redis_cache(using)
     with _improperly_configured(using, entry):
         pool: Any
         if made is None:
-            pool = redis.ConnectionPool.from_url(entry)
+            pool = redis.ConnectionPool.from_url(entry) if _is_of_server(entry) else memory.make_pool()
         elif isinstance(made, RedisCache):
             pool = _like(_djangos_pool(using, own_client(made)))
         else:
@@ -270,6 +290,22 @@ def _make_source(using: str) -> Source:
         found = Source(pool)
         pool.connection_class(**found.options)  # this makes no connection, and refuses unknown options
     return found
+
+
+def needs_no_cache(using: str) -> bool:
+    """Whether an alias has a URL of its own, or keeps its locks in this process."""
+    return is_url(get_settings(using).cache) or _is_tested_without_redis(using)
+
+
+def _is_of_server(entry: str) -> bool:
+    return is_url(entry) and entry != MEMORY
+
+
+def _is_tested_without_redis(using: str) -> bool:
+    """Whether this is a test of a project that names no place for its locks and has no Redis as its cache. Its locks
+    stay in the process then, as its e-mails do.
+    """
+    return names_no_place(using) and is_test() and memory.has_extra()
 
 
 def _make_pool(factory: Any, url: str) -> redis.ConnectionPool:
@@ -367,6 +403,7 @@ def servers_of(using: str) -> list[Server]:
 
 def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
     reached = source(using, node)
+    memory.prepare(reached.pool)
     longest = _longest(using, purpose)
     if longest is not None:
         reached = reached.within(longest)

@@ -1,8 +1,9 @@
-"""All private names of redis-py, django-redis and Django's own cache that the package uses."""
+"""All private names of redis-py, django-redis and Django that the package uses."""
 
 from __future__ import annotations
 
 import socket
+import sys
 from typing import Any
 
 from redis._parsers import BaseParser
@@ -32,6 +33,12 @@ def primary_url(cache: Any) -> str:
     """The URL of a django-redis cache's primary."""
     url: str = cache.client._server[0]  # noqa: SLF001
     return url
+
+
+def is_test() -> bool:
+    """Whether Django's test environment is set up in this process."""
+    tests = sys.modules.get("django.test.utils")
+    return tests is not None and hasattr(tests._TestState, "saved_data")  # noqa: SLF001
 
 
 def own_client(cache: Any) -> Any:

@@ -20,10 +20,14 @@ from django_rlock.process import remembered
 from django_rlock.redaction import shown
 
 DEFAULT_ALIAS = "default"
+STORES = ("cache", "memory")
+DJANGOS_CACHES = "django.core.cache.backends."
 KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
 LONGEST = 100 * 365 * 24 * 3600.0
 """The longest duration, in seconds: a server's clock has an end."""
+MEMORY = "memory://"
+"""The place of the locks in a process's memory, in the form in which a URL of NODES names one."""
 QUORUM_KIND = "redlock"
 SHORTEST_LEASES = 20
 """The shortest lease of a RedLock, as a multiple of NODE_TIMEOUT."""
@@ -160,6 +164,9 @@ class AliasSettings:
     alias: str
     cache: str = _option("default", _alias_name)
     """The CACHES alias where the locks live, served by django-redis or by Django's own Redis backend."""
+    store: str = _option("cache", _one_of(*STORES))
+    """Where the locks live: on the server of ``cache``, or in the ``memory`` of each process, where they exclude only
+    its own threads and tasks."""
     nodes: tuple[str, ...] | None = _option(None, _nodes)
     """Instead of ``cache``: independent servers, each lock being held on a majority of them (RedLock). Aliases of
     CACHES, or URLs."""
@@ -265,7 +272,11 @@ def _parsed(alias: str) -> AliasSettings:
             f"RLOCK[{alias!r}] must be a dict of options, not {shown(options)}.{_meant_for_default(alias)}"
         )
     parsed = AliasSettings(alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options})
-    _check_caches(parsed)
+    if parsed.store == "cache":
+        _check_caches(parsed)
+    else:
+        _check_store(parsed, options)
+        parsed = replace(parsed, cache=MEMORY)
     _check_claim(parsed)
     _check_quorum(parsed, options)
     return parsed if parsed.nodes is None else replace(parsed, kind=QUORUM_KIND)
@@ -277,6 +288,17 @@ def unknown_alias(alias: object) -> ImproperlyConfigured:
     return ImproperlyConfigured(
         f"RLOCK has no alias {shown(alias)}{_did_you_mean(alias, known)}. Known aliases: {', '.join(known)}."
     )
+
+
+def names_no_place(alias: str) -> bool:
+    """Whether RLOCK says nothing about where an alias's locks live, and the default cache is one of Django's own that
+    has no Redis, as LocMemCache: that of a project that sets no CACHES.
+    """
+    if NODE_MARK in alias or _entries().get(alias, {}).keys() & {"CACHE", "NODES", "STORE"}:
+        return False
+    entry: Any = django_settings.CACHES.get(DEFAULT_ALIAS)
+    backend = entry.get("BACKEND") if isinstance(entry, Mapping) else None
+    return isinstance(backend, str) and backend.startswith(DJANGOS_CACHES) and ".redis." not in backend
 
 
 def _entries() -> dict[str, Any]:
@@ -356,6 +378,13 @@ def _check_quorum(parsed: AliasSettings, options: dict[str, Any]) -> None:
         raise ImproperlyConfigured(
             f"{place}['QUARANTINE'] must not be less than WATCHDOG_TIMEOUT ({parsed.watchdog_timeout:g} s), "
             f"which is the lease of locks taken without one; not {parsed.quarantine:g}."
+        )
+
+
+def _check_store(parsed: AliasSettings, options: dict[str, Any]) -> None:
+    for other in sorted({"CACHE", "NODES", "REPLICA_ACKS"} & options.keys()):
+        raise ImproperlyConfigured(
+            f"RLOCK[{parsed.alias!r}] has both 'STORE': {parsed.store!r} and {other!r}. Remove one."
         )
 
 

@@ -20,7 +20,7 @@ class InProcess(EmbeddedServer):
     """The server of ``django_rlock.testing``."""
 
     def start(self) -> None:
-        from django_rlock.testing.server import InProcessServer
+        from django_rlock.stores.memory import InProcessServer
 
         self._server = InProcessServer()
 

@@ -30,7 +30,7 @@ from django_rlock.locks import rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
-from django_rlock.testing.server import InProcessServer, pass_time, servers
+from django_rlock.stores import memory as server
 from django_rlock.threads import elsewhere
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
 T = TypeVar("T")
 
 _CACHE = "rlock-in-process"
-_OF_REAL_SERVERS = {"CACHE", "NODES", "NODE_ADDRESSES", "REPLICA_ACKS", "REPLICA_ACK_TIMEOUT"}
+_OF_REAL_SERVERS = {"CACHE", "STORE", "NODES", "NODE_ADDRESSES", "REPLICA_ACKS", "REPLICA_ACK_TIMEOUT"}
 _numbers = itertools.count(1)
 
 
@@ -71,7 +71,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override
     def enable(self) -> None:
         """Start."""
         with ExitStack() as stack:
-            nodes: dict[str, list[InProcessServer]] = {}
+            nodes: dict[str, list[server.InProcessServer]] = {}
             stack.enter_context(_settings(stack, self._options, nodes))
             _give_votes(nodes)
             stack.callback(_forget_holds_but, set(HOLDS.snapshot()))
@@ -88,7 +88,7 @@ def _forget_holds_but(earlier: Collection[Hold]) -> None:
             HOLDS.remove(hold)
 
 
-def _give_votes(nodes: Mapping[str, list[InProcessServer]]) -> None:
+def _give_votes(nodes: Mapping[str, list[server.InProcessServer]]) -> None:
     for alias, its in nodes.items():
         if quarantine := get_settings(alias).longest_lease:
             for node in its:
@@ -96,10 +96,10 @@ def _give_votes(nodes: Mapping[str, list[InProcessServer]]) -> None:
 
 
 def _settings(
-    stack: ExitStack, options: Mapping[str, Any], nodes: dict[str, list[InProcessServer]]
+    stack: ExitStack, options: Mapping[str, Any], nodes: dict[str, list[server.InProcessServer]]
 ) -> override_settings:
     aliases: dict[str, Mapping[str, Any]] = {DEFAULT_ALIAS: {}, **getattr(django_settings, "RLOCK", {})}
-    (main,) = stack.enter_context(servers(1))
+    (main,) = stack.enter_context(server.servers(1))
     entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": main.url}
     return override_settings(
         CACHES={**django_settings.CACHES, _CACHE: entry},
@@ -108,14 +108,14 @@ def _settings(
 
 
 def _places(
-    stack: ExitStack, alias: str, known: Mapping[str, Any], nodes: dict[str, list[InProcessServer]]
+    stack: ExitStack, alias: str, known: Mapping[str, Any], nodes: dict[str, list[server.InProcessServer]]
 ) -> dict[str, Any]:
     """The options of an alias, with servers in this process in place of its own; those of RedLocks are added to
     ``nodes``."""
     kept = {name: value for name, value in known.items() if name not in _OF_REAL_SERVERS}
     if "NODES" not in known:
         return {**kept, "CACHE": _CACHE}
-    nodes[alias] = stack.enter_context(servers(len(known["NODES"])))
+    nodes[alias] = stack.enter_context(server.servers(len(known["NODES"])))
     return {**kept, "NODES": [node.url for node in nodes[alias]]}
 
 
@@ -125,7 +125,7 @@ def advance(seconds: float) -> None:
     Leases that are not longer end, also those that the watchdog renews: their holders find the locks lost. No other
     clock moves, and no fake of the time moves this one.
     """
-    pass_time(seconds)
+    server.pass_time(seconds)
     pretend_jump(seconds)
 
 

@@ -11,7 +11,8 @@ from django.test import SimpleTestCase
 from django_rlock import FairLock, FencedLock, RedLock, RLock, Semaphore, rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
-from django_rlock.testing import hold, override_locks, server
+from django_rlock.stores import memory
+from django_rlock.testing import hold, override_locks
 
 pytest.importorskip("fakeredis", reason="lupa, which fakeredis needs, has no wheels for this Python")
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
@@ -120,7 +121,7 @@ class TestCaseOfAProject(SimpleTestCase):
 
 
 def test_without_the_extra(monkeypatch):
-    monkeypatch.setattr(server, "find_spec", lambda _: None)
-    monkeypatch.setattr(server, "_idle", [])
+    monkeypatch.setattr(memory, "find_spec", lambda _: None)
+    monkeypatch.setattr(memory, "_idle", [])
     with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-rlock\[testing\]'"), override_locks():
         pass

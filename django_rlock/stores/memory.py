@@ -1,4 +1,4 @@
-"""A server within the test process that runs the same scripts as Redis: fakeredis, on a port of 127.0.0.1.
+"""A server within this process that runs the same scripts as Redis: fakeredis, on a port of 127.0.0.1 or on none.
 
 Its clock is that of the locks, whatever a test makes of the time.
 """
@@ -6,18 +6,22 @@ Its clock is that of the locks, whatever a test makes of the time.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock import keys, scripts
+from django_rlock import keys, scripts, threads
 from django_rlock.clock import monotonic, wall_offset
+from django_rlock.process import Owned
 from django_rlock.scripts import Script
 
 BEHAVES_LIKE = (7, 4)
@@ -55,25 +59,34 @@ class InProcessServer:
     woken within about 20 ms.
     """
 
-    def __init__(self) -> None:
-        if find_spec("lupa") is None or find_spec("fakeredis") is None:
-            raise ImproperlyConfigured(
-                "Locks in the test process need fakeredis with Lua: pip install 'django-rlock[testing]'."
-            )
+    def __init__(self, *, listens: bool = True) -> None:
+        check_extra()
         _add_info()
         _set_clock()
-        self._server = _make_server(("127.0.0.1", 0), server_type="redis", server_version=BEHAVES_LIKE)
+        self._server = _make_server(
+            ("127.0.0.1", 0), bind_and_activate=listens, server_type="redis", server_version=BEHAVES_LIKE
+        )
         self._server.daemon_threads = True
+        self._numbers = itertools.count(1)
         self.url = f"redis://127.0.0.1:{self._server.server_address[1]}/0"
-        threading.Thread(target=self._server.serve_forever, name="rlock-in-process-server", daemon=True).start()
+        if listens:
+            threading.Thread(target=self._server.serve_forever, name="rlock-in-process-server", daemon=True).start()
         self._load_scripts()
+
+    def dial(self) -> socket.socket:
+        """A connection that no other process can make."""
+        ours, its = socket.socketpair()
+        self._server.process_request(its, (f"thread {next(self._numbers)}", 0))
+        return ours
 
     def _load_scripts(self) -> None:
         # fakeredis closes a connection after an error reply, such as the one for an unknown script.
         sources = [script.source for script in vars(scripts).values() if isinstance(script, Script)]
-        with redis.Redis.from_url(self.url) as client:
+        pool = redis.ConnectionPool(connection_class=partial(MemoryConnection, server=lambda: self))
+        with contextlib.closing(redis.Redis(connection_pool=pool)) as client:
             for source in sources:
                 client.script_load(source)
+        pool.disconnect()
 
     def give_vote(self, quarantine: float) -> None:
         """Let it vote as a node of RedLock: it has forgotten no lock."""
@@ -86,6 +99,19 @@ class InProcessServer:
         with server.lock:
             for data in server.dbs.values():
                 data.clear()
+
+
+def has_extra() -> bool:
+    """Whether fakeredis is installed, with Lua."""
+    return find_spec("lupa") is not None and find_spec("fakeredis") is not None
+
+
+def check_extra() -> None:
+    """Raise ImproperlyConfigured unless the extra is installed."""
+    if not has_extra():
+        raise ImproperlyConfigured(
+            "Locks in the test process need fakeredis with Lua: pip install 'django-rlock[testing]'."
+        )
 
 
 def _make_server(*args: Any, **options: Any) -> Any:
@@ -131,3 +157,55 @@ def servers(number: int) -> Iterator[list[InProcessServer]]:
         yield taken
     finally:
         _idle.extend(taken)
+
+
+# --- the store "memory" ----------------------------------------------------------------------------------------------
+
+
+class _Own:
+    """The server of this process, started when it is first needed; a forked child has another one."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._server: InProcessServer | None = None
+
+    def server(self) -> InProcessServer:
+        return self._server or threads.elsewhere(self._start)
+
+    def _start(self) -> InProcessServer:
+        with self._mutex:
+            if self._server is None:
+                self._server = InProcessServer(listens=False)
+            return self._server
+
+
+_own = Owned("connections", _Own, outlives_settings=True)
+
+
+def _own_server() -> InProcessServer:
+    return _own.value.server()
+
+
+class MemoryConnection(redis.Connection):
+    """A connection to a server of this process: a pair of sockets that no other process knows."""
+
+    def __init__(self, *, server: Any = _own_server, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._find = server
+
+    def _connect(self) -> socket.socket:
+        sock: socket.socket = self._find().dial()
+        sock.settimeout(self.socket_timeout)
+        return sock
+
+
+def make_pool() -> redis.ConnectionPool:
+    """A pool of connections to this process's server. Raises ImproperlyConfigured without the extra."""
+    check_extra()
+    return redis.ConnectionPool(connection_class=MemoryConnection)
+
+
+def prepare(pool: Any) -> None:
+    """Start the server that a pool connects to, if it is this process's: that takes longer than a call may."""
+    if pool.connection_class is MemoryConnection:
+        _own_server()

@@ -1,0 +1,1 @@
+"""Places for locks that are not servers of the project."""

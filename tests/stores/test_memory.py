@@ -1,0 +1,162 @@
+"""Locks in the process: the store "memory", and projects that name no place for their locks and have no Redis."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import ERROR, WARNING
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock import FairLock, RLock, redis_internals, rlock
+from django_rlock.checks import check_deployment, check_settings
+from django_rlock.connections import get_client
+from django_rlock.inspection import lock_info
+from django_rlock.stores import memory
+from tests.eventually import PATIENCE
+from tests.faces import BlockingFace as Face
+from tests.forking import in_child
+
+pytest.importorskip("lupa", reason="lupa, which fakeredis needs, has no wheels for this Python")
+PRIVATE = ["locmem.LocMemCache", "dummy.DummyCache", "filebased.FileBasedCache"]
+
+
+@pytest.fixture(params=PRIVATE)
+def bare(request: pytest.FixtureRequest, settings: Any, tmp_path: Path) -> None:
+    """A project that has no Redis and says nothing of its locks."""
+    entry = {"BACKEND": f"django.core.cache.backends.{request.param}", "LOCATION": str(tmp_path)}
+    settings.CACHES = {"default": entry}
+    settings.RLOCK = {}
+
+
+@pytest.fixture
+def no_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that Django's test runner has not set up."""
+    monkeypatch.setattr("django_rlock.connections.is_test", lambda: False)
+
+
+@pytest.fixture
+def in_memory(settings: Any) -> Iterator[None]:
+    settings.CACHES = {"default": {"BACKEND": f"django.core.cache.backends.{PRIVATE[0]}"}}
+    settings.RLOCK = {"default": {"STORE": "memory"}}
+    yield
+    settings.RLOCK = {"default": {"STORE": "memory"}}
+    memory._own.value.server().forget()
+
+
+async def test_locks_in_memory(face: Face, in_memory: None) -> None:
+    async with face.inside(FairLock("stock:42")):
+        assert get_client().exists("rlock:stock:42")
+        assert lock_info("stock:42")
+        waiting = face.start(visit, face)
+    await face.result(waiting)
+    assert not get_client().exists("rlock:stock:42")
+
+
+async def visit(face: Face) -> None:
+    async with face.inside(FairLock("stock:42")):
+        pass
+
+
+def test_a_forked_process_has_locks_of_its_own(in_memory: None) -> None:
+    with RLock("stock:42"):
+        in_child(take_it)
+
+
+def take_it() -> None:
+    assert RLock("stock:42").acquire(blocking=False)
+
+
+def test_workers_would_hold_one_lock_at_once(in_memory: None) -> None:
+    assert check_settings() == []
+    [message] = check_deployment()
+    assert (message.id, message.level) == ("django_rlock.E003", ERROR)
+
+
+@pytest.mark.parametrize("option", [{"CACHE": "default"}, {"NODES": ["redis://a", "redis://b"]}, {"REPLICA_ACKS": 1}])
+def test_one_place_only(settings: Any, option: dict[str, Any]) -> None:
+    settings.RLOCK = {"default": {"STORE": "memory", **option}}
+    with pytest.raises(ImproperlyConfigured, match=r"RLOCK\['default'\] has both 'STORE': 'memory' and"):
+        rlock("stock:42").acquire()
+
+
+def test_without_the_extra(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "find_spec", lambda _: None)
+    settings.RLOCK = {"default": {"STORE": "memory"}}
+    with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-rlock\[testing\]'"):
+        rlock("stock:42").acquire()
+    assert [message.id for message in check_settings()] == ["django_rlock.E001"]
+
+
+def test_a_project_without_redis_keeps_the_locks_of_its_tests_in_memory(bare: None) -> None:
+    assert redis_internals.is_test()
+    assert (check_settings(), check_deployment()) == ([], [])
+    with rlock("stock:42"):
+        assert get_client().exists("rlock:stock:42")
+
+
+@pytest.mark.usefixtures("bare", "no_test")
+def test_outside_of_tests_it_is_warned_and_the_first_lock_raises() -> None:
+    [warning] = check_settings()
+    [error] = check_deployment()
+    assert (warning.id, warning.level) == ("django_rlock.W010", WARNING)
+    assert (error.id, error.level) == ("django_rlock.E004", ERROR)
+    assert warning.msg == error.msg
+    with pytest.raises(ImproperlyConfigured, match="no lock can be taken") as caught:
+        rlock("stock:42").acquire()
+    assert str(caught.value) == warning.msg
+    for advice in ("'CACHE'", "'STORE': 'memory'", "django-rlock[testing]"):
+        assert advice in warning.msg
+
+
+def test_tests_without_the_extra_run_as_long_as_they_use_no_lock(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "find_spec", lambda _: None)
+    assert [message.id for message in check_settings()] == ["django_rlock.W010"]
+    with pytest.raises(ImproperlyConfigured, match="pip install"):
+        rlock("stock:42").acquire()
+
+
+@pytest.mark.parametrize("cache", ["default", "other"])
+def test_a_cache_that_is_named_is_no_place_unless_it_has_a_redis(settings: Any, cache: str) -> None:
+    entry = {"BACKEND": f"django.core.cache.backends.{PRIVATE[0]}"}
+    settings.CACHES = {"default": entry, "other": entry}
+    settings.RLOCK = {"default": {"CACHE": cache}}
+    assert [message.id for message in check_settings()] == ["django_rlock.E001"]
+    with pytest.raises(ImproperlyConfigured, match="no Redis client"):
+        rlock("stock:42").acquire()
+
+
+# --- a whole project -------------------------------------------------------------------------------------------------
+
+
+def manage(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.stores.bare.settings", **environ}
+    command = [sys.executable, "-m", "django", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=env)
+
+
+@pytest.mark.parametrize("args", [["check"], ["migrate"], ["test", "tests.stores.bare", "--parallel", "2"]])
+def test_commands_of_a_project_that_has_no_redis(args: list[str], tmp_path: Path) -> None:
+    environ = {"BARE_DATABASE": str(tmp_path / "db.sqlite3")} if args == ["migrate"] else {}
+    ended = manage(*args, **environ)
+    assert ended.returncode == 0, ended.stderr
+    assert ("django_rlock.W010" in ended.stderr) == (args[0] != "test")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["", f"django.core.cache.backends.{PRIVATE[1]}"])
+@pytest.mark.parametrize("args", [[], ["--parallel", "3"], ["--shuffle"]])
+def test_tests_of_a_project_that_has_no_redis(args: list[str], backend: str) -> None:
+    ended = manage("test", "tests.stores.bare", *args, BARE_BACKEND=backend)
+    assert ended.returncode == 0, ended.stderr
+    assert "Ran 9 tests" in ended.stderr
+
+
+@pytest.mark.thorough
+def test_deploying_it_is_an_error() -> None:
+    ended = manage("check", "--deploy")
+    assert ended.returncode == 1
+    assert "django_rlock.E004" in ended.stderr
