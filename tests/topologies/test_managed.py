@@ -1,0 +1,65 @@
+"""Traits of managed services, tried on servers of our own: docs/managed.md says which services have them."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from django_rlock import FairLock, RLock
+from tests.conftest import OwnServer
+from tests.faces import BlockingFace as Face
+from tests.topologies.servers import command, watched
+from tests.topologies.ways import PASSWORD, Encrypted, port_of
+
+BACKEND = "django_redis.cache.RedisCache"
+
+
+async def taken_and_waited_for(face: Face) -> None:
+    async with face.inside(FairLock("stock:42")):
+        waiting = face.start(visit, face)
+    await face.result(waiting)
+
+
+async def visit(face: Face) -> None:
+    async with face.inside(FairLock("stock:42")):
+        pass
+
+
+async def test_a_certificate_of_its_own(face: Face, settings: Any) -> None:
+    """As Heroku has it: encrypted, and checked by nobody."""
+    with ExitStack() as stack:
+        server = Encrypted(stack).start()
+        options = {"ssl_cert_reqs": None, "ssl_check_hostname": False, "ssl_validate_ocsp_stapled": False}
+        location = f"rediss://:{PASSWORD}@127.0.0.1:{port_of(server)}/0"
+        entry = {"BACKEND": BACKEND, "LOCATION": location, "OPTIONS": {"CONNECTION_POOL_KWARGS": options}}
+        settings.CACHES = {"default": entry}
+        await taken_and_waited_for(face)
+        settings.CACHES = {"default": {**entry, "OPTIONS": {}, "LOCATION": f"{location}?ssl_cert_reqs=none"}}
+        async with face.inside(RLock("stock:43")):
+            pass
+
+
+async def test_idle_connections_are_cut(face: Face, own_server: OwnServer) -> None:
+    """After 300 or 600 s there."""
+    server = own_server(args=["--timeout", "1"])
+    for _ in range(2):
+        await taken_and_waited_for(face)
+        with server.client() as client:
+            client.client_kill_filter(_type="normal")
+            client.client_kill_filter(_type="pubsub")
+
+
+@pytest.mark.parametrize("withheld", ["CONFIG", "CLIENT", "KEYS"])
+async def test_commands_that_are_withheld(face: Face, own_server: OwnServer, withheld: str) -> None:
+    own_server(args=["--rename-command", withheld, ""])
+    await taken_and_waited_for(face)
+
+
+async def test_sentinels_that_name_hosts(face: Face, settings: Any) -> None:
+    with watched() as topology:
+        sentinel, primary = topology.sentinel, topology.servers[0]
+        command(sentinel, "SENTINEL CONFIG SET", "resolve-hostnames", "yes")
+        command(sentinel, "SENTINEL CONFIG SET", "announce-hostnames", "yes")
+        command(sentinel, "SENTINEL MONITOR", f"{topology.service}-named", "localhost", primary.port, 1)
+        settings.CACHES = {"default": {**topology.cache, "LOCATION": f"redis://{topology.service}-named/0"}}
+        await taken_and_waited_for(face)
