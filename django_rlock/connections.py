@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal, NoReturn, cast
 from weakref import WeakSet
 
@@ -42,7 +43,6 @@ from django_rlock.settings import (
     names_no_place,
     server_aliases,
 )
-from django_rlock.stores import memory
 
 try:
     # Imported here, not when an entry names it: two threads that import parts of it at once can find it half loaded.
@@ -276,7 +276,7 @@ def _make_source(using: str) -> Source:
     with _improperly_configured(using, entry):
         pool: Any
         if made is None:
-            pool = redis.ConnectionPool.from_url(entry) if _is_of_server(entry) else memory.make_pool()
+            pool = _memory().make_pool() if _is_in_memory(using) else redis.ConnectionPool.from_url(entry)
         elif isinstance(made, RedisCache):
             pool = _like(_djangos_pool(using, own_client(made)))
         else:
@@ -297,15 +297,22 @@ def needs_no_cache(using: str) -> bool:
     return is_url(get_settings(using).cache) or _is_tested_without_redis(using)
 
 
-def _is_of_server(entry: str) -> bool:
-    return is_url(entry) and entry != MEMORY
+def _is_in_memory(using: str) -> bool:
+    return get_settings(using).cache == MEMORY or _is_tested_without_redis(using)
+
+
+def _memory() -> ModuleType:
+    """The store in the process, which most processes never load."""
+    from django_rlock.stores import memory
+
+    return memory
 
 
 def _is_tested_without_redis(using: str) -> bool:
     """Whether this is a test of a project that names no place for its locks and has no Redis as its cache. Its locks
     stay in the process then, as its e-mails do.
     """
-    return names_no_place(using) and is_test() and memory.has_extra()
+    return names_no_place(using) and is_test() and _memory().has_extra()
 
 
 def _make_pool(factory: Any, url: str) -> redis.ConnectionPool:
@@ -403,7 +410,8 @@ def servers_of(using: str) -> list[Server]:
 
 def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
     reached = source(using, node)
-    memory.prepare(reached.pool)
+    if _is_in_memory(using):
+        _memory().start()
     longest = _longest(using, purpose)
     if longest is not None:
         reached = reached.within(longest)

@@ -205,7 +205,6 @@ def make_pool() -> redis.ConnectionPool:
     return redis.ConnectionPool(connection_class=MemoryConnection)
 
 
-def prepare(pool: Any) -> None:
-    """Start the server that a pool connects to, if it is this process's: that takes longer than a call may."""
-    if pool.connection_class is MemoryConnection:
-        _own_server()
+def start() -> None:
+    """Start this process's server, which takes longer than a call may."""
+    _own_server()
