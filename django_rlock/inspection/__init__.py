@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -49,12 +50,14 @@ __all__ = [
     "Waiter",
     "describe_holder",
     "find_locks",
+    "find_named",
     "force_release",
     "free_places",
     "iter_locks",
     "listed_aliases",
     "lock_info",
     "lock_infos",
+    "near_names",
     "queued_messages",
     "take_survey",
     "wait_for_graph",
@@ -62,6 +65,8 @@ __all__ = [
 
 ANSWER_WITHIN = 1.0
 """How long a call that timed out may take to find out who holds the lock, in seconds."""
+MOST_NEAR = 3
+"""How many names are suggested at most in place of one that is not held."""
 _ALL = 10_000
 """Locks at most that are read again for the sake of deadlocks, where all locks are read anyway."""
 
@@ -141,6 +146,28 @@ def number_at(name: str, using: str = DEFAULT_ALIAS) -> int | None:
     ``lock_info``."""
     with asking(name, using) as server:
         return server.read_number(get_settings(using).key_prefix + name)
+
+
+def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[LockInfo], dict[str, Problem]]:
+    """The same under one alias or (None) under all, with the errors of the aliases that could not be read.
+
+    ImproperlyConfigured when RLOCK as a whole is wrong.
+    """
+    wanted = list(names)
+    found: list[LockInfo] = []
+    errors: dict[str, Problem] = {}
+    for alias in listed_aliases() if using is None else [using]:
+        try:
+            found += lock_infos(wanted, alias)
+        except (LockUnavailableError, ImproperlyConfigured) as error:
+            errors[alias] = error
+    return found, errors
+
+
+def near_names(name: str, using: str | None = None) -> list[str]:
+    """Names of locks that are held now and look like this one, the nearest first."""
+    survey = take_survey(using, name)
+    return get_close_matches(name, {lock.name for lock in survey.read_all()} - {name}, n=MOST_NEAR)
 
 
 def force_release(

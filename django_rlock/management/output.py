@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.inspection import near_names
 from django_rlock.inspection.infos import LockInfo
 from django_rlock.locks.options import checked_text
 from django_rlock.redaction import printable
@@ -194,6 +195,12 @@ def check_usage(using: str | None, names: Iterable[str] = ()) -> None:
 
 def reason(error: LockUnavailableError | ImproperlyConfigured | ValueError) -> str:
     return f"Redis did not answer: {error.reason}" if isinstance(error, LockUnavailableError) else str(error)
+
+
+def did_you_mean(names: Iterable[str], using: str | None) -> str:
+    """Locks that are held and may have been meant by names of locks that are not; empty without any."""
+    near = dict.fromkeys(found for name in names for found in near_names(name, using))
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def failed(error: LockUnavailableError | ImproperlyConfigured) -> CommandError:

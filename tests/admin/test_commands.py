@@ -302,11 +302,55 @@ def test_release_dead_looks_at_all_aliases(half_down: redis.Redis) -> None:
     assert run("rlock_release", "--dead", "--no-input", "--using", "stock") == ""
 
 
-def test_release_by_name_means_the_default_alias(half_down: redis.Redis) -> None:
+@pytest.fixture
+def two_aliases(own_server: OwnServer) -> tuple[redis.Redis, redis.Redis]:
+    """Clients of the servers of the aliases "default" and "stock"."""
+    first = own_server()
+    return first.client(), own_server("stock").client()
+
+
+def test_a_lock_is_found_under_every_alias(two_aliases: tuple[redis.Redis, redis.Redis]) -> None:
+    plant_locks(two_aliases[1], 1, 1)
+    [info] = run_json("rlock_info", "stock:0")
+    assert info["using"] == "stock"
+    assert re.search(r"^alias +stock$", run("rlock_info", "stock:0"), re.MULTILINE)
+    assert fails("rlock_info", "stock:0", "--using", "default")[0] == NOTHING_MATCHED
+    assert re.search(r"^stock:0 +stock ", run("rlock_release", "stock:0", "--no-input"), re.MULTILINE)
+    assert not two_aliases[1].exists("rlock:stock:0")
+
+
+def test_a_name_that_is_held_under_several_aliases_is_not_freed(
+    two_aliases: tuple[redis.Redis, redis.Redis],
+) -> None:
+    for client in two_aliases:
+        plant_locks(client, 1, 1)
+    assert [info["using"] for info in run_json("rlock_info", "stock:0")] == ["default", "stock"]
+    status, message, _ = fails("rlock_release", "stock:0", "--no-input")
+    assert (status, message) == (
+        USAGE,
+        "Lock 'stock:0' is held under the aliases default, stock: name one by --using.",
+    )
+    assert "freed" in run("rlock_release", "stock:0", "--no-input", "--using", "stock")
+    assert [client.exists("rlock:stock:0") for client in two_aliases] == [1, 0]
+
+
+def test_what_is_found_beside_a_server_that_is_down(half_down: redis.Redis) -> None:
     plant_locks(half_down, 1, 1)
-    assert fails("rlock_release", "stock:0", "--no-input")[0] == NOTHING_MATCHED
-    [outcome] = run_json("rlock_release", "stock:0", "--no-input", "--using", "stock")
-    assert outcome["result"] == "freed"
+    for command in (["rlock_info", "stock:0"], ["rlock_release", "stock:0", "--no-input"]):
+        status, message, printed = fails(*command, "--format", "json")
+        assert (status, len(json.loads(printed))) == (ERROR, 1)
+        assert message.startswith("The Redis of alias 'reports' did not answer: ")
+    assert not half_down.exists("rlock:stock:0")
+
+
+@pytest.mark.parametrize("command", [["rlock_info"], ["rlock_release", "--no-input"]])
+@pytest.mark.parametrize("name", ["stok:1", "rlock:stock:1", "Stock:1"])
+def test_names_that_may_be_meant_are_suggested(redis_client: redis.Redis, command: list[str], name: str) -> None:
+    plant_locks(redis_client, 2, 1)
+    status, message, _ = fails(*command, name)
+    assert status == NOTHING_MATCHED
+    assert "Did you mean 'stock:1'" in message
+    assert "Did you mean" not in fails(*command, "invoice-2026")[1]
 
 
 def test_release_narrows(redis_client: redis.Redis) -> None:

@@ -10,52 +10,60 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import lock_info, number_at
+from django_rlock.inspection import find_named, listed_aliases, number_at
 from django_rlock.inspection.infos import LockInfo, Party, duration_text
 from django_rlock.inspection.queued import HEADINGS
 from django_rlock.management.output import (
     NOTHING_MATCHED,
     check_usage,
     deadlock_lines,
+    did_you_mean,
     failed,
     table,
     terminal_width,
     to_json,
+    unread,
 )
 from django_rlock.redaction import printable
-from django_rlock.settings import DEFAULT_ALIAS
 
 
 class Command(BaseCommand):
     help = (
         "Describes one lock: who holds it, for what work and how long, who waits, and which messages of Celery tasks "
-        "are queued for it. Exit status: 0 it is held or queued for, 1 Redis did not answer or RLOCK is wrong, "
+        "are queued for it. Without --using, it looks under all aliases. "
+        "Exit status: 0 it is held or queued for, 1 Redis did not answer or RLOCK is wrong, "
         "2 wrong usage, 3 it is free."
     )
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME", help="the lock's name")
-        parser.add_argument("--using", metavar="ALIAS", default=DEFAULT_ALIAS, help="RLOCK alias")
+        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
         parser.add_argument("--format", choices=["text", "json"], default="text")
 
-    def handle(self, *, name: str, using: str, format: str, **_: Any) -> None:  # noqa: A002 - the option's name
+    def handle(self, *, name: str, using: str | None, format: str, **_: Any) -> None:  # noqa: A002 - the option's name
         try:
             check_usage(using, [name])
-            info = lock_info(name, using)
-            number = number_at(name, using) if info is None else None
+            infos, errors = find_named([name], using)
+            if format == "json":
+                self.stdout.write(to_json([info.as_dict() for info in infos]))
+            else:
+                texts = ("\n".join(_lines(info, terminal_width(self.stdout))) for info in infos)
+                self.stdout.write("\n\n".join(texts))
+            if errors:
+                raise unread(errors)
+            if not infos:
+                raise CommandError(_not_held(name, using), returncode=NOTHING_MATCHED)
         except (LockUnavailableError, ImproperlyConfigured) as error:
             raise failed(error) from error
-        if format == "json":
-            self.stdout.write(to_json([] if info is None else [info.as_dict()]))
-        if number is not None:
-            text = f"{name!r} is no lock: its key holds the number {number}, as a semaphore's or a latch's does."
-            raise CommandError(text, returncode=NOTHING_MATCHED)
-        if info is None:
-            raise CommandError(f"Lock {name!r} is free.", returncode=NOTHING_MATCHED)
-        if format == "text":
-            for line in _lines(info, terminal_width(self.stdout)):
-                self.stdout.write(line)
+
+
+def _not_held(name: str, using: str | None) -> str:
+    """What there is under a name that no lock has."""
+    for alias in listed_aliases() if using is None else [using]:
+        if (number := number_at(name, alias)) is not None:
+            return f"{name!r} is no lock: its key holds the number {number}, as a semaphore's or a latch's does."
+    return f"Lock {name!r} is free.{did_you_mean([name], using)}"
 
 
 def _lines(info: LockInfo, within: int | None) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import sys
 from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +17,10 @@ from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import (
     QueuedMessage,
     find_locks,
+    find_named,
     force_release,
     free_places,
     listed_aliases,
-    lock_infos,
     queued_messages,
 )
 from django_rlock.inspection.infos import Holder, LockInfo
@@ -28,6 +30,7 @@ from django_rlock.management.output import (
     NOTHING_MATCHED,
     USAGE,
     check_usage,
+    did_you_mean,
     failed,
     reason,
     table,
@@ -35,7 +38,7 @@ from django_rlock.management.output import (
     unread,
 )
 from django_rlock.redaction import printable
-from django_rlock.settings import DEFAULT_ALIAS
+from django_rlock.settings import get_aliases
 
 Found = tuple[LockInfo, Holder | QueuedMessage]
 
@@ -74,9 +77,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="locks to free")
-        parser.add_argument(
-            "--using", metavar="ALIAS", help=f"RLOCK alias; {DEFAULT_ALIAS!r} for NAME, else all of them, by default"
-        )
+        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
         parser.add_argument("--owner", help="only locks that this owner holds: its whole id, as in JSON")
         parser.add_argument("--dead", action="store_true", help="only locks of processes that no longer report")
         parser.add_argument("--fail-empty", action="store_true", help="exit with 3 when --dead finds nothing, too")
@@ -107,7 +108,8 @@ class Command(BaseCommand):
         if failures := sum(outcome.result.startswith("error") for outcome in outcomes):
             raise CommandError(f"{failures} of {len(outcomes)} could not be freed.", returncode=ERROR)
         if not found and not (options["dead"] and not options["fail_empty"]):
-            raise CommandError("No lock matches; nothing was freed.", returncode=NOTHING_MATCHED)
+            meant = did_you_mean(options["names"], options["using"])
+            raise CommandError(f"No lock matches; nothing was freed.{meant}", returncode=NOTHING_MATCHED)
 
     def _check_usage(self, options: dict[str, Any], *, ask: bool) -> None:
         if not any(options[name] for name in ("names", "owner", "dead", "host", "pattern", "queue")):
@@ -131,10 +133,11 @@ class Command(BaseCommand):
         if queue is not None:
             return self._in_queue(queue, [using] if using else listed_aliases(), names, pattern), {}
         locks, errors = find_locks(using, pattern) if pattern or not names else ([], {})
-        named_in = using or DEFAULT_ALIAS
-        listed = {lock.name for lock in locks if lock.using == named_in}
-        if named := [name for name in names if name not in listed]:
-            locks += lock_infos(named, named_in)
+        if names:
+            named, errors = find_named(names, using)
+            _refuse_ambiguous(named)
+            listed = {(lock.using, lock.name) for lock in locks}
+            locks += [lock for lock in named if (lock.using, lock.name) not in listed]
         found: list[Found] = [
             (lock, holder)
             for lock in locks
@@ -150,9 +153,12 @@ class Command(BaseCommand):
         return [(only_queued([each]), each) for each in messages if each.queue == queue]
 
     def _ask(self, found: list[Found]) -> None:
+        several = len(get_aliases()) > 1
         for lock, has_it in found:
+            under = f" (alias {lock.using})" if several else ""
             alive = isinstance(has_it, Holder) and not has_it.silent
-            self.stderr.write(printable(f"{lock.name}  held by {_described(has_it)}{'  (alive)' if alive else ''}"))
+            told = f"{lock.name}{under}  held by {_described(has_it)}{'  (alive)' if alive else ''}"
+            self.stderr.write(printable(told))
         self.stderr.write(f"Free {len(found)} of them? [y/N] ", ending="")
         self.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
@@ -175,8 +181,22 @@ class Command(BaseCommand):
         if format == "json":
             self.stdout.write(to_json([outcome.as_dict() for outcome in outcomes]))
         elif outcomes:
-            rows = [[each.found[0].name, _described(each.found[1]), each.result] for each in outcomes]
-            self.stdout.write(table(["lock", "holder", "result"], rows))
+            rows = [
+                [each.found[0].name, each.found[0].using, _described(each.found[1]), each.result] for each in outcomes
+            ]
+            self.stdout.write(table(["lock", "alias", "holder", "result"], rows))
+
+
+def _refuse_ambiguous(locks: Sequence[LockInfo]) -> None:
+    """Raise CommandError if a name is held under several aliases: only one of these locks may be meant."""
+    under = defaultdict[str, list[str]](list)
+    for lock in locks:
+        under[lock.name].append(lock.using)
+    for name, aliases in under.items():
+        if len(aliases) > 1:
+            raise CommandError(
+                f"Lock {name!r} is held under the aliases {', '.join(aliases)}: name one by --using.", returncode=USAGE
+            )
 
 
 def _described(has_it: Holder | QueuedMessage) -> str:
