@@ -30,7 +30,7 @@ def is_blocked_on_caller(owner: Owner) -> bool:
     task = _task_of(owner)
     if task is not None:
         _let_it_suspend(task)
-        return _leads_to_caller(task)
+        return _leads_to_caller(task, crossed=False)
     if not owner.thread or owner.ended:
         return False
     frames = list(_stack(sys._current_frames().get(owner.thread)))  # noqa: SLF001 - documented
@@ -38,7 +38,7 @@ def is_blocked_on_caller(owner: Owner) -> bool:
         return True  # the loop runs inside of what the thread does
     results = [frame.f_locals.get("call_result") for frame in frames if _is(frame, "asgiref.sync", "__call__")]
     return any(
-        _awaits(each, "asgiref.sync", "main_wrap", "call_result", results) and _leads_to_caller(each)
+        _awaits(each, "asgiref.sync", "main_wrap", "call_result", results) and _leads_to_caller(each, crossed=True)
         for loop in _loops()
         for each in asyncio.all_tasks(loop)
     )
@@ -70,17 +70,19 @@ def _let_it_suspend(task: Task) -> None:
         time.sleep(_PAUSE)
 
 
-def _leads_to_caller(task: Task) -> bool:
-    """Whether a task is the running one, or awaits it, or a function that the running thread executes for it."""
+def _leads_to_caller(task: Task, crossed: bool) -> bool:
+    """Whether a task awaits a function that the running thread executes for it; or, once a bridge was ``crossed``,
+    whether it is the running task or awaits that. Tasks that await each other without a bridge are left alone.
+    """
     current = asyncio.current_task() if running_loop() is not None else None
     running = [*_stack(sys._getframe())]  # noqa: SLF001 - documented
     jobs = [frame.f_locals.get("task_context") for frame in running if _is(frame, "asgiref.sync", "thread_handler")]
     calls = [getattr(frame.f_locals.get("self"), "fn", None) for frame in running if _is_work(frame)]
     seen: set[Task] = set()
-    todo = [task]
+    todo = [(task, crossed)]
     while todo:
-        each = todo.pop()
-        if each is current:
+        each, crossed = todo.pop()
+        if crossed and each is current:
             return True
         if each in seen or each.done():
             continue
@@ -89,18 +91,20 @@ def _leads_to_caller(task: Task) -> bool:
             return True
         if _awaits(each, "asyncio.threads", "to_thread", "func_call", calls):
             return True
-        todo += _awaited_by(each)
+        future = getattr(each, "_fut_waiter", None)
+        todo += [(found, crossed) for found in (future, *getattr(future, "_children", ())) if _is_task(found)]
+        todo += [(found, True) for found in _run_for(each)]
     return False
 
 
-def _awaited_by(task: Task) -> list[Task]:
-    """The tasks that a task awaits: directly, by gather(), or as what ``async_to_sync()`` runs for its function."""
-    future = getattr(task, "_fut_waiter", None)
-    found = [future, *getattr(future, "_children", ())]
-    for frame in _coroutine_frames(task):
-        if _is(frame, "asgiref.sync", "__call__"):
-            found += frame.f_locals.get("task_context") or ()
-    return [each for each in found if isinstance(each, asyncio.Task)]
+def _is_task(future: Any) -> bool:
+    return isinstance(future, asyncio.Task)
+
+
+def _run_for(task: Task) -> list[Task]:
+    """The tasks that ``async_to_sync()`` runs for the function that a task awaits."""
+    frames = [frame for frame in _coroutine_frames(task) if _is(frame, "asgiref.sync", "__call__")]
+    return [each for frame in frames for each in frame.f_locals.get("task_context") or ()]
 
 
 def _awaits(task: Task, module: str, function: str, name: str, values: list[Any]) -> bool:
