@@ -143,7 +143,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many sockets are open, apart from the one that listens."""
+        """How many sockets are open, apart from the listening socket."""
         return len(self._open)
 
 

@@ -106,7 +106,7 @@ class CleanUps:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether a cluster refuses all calls for that name, and so refused the one that is to be undone."""
+    """Whether a cluster refuses all calls for that name, and therefore refused the call that is to be undone."""
     return isinstance(error.__cause__, ClusterCrossSlotError)
 
 

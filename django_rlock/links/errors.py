@@ -130,7 +130,7 @@ _WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_scrip
 
 
 def server_error(text: str) -> RedisError:
-    """The exception of redis-py for the text of an error reply; for what failed in a script, if that is told within."""
+    """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
     wrapped = _WRAPPED.fullmatch(text)
     return error_from(text if wrapped is None else wrapped[1].strip())
 

@@ -284,7 +284,7 @@ def _a_lock(alias: str) -> Finding:
     except LockUnavailableError as error:
         return Finding(alias, "", "lock", "error", redacted(error.reason), error.advice)
     except LockLostError as error:
-        advice = "Name one server: several may answer at this address, or a proxy may forget what it is told."
+        advice = "Name one server: several may answer at this address, or a proxy may drop what is written to it."
         return Finding(alias, "", "lock", "error", redacted(str(error)), advice)
     except (RLockError, ImproperlyConfigured) as error:
         return Finding(alias, "", "lock", "error", redacted(str(error)), "Look at the findings above.")

@@ -19,7 +19,7 @@ local function others_listen(channel)
 end
 
 -- Leaves the free lock to Redisson's clients if it is their turn. The first waiter in the queue asks for it meanwhile,
--- and is told when that ends. ``now`` is in us.
+-- and learns when that ends. ``now`` is in us.
 local function is_left_to_guests(lock, queue, first, alive, channel, waiting, now)
     if now % 4 ~= 0 then
         return false

@@ -56,7 +56,7 @@ def _locked(body: Any) -> Callable[..., Any]:
     It has no ``__wrapped__``, past which Celery's annotations of ``run`` would go.
     """
 
-    get: Callable[..., Any] = getattr(body, "__get__", lambda *_: body)  # a partial is no descriptor
+    get: Callable[..., Any] = getattr(body, "__get__", lambda *_: body)  # a partial is not a descriptor
 
     def run(self: LockedTask, /, *args: Any, **kwargs: Any) -> Any:
         bound = get(self, type(self))

@@ -6,7 +6,7 @@ pipe closes when the child is gone, in whatever way, and before Celery's own poo
 reads the file, and frees those of the locks that the child's client id holds. A child that is not forked (macOS) has no
 such socket; its locks end with their leases.
 
-The file has two halves, and before them the number of the one that counts. A child writes into the other one, and then
+The file has two halves, and before them the number of the half that is valid. A child writes into the other half, and then
 that number, so that it may die at any time.
 """
 
@@ -153,7 +153,7 @@ _child: _Child | None = None
 
 
 def note_of(task_id: str, lock: BaseLock, kind: str | None) -> Note | None:
-    """What the parent is to free when this process is gone while a task runs; None if it is no child of a worker."""
+    """What the parent is to free when this process is gone while a task runs; None if it is not a child of a worker."""
     if _this_child() is None:
         return None
     return {"task": task_id, "lease": lock.lease_time, "locks": [(each.using, kind, each.name) for each in lock.parts]}

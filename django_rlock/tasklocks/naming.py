@@ -27,7 +27,7 @@ Values = dict[str, Any]
 
 _DIGEST_BYTES = 16
 BODY = "rlock_body"
-"""An attribute of a ``run`` that takes the lock: the one that it replaces."""
+"""An attribute of a ``run`` that takes the lock: the ``run`` that it replaces."""
 _NO_ID = "id"
 """Stands for a task's id when a name is made only to check that it can be made."""
 

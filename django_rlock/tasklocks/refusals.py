@@ -91,7 +91,7 @@ def refuse_of_call(label: str, options: Mapping[str, Any]) -> None:
             raise TypeError(f"{label}: {name!r} is an option of another library; {_FOREIGN[name]}, on the task.")
         if name.startswith(_BEGINNINGS) or name in _OF_LOCKS:
             option = _OF_LOCKS.get(name, "lock_key" if name == "lock" else name)
-            raise TypeError(f"{label}: {name!r} is no option of a call; set {option!r} on the task.")
+            raise TypeError(f"{label}: {name!r} is not an option of a call; set {option!r} on the task.")
 
 
 def _right(setting: str) -> str:

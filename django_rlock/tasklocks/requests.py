@@ -18,7 +18,7 @@ class PlacedRequest(Request):
             self._leave_place()
 
     def reject(self, requeue: bool = False) -> None:
-        """Handle an ``eta`` that is no time."""
+        """Handle an ``eta`` that is not a time."""
         super().reject(requeue)
         if not requeue:
             self._leave_place()

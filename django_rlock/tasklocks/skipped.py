@@ -1,4 +1,4 @@
-"""The result of a task that was skipped, and of those that do not run because of that."""
+"""The result of a skipped task, and of the tasks of its chain that do not run because of it."""
 
 from __future__ import annotations
 

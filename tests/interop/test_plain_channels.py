@@ -1,4 +1,4 @@
-"""Redisson without sharded channels in a cluster: every version before 3.22, and any later one that is told so."""
+"""Redisson without sharded channels in a cluster: every version before 3.22, and later versions with that setting."""
 
 from __future__ import annotations
 

@@ -417,7 +417,7 @@ def test_free_lock_is_told_to_the_first_of_redissons_queue(run, redis_client, he
 
 
 def test_release_grants_or_leaves_the_lock_to_redissons_waiter(run, redis_client, heard, state):
-    """By the server's clock about every fourth time. A grant is told to nobody else."""
+    """By the server's clock about every fourth time. Nobody else hears of a grant."""
     outcomes = set()
     for _ in range(300):
         redis_client.flushall()
@@ -435,7 +435,7 @@ def test_release_grants_or_leaves_the_lock_to_redissons_waiter(run, redis_client
             assert heard() == [wake_up(OTHER, ""), (CHANNEL, "0"), (f"{CHANNEL}:{JAVA}", "0")]
             assert redis_client.zscore(ALIVE, "guests") > 0
             redis_client.zadd(ALIVE, {"guests": 4e15})  # it ends after 100 ms, whatever the mark says
-            assert acquire(run, OTHER)[0] == 100, "it is told for how long"
+            assert acquire(run, OTHER)[0] == 100, "the reply says for how long"
             assert beat(run, OTHER)[1] == 100
             assert state()[0] == {}, "no script here takes it meanwhile"
         if len(outcomes) == 2:

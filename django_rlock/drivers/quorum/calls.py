@@ -29,7 +29,7 @@ class Acquire(QuorumCall):
     """Takes the lock. Returns OK and the fencing token, or the time in ms until enough leases may have expired.
 
     ``fresh`` is the proposed token; ``valid_for`` is the lease minus the clock drift, in seconds; ``bump`` is the call
-    that raises the nodes' counters, and ``vouch`` the one that gives a node its vote (None: nodes forget nothing).
+    that raises the nodes' counters, and ``vouch`` is the call that gives a node its vote (None: nodes forget nothing).
     """
 
     fresh = NO_PROPOSAL

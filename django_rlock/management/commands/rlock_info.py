@@ -62,7 +62,7 @@ def _not_held(name: str, using: str | None) -> str:
     """What there is under a name that no lock has."""
     for alias in listed_aliases() if using is None else [using]:
         if (number := number_at(name, alias)) is not None:
-            return f"{name!r} is no lock: its key holds the number {number}, as a semaphore's or a latch's does."
+            return f"{name!r} is not a lock: its key holds the number {number}, as a semaphore's or a latch's does."
     return f"Lock {name!r} is free.{did_you_mean([name], using)}"
 
 
