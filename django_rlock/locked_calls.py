@@ -22,10 +22,9 @@ from django_rlock.exceptions import (
 )
 from django_rlock.keytemplates import KeyTemplate
 from django_rlock.locks import BaseLock, Duration, rlock
-from django_rlock.locks.base import note_templates
 from django_rlock.locks.durations import UNSET
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.options import KindName
+from django_rlock.locks.options import KindName, note_templates
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.sections import Section
 from django_rlock.locks.transactions import is_to_be_checked

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_rlock import scripts
-from django_rlock.locks import attempt, counters, engine, fair, force, latch, plain, semaphore, several
+from django_rlock.locks import attempt, counters, engine, fair, force, latch, plain, semaphore, several, together
 from django_rlock.scripts import Script
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -48,7 +48,7 @@ def _users(function: Any) -> list[ModuleType]:
     """The modules that have a function under its name."""
     return [
         each
-        for each in (several, attempt, counters, engine, force, latch, semaphore)
+        for each in (several, together, attempt, counters, engine, force, latch, semaphore)
         if getattr(each, function.__name__, None) is function
     ]
 

@@ -1,7 +1,7 @@
 """Parses a server's bytes into replies: hiredis's reader, or one in Python for the types that scripts return.
 
-Both refuse what no server of ours sends, by one error: bytes that are not a reply, replies that are too long or nested too
-deep. A length is believed only as its bytes arrive.
+Both refuse what no server of ours sends, by one error: bytes that are not a reply, and replies that are too long or
+nested too deep. A length is believed only as its bytes arrive.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ even one made at import time, serves all threads, tasks and forked children.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
@@ -498,9 +498,3 @@ class BaseLock(Handle):
 
     def _owner(self, driver: Driver) -> Owner:
         return self._named_owner or driver.owner()
-
-
-def note_templates(lock: BaseLock, templates: Mapping[str, str]) -> None:
-    """Record the key template from which each name of a lock was made; names without one may be left out."""
-    for part in lock.parts:
-        part.template = templates.get(part.name, "")

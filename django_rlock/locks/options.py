@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from django_rlock import keys
 from django_rlock.locks.durations import Duration
+
+if TYPE_CHECKING:
+    from django_rlock.locks.base import BaseLock
 
 _MOST_SHOWN = 60
 """How many characters of a wrong name an error shows."""
@@ -73,3 +76,9 @@ def checked_text(what: str, value: object) -> str:
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def note_templates(lock: BaseLock, templates: Mapping[str, str]) -> None:
+    """Record the key template from which each name of a lock was made; names without one may be left out."""
+    for part in lock.parts:
+        part.template = templates.get(part.name, "")

@@ -6,8 +6,8 @@ pipe closes when the child is gone, in whatever way, and before Celery's own poo
 reads the file, and frees those of the locks that the child's client id holds. A child that is not forked (macOS) has no
 such socket; its locks end with their leases.
 
-The file has two halves, and before them the number of the half that is valid. A child writes into the other half, and then
-that number, so that it may die at any time.
+The file has two halves, and before them the number of the half that is valid. A child writes into the other half, and
+then that number, so that it may die at any time.
 """
 
 from __future__ import annotations

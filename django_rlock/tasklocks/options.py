@@ -9,9 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_rlock.locks import KINDS, BaseLock, rlock
-from django_rlock.locks.base import note_templates
 from django_rlock.locks.durations import Duration, lease_seconds, wait_seconds
-from django_rlock.locks.options import KindName
+from django_rlock.locks.options import KindName, note_templates
 from django_rlock.tasklocks.naming import Naming, body_of, misfit
 
 if TYPE_CHECKING:

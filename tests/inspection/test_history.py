@@ -15,7 +15,8 @@ from django_rlock.drivers.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import LockInfo, force_release, iter_locks
 from django_rlock.inspection.history import MAX_JSON, LockEvent, Work, read_history
-from django_rlock.locks.base import BaseLock, note_templates
+from django_rlock.locks.base import BaseLock
+from django_rlock.locks.options import note_templates
 from django_rlock.locks.records import context
 from django_rlock.locks.tallies import MAX_EVENTS, MAX_GROUPS, TALLIES
 from django_rlock.reports import history
