@@ -37,10 +37,12 @@ def is_blocked_on_caller(owner: Owner) -> bool:
     if running_loop() is not None and owner.thread == threading.get_ident():
         return True  # the loop runs inside of what the thread does
     results = [frame.f_locals.get("call_result") for frame in frames if _is(frame, "asgiref.sync", "__call__")]
+    tasks = [each for loop in _loops() for each in asyncio.all_tasks(loop)]
+    for each in tasks:
+        _let_it_suspend(each)
     return any(
         _awaits(each, "asgiref.sync", "main_wrap", "call_result", results) and _leads_to_caller(each, crossed=True)
-        for loop in _loops()
-        for each in asyncio.all_tasks(loop)
+        for each in tasks
     )
 
 

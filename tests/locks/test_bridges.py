@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, ReadWriteLock, RLock, SpinLock
+from django_rlock.drivers import bridges
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.eventually import UNTIL_SERVED
 
 LOCKS = {
     "fair": lambda **times: FairLock("stock:42", **times),
@@ -101,6 +104,31 @@ def test_the_other_way_round(lock):
 
     with lock, refused():
         async_to_sync(inner)()
+
+
+class Eager(ThreadPoolExecutor):
+    """``submit`` returns when its job waits until the task that submits it, and still runs, has suspended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(1)
+        self._looked = threading.Event()
+        look = bridges._let_it_suspend
+        monkeypatch.setattr(bridges, "_let_it_suspend", lambda task: (self._looked.set(), look(task)))
+
+    def submit(self, *args, **kwargs):
+        future = super().submit(*args, **kwargs)
+        assert self._looked.wait(UNTIL_SERVED)
+        return future
+
+
+def test_by_a_task_that_has_not_suspended_yet(lock, monkeypatch):
+    with Eager(monkeypatch) as executor:
+
+        async def inner() -> None:
+            await sync_to_async(enter, thread_sensitive=False, executor=executor)(lock)
+
+        with lock, refused():
+            async_to_sync(inner)()
 
 
 def test_in_tasks_that_are_gathered(lock):
