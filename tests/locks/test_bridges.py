@@ -112,8 +112,12 @@ class Eager(ThreadPoolExecutor):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(1)
         self._looked = threading.Event()
-        look = bridges._let_it_suspend
-        monkeypatch.setattr(bridges, "_let_it_suspend", lambda task: (self._looked.set(), look(task)))
+        self._look = bridges._let_it_suspend
+        monkeypatch.setattr(bridges, "_let_it_suspend", self._note_look)
+
+    def _note_look(self, task: bridges.Task) -> None:
+        self._looked.set()
+        self._look(task)
 
     def submit(self, *args, **kwargs):
         future = super().submit(*args, **kwargs)

@@ -66,14 +66,17 @@ class Command(BaseCommand):
         """Examine again and again. What is wrong now may be right in the next round."""
         with suppress(KeyboardInterrupt):
             while True:
-                findings = list(_findings(using, java))
-                told = [finding for finding in findings if finding.level != "ok"]
-                state = f"{len(told)} of {len(findings)} findings are warnings or errors"
-                self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')} {state}")
-                for finding in told:
-                    self._print(finding)
-                self.stdout.flush()
+                self._examine_briefly(using, java)
                 time.sleep(every)
+
+    def _examine_briefly(self, using: str | None, java: bool) -> None:
+        findings = list(_findings(using, java))
+        told = [finding for finding in findings if finding.level != "ok"]
+        state = f"{len(told)} of {len(findings)} findings are warnings or errors"
+        self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')} {state}")
+        for finding in told:
+            self._print(finding)
+        self.stdout.flush()
 
     def _print(self, finding: Finding) -> None:
         style = {"ok": self.style.SUCCESS, "warning": self.style.WARNING, "error": self.style.ERROR}[finding.level]
