@@ -250,7 +250,7 @@ def test_info_of_a_semaphore_does_not_call_it_free() -> None:
     Semaphore("stock:1").try_set_permits(3)
     status, text, _ = fails("rlock_info", "stock:1")
     assert status == NOTHING_MATCHED
-    assert "no lock: its key holds the number 3, as a semaphore's or a latch's does" in text
+    assert "not a lock: its key holds the number 3, as a semaphore's or a latch's does" in text
 
 
 def test_info_of_a_wrong_name_or_alias_is_wrong_usage(own_server: OwnServer) -> None:

@@ -389,7 +389,6 @@ async def has_waited(wait: Callable[[], Coroutine[object, None, None]], at: int)
     return not struck
 
 
-@pytest.mark.usefixtures("brief_collections")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("nonce", [None, NONCES[0]], ids=["any reply", "a wrong reply"])
 def test_conversation_keeps_no_connection(request: pytest.FixtureRequest, nonce: bytes | None) -> None:
