@@ -93,7 +93,7 @@ class BaseLock(Handle):
     )
 
     _engine: ClassVar[Engine] = engine
-    """The flows: of one lock; a MultiLock has those of several (``together``)."""
+    """The flows: of one lock; a MultiLock has those of ``several``."""
 
     def __init__(
         self,

@@ -60,20 +60,9 @@ class Named:
 
 
 class Handle(Named):
-    """An object that users make: a lock, a semaphore or a latch. Mocks can replace its methods; a misspelt attribute is
-    an error."""
+    """An object that users make: a lock, a semaphore or a latch. Its ``__dict__`` lets mocks replace its methods."""
 
     __slots__ = ("__dict__",)
-
-    _attributes: ClassVar[frozenset[str]]
-
-    def __init_subclass__(cls) -> None:
-        cls._attributes = frozenset(dir(cls))
-
-    def __setattr__(self, name: str, value: object, put: Callable[..., None] = object.__setattr__) -> None:
-        if name not in self._attributes:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        put(self, name, value)
 
 
 L = TypeVar("L", bound=Named)

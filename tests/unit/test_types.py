@@ -38,6 +38,12 @@ def test_the_kind_tells_the_class():
         assert type(lock) is kind
 
 
+def test_type_checkers_refuse_a_misspelt_attribute() -> None:
+    """At run time it is an attribute like any other, as a mock's is."""
+    lock: RLock = RLock(NAME)
+    lock.wait_tiem = 3  # type: ignore[attr-defined]
+
+
 def test_a_redlock_is_typed(settings):
     settings.RLOCK = {"quorum": {"NODES": [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]}}
     lock = assert_type(rlock(NAME, kind="redlock", using="quorum", fencing=False), RedLock)
