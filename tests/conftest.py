@@ -34,12 +34,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = short
 
 
-def pytest_collection_finish() -> None:
-    """Keep the thousands of tests out of the garbage collections of tests, which some make by the hundred."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="session")
 def server(pytestconfig: pytest.Config) -> EmbeddedServer:
     """The server of this test process, behind the cache "default"; take ``own_server`` to break one."""
@@ -90,6 +84,14 @@ def redis_client(server: EmbeddedServer) -> Iterator[redis.Redis]:
     """A client of the suite's server that returns text."""
     with server.client() as client:
         yield client
+
+
+@pytest.fixture
+def brief_collections() -> Iterator[None]:
+    """Let the garbage collector look at new objects only."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

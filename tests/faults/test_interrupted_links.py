@@ -286,6 +286,7 @@ def test_use_by_one_who_breaks_it_off(new_ends: Callable[[], Ends], use: Callabl
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # Python's, between two of its opcodes
+@pytest.mark.usefixtures("brief_collections")
 def test_opening() -> None:
     """The next task gets a link that is open."""
     for at in count(1):
@@ -389,6 +390,7 @@ async def has_waited(wait: Callable[[], Coroutine[object, None, None]], at: int)
     return not struck
 
 
+@pytest.mark.usefixtures("brief_collections")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("nonce", [None, NONCES[0]], ids=["any reply", "a wrong reply"])
 def test_conversation_keeps_no_connection(request: pytest.FixtureRequest, nonce: bytes | None) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from django_rlock import CountDownLatch, FairLock, Semaphore
 from tests.eventually import UNTIL_SERVED
+from tests.forms import long
 from tests.interop.pairs import PAIRS
 from tests.interop.redisson import fair_lock, latch, semaphore
 from tests.interop.sites import OLDEST, PLAIN, Scene, waiting_here
@@ -16,7 +17,7 @@ KINDS = [kind for kind, pair in PAIRS.items() if pair.tells and kind != "fenced"
 """Those that Redisson 3.17 has."""
 
 
-@pytest.fixture(params=[PLAIN, OLD], ids=str)
+@pytest.fixture(params=[PLAIN, *long(OLD)], ids=str)
 def scene(request):
     return request.param
 

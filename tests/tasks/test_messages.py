@@ -65,6 +65,7 @@ def is_interrupted(task, aim, at):
 
 
 @pytest.mark.timeout(1200 if THOROUGH else 120)
+@pytest.mark.usefixtures("brief_collections")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python drops a few interruptions
 def test_an_interruption_at_any_opcode_of_a_run_leaves_no_lock(app, request):
     task, aim, misses = job(app), Aim(interrupt), 0
