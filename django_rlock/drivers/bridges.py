@@ -7,6 +7,7 @@ task until a function has. What they run has an owner of its own, so it would wa
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import time
@@ -33,11 +34,12 @@ def is_blocked_on_caller(owner: Owner) -> bool:
         return _leads_to_caller(task, crossed=False)
     if not owner.thread or owner.ended:
         return False
-    frames = list(_stack(sys._current_frames().get(owner.thread)))  # noqa: SLF001 - documented
     if running_loop() is not None and owner.thread == threading.get_ident():
         return True  # the loop runs inside of what the thread does
+    loops = _loops()
+    frames = _stack(_frame_of(owner.thread)) if loops else ()
     results = [frame.f_locals.get("call_result") for frame in frames if _is(frame, "asgiref.sync", "__call__")]
-    tasks = [each for loop in _loops() for each in asyncio.all_tasks(loop)]
+    tasks = [each for loop in loops for each in asyncio.all_tasks(loop)]
     for each in tasks:
         _let_it_suspend(each)
     return any(
@@ -52,11 +54,24 @@ def whereabouts(owner: Owner) -> str:
     if task is not None:
         frames, what = [*_coroutine_frames(task)][::-1], "task"
     else:
-        frames, what = [*_stack(sys._current_frames().get(owner.thread))], "thread"  # noqa: SLF001 - documented
+        frames, what = [*_stack(_frame_of(owner.thread))], "thread"
     for frame in frames:
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in _PLUMBING:
             return f"{what} {owner.place!r}, now at {frame.f_code.co_filename}:{frame.f_lineno}"
     return f"{what} {owner.place!r}"
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """The frame in which a thread is. No garbage may be collected meanwhile: CPython holds a mutex then that the end of
+    a thread's local variables needs, https://github.com/python/cpython/issues/106883.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)  # noqa: SLF001 - documented
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _task_of(owner: Owner) -> Task | None:
