@@ -47,6 +47,7 @@ class Attempt:
         "granted_at",
         "granted_until",
         "in_doubt",
+        "kind",
         "lease",
         "left_ms",
         "lock",
@@ -71,6 +72,7 @@ class Attempt:
         until: float | None,
     ) -> None:
         self.lock = lock
+        self.kind = lock._kind
         self.driver = driver
         self.owner = owner
         self.wire_name = self.asker = wire_name
@@ -90,12 +92,11 @@ class Attempt:
 
     async def once(self, waiting: bool = False) -> bool:
         """Try to take the lock. ``waiting`` also takes a place in the queue, for kinds that have one."""
-        lock, driver, until = self.lock, self.driver, self.until
-        kind = lock._kind
+        driver, kind, until = self.driver, self.kind, self.until
         if kind.fresh_names:
             self.owner.renew_name()
             self.wire_name = self.asker = self.owner.wire_name
-        call = kind.acquire(lock, self.asker, 1, self.lease, waiting, self.beside)
+        call = self.acquire_call(1, self.lease, waiting)
         if until is not None:
             until = min(until, driver.now() + kind.patience)
         if waiting:
@@ -114,7 +115,7 @@ class Attempt:
                 self.token = reply[2]
             return True
         if isinstance(reply[1], bytes):
-            raise kind.refusal(lock, reply)
+            raise kind.refusal(self.lock, reply)
         self.left_ms = reply[1]
         if len(reply) > 2:
             self.outside, self.ticket = bool(reply[2]), reply[3].decode()
@@ -139,7 +140,7 @@ class Attempt:
     def check_speed(self) -> None:
         """Raise LockUnavailableError if the lock was granted by a reply that came after the end of its lease."""
         took = self.granted_at - self.sent_at
-        if took >= self.lease - self.lock._kind.drift(self.lock, self.lease):
+        if took >= self.lease - self.kind.drift(self.lock, self.lease):
             raise LockUnavailableError(
                 self.lock.name,
                 reason=f"the reply that granted it took {took:.1f} s, which is longer than its lease",
@@ -147,17 +148,19 @@ class Attempt:
                 noun=self.lock.noun,
             )
 
+    def acquire_call(self, count: int, lease: float, waiting: bool = False) -> ScriptCall:
+        return self.kind.acquire(self.lock, self.asker, count, lease, waiting, self.beside)
+
     def _leave(self) -> ScriptCall:
-        return self.lock._kind.leave(self.lock, self.asker)
+        return self.kind.leave(self.lock, self.asker)
 
     def undo(self) -> ScriptCall | None:
         """Undoes what it may have taken, as far as that can be distinguished from what is wanted."""
-        return self.lock._kind.undo(self.lock, self.owner, self.asker)
+        return self.kind.undo(self.lock, self.owner, self.asker)
 
     async def wait(self) -> bool:
         """Take the lock, after a wait if necessary; returns False when the time is up."""
-        lock, driver = self.lock, self.driver
-        kind = lock._kind
+        lock, kind, driver = self.lock, self.kind, self.driver
         channel = kind.channel(lock)
         if channel is None:
             return await self.once() or await self._wait_turn(_Sleeper(driver), tried=True)
@@ -206,7 +209,7 @@ class Attempt:
     def _pause(self, wait: Wait) -> float:
         """How long to sleep unless woken, in seconds; 0 or less when the time is up."""
         now = self.driver.now()
-        poll, beat = self.lock._kind.pauses(self.lock, self.left_ms, self.tries)
+        poll, beat = self.kind.pauses(self.lock, self.left_ms, self.tries)
         wait.beat_at = now + beat
         wait.outside = self.outside
         if beat < math.inf or not wait.expected:

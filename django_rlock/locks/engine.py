@@ -151,13 +151,13 @@ async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     give_up_at = until = claim.until(started)
     if outer is not None and not note_loss(outer, started):
         attempt = Attempt(lock, driver, owner, outer.wire_name, lease, until)
-        lock._kind.begin(attempt, started)
+        attempt.kind.begin(attempt, started)
         await _enter_again(lock, attempt, outer, claim)
         return True
     while True:
         # After a loss the owner has a new wire name, so late clean-up of the old hold cannot touch the new one.
         attempt = Attempt(lock, driver, owner, owner.wire_name, lease, until)
-        lock._kind.begin(attempt, started)
+        attempt.kind.begin(attempt, started)
         attempt.renewed = claim.lease is None
         try:
             granted = await (attempt.once() if claim.once else attempt.wait())
@@ -209,7 +209,7 @@ async def _enter_again(lock: BaseLock, attempt: Attempt, hold: Hold, claim: Clai
     driver, until = attempt.driver, attempt.until
     # A nested hold never shortens the lease, nor stops the renewal that the outer one relies on.
     lease = max(attempt.lease, hold.deadline - driver.now())
-    call = lock._kind.acquire(lock, attempt.asker, hold.count + 1, lease, False, attempt.beside)
+    call = attempt.acquire_call(hold.count + 1, lease)
     try:
         reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
     except BaseException:
@@ -282,7 +282,8 @@ async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[obj
             begun.add(lock)
         if hold.count == 0:
             HOLDS.remove(hold)  # before the command, so that no renewal starts
-        call = lock._kind.release(lock, hold.wire_name, hold.count, hold.lease)
+        kind = lock._kind  # it may be another than that of the object which took the lock
+        call = kind.release(lock, hold.wire_name, hold.count, hold.lease)
         reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
     except BaseException as error:
         _finish_later(lock, hold, owner)
@@ -386,16 +387,16 @@ async def prolong(lock: BaseLock, driver: Driver, owner: Owner, lease_time: Dura
 
 async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> None:
     _refuse_lost(hold, driver.now())
-    call = lock._kind.lease(lock, hold.wire_name, lease, RENEW if hold.owner.is_named else EXTEND)
+    call = hold.lease_call(lease, RENEW if hold.owner.is_named else EXTEND)
     terms, started = hold.terms, driver.now()
     try:
         hold.renewed = False  # or the watchdog would shorten the new lease
-        reply = await _run_extension(lock, driver, call, hold, lease)
+        reply = await _run_extension(driver, call, hold, lease)
         if reply[1] != 0:
             hold.lease_from(call.sent_at, lease, renewed=False)
             watch(hold)
     except BaseException:
-        _doubt_extension(lock, hold, terms, started + lease - lock._kind.drift(lock, lease))
+        _doubt_extension(lock, hold, terms, started + hold.runs(lease))
         watch(hold)
         raise
     if reply[1] == 0:
@@ -403,12 +404,12 @@ async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> 
     _refuse_lost(hold, driver.now())
 
 
-async def _run_extension(lock: Named, driver: Driver, call: ScriptCall, hold: Hold, lease: float) -> list[Any]:
+async def _run_extension(driver: Driver, call: ScriptCall, hold: Hold, lease: float) -> list[Any]:
     """Send an extension and return its reply; no copy of it may shorten a lease chosen later."""
     until = driver.now() + RELEASE_PATIENCE
     reply = await driver.run(call, until)
     if call.sends > 1 and not hold.owner.is_named:
-        await driver.run(lock._kind.lease(lock, hold.wire_name, lease, SETTLE), until)
+        await driver.run(hold.lease_call(lease, SETTLE), until)
     return reply
 
 
@@ -419,7 +420,7 @@ def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None
     if not hold.owner.is_named:
         hold.owner.renew_name()
         hold.deadline = min(hold.deadline, ends)
-        clean_up(lock.using, lock._kind.lease(lock, hold.wire_name, hold.lease, SETTLE), hold.deadline)
+        clean_up(lock.using, hold.lease_call(hold.lease, SETTLE), hold.deadline)
 
 
 async def _extend_unknown(lock: BaseLock, driver: Driver, wire_name: str, lease: float) -> bool:

@@ -82,6 +82,7 @@ class Hold:
         "ear",
         "ending",
         "key",
+        "kind",
         "late_lease",
         "lease",
         "line",
@@ -110,6 +111,7 @@ class Hold:
         self.key = key
         self.token = token
         self.lock = lock
+        self.kind = lock._kind
         self.owner = owner
         self.wire_name = self.asker = wire_name
         self.place = owner.place
@@ -139,7 +141,7 @@ class Hold:
         """Record a lease that the server has confirmed."""
         self.lease = self.runs_for = lease
         self.renewed = renewed
-        self.deadline = sent_at + lease - self.lock._kind.drift(self.lock, lease)
+        self.deadline = sent_at + self.runs(lease)
 
     @property
     def terms(self) -> Terms:
@@ -163,18 +165,34 @@ class Hold:
         """Whether the grant is known by a message only, and not yet confirmed by a reply."""
         return self.runs_for < self.lease
 
+    def runs(self, lease: float) -> float:
+        """For how long a lease that was requested certainly runs, in seconds."""
+        return lease - self.kind.drift(self.lock, lease)
+
     def leave_call(self) -> ScriptCall:
         """Undoes it on the server, whatever became of it there."""
-        return self.lock._kind.leave(self.lock, self.wire_name)
+        return self.kind.leave(self.lock, self.wire_name)
+
+    def undo_call(self) -> ScriptCall | None:
+        """Undoes a late copy of its acquire."""
+        return self.kind.undo(self.lock, self.owner, self.asker)
 
     def renew_call(self, lease: float) -> ScriptCall:
         """Prolongs its lease on the server to ``lease`` seconds from then on, if it is shorter."""
-        return self.lock._kind.lease(self.lock, self.wire_name, lease, RENEW)
+        return self.lease_call(lease, RENEW)
+
+    def lease_call(self, lease: float, mode: int) -> ScriptCall:
+        """Changes its lease on the server; see ``Kind.lease``."""
+        return self.kind.lease(self.lock, self.wire_name, lease, mode)
+
+    def state_call(self) -> ScriptCall:
+        """Asks the server about it; see ``Kind.state``."""
+        return self.kind.state(self.lock, self.wire_name)
 
     @property
     def hash_field(self) -> str:
         """The owner's field in the lock's hash."""
-        return self.lock._kind.field(self.wire_name)
+        return self.kind.field(self.wire_name)
 
     @property
     def noun(self) -> str:

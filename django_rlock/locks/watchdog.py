@@ -134,7 +134,7 @@ class Doubts:
         self._seen = clocks
 
     def _listen(self, hold: Hold) -> None:
-        if not hold.lock._kind.hears_forced or hold.ear is not None or hold not in HOLDS:
+        if not hold.kind.hears_forced or hold.ear is not None or hold not in HOLDS:
             return
         channel = forced_channel(hold.lock)
         ear = self._ear(channel)
@@ -179,11 +179,11 @@ async def _ask_about(holds: Sequence[Hold]) -> list[Hold]:
     """Ask the server about holds of one alias; return those of which nothing was learned."""
     driver = background_driver(holds[0].lock.using)
     deadlines = [hold.deadline for hold in holds]
-    calls = [hold.lock._kind.state(hold.lock, hold.wire_name) for hold in holds]
+    calls = [hold.state_call() for hold in holds]
     replies = await driver.run_all(calls)
     for hold, deadline, call, reply in zip(holds, deadlines, calls, replies, strict=True):
         if not isinstance(reply, Exception):
-            _note_state(hold, deadline, call.sent_at, hold.lock._kind.lease_left(reply))
+            _note_state(hold, deadline, call.sent_at, hold.kind.lease_left(reply))
     return [hold for hold, reply in zip(holds, replies, strict=True) if isinstance(reply, Exception)]
 
 
@@ -196,10 +196,10 @@ def _note_state(hold: Hold, deadline: float, asked_at: float, left_ms: int) -> N
         lose(hold, FREED)
         if not hold.owner.is_named:
             # A minority of a RedLock's nodes may still have it.
-            clean_up(hold.lock.using, hold.lock._kind.leave(hold.lock, hold.wire_name), hold.deadline)
+            clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
         return
     left = math.inf if left_ms == ENDLESS else left_ms / 1000
-    until = asked_at + left - hold.lock._kind.drift(hold.lock, min(left, hold.lease))
+    until = asked_at + left - hold.kind.drift(hold.lock, min(left, hold.lease))
     if until < deadline == hold.deadline:
         hold.deadline = until  # this process's clock stood still for a while
         watch(hold)
@@ -427,7 +427,7 @@ def _free_what_was_renewed(hold: Hold) -> None:
 
 def free_behind(hold: Hold, ended: float) -> None:
     """Undo what late copies of its acquire may take after its end, until the lease of such a copy has passed."""
-    undo = hold.lock._kind.undo(hold.lock, hold.owner, hold.asker) if hold.late_lease else None
+    undo = hold.undo_call() if hold.late_lease else None
     if undo is not None:
         clean_up(hold.lock.using, undo, ended + hold.late_lease, again=True)
 
