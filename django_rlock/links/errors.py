@@ -162,6 +162,12 @@ def ends_link(error: BaseException) -> bool:
     return isinstance(error, theirs.ConnectionError) if meaning is None else meaning.ends_link
 
 
+def is_reply_that_ends_link(reply: Any) -> bool:
+    """Whether it is a server's error after which the connection is of no more use: the command was refused."""
+    meaning = meaning_of(reply) if isinstance(reply, RedisError) else None
+    return meaning is not None and meaning.ends_link
+
+
 def is_demotion(error: BaseException) -> bool:
     """Whether the server has become a replica. Behind sentinels another server is the primary now."""
     meaning = meaning_of(error)

@@ -363,12 +363,13 @@ async def test_nodes_that_were_slow_to_connect_vote_as_soon_as_they_have(face, p
     await face.result(acquiring)
 
 
+@pytest.mark.parametrize("wait_time", [0, 20])
 @pytest.mark.parametrize("error", [NO_LOGIN, REPLICA, REPLICA_62], ids=["login", "replica", "replica, 6.2"])
-async def test_nodes_whose_connections_are_of_no_more_use_vote_over_new_ones(face, proxies, error):
+async def test_nodes_whose_connections_are_of_no_more_use_vote_over_new_ones(face, proxies, error, wait_time):
     lock = RedLock("x", using="quorum")
     await acquire_and_give_back(face, lock)
     refused = [each.refuse(scripts.REDLOCK_ACQUIRE, error) for each in proxies]
-    assert await face.acquire(lock, wait_time=20)
+    assert await face.acquire(lock, wait_time=wait_time)
     until_renewed(hold_of(lock))
     refused += [each.refuse(scripts.REDLOCK_RENEW, error) for each in proxies]
     until_renewed(hold_of(lock))

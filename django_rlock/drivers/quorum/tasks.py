@@ -19,7 +19,7 @@ from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, run_id_in
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.drivers.tasks import TASKS, Sleep, links_of, sleep
-from django_rlock.links.errors import ends_link, server_error
+from django_rlock.links.errors import is_reply_that_ends_link, server_error
 from django_rlock.links.link import gone_silently
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import KEEP_IDLE
@@ -56,9 +56,12 @@ class _Slot:
                 self.send(pack(self._call, nonce, with_source=True), nonce, None)
                 return
             reply = server_error(str(reply))
-            if ends_link(reply) and self._link is not None:
+            if is_reply_that_ends_link(reply) and self._link is not None:
                 self._talk.note_error(self._node, reply)
-                self._link.break_off(reply)
+                self._link.break_off(reply)  # which gives it to this slot, too
+                return
+        if is_reply_that_ends_link(reply) and self._talk.will_ask_again(self, self._node, self._call):
+            return
         self._talk.hear(self, Answer(self._node, self._call, reply))
 
 
@@ -74,6 +77,8 @@ class Talk:
         self._links: list[TaskLink | None] = []
         self._down: dict[int, Exception] = {}
         self._awaited: set[_Slot] = set()
+        self._refused: dict[int, list[QuorumCall]] = {}
+        self._asked_again: set[int] = set()
         self._answers: deque[Answer] = deque()
         self._count: Count | None = None
         self._error: Exception | None = None
@@ -96,6 +101,24 @@ class Talk:
             self._sleep.end()
             self._count = None
 
+    def will_ask_again(self, slot: _Slot, node: int, call: QuorumCall) -> bool:
+        """Note a call that a node has refused because of its connection; whether it will be sent over a new one, once
+        in a conversation."""
+        if slot in self._awaited and node not in self._asked_again:
+            self._awaited.discard(slot)
+            self._refused.setdefault(node, []).append(call)
+            if self._count is not None:
+                self._sleep.end()
+        return node in self._refused
+
+    async def _ask_again(self) -> None:
+        refused, self._refused = self._refused, {}
+        self._asked_again |= refused.keys()
+        await self._open_all(refused)
+        for node, calls in refused.items():
+            for call in calls:
+                self.send(call, [node])
+
     def note_error(self, node: int, error: Exception) -> None:
         """Let others learn of an error that concerns their links to a node as well."""
         self._talks.nodes.note_error(node, error)
@@ -103,7 +126,7 @@ class Talk:
     def _is_enough(self, count: Count) -> bool:
         """Count the answers that have come; returns whether there is nothing more to listen for."""
         try:
-            return self._decides(count) or not self._awaited
+            return self._decides(count) or not (self._awaited or self._refused)
         except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the link
             self._error = error
             return True
@@ -116,11 +139,9 @@ class Talk:
 
     async def listen(self, count: Count, until: float) -> None:
         if not self._is_enough(count):
-            self._sleep = Sleep(self._loop)
             self._count = count
             try:
-                # Also when the time is up: the loop reads first what has arrived while it was blocked.
-                await self._sleep.until_end(until - monotonic())
+                await self._listen(until)
             finally:
                 self._count = None
         error, self._error = self._error, None
@@ -130,13 +151,26 @@ class Talk:
         finally:
             del error  # its traceback refers to this frame
 
+    async def _listen(self, until: float) -> None:
+        while self._count is not None:
+            self._sleep = Sleep(self._loop)
+            if not self._refused:
+                # Also when the time is up: the loop reads first what has arrived while it was blocked.
+                await self._sleep.until_end(until - monotonic())
+            if not self._refused:
+                return
+            await self._ask_again()
+
     async def __aenter__(self) -> Talk:
         self._links = self._talks.links(self._loop)
         closed = [node for node, link in enumerate(self._links) if link is None]
         if closed:
-            await TASKS.gather([self._open(node) for node in closed])
-            self._links = self._talks.links(self._loop)
+            await self._open_all(closed)
         return self
+
+    async def _open_all(self, nodes: Iterable[int]) -> None:
+        await TASKS.gather([self._open(node) for node in nodes])
+        self._links = self._talks.links(self._loop)
 
     async def _open(self, node: int) -> None:
         try:

@@ -23,7 +23,7 @@ from django_rlock.drivers.quorum.restarts import WHO_ARE_YOU, run_id_in
 from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall
 from django_rlock.drivers.retrying import is_down
 from django_rlock.exceptions import RLockError
-from django_rlock.links.errors import ends_link
+from django_rlock.links.errors import is_reply_that_ends_link
 from django_rlock.links.link import Link, replies_of, stray
 from django_rlock.links.resp import INCOMPLETE
 from django_rlock.links.server import KEEP_IDLE, Server
@@ -90,6 +90,8 @@ class Talk:
         self._asker = object()
         self._links: dict[int, NodeLink] = {}
         self._answers: deque[Answer] = deque()
+        self._refused: dict[int, list[QuorumCall]] = {}
+        self._asked_again: set[int] = set()
         self._by_fileno: dict[int, NodeLink] = {}
         self._poll = select.poll()
 
@@ -121,12 +123,23 @@ class Talk:
             self._talks.nodes.note_lost_link()
             link.close()
 
+    def _ask_again(self) -> None:
+        """Send what nodes refused because of their connections over new ones, once in a conversation."""
+        refused, self._refused = self._refused, {}
+        self._connect(list(refused))
+        for node, calls in refused.items():
+            for call in calls:
+                self.send(call, [node])
+
     async def listen(self, count: Count, until: float) -> None:
         answers = self._answers
         while True:
             while answers:
                 if count(answers.popleft()):
                     return
+            if self._refused:
+                self._ask_again()
+                continue
             if not any(link.owed for link in self._links.values()):
                 return
             # A process that stalled until now did not make the replies late that have arrived meanwhile.
@@ -141,17 +154,29 @@ class Talk:
         # It is polled again; but what TLS has decrypted already makes no socket readable.
         arrived = link.read(self._talks.send_within, once=link.link.is_plain)
         try:
-            self._hear(link.node, arrived)
+            self._hear(link, arrived)
         except (RedisError, OSError) as error:  # the answers before it count
             self._part(link.node, error)
 
-    def _hear(self, node: int, arrived: Iterator[tuple[QuorumCall, object, Any]]) -> None:
+    def _hear(self, link: NodeLink, arrived: Iterator[tuple[QuorumCall, object, Any]]) -> None:
         for call, asker, reply in arrived:
-            if asker is self._asker:
-                self._answers.append(Answer(node, call, reply))
-            if isinstance(reply, RedisError) and ends_link(reply):
-                self._talks.nodes.note_error(node, reply)
+            if is_reply_that_ends_link(reply):
+                self._hear_end(link, [call] if asker is self._asker else [], reply)
                 raise reply
+            if asker is self._asker:
+                self._answers.append(Answer(link.node, call, reply))
+
+    def _hear_end(self, link: NodeLink, calls: list[QuorumCall], error: RedisError) -> None:
+        """Note which calls a node has refused, and will refuse, because of its connection."""
+        node = link.node
+        calls += [call for _, call, asker in link.owed if asker is self._asker]
+        link.owed.clear()
+        if node in self._asked_again:
+            self._answers += (Answer(node, call, error) for call in calls)
+        else:
+            self._asked_again.add(node)
+            self._refused[node] = calls
+        self._talks.nodes.note_error(node, error)
 
     async def __aenter__(self) -> Talk:
         try:
