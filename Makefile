@@ -62,9 +62,10 @@ campaign: $(VENV)/.test ## Celery workers under a nemesis, for SECONDS (ARGS="--
 storm: $(VENV)/.test ## Interrupt 200 processes 600 times each, for a quarter of an hour (ARGS="--kind fair --number 20")
 	$(BIN)/python -m tests.faults.storms $(ARGS)
 
-lint: $(VENV)/.lint ## Check style, formatting and workflows
+lint: $(VENV)/.lint ## Check style, formatting, English and workflows
 	$(BIN)/ruff check $(ARGS)
 	$(BIN)/ruff format --check --diff
+	$(BIN)/python .ci/prose.py
 	$(BIN)/zizmor --offline --quiet .github
 
 types: $(VENV)/.types ## Check types

@@ -27,7 +27,7 @@ def run(quick: bool) -> list[Table]:
     with one_core():
         costs = {kind.__name__: time_sync(contenders(kind, names), rounds, pairs) for kind in KINDS}
     rows = [row for kind, measured in costs.items() for row in kind_rows(kind, measured)]
-    return [Table(f"{locks} locks of one server, taken and given back", rows)]
+    return [Table(f"{locks} locks of one server, taken and released", rows)]
 
 
 def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Pair]:

@@ -182,7 +182,7 @@ def most(load_of: Callable[[float], Load], costs: Costs = HERE) -> float:
 
 HELP = {
     "processes": "all that use the locks",
-    "pairs": "free locks that are taken and given back, per second, by all together",
+    "pairs": "uncontended acquires and releases, per second, of all processes together",
     "handovers": "locks that are got after a wait, per second, by all together",
     "held": "locks that are held for longer than a third of the lease, at any moment",
     "waiting": "those who wait, at any moment",

@@ -42,7 +42,7 @@ def run(quick: bool) -> list[Table]:
             f"{threads} threads of one process, waiting {seconds:g} s for one lock",
             [
                 Row("connections more than a process that holds a lock", more, at_most=1),
-                Row("threads more, besides those that wait", len(new), at_most=1),
+                Row("threads more, besides the waiting ones", len(new), at_most=1),
                 Row("commands sent meanwhile", counts.by_clients.total(), at_most=COMMANDS_LIMIT, details=sent),
             ],
         )

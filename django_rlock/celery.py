@@ -70,10 +70,10 @@ class LockedTask(_DjangoTask):
     ``lock_scope`` says which messages of this task with the same key are duplicates:
 
     * ``"run"``: none; their runs exclude each other;
-    * ``"queue"``: those that are sent while another one waits or runs. ``apply_async()`` does not send them; it returns
-      the ``AsyncResult`` of the other message, or raises TaskQueuedError with ``on_queued="raise"``. With
+    * ``"queue"``: messages while another one waits or runs. ``apply_async()`` does not send them; it returns the
+      ``AsyncResult`` of the other message, or raises TaskQueuedError with ``on_queued="raise"``. With
       ``on_queued="again"``, of the messages sent during a run one is sent, and runs after it; it is never skipped;
-    * ``"until_start"``: those that are sent while another one waits. Runs may overlap, but not those of one message.
+    * ``"until_start"``: messages while another one waits. Runs may overlap, but not the runs of one message.
 
     A message that does not start keeps its place for ``lock_queue_time`` seconds after its countdown or eta. Parts of a
     chord, group or chain, and messages with a ``link``, are always sent, because others wait for them. If a place in

@@ -5,8 +5,8 @@ on macOS and the BSDs CLOCK_MONOTONIC; ``time.monotonic`` stands still during a 
 the time in tests do not reach it: freezegun replaces ``time.monotonic``, and time-machine answers for CLOCK_REALTIME.
 
 A virtual machine that is paused, or moved to another host, may come back with a clock that stood still. Its wall clock
-is then set by its host or by NTP, so it jumps against this clock. Nothing is decided by the wall clock; where it has
-jumped, the servers are asked.
+is then set by its host or by NTP, so it jumps against this clock. No decision uses the wall clock; after a jump of it,
+the servers are queried.
 """
 
 from __future__ import annotations

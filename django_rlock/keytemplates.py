@@ -221,7 +221,8 @@ def _placeholder(text: str) -> _Placeholder:
 def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
     """Yield the texts between placeholders; refuse one that could be part of a value.
 
-    Converters are no reason to accept one, though ``<int:a>x<int:b>`` is clear: their regex may change elsewhere.
+    A converter does not make a template acceptable, though ``<int:a>x<int:b>`` is clear: its regex may change
+    elsewhere.
     """
     left, text = None, ""
     for part in parts:

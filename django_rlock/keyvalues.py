@@ -58,7 +58,7 @@ def step(value: Any, segment: str) -> Any:
         except AttributeError as error:
             raise MissingError(f"is missing: {_kind(value)} has no {segment!r}") from error
     if callable(found):
-        raise RefusedError(f"is no value: {segment!r} is callable, and templates call nothing")
+        raise RefusedError(f"is not a value: {segment!r} is callable, and templates do not call anything")
     if found is None and _is_anonymous(value):
         raise MissingError(f"is None, as the user is {_kind(value)}: nobody is logged in")
     return found

@@ -191,7 +191,7 @@ class LockedCall:
         if wait_time is UNSET and request is not None:
             wait_time = get_settings(options.using).view_wait_time
         elif wait_time is UNSET:
-            # A caller that handles a taken lock does not want to wait for ever.
+            # A caller that handles a taken lock does not want to wait forever.
             wait_time = 0 if options.on_locked == "skip" or callable(options.on_locked) else None
         lock = rlock(
             *[name for name, _ in named],

@@ -1,4 +1,4 @@
-"""What a process owns: made once, replaced after a fork and when the settings change, ended at exit.
+"""Resources of a process: created once, replaced after a fork and when the settings change, closed at exit.
 
 Modules register what they keep here, under one of the STAGES; nothing else in the package hooks into forks, settings or
 the interpreter's exit. Each of these events goes through the stages in their order, so that an object made again finds
@@ -143,10 +143,10 @@ _noticing = threading.Lock()
 
 
 def notice_fork() -> None:
-    """Make this process own nothing of its parent's, where it is a child of which Python was not notified.
+    """Forget the parent's resources if this process was forked without Python's hooks: rule 11 of docs/architecture.md.
 
-    uWSGI forks its workers in C, and runs Python's hooks only if an option says so. All workers would be one owner, for
-    whom each of the locks is free. So every call of a lock begins here.
+    uWSGI forks its workers in C, and runs Python's hooks only if an option says so. All workers would be one owner, and
+    would enter each other's locks. So every call of a lock begins here.
     """
     if os.getpid() != _pid:
         threads.elsewhere(_notice_fork)

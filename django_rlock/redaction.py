@@ -53,7 +53,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def hide_secrets(error: BaseException | None) -> None:
-    """Hide passwords in the texts of an exception and of those that led to it: a traceback shows them all."""
+    """Hide passwords in the texts of an exception and its causes: a traceback shows all of them."""
     while error is not None:
         error.args = tuple(redacted(each) if isinstance(each, str) else each for each in error.args)
         error = error.__cause__ or error.__context__

@@ -30,8 +30,8 @@ def check_routes(**_: Any) -> list[CheckMessage]:
 
 
 def check_aliases(**_options: Any) -> list[CheckMessage]:
-    """E011: a decorator names an alias that RLOCK does not have. Only imported modules are checked, which include those
-    that the URLconf imports."""
+    """E011: a decorator names an alias that RLOCK does not have. Only imported modules are checked, which include the
+    modules that the URLconf imports."""
     import_views()
     try:
         known = get_aliases()

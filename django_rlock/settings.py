@@ -116,7 +116,7 @@ def _wait_seconds(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
-        raise _RefusedError("a number of seconds, 0 to try once, or None to wait for ever")
+        raise _RefusedError("a number of seconds, 0 to try once, or None to wait forever")
     return float(value)
 
 
@@ -196,7 +196,7 @@ class AliasSettings:
     watchdog_timeout: float = _option(30.0, _seconds)
     """The lease of a lock taken without a lease time; it is renewed after each third of it."""
     view_wait_time: float | None = _option(3.0, _wait_seconds)
-    """How long a decorated view waits; 0 tries once, None waits for ever."""
+    """How long a decorated view waits; 0 tries once, None waits forever."""
     locked_status: int = _option(423, _one_of(*LOCKED_STATUSES))
     """The HTTP status of a view whose lock is taken."""
     claim_time: float = _option(5.0, _seconds)
@@ -204,7 +204,7 @@ class AliasSettings:
     waiter_alive_time: float = _option(10.0, _seconds)
     """How long a waiting process counts as alive after its last sign of life."""
     fence_ttl: float | None = _option(7 * 86400.0, _optional_seconds)
-    """How long a fencing counter outlives its last use; None for ever, if Java clients use it too."""
+    """How long a fencing counter outlives its last use; None forever, if Java clients use it too."""
     record_context: bool = _option(True, _flag)
     """Whether to write the request's route and user, and the task's name and id, into the process report."""
     slow_hold: float = _option(10.0, _seconds)

@@ -165,9 +165,9 @@ class WeakTable(Generic[T]):
 class Helpers:
     """A few threads that run calls, in order; a thread ends when there is no call left.
 
-    An executor takes mutexes that a signal may leave locked. Here the caller adds the call first and then looks whether
-    a thread may be started; a thread leaves first and then looks for calls. So no call is forgotten, and no mutex is
-    needed. A thread counts as long as its mark is kept, so one that was never started does not count.
+    An executor takes mutexes that a signal may leave locked. Here the caller adds the call first and then checks
+    whether a thread may be started; a thread leaves first and then checks for calls. So no call is forgotten, and no
+    mutex is needed. A thread counts as long as its mark is kept, so one that was never started does not count.
     """
 
     def __init__(self, most: int) -> None:

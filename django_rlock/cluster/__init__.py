@@ -13,7 +13,7 @@
 ``STARTUP_NODES``
     A list of other nodes to use when that one is down.
 ``NODE_ADDRESSES``
-    For nodes behind a NAT: a dict from the addresses that the nodes announce to those that reach them from here.
+    For nodes behind a NAT: a dict from the addresses that the nodes announce to reachable addresses.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class SlotMap:
     """Which node serves which slot. Each alias of a process has one map, filled from the nodes' replies and
     redirections.
 
-    An exception raised by a signal handler may interrupt a caller anywhere in here, and must not block others. So there
-    is no mutex: shared state is replaced by single assignments, and every wait has a limit.
+    An exception raised by a signal handler may interrupt a caller anywhere in here, and must not block others. So the
+    class uses no mutex: shared state is replaced by single assignments, and every wait has a limit.
     """
 
     def __init__(self, client: ClusterClient, ask: Ask | None = None) -> None:

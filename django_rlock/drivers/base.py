@@ -1,7 +1,7 @@
-"""What a lock's flows need from the outside world, as protocols.
+"""The interfaces of a lock's flows to the outside world, as protocols.
 
-A *face* knows the caller: a thread or an asyncio task. A *topology* knows where locks live: on one server, on a
-cluster, or on a quorum of nodes. ``room`` joins the two into the driver that the flows of an alias use.
+A *face* knows the caller: a thread or an asyncio task. A *topology* knows the servers of the locks: one server, a
+cluster, or a quorum of nodes. ``room`` joins the two into the driver that the flows of an alias use.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class ManyKeys(tuple[str, ...]):
 
 
 class Prepared:
-    """A script with its keys and all arguments but the first: what many calls have in common.
+    """The common part of many calls: a script with its keys and all arguments but the first.
 
     It is packed when the first of them is sent, because calls that are joined never are. ``has_fresh`` must say whether
     the calls have a ``fresh``, because a command begins with the number of its words.

@@ -70,7 +70,8 @@ class Owner:
         """Take a fresh wire name, so that late commands under the old one can do no harm.
 
         Called when the outcome of a command is unknown, or when it was sent more than once: the command, or a copy of
-        it, may reach the server after those that follow. Holds keep the name that they were taken with.
+        it, may reach the server after later commands. A hold keeps the name under which it was taken. See rules 8 and
+        15 of docs/architecture.md.
         """
         self.wire_name = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
 
@@ -133,7 +134,7 @@ class _Life:
 
 
 class _Process:
-    """What a forked child must not share with its parent."""
+    """State that a forked child must not share with its parent."""
 
     def __init__(self) -> None:
         random = str(uuid.UUID(bytes=os.urandom(16), version=4))

@@ -30,16 +30,18 @@ _AT_ONCE = 2
 """How often a broken connection is retried without a pause, even if the caller has no time left."""
 
 Exchange = Callable[[ScriptCall, bytes, bytes, float], Awaitable[list[Any]]]
-"""Sends a packed call and returns the reply that echoes the nonce, within a number of seconds; raises what redis-py
-does.
+"""Sends a packed call and returns the reply that echoes the nonce, within a number of seconds; raises redis-py's
+exceptions.
 
 Counts the call as sent once there is a connection.
 """
 
 
 class Retrying:
-    """Runs an alias's calls over an exchange, and retries while that may help; tells ``refused`` what the server
-    refuses.
+    """Runs an alias's calls over an exchange, and retries while that may help; passes a server's refusal to
+    ``refused``.
+
+    A retry is safe because counts are absolute: rules 1 and 4 of docs/architecture.md.
     """
 
     def __init__(
@@ -88,8 +90,8 @@ class Retrying:
                 down_since = (down_since or call.sent_at) if is_down(failure) else None
                 until = give_up_at if down_since is None else min(give_up_at, refused_until(self._using, down_since))
                 await self._pause(call, pauses, until, failure)
-            # Its traceback refers to all frames of the call, and one of them to it: what an interrupted caller held
-            # would live until the garbage collector runs.
+            # The traceback refers to all frames of the call, and one of the frames to the exception. Without this line,
+            # the objects of an interrupted caller would live until the garbage collector runs.
             failure.__traceback__ = None
             retries += 1
             nonce = next_nonce()

@@ -41,7 +41,7 @@ _LOOK_AGAIN = 0.05
 
 
 class LoopLinks:
-    """The links of one event loop, which are given back when the loop ends."""
+    """The links of one event loop, which are released when the loop ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

@@ -191,7 +191,7 @@ def force_release(
 
 
 def listed_aliases(first: str | None = None) -> list[str]:
-    """The aliases without those that show the same locks (server or nodes, prefix) as another, or as ``first``.
+    """The aliases, without duplicates that show the same locks (server or nodes, prefix) as another, or as ``first``.
 
     One with a bad entry is among them: reading its locks raises ImproperlyConfigured.
     """

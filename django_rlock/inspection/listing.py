@@ -1,4 +1,4 @@
-"""The list of locks as people ask for it: searched, filtered, sorted, in pages."""
+"""The list of locks for people: searched, filtered, sorted, in pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes reports of what processes have written, and believes nothing of what it finds."""
+"""Parses the reports that processes have written, and trusts no value in them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAX_RATE = 1e6
 MAX_AGE = 5.0
 """For how long a report counts whose process has written nothing since, in seconds: it may have expired."""
 _SETTLED = 1.0
-"""How much later than a beat a reading must be, in seconds, to have all that was written with it: a cluster may obey
-the parts of a report in another order, and the clocks of processes differ."""
+"""A reading taken within this many seconds of a beat may miss a part of the report: a cluster may execute the parts
+of a report in another order, and the clocks of processes differ."""
 MAX_KEPT = 12_000
 """Fields of reports that a process keeps between two readings, some 1.5 kB each."""
 _NO_LOCKS = {"latch", "permit", "semaphore"}
@@ -126,7 +126,7 @@ def unchanged_report(client: str, beat: float, place: str, now: float) -> Report
 
 
 def parse_report(client: str, beat: float, fields: Fields, place: str = "", now: float = 0.0) -> Report:
-    """A report from its fields, without those that make no sense. ``place`` tells apart what a process has reported to
+    """A report from its fields; invalid fields are left out. ``place`` distinguishes the reports of a process to
     several servers; ``now`` is when it was read, by the server's clock, for ``unchanged_report``."""
     known = _known.value.get((place, client))
     if known and known.report and known.fields == fields:
@@ -172,10 +172,10 @@ def _parse(texts: Sequence[str], client: str) -> list[Entry | None]:
 
 
 def _documents(texts: Sequence[str]) -> list[Any]:
-    """What JSON texts say, None for those that say nothing.
+    """The values of JSON texts, None for invalid texts.
 
-    They are decoded by one call, which takes half as long as one for each. Where planted texts are no JSON by
-    themselves and are together, what they say may be taken for another entry of their process.
+    One call decodes all texts, which takes half as long as one call for each. Hostile texts that are invalid alone but
+    valid when joined can be mistaken for other entries of the same process.
     """
     try:
         found: list[Any] = json.loads(f"[{','.join(text for text in texts if len(text) <= MAX_JSON)}]")

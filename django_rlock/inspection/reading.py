@@ -1,4 +1,4 @@
-"""Reads reports and locks from Redis, in few round trips, and believes nothing of what it finds.
+"""Reads reports and locks from Redis, in few round trips, and trusts no value.
 
 Anybody who can write to the Redis may have planted a value: of another type, huge, not UTF-8, not JSON. Such
 a value is left out; it never breaks a page. Replies are read as bytes even where the alias decodes them,

@@ -1,5 +1,5 @@
-"""Locks that this process has just read. Open pages refresh themselves: one does not ask again for what another has
-read, while nothing tells that it has changed."""
+"""A cache of locks that this process has just read: open pages, which refresh themselves, share readings until a
+change is reported."""
 
 from __future__ import annotations
 

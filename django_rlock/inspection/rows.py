@@ -63,7 +63,7 @@ def public_dict(lock: LockInfo) -> dict[str, Any]:
 
 
 def _shell_word(word: str) -> str:
-    """A word as a shell takes it; control characters are written as escapes, which no terminal obeys."""
+    """A word as a shell takes it; control characters are written as escapes, which a terminal does not execute."""
     if word.isprintable():
         return shlex.quote(word)
     plain = word.replace("\\", r"\\").replace("'", r"\'")

@@ -43,7 +43,7 @@ class AliasSurvey:
         return self._builder.reported()
 
     def read(self, keys: Iterable[str]) -> list[LockInfo]:
-        """Read the current state of some locks; returns those that are held."""
+        """Read the current state of some locks; returns the held locks."""
         wanted = sorted(keys)
         with asking(", ".join(wanted[:3]), self._using) as server:
             return self._builder.infos(server.read_states(wanted))
@@ -52,7 +52,7 @@ class AliasSurvey:
         return self.read(self._prefix + name for name in names)
 
     def shown(self, names: Iterable[str]) -> list[LockInfo]:
-        """Read the locks of a page; returns those that are held, or just ``hot``."""
+        """Read the locks of a page; returns the held and the ``hot`` locks."""
         wanted = {self._prefix + name: self._builder.report_of(self._prefix + name) for name in names}
         with asking(", ".join([*wanted][:3]), self._using) as server:
             states = recent.read_states(server, self._using, wanted, self._is_refresh)
@@ -111,11 +111,11 @@ class Survey:
         return [lock for alias in self._aliases.values() for lock in alias.reported]
 
     def read(self, names: Iterable[waiting.Name]) -> list[LockInfo]:
-        """Read the current state of some locks; returns those that are held, in the given order."""
+        """Read the current state of some locks; returns the held locks, in the given order."""
         return self._named(names, AliasSurvey.named)
 
     def shown(self, names: Iterable[waiting.Name]) -> list[LockInfo]:
-        """Read the locks of a page; returns those that are held, or just ``hot``, in the given order."""
+        """Read the locks of a page; returns the held and the ``hot`` locks, in the given order."""
         return self._named(names, AliasSurvey.shown)
 
     def _named(

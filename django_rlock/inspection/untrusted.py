@@ -1,4 +1,4 @@
-"""Values from Redis, where anyone who can write to it may have planted anything: made into what they should be."""
+"""Converts untrusted values from Redis, which anyone with write access may have planted, to their expected types."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _suspects(locks: Sequence[Reported]) -> list[Name]:
 
 
 def _knot(graph: Mapping[str, set[str]]) -> set[str]:
-    """The nodes on circles and between circles: those that no topological order contains, in either direction."""
+    """The nodes on circles and between circles, which no topological order contains in either direction."""
     left = _unordered(graph)
     turned: dict[str, set[str]] = {node: set() for node in left}
     for node in left:

@@ -128,8 +128,8 @@ class Server:
             link.close()
 
     def ask_for(self, claim: LinkWait) -> bool:
-        """Start opening a link for a claim, which is woken when it is open. Returns False if all places are taken; the
-        claim is then queued for a link that is given back."""
+        """Start opening a link for a claim, which is woken when the link is open. Returns False if the limit is
+        reached; the claim is then queued for the next link that is released."""
         if claim.opening:
             return True
         place = Place(self._taken)

@@ -106,8 +106,10 @@ class Attempt:
             reply = await driver.take(call, until, self._leave)
         else:
             reply = await driver.run(call, until)
+        # The server may still execute a copy of the command: rules 8 and 15 of docs/architecture.md.
         self.in_doubt = copies or call.sends > 1
         self.tries += 1
+        # The deadline counts from before the command was sent: rule 7.
         self.sent_at = call.sent_at
         if reply[1] == OK:
             self.granted_at = driver.now()
@@ -122,13 +124,18 @@ class Attempt:
         return False
 
     def _is_granted(self, waiter: Waiter) -> bool:
-        """Whether a message proves a grant with enough time left. If in doubt False: the server is then asked."""
+        """Whether a message proves a grant with enough time left. If in doubt False: then the waiter runs acquire.
+
+        docs/architecture.md proves this, under "When a waiter accepts the message of its grant".
+        """
+        # A message of an earlier wait has another ticket.
         if not self.ticket or waiter.ticket != self.ticket:
             return False
         options = settings_of(self.lock.using)
+        # Nothing renews a fixed lease; others may use the name; it is unknown which replicas have the grant.
         if not self.renewed or self.owner.is_named or options.replica_acks:
             return False
-        # The grant came after the command that drew the ticket was sent.
+        # The grant came after the command that drew the ticket was sent, so the claim ends no sooner than this.
         claim, now = min(options.claim_time, self.lease), self.driver.now()
         until = self.sent_at + claim
         if until - now < max(claim / 2, LEAST_LEFT) or has_jumped(self.clocks):
@@ -144,7 +151,7 @@ class Attempt:
             raise LockUnavailableError(
                 self.lock.name,
                 reason=f"the reply that granted it took {took:.1f} s, which is longer than its lease",
-                advice="It was given back; check why Redis or the network is slow, or use a longer lease_time.",
+                advice="It was released again; check why Redis or the network is slow, or use a longer lease_time.",
                 noun=self.lock.noun,
             )
 

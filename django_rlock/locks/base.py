@@ -60,7 +60,7 @@ class BaseLock(Handle):
     """A re-entrant distributed lock.
 
     ``name`` says what the lock protects; ``using`` is the RLOCK alias. ``wait_time`` is how long to wait for the lock,
-    in seconds (0 tries once, None waits for ever). ``lease_time`` is how long it may be held, in seconds; with None the
+    in seconds (0 tries once, None waits forever). ``lease_time`` is how long it may be held, in seconds; with None the
     watchdog renews the lease while this process lives. Both can also be given to ``acquire``. Raises ValueError for a
     name or an owner that is empty or longer than 1,024 bytes in UTF-8.
 
@@ -220,7 +220,7 @@ class BaseLock(Handle):
             with rlock("stock:42").atomic():
                 ...
 
-        ``using`` is the database. Before COMMIT, Redis is asked whether the lock is still held. If not, LockLostError
+        ``using`` is the database. Before COMMIT, one command checks that the lock is still held. If not, LockLostError
         is raised; if Redis is unreachable, LockUnavailableError; both roll back. If the release after COMMIT fails,
         that is logged. Inside another transaction of that database it raises RuntimeError; with ``nested`` it makes a
         savepoint instead, and the lock is released when the outer transaction ends.
@@ -477,9 +477,9 @@ class BaseLock(Handle):
 
         With ``owner``, a wire name as in ``info()``, the lock is freed only if that owner holds it. An owner that has
         held it for more than a second is notified within milliseconds, through ``lost``, ``on_lost`` and the signal
-        ``lock_lost``. Some holders notice only at the next renewal: those of a SpinLock, those without the right to
-        subscribe, and in a cluster those that hold more than a thousand other names. ``reason`` goes to the log and the
-        signal.
+        ``lock_lost``. Some holders notice only at the next renewal: holders of a SpinLock, processes without the right
+        to subscribe, and in a cluster processes that hold more than a thousand other names. ``reason`` goes to the log
+        and the signal.
 
         If the caller itself holds the lock, all its own holds end, which is not reported as a loss. It may acquire the
         lock again. Releasing it instead raises LockNotOwnedError, also at the end of a ``with`` block: what the block

@@ -179,7 +179,7 @@ class Beats:
         return max(self._shortest_pause, min(len(self._groups) / MOST_PER_SECOND, LONGEST_PAUSE))
 
     def _find_free(self, groups: dict[LockKey, Group]) -> dict[LockKey, Group]:
-        """The locks that may be free: all those that were checked together with a free one."""
+        """The locks that may be free: all locks that were checked together with a free one."""
         place = background_driver(self._using).place
         by_place: dict[object, list[LockKey]] = defaultdict(list)
         for key in groups:

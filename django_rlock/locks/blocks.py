@@ -68,7 +68,7 @@ def _for(owner: Owner, exit_block: Callable[..., object]) -> Callable[..., objec
 
 
 class _GiveBack:
-    """Gives back what a statement has taken of a lock since this object was made."""
+    """Releases what a statement has taken of a lock since this object was created."""
 
     __slots__ = ("_around", "_keys", "_lock", "owner")
 

@@ -21,7 +21,7 @@ class Detached:
     any thread or task.
 
     When the object is dropped, the background releases what is still held. Since the object is there before the hold
-    changes, an interruption leaves nothing that is renewed for ever.
+    changes, an interruption leaves nothing that is renewed forever.
     """
 
     def __init__(self, hold: Hold) -> None:

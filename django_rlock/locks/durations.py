@@ -24,8 +24,8 @@ UNSET: Any = _Unset()
 
 
 def wait_seconds(value: Duration | None) -> float | None:
-    """Check a wait: 0 tries once, None waits for ever."""
-    return None if value is None else _seconds("wait_time", value, "0 or more; None waits for ever")
+    """Check a wait: 0 tries once, None waits forever."""
+    return None if value is None else _seconds("wait_time", value, "0 or more; None waits forever")
 
 
 def lease_seconds(value: Duration | None) -> float | None:

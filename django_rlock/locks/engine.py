@@ -1,7 +1,7 @@
 """The flows that all kinds share: take, release, extend, ask; each a coroutine over a driver.
 
 Waiting is in ``attempt``, the forced release in ``force``. An unknown outcome never leaves a lock without renewal, or
-one renewed for ever. Only what a flow returns as held is renewed; anything else that may have been granted is undone in
+one renewed forever. Only what a flow returns as held is renewed; anything else that may have been granted is undone in
 the background, under a wire name that is not used again.
 """
 
@@ -113,7 +113,7 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
 
 
 def take_in_turn(lock: BaseLock, driver: Driver, claim: Claim) -> Coroutine[Any, Any, bool]:
-    """Take the lock; for a named owner, after the running calls of those that share the name."""
+    """Take the lock. The calls of a named owner run one after another, in all threads and tasks that use the name."""
     return _take_after_others(lock, driver, claim) if claim.owner.is_named else lock._engine.take(lock, driver, claim)
 
 
@@ -221,8 +221,8 @@ async def _enter_again(lock: BaseLock, attempt: Attempt, hold: Hold, claim: Clai
         # Under a name that threads or tasks share: a release waited for this call, but not as long as it took.
         raise LockUnavailableError(
             lock.name,
-            reason="it was given back under the same owner's name while it was entered again",
-            advice="Try again; if the server does not count it as free, it frees itself when its lease ends.",
+            reason="another thread or task with the same owner= released it during this acquire",
+            advice="Try again. If the lock is still held on the server, it is free when its lease ends.",
         )
     if reply[1] != OK:
         lose(hold, "it was gone when its owner took it again")

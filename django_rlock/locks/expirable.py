@@ -51,7 +51,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
     """A semaphore whose permits have ids and leases; Redisson's ``getPermitExpirableSemaphore``.
 
     ``name`` says what it limits, ``using`` is the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds
-    (0 tries once, None waits for ever). When a permit's lease ends, the next call of any client reclaims it::
+    (0 tries once, None waits forever). When a permit's lease ends, the next call of any client reclaims it::
 
         licences = PermitExpirableSemaphore("licences", wait_time=10)
         licences.try_set_permits(5)
@@ -147,7 +147,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
     async def _take(
         self, driver: Driver, request: PermitRequest, wait: float | None, renewed: bool
     ) -> tuple[Attempt | None, Permit | None]:
-        """The attempt if it was granted, and its permit unless its lease is over: then it was given back."""
+        """The attempt if it was granted, and its permit unless its lease is over: then it was released."""
         try:
             attempt = await granted(request, driver, 0.0, wait)
             if attempt is None:
@@ -206,7 +206,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         """The holds, among these permits, that this process renews."""
         return [hold for hold in (HOLDS.get(self, NamedOwner(each)) for each in ids) if hold is not None]
 
-    # --- give back ---------------------------------------------------------------------------------------------------
+    # --- release -----------------------------------------------------------------------------------------------------
 
     def try_release(self, permits: Permit | str | Iterable[str]) -> int:
         """Release permits by their ids, all or none; returns how many.

@@ -1,7 +1,7 @@
 """The two faces of a flow: a blocking method, and a coroutine method with Django's ``a`` prefix.
 
-Both are written out, so that editors, notebooks and mocks find ordinary methods. What they do is written once, in the
-coroutine function whose first argument is the driver, and which has the method's name with an underscore.
+Both are written out, so that editors, notebooks and mocks find ordinary methods. Their body is written once, in a
+coroutine function that has the method's name with an underscore, and the driver as its first argument.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ class Grouping:
 
 
 def places(driver: Driver) -> Callable[[BaseLock], tuple[str, object]]:
-    """Returns a function from a lock to its alias and place. What depends on the alias alone is looked up once."""
+    """Returns a function from a lock to its alias and place. Values that depend on the alias alone are looked up
+    once."""
 
     @cache
     def alias(using: str) -> tuple[Callable[[str], object], str]:

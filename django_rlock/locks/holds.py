@@ -28,7 +28,7 @@ class Before(NamedTuple):
         """Whether the lock is held more often now."""
         if depth > self.depth:
             return True
-        # A hold that was lost before may be forgotten during a long wait; then the new one is no deeper.
+        # A hold that was lost before may be forgotten during a long wait; then the new hold is not nested.
         former = self.record
         if isinstance(former, GroupHold):
             former = None if former.is_whole else former.members.get(hold.key)  # a whole one was not lost
@@ -207,7 +207,7 @@ class Waits:
         self._table.pop(id(wait), None)
 
     def snapshot(self) -> list[Wait]:
-        """The waits that are not over; those that were interrupted before they could leave are dropped."""
+        """The waits that are not over; waits that were interrupted before they could leave are dropped."""
         return [wait for wait in list(self._table.values()) if not self._forgets(wait)]
 
     def _forgets(self, wait: Wait) -> bool:

@@ -43,7 +43,7 @@ class CountDownLatch(Counter):
     """Keeps waiters waiting until it has been counted down to 0; Redisson's ``getCountDownLatch``.
 
     ``name`` says what is waited for, ``using`` is the RLOCK alias, ``wait_time`` how long to wait, in seconds (0 checks
-    once, None waits for ever). A latch that was never set is open, and so is a deleted one::
+    once, None waits forever). A latch that was never set is open, and so is a deleted one::
 
         done = CountDownLatch("import:42")
         done.try_set_count(3)        # then, in each of three tasks: done.count_down()
@@ -102,7 +102,7 @@ class CountDownLatch(Counter):
     def wait(self, wait_time: Duration | None = UNSET) -> bool:
         """Wait until the latch is open; returns False if it is still closed after ``wait_time`` seconds.
 
-        0 checks once, None waits for ever; the default is the latch's own. The coroutine is ``await_()``, because with
+        0 checks once, None waits forever; the default is the latch's own. The coroutine is ``await_()``, because with
         the prefix ``a`` alone it would be a keyword.
         """
         return run_flow(self._wait, (blocking_driver(self), wait_time))

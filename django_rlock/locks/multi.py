@@ -26,9 +26,9 @@ class MultiLock(BaseLock):
     ``rlock("account:1", "account:2")`` makes one as well. The order of the arguments does not matter, and two
     MultiLocks cannot deadlock. If a member is taken, the MultiLock releases the others, waits in that member's own
     queue, and tries the others again. If another member is taken by then, it waits for all members in the order of
-    their names and keeps those that it has, so members that are often taken do not starve it. If that takes longer than
-    ``KEEP_FOR`` (2) seconds, it releases all and starts again, so that an owner that holds one member and waits for
-    another can go on.
+    their names and keeps the members it has, so members that are often taken do not starve it. If that takes longer
+    than ``KEEP_FOR`` (2) seconds, it releases all and starts again, so that an owner that holds one member and waits
+    for another can go on.
 
     Plain, spin and fair locks that share a server (in a cluster: a slot) are taken by one script and freed by one;
     others one after another. A member named twice counts once.

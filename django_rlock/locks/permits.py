@@ -207,7 +207,7 @@ def packed(ids: tuple[str, ...]) -> bytes:
 
 
 class Permits(Requests):
-    """Permits with ids and leases. What is held goes by an id instead of an owner's name."""
+    """Permits with leases. A held permit is identified by an id instead of an owner's name."""
 
     scope = "permit"
     hears_forced = False

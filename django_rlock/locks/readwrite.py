@@ -138,7 +138,7 @@ class ReadWriteLock:
             ...
 
     Options are those of all locks, for both sides, and ``prefer``. With "writer", waiting writers keep new readers out.
-    With None, as in Redisson, overlapping readers can keep writers out for ever. With "writer", a continuous stream of
+    With None, as in Redisson, overlapping readers can keep writers out forever. With "writer", a continuous stream of
     writers keeps readers out; and a reader must not wait for a thread or task that has yet to take the read lock,
     because a writer may be queued between the two.
 

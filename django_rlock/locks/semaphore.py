@@ -105,7 +105,7 @@ class Semaphore(BaseSemaphore):
     """A number of permits shared by all processes, and by Java services through Redisson's ``getSemaphore``.
 
     ``name`` says what it limits, ``using`` is the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds
-    (0 tries once, None waits for ever). It has no permits until ``try_set_permits()`` or a release creates some::
+    (0 tries once, None waits forever). It has no permits until ``try_set_permits()`` or a release creates some::
 
         printers = Semaphore("printers", wait_time=10)
         printers.try_set_permits(3)

@@ -37,9 +37,9 @@ KEEP_FOR = 2.0
 
 
 class AllOrNone:
-    """One attempt at some ``locks``. ``taken`` are those that its owner holds by now. ``lent`` are the holds among them
-    that are renewed only until it has all locks; ``_begun`` are those whose release has begun, and ``_left`` is the
-    number of those whose block is counted no more. ``until`` is when its time is up (None: never).
+    """One attempt at some ``locks``. ``taken`` are the locks that its owner already holds. ``lent`` are the holds among
+    them that are renewed only until the owner has all locks. ``_begun`` are the locks whose release has begun, and
+    ``_left`` is the number of locks whose block is no longer counted. ``until`` is when its time is up (None: never).
     """
 
     def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[BaseLock]) -> None:

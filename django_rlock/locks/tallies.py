@@ -85,9 +85,9 @@ class Count:
 
 
 class Tally:
-    """The locks of one group: attempts that took the lock, and those that gave up.
+    """The locks of one group: successful attempts, and attempts that gave up.
 
-    ``longest_hold`` is the least that another hold must have lasted to be among ``holds``, in seconds; the reporter
+    Holds shorter than ``longest_hold`` seconds are not added to ``holds``; the reporter
     takes these out and resets it.
     """
 

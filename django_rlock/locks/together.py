@@ -1,4 +1,4 @@
-"""What an owner holds of several locks: as few records as possible, given back by as few scripts as possible."""
+"""The holds of one owner on several locks: as few records as possible, released by as few scripts as possible."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def give_back_all(
 ) -> list[RLockError]:
     """Release one hold of each lock; returns the errors. After an interruption the background releases the rest.
 
-    ``begun`` gets each lock whose release has begun, and so needs nothing more.
+    ``begun`` collects the locks whose release has started; the caller need not release them.
     """
     failures: list[RLockError] = []
     rest: Sequence[GroupHold | BaseLock] = locks

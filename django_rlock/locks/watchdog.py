@@ -63,8 +63,8 @@ _AT_ONCE = 10
 class Ear:
     """Listens to forced releases on one channel, for the holds that refer to it.
 
-    ``heard_at`` is when its last message came, or its subscription was last confirmed, in monotonic seconds. What was
-    said until then may have been missed, or said of a hold that its caller had not recorded yet.
+    ``heard_at`` is when its last message came, or its subscription was last confirmed, in monotonic seconds. Earlier
+    messages may have been missed, or may concern a hold that its caller had not recorded yet.
     """
 
     __slots__ = ("__weakref__", "heard_at", "waiters")

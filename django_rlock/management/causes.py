@@ -1,4 +1,4 @@
-"""Why a server cannot be asked, and what to do about it: a finding of its own for each situation."""
+"""Why a server does not reply or refuses commands, and the remedy: a separate finding for each cause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_rlock.links.errors import MEANINGS, Meaning, meaning_of
 from django_rlock.redaction import redacted
 
 LONGEST_TEXT = 200
-"""How many characters of another's error are shown: some of them list objects."""
+"""The number of characters shown of another library's error: some errors list many objects."""
 
 
 class Cause(NamedTuple):
@@ -25,12 +25,16 @@ class Cause(NamedTuple):
     advice: str
 
 
-_NO_TLS = "It speaks no TLS on this port: write redis:// in place of rediss://, or name the port that does."
-_CLOSED = "Write rediss:// if the server speaks TLS only; look into its log, or that of the proxy before it."
-_RESP3 = "Set 'protocol': 2 in the options of redis-py: the server, or a proxy before it, does not know RESP3."
+_NO_TLS = "The server does not use TLS on this port: write redis:// instead of rediss://, or use its TLS port."
+_CLOSED = "Write rediss:// if the server accepts TLS only; read the log of the server, or of the proxy before it."
+_RESP3 = "Set 'protocol': 2 in the options of redis-py: the server, or a proxy before it, does not support RESP3."
 
 _BY_TEXT = (
-    ("certificate verify failed", "tls", "Name its authority in ssl_ca_certs, and the host as its certificate does."),
+    (
+        "certificate verify failed",
+        "tls",
+        "Set ssl_ca_certs to its authority, and use the host name of its certificate.",
+    ),
     ("wrong version number", "tls", _NO_TLS),
     ("wrong_version_number", "tls", _NO_TLS),
     ("packet length too long", "tls", _NO_TLS),
@@ -61,15 +65,17 @@ _BY_CODE = {
     "UNKNOWN": "proxy",
     "WRONGTYPE": "key",
 }
-"""Checks by the codes of the server's errors; the others are about the login."""
+"""Checks by the codes of the server's errors; other codes are errors of the login."""
 
 
 def cause_of(error: BaseException, where: str, by_tls: bool = False) -> Cause:
-    """What an error means that was met at an address, to which a connection was to speak TLS or not."""
+    """The cause of an error at an address; ``by_tls`` if the connection was to use TLS."""
     errors = list(_chain(error))
     text = f"{where}: {_shortened(error)}"
     if any(isinstance(each, MasterNotFoundError) for each in errors):
-        advice = "Start the sentinels, and name them in SENTINELS; LOCATION must be the name by which they know it."
+        advice = (
+            "Start the sentinels, and list them in SENTINELS. The host in LOCATION must be their name of the primary."
+        )
         return Cause("sentinels", f"{where}: no sentinel names a primary", advice)
     told = " ".join(str(each) for each in errors).lower()
     for part, check, advice in _BY_TEXT:
@@ -89,14 +95,14 @@ def _by_meaning(errors: list[BaseException], text: str) -> Cause | None:
 def _by_kind(errors: list[BaseException], where: str, text: str, by_tls: bool) -> Cause:
     kinds = tuple(map(type, errors))
     if _any(kinds, ssl.SSLError):
-        return Cause("tls", text, "Compare the ssl_… options with what the server wants: a certificate of the client?")
+        return Cause("tls", text, "Compare the ssl_… options with the server's: does it need a client certificate?")
     if _any(kinds, socket.gaierror):
-        return Cause("name", text, "Correct the host's name in CACHES, or the name server.")
+        return Cause("name", text, "Correct the host name in CACHES, or the DNS.")
     if _any(kinds, ConnectionRefusedError, FileNotFoundError):
         return Cause("connection", f"nothing listens at {where}", "Start the server, or correct its address in CACHES.")
     if _any(kinds, TimeoutError, RedisTimeoutError):
         advice = "Check the address, and the firewalls on the way; the server may hang."
-        advice = f"Check that this port speaks TLS, or write redis://. {advice}" if by_tls else advice
+        advice = f"Check that this port uses TLS, or write redis://. {advice}" if by_tls else advice
         return Cause("connection", f"no reply from {where} in time", advice)
     return Cause("connection", text, _CLOSED)
 
@@ -110,7 +116,7 @@ def _code(meaning: Meaning) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what caused it, each once."""
+    """The error and its causes, each once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,7 +1,6 @@
-"""What an operator should know about the Java clients of the locks' servers: ``rlock_doctor --java``.
+"""Checks of the Java clients of the locks' servers: ``rlock_doctor --java``.
 
-Java clients of other systems may use the same server, so this finds out much and claims little: only what is an error
-in any system is a warning.
+Java clients of other systems may use the same server, so a finding is a warning only if it is an error in any system.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from django_rlock.settings import get_settings
 _QUEUE = "redisson_lock_queue:"
 _RIGHTS = "Grant +client|list +pubsub +scan +llen to check it; locks do not need them."
 _SCANNED = 200
-"""How many steps through the keys of a server are taken at most, of 1,000 keys each."""
+"""The highest number of SCAN calls to a server, of 1,000 keys each."""
 _NAMED = 5
-"""How many names a text has at most."""
+"""The highest number of names in a text."""
 
 
 def diagnose_java(alias: str) -> Iterator[Finding]:
@@ -35,7 +34,7 @@ def diagnose_java(alias: str) -> Iterator[Finding]:
     try:
         clients = clients_of(alias, WITHIN)
     except (ImproperlyConfigured, *SERVER_ERRORS):
-        return  # which other findings say
+        return  # other findings report it
     for server, client in clients.items():
         with closing(client.connection_pool):
             for look in _versions, _subscribers, _doubled_names, _fair_waiters:
@@ -61,13 +60,13 @@ def _versions(client: redis.Redis, _alias: str) -> _Seen:
         if "redisson" in each.get("lib-name", "").lower()
     )
     if not told:
-        return "ok", "no connection names Redisson as its library; Redisson need not do that", ""
+        return "ok", "no connection names Redisson as its library, but not every Redisson does", ""
     return "ok", ", ".join(f"{library} ({number} connections)" for library, number in sorted(told.items())), ""
 
 
 def _subscribers(client: Any, alias: str) -> _Seen:
-    """Those of Redisson's channels that are not processes of ours."""
-    # A process of ours that subscribes to such a channel has a mark beside it, in a cluster on a sharded channel.
+    """The subscribers of Redisson's channels that are not processes of this package."""
+    # Our processes mark a subscription to such a channel by a second one, in a cluster on a sharded channel.
     count_marks = client.pubsub_shardnumsub if is_cluster(alias) else client.pubsub_numsub
     plain = _others(client.pubsub_channels, client.pubsub_numsub, count_marks)
     text = f"{sum(plain.values())} wait for messages on {len(plain)} channels"
@@ -76,14 +75,18 @@ def _subscribers(client: Any, alias: str) -> _Seen:
     sharded = _others(client.pubsub_shardchannels, client.pubsub_shardnumsub, count_marks)
     text += f" of all nodes, {sum(sharded.values())} on {len(sharded)} sharded channels"
     if plain and sharded:
-        return "warning", text, "Java clients of both sorts do not wake each other: set shardedSubscriptionMode alike."
+        return (
+            "warning",
+            text,
+            "These two groups of Java clients don't wake each other: set one shardedSubscriptionMode.",
+        )
     return "ok", text, ""
 
 
 def _others(
     channels: Callable[[str], list[Any]], count: Callable[..., list[Any]], count_marks: Callable[..., list[Any]]
 ) -> dict[str, int]:
-    """How many clients of others subscribe to each of Redisson's channels."""
+    """The number of other clients that subscribe to each of Redisson's channels."""
     names = list(map(_text, channels("redisson_*")))
     if not names:
         return {}
@@ -94,7 +97,7 @@ def _others(
 def _doubled_names(client: redis.Redis, alias: str) -> _Seen:
     prefix = get_settings(alias).key_prefix
     if not prefix:
-        return "ok", "KEY_PREFIX is empty, and so nothing is put before names", ""
+        return "ok", "KEY_PREFIX is empty, so names have no prefix", ""
     doubled = _scan(client, prefix + prefix)
     if not doubled:
         return "ok", f"no key begins with {prefix + prefix!r}", ""
@@ -110,8 +113,8 @@ def _fair_waiters(client: Any, alias: str) -> _Seen:
     if not unmapped:
         return "ok", text, ""
     advice = (
-        "Redisson before 3.52 queues there without its nameMapper's prefix, so such waiters are not woken by this "
-        "side; they try again when the lease that they know of ends. Update it."
+        "Redisson before 3.52 queues waiters without its nameMapper's prefix, so this package does not wake them; they "
+        "retry when the holder's lease should end. Update Redisson."
     )
     return "warning", f"{text}; without the prefix {prefix!r}: {_some(unmapped)}", advice
 

@@ -142,7 +142,7 @@ def to_json(document: list[Mapping[str, Any]]) -> str:
 
 
 def _together(values: Iterable[object]) -> str:
-    """Different values in their order; ``–`` for those that are not known."""
+    """Different values in their order; ``–`` for unknown values."""
     return ", ".join(dict.fromkeys(str(value or "–") for value in values))
 
 
@@ -167,7 +167,7 @@ def pause(text: str) -> float:
 
 
 def wait_seconds(text: str) -> float | None:
-    """Parse an option that is a wait time; None waits for ever."""
+    """Parse an option that is a wait time; None waits forever."""
     return None if text == "forever" else _seconds(text, "a number of seconds, 0 or more, or 'forever'")
 
 

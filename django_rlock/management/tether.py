@@ -1,6 +1,6 @@
-"""Becomes a program that ends when the process that started it ends: ``tether.py PID PROGRAM ARGUMENT …``.
+"""Run a program that ends when its parent process ends: ``tether.py PID PROGRAM ARGUMENT …``.
 
-It is run as a file, without the modules that Python imports at its start. Linux only.
+This file runs without the modules that Python imports at its start. Linux only.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run the program, unless the starter has ended already. Exit statuses are as a shell's."""
+    """Run the program, unless the parent has already ended. Exit statuses are the same as a shell's."""
     starter, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(starter):

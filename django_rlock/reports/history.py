@@ -1,7 +1,7 @@
 """The history of this process, for the admin: its last hour by template, locks that it lost or freed by force.
 
 It is one text on each server, written every 15 seconds while something happens, and soon after a loss. It outlives its
-process. What is in it comes from ``locks.tallies``, and its size is bounded.
+process. Its content comes from ``locks.tallies``, and its size is limited.
 """
 
 from __future__ import annotations

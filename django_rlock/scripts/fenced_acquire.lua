@@ -6,7 +6,7 @@
 -- ARGV[2]  owner
 -- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
--- ARGV[5]  how long to keep the token after this, ms; 0 = for ever
+-- ARGV[5]  how long to keep the token after this, ms; 0 = forever
 -- ARGV[6]  1 if other processes may hold it as the same owner, with the same token; else 0
 --
 -- Returns {nonce, 'OK', token}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL}.

@@ -8,7 +8,7 @@
 -- ARGV[2]  owner, of a name that is new in every attempt
 -- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
--- ARGV[5]  how long to keep the token after this, ms; 0 = for ever
+-- ARGV[5]  how long to keep the token after this, ms; 0 = forever
 -- ARGV[6]  token that the client has proposed to all nodes; 0 = none
 --
 -- Returns {nonce, 'OK', token, the node's clock in us, the mark}; {nonce, 'LOST'} for a re-entry whose hold is gone; or

@@ -5,7 +5,7 @@
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  that token
--- ARGV[4]  how long to keep the token after this, ms; 0 = for ever
+-- ARGV[4]  how long to keep the token after this, ms; 0 = forever
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock: without that check, an earlier owner
 -- could get a higher token than a later one.

@@ -2,7 +2,7 @@
 
 -- include: clock
 
--- Keeps a token for ttl_ms after this; '0' = for ever.
+-- Keeps a token for ttl_ms after this; '0' = forever.
 local function keep_token(key, token, ttl_ms)
     if ttl_ms == '0' then
         redis.call('set', key, token)

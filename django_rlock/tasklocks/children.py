@@ -48,7 +48,7 @@ Note = dict[str, Any]
 
 
 class _Parent:
-    """The worker's main process: it watches its children, and frees the locks of those that are gone."""
+    """The worker's main process: it watches its children, and frees the locks of dead children."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -138,7 +138,7 @@ class _Child:
         self._mapped.close()
 
     def write(self) -> None:
-        """Write the notes. What is left of a longer, earlier text is not read."""
+        """Write the notes. The rest of a longer, earlier text is not read."""
         text = pickle.dumps(self.notes)
         half = 3 - self._half if len(text) <= _MOST else 0
         if half:

@@ -133,7 +133,7 @@ class Delivery:
         return self.visibility * UNNOTICED
 
     def left_of(self, wait_time: float | None) -> float:
-        """How much of a time to wait is left; None waits for ever. In seconds."""
+        """How much of a time to wait is left; None waits forever. In seconds."""
         return math.inf if wait_time is None else max(0.0, wait_time - self.waited)
 
     @property
@@ -228,7 +228,7 @@ class Delivery:
         return self._call(NoteTask, scripts.TASK_DONE, self._keys[:1], value, milliseconds(self._marked_for))
 
     def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
-        """The headers of the copy that follows this delivery. One that goes on waiting is no retry."""
+        """The headers of the copy that follows this delivery. A copy that continues to wait is not a retry."""
         token, parents = uuid.uuid4().hex, self._parents
         if self._known is not None:
             parents = [self._token, self._known.partition(":")[2]]

@@ -1,4 +1,4 @@
-"""Attributes that a ``LockedTask`` does not support, and what to use instead."""
+"""Attributes that a ``LockedTask`` does not support, and their replacements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery.app.task import Task
 
 _QUEUED = "write lock_scope='queue', on_queued='raise', or on_queued='return' where it was False"
 _EXPIRY = (
-    "leave it out: a run's lock is renewed; lock_queue_time=… limits how long a message counts that does not start"
+    "remove it: the lock of a run is renewed; lock_queue_time=… limits how long a message that does not start counts"
 )
 _FOREIGN = {
     # celery-once
@@ -37,7 +37,7 @@ _OF_LOCKS = {
     "using": "lock_using",
     "kind": "lock_kind",
 }
-"""Arguments of locks and decorators, and what the options of tasks are called."""
+"""Arguments of locks and decorators, and the names of the tasks' options."""
 
 LEFTOVERS = {
     "celery_once": ("ONCE",),
@@ -67,19 +67,17 @@ def refuse_unknown(task: type, label: str, known: Collection[str]) -> None:
         if name in _FOREIGN:
             raise TypeError(f"{label}: {name!r} is an option of another library; {_FOREIGN[name]}.")
         if name == "lock":
-            raise TypeError(
-                f"{label}: 'lock' is the lock that the running task holds; the option is called 'lock_key'."
-            )
+            raise TypeError(f"{label}: 'lock' is the lock of the running task; the option is called 'lock_key'.")
         if name in SETTING_KEYS and name.startswith("task_"):
-            raise TypeError(f"{label}: {name!r} is a setting of the app, which does nothing on a task; {_right(name)}.")
+            raise TypeError(f"{label}: {name!r} is a setting of the app, with no effect on a task; {_right(name)}.")
         if close := _meant(name, value, known):
             advice = f"Did you mean {close!r}? " if close in known else ""
             raise TypeError(f"{label}: there is no option {name!r}. {advice}Known options: {', '.join(sorted(known))}.")
 
 
 def unread(task: type, read: Collection[str]) -> dict[str, str]:
-    """The attributes of a task class that are called like an argument of locks, apart from those that its templates
-    read, and the options that were probably meant.
+    """The attributes of a task class that have the name of an argument of locks and are not read by its templates, and
+    the options that were probably meant.
     """
     return {name: option for name, option in _OF_LOCKS.items() if hasattr(task, name) and name not in read}
 
@@ -102,7 +100,7 @@ def _right(setting: str) -> str:
 
 
 def _meant(name: str, value: Any, known: Collection[str]) -> str | None:
-    """The option that was probably meant, or the name itself if that is unknown; None if it is no misspelt option."""
+    """The option that was probably meant, or the name itself if unknown; None if it is not a misspelt option."""
     is_method = inspect.isfunction(value) and value.__name__ == name
     if is_method or not name.startswith(_BEGINNINGS):
         return None

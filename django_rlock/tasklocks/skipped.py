@@ -42,7 +42,7 @@ def skipped(task: Any, lock_name: str, holder: str | None) -> Skipped | None:
 
 
 def end_chain(task: Any, message: Context, result: Skipped | None) -> None:
-    """End the chain of a message: its other tasks, which do not run, get a result, for those that wait for it."""
+    """End the chain of a message: its other tasks do not run, but get a result, because callers may wait for it."""
     rest: Any = message.chain or ()
     message.chain = None
     for step in _tasks_of(signature(each, app=task.app) for each in rest):

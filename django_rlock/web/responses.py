@@ -123,8 +123,8 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
 
 
 def _assets() -> dict[str, str]:
-    """The URLs of the page's style and script. Without those that were not collected: the page does without, where an
-    error would take its place."""
+    """The URLs of the page's style and script. Files that were not collected are left out: the page works without them,
+    and an error would hide it."""
     try:
         return {"style": static("django_rlock/locked.css"), "script": static("django_rlock/locked.js")}
     except (ValueError, ImproperlyConfigured):

@@ -36,7 +36,7 @@ def keep_for_response(lock: BaseLock, response: Any) -> BaseLock | None:
     """
     hand_over = _hand_over(response)
     if hand_over is None or lock.lost:
-        return lock  # to give back a lost one raises
+        return lock  # releasing a lost lock raises
     owner, left = current_owner(), []
     for part in lock.parts:
         hold = HOLDS.get(part, owner)

@@ -541,7 +541,7 @@ def test_paths(source, key):
         ("<order.items.second>", "there is no item 'second'"),
         ("<order.items.keys>", "there is no item 'keys'"),
         ("<order.items>", "is dict"),
-        ("<order.save>", "'save' is callable, and templates call nothing"),
+        ("<order.save>", "'save' is callable, and templates do not call anything"),
         ("k:<order.save?>", "'save' is callable"),
         ("<order.save.pk>", "'save' is callable"),
         ("<order>", "is Order; keys take"),

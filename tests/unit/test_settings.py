@@ -64,7 +64,7 @@ def test_a_process_keeps_a_hundred_connections_unless_it_is_told_another_number(
         ("WATCHDOG_TIMEOUT", float("inf"), "a number of seconds above 0"),
         ("WATCHDOG_TIMEOUT", 10**400, "a number of seconds above 0"),
         ("WATCHDOG_TIMEOUT", None, "a number of seconds above 0"),
-        ("VIEW_WAIT_TIME", -1, "a number of seconds, 0 to try once, or None to wait for ever"),
+        ("VIEW_WAIT_TIME", -1, "a number of seconds, 0 to try once, or None to wait forever"),
         ("VIEW_WAIT_TIME", False, "a number of seconds"),
         ("VIEW_WAIT_TIME", "3", "a number of seconds"),
         ("LOCKED_STATUS", 200, "one of 423, 409, 429, 503"),

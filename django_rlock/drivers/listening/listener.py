@@ -231,7 +231,7 @@ class Listener:
             self._wake_settling(channel)
 
     def _wake_settling(self, channel: Channel) -> list[ListenerWaiter | None]:
-        """Wake those that wait for the subscription itself, and return them."""
+        """Wake the waiters for the subscription itself, and return them."""
         settled = []
         with contextlib.suppress(IndexError):
             while True:

@@ -207,7 +207,7 @@ class Subscriber:
             self.link.send(b"".join(commands), self._reply_limit)
             self.link.sock.settimeout(0)
             # Further commands do not put this off: a process that sends them all the time would never notice a dead
-            # connection. What arrives meanwhile ends it, and then PING looks whether the connection still lives.
+            # connection. An arriving message clears the limit; after that, PING checks that the connection still lives.
             if self._reply_by is None:
                 self._reply_by = monotonic() + self._reply_limit
 

@@ -1,4 +1,7 @@
-"""The fencing token that a client proposes to the nodes, so that they agree on one in a single round."""
+"""The fencing token that a client proposes to the nodes, so that they agree on one token in a single round.
+
+docs/architecture.md, under "RedLock's token", shows why a wrong proposal never breaks the order of tokens.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Command(BaseCommand):
             raise CommandError(f"{errors} of {len(findings)} findings are errors.", returncode=ERROR)
 
     def _watch(self, every: float, using: str | None, java: bool) -> None:
-        """Examine again and again. What is wrong now may be right in the next round."""
+        """Repeat the checks. A problem may be solved in the next round."""
         with suppress(KeyboardInterrupt):
             while True:
                 self._examine_briefly(using, java)
