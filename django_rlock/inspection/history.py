@@ -165,7 +165,7 @@ def _joined(found: Iterable[Work]) -> list[Work]:
 def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work]:
     for entry in list_of(document.get("work"), MAX_GROUPS + _MORE_GROUPS):
         using = short_text(entry.get("using"))
-        slots = [slot for slot in _slots(entry.get("slots")) if slot[0] > now - _HOUR - SLOT]
+        slots = [slot for slot in _slots(entry.get("slots")) if now - _HOUR - SLOT < slot[0] < now + SLOT]
         yield Work(
             using=using,
             template=short_text(entry.get("template")),

@@ -17,6 +17,7 @@ from django_rlock.inspection import recent, waiting
 from django_rlock.inspection.building import SILENT_AFTER, Builder
 from django_rlock.inspection.infos import Deadlock, LockInfo, ProcessInfo
 from django_rlock.inspection.parsing import Report, parse_report
+from django_rlock.inspection.reading import MOST_AHEAD
 from django_rlock.inspection.reported import Reported
 from django_rlock.inspection.sources import asking
 from django_rlock.reports import local_report
@@ -36,6 +37,11 @@ class AliasSurvey:
         with asking(name, using) as server:
             self.now, self.reports = server.read_all_reports(is_refresh)
         self._builder = Builder(using, self.now, [*self.reports, own_report(self.now)])
+
+    @property
+    def ahead(self) -> set[str]:
+        """The processes whose last beat is ahead of the server's clock, which has been set back since."""
+        return {report.client for report in self.reports if report.beat > self.now + MOST_AHEAD}
 
     @cached_property
     def reported(self) -> list[Reported]:
@@ -96,6 +102,12 @@ class Survey:
     def aliases(self) -> list[str]:
         """The aliases that could be read."""
         return list(self._aliases)
+
+    @property
+    def ahead(self) -> set[str]:
+        """The processes whose last beat is ahead of their server's clock, which has been set back since. This reading
+        has brought these beats back: whoever is dead will be silent after ``SILENT_AFTER``."""
+        return {client for alias in self._aliases.values() for client in alias.ahead}
 
     @cached_property
     def processes(self) -> list[ProcessInfo]:

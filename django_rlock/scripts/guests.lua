@@ -6,10 +6,18 @@
 -- The member of the alive marks whose score is the epoch ms until which the free lock is left to them.
 local GUESTS, GUESTS_MS = 'guests', 100
 
--- How many ms longer it is; 0 if it is not. The server's clock may have been set back since the mark was made.
+-- How many ms longer it is; 0 if it is not. A mark that is further ahead is from a clock that has been set back since,
+-- and is brought back: it would keep everybody out until that time comes again. ZREM first: it is allowed when memory
+-- is full, and after a write the ZADD is allowed too.
 local function left_to_guests(alive)
-    local until_ms = tonumber(redis.call('zscore', alive, GUESTS)) or 0
-    return math.min(math.max(until_ms - now_ms(), 0), GUESTS_MS)
+    local now = now_ms()
+    local left = (tonumber(redis.call('zscore', alive, GUESTS)) or 0) - now
+    if left > GUESTS_MS then
+        left = GUESTS_MS
+        redis.call('zrem', alive, GUESTS)
+        redis.call('zadd', alive, now + left, GUESTS)
+    end
+    return math.max(left, 0)
 end
 
 -- Our own processes that listen there have a mark each: see keys.plain_mark().

@@ -13,6 +13,10 @@
 
 local known = redis.call('get', KEYS[1])
 if known then
+    -- The mark of a sender that died is kept for longer if the server's clock was set back meanwhile.
+    if string.sub(known, 1, 1) == '?' and redis.call('pttl', KEYS[1]) > tonumber(ARGV[3]) then
+        redis.call('pexpire', KEYS[1], ARGV[3])
+    end
     return {ARGV[1], known, '', 0}
 end
 if ARGV[4] ~= '' then

@@ -20,12 +20,13 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_rlock import Semaphore
-from django_rlock.inspection import force_release, iter_locks
+from django_rlock.inspection import building, force_release, iter_locks
+from django_rlock.management.commands import rlock_release
 from django_rlock.management.output import text_width
 from tests.admin.pages import detail, text
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually
-from tests.inspection.crowd import plant_locks
+from tests.inspection.crowd import beating, plant_locks
 from tests.inspection.processes import Process
 from tests.inspection.reporting import held
 from tests.inspection.test_inspection import JAVA, fall_silent
@@ -293,6 +294,21 @@ def test_release_dead_frees_only_what_a_killed_process_held(redis_client: redis.
         assert run("rlock_release", "stock:1", "java:1", "--dead", "--no-input") == ""
 
 
+@pytest.mark.parametrize("names", [[], ["stock:0"]])
+def test_release_dead_frees_what_the_dead_reported_while_the_servers_clock_was_fast(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    """A beat that lies in the future is neither a sign of life until then, nor one of death."""
+    for module in (building, rlock_release):
+        monkeypatch.setattr(module, "SILENT_AFTER", 2.0)
+    plant_locks(redis_client, 1, 1, silent=-3600)
+    living = plant_locks(redis_client, 1, 1, prefix="rlock:living:", silent=-3600)
+    with beating(redis_client, living):
+        outcomes = run_json("rlock_release", *names, "--dead", "--no-input")
+    assert [(outcome["name"], outcome["result"]) for outcome in outcomes] == [("stock:0", "freed")]
+    assert redis_client.exists("rlock:living:stock:0")
+
+
 def test_release_dead_looks_at_all_aliases(half_down: redis.Redis) -> None:
     plant_locks(half_down, 2, 1, silent=60)
     status, message, printed = fails("rlock_release", "--dead", "--no-input", "--format", "json")
@@ -400,10 +416,13 @@ def test_release_refuses_rather_than_hangs_without_a_terminal(redis_client: redi
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y\n", 0, 0), ("n\n", ERROR, 1), ("\n", ERROR, 1)])
 def test_release_asks_on_a_terminal(redis_client: redis.Redis, answer: str, status: int, left: int) -> None:
-    plant_locks(redis_client, 1, 1, longer=PATIENCE)
+    processes = plant_locks(redis_client, 1, 1, longer=PATIENCE)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "django", "rlock_release", "stock:0"]
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with (
+        beating(redis_client, processes),
+        subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
         os.write(ours, answer.encode())
         out, notes = process.communicate(timeout=PATIENCE)
     os.close(ours)

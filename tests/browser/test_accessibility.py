@@ -1,5 +1,6 @@
 """The package's pages for those who see or hear them otherwise, or have no mouse, and under a strict policy."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.browser.accessibility import violations
 from tests.conftest import OwnServer
 from tests.eventually import eventually
 from tests.forms import long
-from tests.inspection.crowd import plant_locks
+from tests.inspection.crowd import beating, plant_locks
 from tests.inspection.processes import Process
 
 PROCESSES = f"{LIST}processes/"
@@ -31,12 +32,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def trouble(redis_client: redis.Redis) -> None:
+def trouble(redis_client: redis.Redis) -> Iterator[None]:
     """More locks than fit on a page; one is waited for, one has no end, and some have a silent holder."""
-    plant_locks(redis_client, 60, 2, longer=3600)
+    processes = plant_locks(redis_client, 60, 2, longer=3600)
     plant_locks(redis_client, 2, 1, prefix="rlock:old:", silent=7200, longer=7300)
     redis_client.zadd("rlock_queue:{rlock:stock:59}", {JAVA: 1})
     redis_client.persist("rlock:stock:58")
+    with beating(redis_client, processes):
+        yield
 
 
 @SCHEMES

@@ -15,7 +15,7 @@ from tests.browser.accessibility import violations
 from tests.browser.conftest import log_in
 from tests.eventually import PATIENCE
 from tests.forms import long
-from tests.inspection.crowd import plant_locks
+from tests.inspection.crowd import beating, plant_locks
 
 pytest.importorskip("unfold", reason="django-unfold is not installed")
 
@@ -38,9 +38,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(params=["light", *long("dark")])
 def page(browser: Browser, site: str, redis_client: redis.Redis, request: pytest.FixtureRequest) -> Iterator[Page]:
     """The list of more locks than one page shows, in both of the system's colour schemes."""
-    plant_locks(redis_client, 60, 2, longer=3600)
-    plant_locks(redis_client, 2, 1, prefix="rlock:old:", longer=3600)
-    with browser.new_context(base_url=site, color_scheme=request.param) as context:
+    processes = plant_locks(redis_client, 60, 2, longer=3600)
+    processes += plant_locks(redis_client, 2, 1, prefix="rlock:old:", longer=3600)
+    with beating(redis_client, processes), browser.new_context(base_url=site, color_scheme=request.param) as context:
         context.set_default_timeout(PATIENCE * 1000)
         page = context.new_page()
         log_in(page)

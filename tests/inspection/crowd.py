@@ -7,8 +7,11 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import redis
 
@@ -20,10 +23,10 @@ def plant_locks(
     prefix: str = "rlock:",
     silent: float = 0.0,
     longer: float = 0.0,
-) -> None:
+) -> list[str]:
     """Locks held by processes that report them, as those write them; last so many seconds ago (``silent``).
 
-    Their leases, and their being alive, last so many seconds ``longer`` than usual.
+    Their leases last so many seconds ``longer`` than usual. Returns the processes, for ``beating``.
     """
     seconds, micros = client.time()
     now = seconds + micros / 1e6 - silent
@@ -31,16 +34,36 @@ def plant_locks(
     pipe = client.pipeline(transaction=False)
     for number, process in enumerate(clients):
         pipe.hset(f"rlock_process:{process}", mapping={"host": f"web-{number}", "pid": 1000 + number, "role": "web"})
-        pipe.zadd("rlock_processes", {process: now + longer})
+        pipe.zadd("rlock_processes", {process: now})
     for number in range(locks):
         process = clients[number % processes]
         owner, key = f"{process}:{number}", f"{prefix}stock:{number}"
         entry = {"key": key, "kind": "fair", "owner": owner, "since": now - number, "place": "MainThread", "count": 1}
-        entry |= {"context": {"route": f"POST /buy/{number}/", "user": "7"}, "lease": 30.0, "renewed": True}
+        entry |= {"context": {"route": f"POST /buy/{number}/", "user": "7"}, "lease": 30.0 + longer, "renewed": True}
         pipe.hset(f"rlock_process:{process}", f"hold {owner} {key}", json.dumps(entry))
         pipe.hset(key, owner, 1)
         pipe.pexpire(key, 30_000 + round(1000 * longer))
     pipe.execute()
+    return clients
+
+
+@contextmanager
+def beating(client: redis.Redis, processes: Sequence[str]) -> Iterator[None]:
+    """Let planted processes live until the end of the block: they beat, as those with a report do."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(1.0):
+            seconds, micros = client.time()
+            client.zadd("rlock_processes", dict.fromkeys(processes, seconds + micros / 1e6), xx=True)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def plant_other_keys(client: redis.Redis, count: int) -> None:

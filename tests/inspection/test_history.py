@@ -149,14 +149,15 @@ def test_after_an_hour_nothing_is_left_of_it(past: Past) -> None:
     assert {group[2] for group in TALLIES.groups} == {"cart:"}
 
 
-def test_a_history_that_is_not_written_any_more_ages(past: Past, redis_client: redis.Redis) -> None:
+@pytest.mark.parametrize("age", [4000, -4000], ids=["old", "written while the server's clock was fast"])
+def test_only_the_last_hour_of_a_history_counts(past: Past, redis_client: redis.Redis, age: int) -> None:
     take(rlock("stock:1"))
     past.written()
     key = history.history_key(client_id())
     document = json.loads(str(redis_client.get(key)))
     [entry] = document["work"]
-    entry["slots"] = [[start - 4000, acquired, gave_up] for start, acquired, gave_up in entry["slots"]]
-    entry["hold"]["at"] -= 4000
+    entry["slots"] = [[start - age, acquired, gave_up] for start, acquired, gave_up in entry["slots"]]
+    entry["hold"]["at"] -= age
     redis_client.set(key, json.dumps(document))
     assert not read_history().work
 

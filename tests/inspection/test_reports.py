@@ -151,6 +151,20 @@ def test_times_are_the_servers_clock(redis_client: redis.Redis, clock: Clock, mo
     assert abs(redis_client.time()[0] - entry["since"]) < 60
 
 
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_living_process_is_not_silent_though_the_servers_clock_was_set(
+    redis_client: redis.Redis, clock: Clock, step: int
+) -> None:
+    with rlock("stock:1"):
+        clock.publish_in(0.6)
+        for publisher in reports._reporter.value.publishers.values():
+            publisher.clock -= step
+        clock.publish_in(reports.BEAT)
+        beat = redis_client.zscore("rlock_processes", client_id())
+    assert beat is not None
+    assert abs(redis_client.time()[0] + clock.ahead - beat) < 60
+
+
 def test_a_context_is_cut_to_what_is_allowed(redis_client: redis.Redis, clock: Clock) -> None:
     token = context.set({"route": "GET /" + "x" * 1000, "password": "secret", "user": "7"})
     try:

@@ -146,10 +146,15 @@ def test_a_message_that_cannot_be_sent_has_no_place(unread, log, celery_servers)
     assert place_of(log, celery_servers) == []
 
 
-def test_a_sender_that_died_swallows_no_message(unread, log, monkeypatch):
+@pytest.mark.parametrize("step", [0, 3600], ids=["", "the server's clock was set back then"])
+def test_a_sender_that_died_swallows_no_message(unread, log, monkeypatch, celery_servers, step):
     monkeypatch.setattr(places, "SENDING", 0.5)
     place = places.Place(tasks.queues, f"work:{log}", "dead", "token")
     assert place.take() is None
+    if step:
+        with celery_servers[0].client() as client:
+            [key] = client.scan_iter(f"rlock_place:{{rlock:work:{log}}}:*")
+            client.expire(key, step)
     assert tasks.queues.apply_async([log], queue=unread).id != "dead"
     assert waiting(unread) == 1
 

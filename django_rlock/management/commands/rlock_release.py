@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import sys
+import time
 from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,9 +23,12 @@ from django_rlock.inspection import (
     free_places,
     listed_aliases,
     queued_messages,
+    take_survey,
 )
+from django_rlock.inspection.building import SILENT_AFTER
 from django_rlock.inspection.infos import Holder, LockInfo
 from django_rlock.inspection.queued import only_queued
+from django_rlock.inspection.reading import MOST_AHEAD
 from django_rlock.management.output import (
     ERROR,
     NOTHING_MATCHED,
@@ -130,6 +134,8 @@ class Command(BaseCommand):
         **_: Any,
     ) -> tuple[list[Found], dict[str, LockUnavailableError | ImproperlyConfigured]]:
         check_usage(using, names)
+        if dead:
+            self._await_silence(using)
         if queue is not None:
             return self._in_queue(queue, [using] if using else listed_aliases(), names, pattern), {}
         locks, errors = find_locks(using, pattern) if pattern or not names else ([], {})
@@ -147,6 +153,16 @@ class Command(BaseCommand):
         if owner is host is None and not dead:
             found += [(lock, message) for lock in locks for message in lock.queued]
         return found, errors
+
+    def _await_silence(self, using: str | None) -> None:
+        """Where the server's clock has been set back, wait until it shows who is dead: who lives beats meanwhile."""
+        if ahead := take_survey(using).ahead:
+            wait = SILENT_AFTER + MOST_AHEAD
+            self.stderr.write(
+                f"The server's clock has been set back, so that {len(ahead)} processes seem to have reported in the "
+                f"future. Waiting for {wait:.0f} s to see which of them still report."
+            )
+            time.sleep(wait)
 
     def _in_queue(self, queue: str, aliases: list[str], names: list[str], pattern: str | None) -> list[Found]:
         messages = [each for using in aliases for each in queued_messages(using, names or None, pattern)]
