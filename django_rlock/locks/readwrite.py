@@ -74,6 +74,10 @@ class Reading(Side):
         """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
         return call_for(lock, scripts.READ_STATE, keys.readwrite_keys(lock.key)[:2], wire_name)
 
+    def lease_left(self, reply: list[Any]) -> int:
+        left: int = reply[3]
+        return left
+
 
 class Writing(Side):
     """One owner, whose waiters may keep new readers out."""

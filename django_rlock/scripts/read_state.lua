@@ -5,11 +5,12 @@
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 --
--- Returns {nonce, holds of the owner, the readers' longest lease in ms: -2 if there are none}.
+-- Returns {nonce, holds of the owner, the readers' longest lease in ms, the owner's own}; -2 if there is none.
 
 -- include: read_holds
 
 local count = redis.call('hget', KEYS[1], ARGV[2])
-local alive = read_lease(KEYS[2], ARGV[2], count) >= 0
+local lease = read_lease(KEYS[2], ARGV[2], count)
 local longest = read_leases(KEYS[1], KEYS[2])
-return {ARGV[1], alive and holds_in(count) or 0, longest}
+local alive = lease >= 0
+return {ARGV[1], alive and holds_in(count) or 0, longest, alive and lease or -2}

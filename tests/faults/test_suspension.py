@@ -5,15 +5,18 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from django_rlock import rlock
+from django_rlock import ReadWriteLock, rlock
+from example_project.embedded import EmbeddedServer
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.processes import ClientProcess, RemoteError
+from tests.processes import ClientProcess
 
 LEASE = 1.0
 HOUR = 3600.0
@@ -69,60 +72,101 @@ def start(server, clocks) -> Iterator[Callable[[dict[str, Any]], ClientProcess]]
         each.__exit__()
 
 
-TAKE_ALL = """
-[
-    lock("stock:fair").acquire(),
-    lock("stock:rlock", "rlock").acquire(),
-    lock("stock:fixed").acquire(lease_time=%(lease)s),
-    lock("stock:spin", "spin").acquire(),
-    lock("stock:fenced", "fenced").acquire(),
-    state.setdefault("rw", module("django_rlock").ReadWriteLock("stock:write")).write_lock.acquire(),
-    state.setdefault("ro", module("django_rlock").ReadWriteLock("stock:read")).read_lock.acquire(),
-    state.setdefault("multi", module("django_rlock").rlock("stock:one", "stock:two")).acquire(),
-    state.setdefault("renewed", state.setdefault("s", module("django_rlock").PermitExpirableSemaphore("places"))
-        .try_set_permits(2) and state["s"].acquire(renewed=True)) is not None,
-    state.setdefault("permit", state["s"].acquire(lease_time=%(lease)s)) is not None,
-]
-"""
-ALL_LOST = """
-[each.lost for each in (
-    lock("stock:fair"), lock("stock:rlock", "rlock"), lock("stock:fixed"), lock("stock:spin", "spin"),
-    lock("stock:fenced", "fenced"), state["rw"].write_lock, state["ro"].read_lock, state["multi"],
-    state["renewed"], state["permit"],
-)]
-"""
+FACES = pytest.mark.parametrize("face", ["by_thread", "by_task"])
 
 
-def one_line(expression: str) -> str:
-    return " ".join(expression.split())
+def hold_all(process: ClientProcess, face: str, lease: float, has_nodes: bool = False) -> Future[list[str]]:
+    """Have a process take a lock of each kind; returns what these say of themselves when they are looked at."""
+    helper = "module('tests.faults.suspended')"
+    says = process.begin(f"{helper}.{face}({lease}, {has_nodes})", "holder")
+    eventually(lambda: says.done() or process.do(f"{helper}.held.is_set()"))
+    return says
 
 
-def take_all(process: ClientProcess, lease: float) -> None:
-    assert process.do(one_line(TAKE_ALL % {"lease": lease})) == [True] * 10
+def look(process: ClientProcess, says: Future[list[str]]) -> set[str]:
+    process.do("module('tests.faults.suspended').look.set()")
+    return set(says.result(UNTIL_SERVED))
 
 
+@pytest.fixture
+def long_reader(redis_client):
+    """Another reader, who stays: what the server says of the others' lease is no news of one's own."""
+    lock = ReadWriteLock("stock:shared").read_lock
+    lock.acquire(lease_time=600)
+    yield
+    lock.release()
+
+
+@FACES
 @pytest.mark.lengthy
 @pytest.mark.parametrize("paused_machine", [True, False])
-def test_who_was_suspended_past_its_lease_knows_at_once(start, clocks, paused_machine):
+def test_who_was_suspended_past_its_lease_knows_at_once(start, clocks, long_reader, face, paused_machine):
     holder = start(SHORT)
-    take_all(holder, LEASE)
+    says = hold_all(holder, face, LEASE)
     began = holder.do("time.monotonic()")
     clocks.suspend(holder, 2 * LEASE, paused_machine=paused_machine)
     assert rlock("stock:fair").acquire(blocking=False)
-    assert holder.do(one_line(ALL_LOST)) == [True] * 10
+    assert look(holder, says) == {"lost"}
     assert holder.do("time.monotonic()") < began + 2 * LEASE  # it did stand still
-    with pytest.raises(RemoteError, match="LockLostError"):
-        holder.do("lock('stock:fair').check()")
     rlock("stock:fair").force_release()
 
 
+@pytest.fixture
+def nodes():
+    with ExitStack() as stack:
+        yield [stack.enter_context(EmbeddedServer()).url for _ in range(3)]
+
+
+@FACES
+@pytest.mark.lengthy
+@pytest.mark.parametrize("paused_machine", [True, False])
+def test_who_was_suspended_past_its_lease_of_a_redlock_knows_at_once(start, clocks, nodes, face, paused_machine):
+    holder = start({"NODES": nodes, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": LEASE})
+    says = hold_all(holder, face, LEASE, has_nodes=True)
+    clocks.suspend(holder, 2 * LEASE, paused_machine=paused_machine)
+    assert look(holder, says) == {"lost"}
+
+
+@FACES
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_a_wall_clock_that_is_set_loses_nothing(start, clocks, step):
+def test_a_wall_clock_that_is_set_loses_nothing(start, clocks, long_reader, face, step):
     holder = start(LONG)
-    take_all(holder, 600)
+    says = hold_all(holder, face, 600)
     clocks.move(wall=step)
-    assert holder.do(one_line(ALL_LOST)) == [False] * 10
-    assert holder.do("[lock('stock:fair').check(), lock('stock:fair').release()]") == [None, None]
+    assert look(holder, says) == {"held"}
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_lease_ends_in_time_though_the_wall_clock_was_set(start, clocks, step):
+    holder = start(LONG)
+    holder.do("lock('stock:fair').acquire(lease_time=1)")
+    clocks.move(wall=step)
+    assert rlock("stock:fair").acquire(wait_time=UNTIL_SERVED)
+    assert holder.do("lock('stock:fair').lost") is True
+    rlock("stock:fair").release()
+
+
+@FACES
+@pytest.mark.lengthy
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_wall_clock_that_is_set_loses_no_redlock(start, clocks, nodes, face, step):
+    holder = start({"NODES": nodes, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": 600})
+    says = hold_all(holder, face, 600, has_nodes=True)
+    clocks.move(wall=step)
+    assert look(holder, says) == {"held"}
+
+
+def test_a_readers_fixed_lease_ends_when_the_server_says_so(start, clocks, redis_client, long_reader):
+    """The others' leases are longer. The clock of the virtual machine stood still for a second of its own."""
+    others = redis_client.keys("*rwlock_timeout*")
+    holder = start(LONG)
+    holder.do(
+        "state.setdefault('lock', module('django_rlock').ReadWriteLock('stock:shared').read_lock).acquire(lease_time=3)"
+    )
+    clocks.suspend(holder, 1.0, paused_machine=True)
+    assert holder.do("state['lock'].lost") is False
+    eventually(lambda: redis_client.keys("*rwlock_timeout*") == others)
+    assert holder.do("state['lock'].lost") is True
 
 
 def test_a_fixed_lease_ends_when_the_server_says_so(start, clocks):

@@ -528,17 +528,24 @@ def test_beat_finds_a_lock_that_fell_free(run, redis_client):
 
 
 def test_read_state(run, redis_client):
-    assert run(scripts.READ_STATE, ME) == [0, -2]
+    assert run(scripts.READ_STATE, ME) == [0, -2, -2]
     write(run, ME)
-    assert run(scripts.READ_STATE, ME) == [0, -2]
+    assert run(scripts.READ_STATE, ME) == [0, -2, -2]
     read(run, ME, lease=5000)
     read(run, ME, 2, lease=5000)
-    count, left = run(scripts.READ_STATE, ME)
-    assert (count, about(left, 5000)) == (2, True)
-    count, left = run(scripts.READ_STATE, OTHER)
-    assert (count, about(left, 5000)) == (0, True)
+    count, longest, own = run(scripts.READ_STATE, ME)
+    assert (count, about(longest, 5000), about(own, 5000)) == (2, True, True)
+    count, longest, own = run(scripts.READ_STATE, OTHER)
+    assert (count, about(longest, 5000), own) == (0, True, -2)
     kill(redis_client, ME, 1, 2)
-    assert run(scripts.READ_STATE, ME) == [0, -2]
+    assert run(scripts.READ_STATE, ME) == [0, -2, -2]
+
+
+def test_read_state_tells_an_owners_lease_from_the_longest(run):
+    read(run, ME, lease=5000)
+    read(run, OTHER, lease=60_000)
+    _, longest, own = run(scripts.READ_STATE, ME)
+    assert (about(longest, 60_000), about(own, 5000)) == (True, True)
 
 
 def test_write_state(run):
