@@ -20,7 +20,7 @@ def _locks(lease: float, has_nodes: bool) -> list[tuple[Any, dict[str, Any]]]:
     if has_nodes:
         return [(rlock("stock:renewed"), {}), (rlock("stock:fixed"), fixed)]
     PermitExpirableSemaphore("places").try_set_permits(2)
-    kinds = "fair", "rlock", "spin", "fenced"
+    kinds: Any = ("fair", "rlock", "spin", "fenced")
     return [
         *((rlock(f"stock:{kind}", kind=kind), {}) for kind in kinds),
         (rlock("stock:fixed"), fixed),
