@@ -1,7 +1,8 @@
 /* Preloaded into a process: clocks that stood still while it was stopped, as a suspended machine's do, or were set.
  *
- * CLOCKS_FILE holds three numbers of 64 bits: by how many ns CLOCK_MONOTONIC, CLOCK_BOOTTIME and CLOCK_REALTIME are ahead
- * of the kernel's. Calls that sleep until a time get the kernel's. */
+ * CLOCKS_FILE, or the file that use_clocks() is given, holds three numbers of 64 bits: by how many ns CLOCK_MONOTONIC,
+ * CLOCK_BOOTTIME and CLOCK_REALTIME are ahead of the kernel's. CLOCK_MONOTONIC_RAW is the kernel's
+ * CLOCK_MONOTONIC, for records. Calls that sleep until a time get the kernel's. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -18,11 +19,18 @@
 
 static const volatile long long *ahead;
 
-__attribute__((constructor)) static void map_clocks(void)
+void use_clocks(const char *path)
 {
-    int file = open(getenv("CLOCKS_FILE"), O_RDONLY);
+    int file = open(path, O_RDONLY);
     ahead = mmap(NULL, 3 * sizeof(long long), PROT_READ, MAP_SHARED, file, 0);
     close(file);
+}
+
+__attribute__((constructor)) static void map_clocks(void)
+{
+    const char *path = getenv("CLOCKS_FILE");
+    if (path != NULL)
+        use_clocks(path);
 }
 
 static long long ahead_of_kernel(clockid_t clock)
@@ -31,7 +39,6 @@ static long long ahead_of_kernel(clockid_t clock)
         return 0;
     switch (clock) {
     case CLOCK_MONOTONIC:
-    case CLOCK_MONOTONIC_RAW:
     case CLOCK_MONOTONIC_COARSE:
         return ahead[0];
     case CLOCK_BOOTTIME:
@@ -55,6 +62,8 @@ int clock_gettime(clockid_t clock, struct timespec *now)
     static int (*real)(clockid_t, struct timespec *);
     if (real == NULL)
         real = REAL(clock_gettime);
+    if (clock == CLOCK_MONOTONIC_RAW)
+        return real(CLOCK_MONOTONIC, now);
     int failed = real(clock, now);
     if (!failed)
         *now = later(*now, ahead_of_kernel(clock));

@@ -1,8 +1,5 @@
 """Machines that are suspended, virtual machines that are paused, and clocks that are set, while locks are held."""
 
-import shutil
-import struct
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,6 +12,7 @@ import pytest
 
 from django_rlock import ReadWriteLock, rlock
 from example_project.embedded import EmbeddedServer
+from tests.clocks import Clocks, build, preloading
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.processes import ClientProcess
 
@@ -25,46 +23,25 @@ LONG = {"WATCHDOG_TIMEOUT": 600, "WAITER_ALIVE_TIME": 200, "CLAIM_TIME": 150}
 CLAIM = 3.0
 
 
-class Clocks:
-    """The clocks of a process, ahead of this process's by some seconds each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.environment = {"CLOCKS_FILE": str(folder / "clocks"), "LD_PRELOAD": str(folder / "suspending.so")}
-        self._ahead = [0.0, 0.0, 0.0]
-        self._file = folder / "clocks"
-        self._file.write_bytes(bytes(24))
-
-    def move(self, monotonic: float = 0.0, boottime: float = 0.0, wall: float = 0.0) -> None:
-        self._ahead = [at + by for at, by in zip(self._ahead, (monotonic, boottime, wall), strict=True)]
-        with self._file.open("r+b") as file:
-            file.write(struct.pack("3q", *(int(ahead * 1e9) for ahead in self._ahead)))
-
-    def suspend(self, process: ClientProcess, seconds: float, *, paused_machine: bool = False) -> None:
-        """Suspend a process's machine; if it is a virtual one that its host pauses, only the wall clock goes on."""
-        process.pause()
-        time.sleep(seconds)
-        self.move(monotonic=-seconds, boottime=-seconds if paused_machine else 0.0)
-        process.resume()
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("library")) or pytest.skip("there is no C compiler")
 
 
 @pytest.fixture(scope="module")
 def clocks(tmp_path_factory: pytest.TempPathFactory) -> Clocks:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("clocks")
-    source = Path(__file__).with_name("suspending.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(folder / "suspending.so"), str(source), "-ldl"], check=True)
-    return Clocks(folder)
+    return Clocks(tmp_path_factory.mktemp("clocks") / "clocks")
 
 
 @pytest.fixture
-def start(server, clocks) -> Iterator[Callable[[dict[str, Any]], ClientProcess]]:
+def start(server, library, clocks) -> Iterator[Callable[[dict[str, Any]], ClientProcess]]:
     """Starts a client process on the clocks."""
     started: list[ClientProcess] = []
 
+    environment = preloading(library) | {"CLOCKS_FILE": str(clocks.file)}
+
     def start(options):
-        started.append(ClientProcess(server.url, options, clocks.environment))
+        started.append(ClientProcess(server.url, options, environment))
         return started[-1]
 
     yield start

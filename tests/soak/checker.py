@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.soak.records import FORGETS, NODE_FORGETS, PERMIT, READ, STEPS_BACK, Event, History, Hold, Wrong
+from tests.soak.records import DOUBTS, FORGETS, NODE_FORGETS, PERMIT, READ, STEPS_BACK, Event, History, Hold, Wrong
 
 AROUND = 1.5
 """Seconds before and after a violation that its excerpt shows."""
@@ -60,6 +60,8 @@ class _Checker:
         for event in history.events:
             if event.effect in {FORGETS, NODE_FORGETS}:
                 self.forgetting[event.place].append(event)
+
+        self.doubting = [event for event in history.events if event.effect == DOUBTS]
 
     def check(self) -> Verdict:
         for name, holds in self.by_name.items():
@@ -176,7 +178,7 @@ class _Checker:
 
     def _check_told(self, hold: Hold, told: float) -> None:
         """No loss is reported without a cause."""
-        for event in self.forgetting[hold.place]:
+        for event in (*self.forgetting[hold.place], *self.doubting):
             if event.name in {None, *hold.names} and hold.asked <= event.ended and event.began <= told:
                 self.known[f"{hold.kind} lost before its lease ended: {event.deed}"] += 1
                 return

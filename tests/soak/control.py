@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from tests.soak.grips import PERMITS, WATCHDOG_TIMEOUT, Face, Grip, Promise
-from tests.soak.records import ALONE, PERMIT, READ
+from tests.soak.records import ALONE, PERMIT, READ, now
 
 PLACE = "nowhere"
 
@@ -25,7 +24,7 @@ class NoLock(Grip):
         self._numbers = itertools.count()
 
     async def acquire(self, face: Face, wait: float | None, lease: float | None) -> bool:
-        self._deadline = time.monotonic() + WATCHDOG_TIMEOUT
+        self._deadline = now() + WATCHDOG_TIMEOUT
         return True
 
     async def release(self, face: Face) -> None:

@@ -8,10 +8,11 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from tests.clocks import Clocks, build, preloading
 from tests.processes import ClientProcess
 
 LAST_TURNS = 180.0
@@ -21,12 +22,14 @@ LONG = 120.0
 
 
 class Worker:
-    """One process."""
+    """One process; with ``library``, by clocks of its own."""
 
-    def __init__(self, name: str, **arguments: Any) -> None:
+    def __init__(self, name: str, folder: Path, library: Path | None, **arguments: Any) -> None:
         self.name = name
-        self._process = ClientProcess("unix:///nowhere")
-        self.pid = self.call("begin", name, **arguments)
+        self._clocks = Clocks(folder / f"{name}.clocks")
+        self._process = ClientProcess("unix:///nowhere", environment=preloading(library) if library else None)
+        clocks = str(self._clocks.file) if library else None
+        self.pid = self.call("begin", name, folder=str(folder), clocks=clocks, **arguments)
 
     def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
         """Call a function of ``workers`` in the process."""
@@ -39,6 +42,14 @@ class Worker:
 
     def resume(self) -> None:
         self._process.resume()
+
+    def suspend(self, seconds: float, last: Callable[[float], None], *, paused_machine: bool = False) -> None:
+        """Suspend its machine, or pause it if it is a virtual one."""
+        self._clocks.suspend(self._process, seconds, paused_machine=paused_machine, last=last)
+
+    def set_clock(self, step: float) -> None:
+        """Set its wall clock."""
+        self._clocks.move(wall=step)
 
     def kill(self) -> None:
         """End it by SIGKILL."""
@@ -65,6 +76,7 @@ class Crew:
         self._settings = settings
         self._control = control
         self._made = 0
+        self.library = build(folder)
         self.met: Counter[str] = Counter()
         self.workers: list[Worker] = []
         try:
@@ -79,8 +91,9 @@ class Crew:
         self._made += 1
         return Worker(
             name,
+            self._folder,
+            self.library,
             seed=f"{self._seed}/{name}",
-            folder=str(self._folder),
             settings=self._settings[place % len(self._settings)],
             control=self._control,
         )

@@ -17,15 +17,16 @@ from django_rlock.scripts import Script
 from example_project.embedded import EmbeddedServer
 from tests.proxy import Proxy, Rule
 from tests.soak import nemesis
-from tests.soak.crew import Crew
+from tests.soak.crew import Crew, Worker
 from tests.soak.grips import ONE, PAIR, QUORUM, WATCHDOG_TIMEOUT
-from tests.soak.nemesis import Deed, registering
-from tests.soak.records import ENDS, FORGETS, NODE_FORGETS, STEPS_BACK
+from tests.soak.nemesis import COMPILER, LIBFAKETIME, Deed, registering
+from tests.soak.records import DOUBTS, ENDS, FORGETS, NODE_FORGETS, STEPS_BACK, now
 from tests.soak.servers import PATIENCE, Servers, Single, start
 from tests.topologies.servers import begin_failover, command, primary_port
 
 PROCESSES, WIRE = "processes", "wire"
 """Places besides those where locks live; what is done to one place is done one after another."""
+HOUR = 3600.0
 _BUSY = "local sum = 0 for number = 1, ARGV[1] do sum = sum + number end"
 _SCRIPTS = {name: each for name, each in vars(scripts).items() if isinstance(each, Script)}
 _OF_NODES = [each for name, each in _SCRIPTS.items() if name.startswith("REDLOCK")]
@@ -62,7 +63,7 @@ def kill_a_process(scene: Scene, chance: Random) -> None:
 def end_a_process(scene: Scene, chance: Random) -> None:
     place = _victim(scene, chance)
     worker = scene.crew.workers[place]
-    scene.log.event(ENDS, PROCESSES, time.monotonic(), name=worker.name)
+    scene.log.event(ENDS, PROCESSES, now(), name=worker.name)
     worker.end()
     scene.crew.replace(place)
 
@@ -91,6 +92,31 @@ def let_a_process_stutter(scene: Scene, chance: Random) -> None:
     for _ in range(10):
         _stop(scene, place, chance.uniform(0.001, 0.1))
         scene.last(chance.uniform(0.001, 0.1))
+
+
+@deed(PROCESSES, DOUBTS, needs=COMPILER)
+def suspend_the_machine_of_a_process(scene: Scene, chance: Random) -> None:
+    _clocks_of(scene, chance, lambda worker, seconds: worker.suspend(seconds, scene.last))
+
+
+@deed(PROCESSES, DOUBTS, needs=COMPILER)
+def pause_the_virtual_machine_of_a_process(scene: Scene, chance: Random) -> None:
+    _clocks_of(scene, chance, lambda worker, seconds: worker.suspend(seconds, scene.last, paused_machine=True))
+
+
+@deed(PROCESSES, DOUBTS, needs=COMPILER)
+def set_the_clock_of_a_process_by_an_hour(scene: Scene, chance: Random) -> None:
+    def set_for_a_while(worker: Worker, seconds: float) -> None:
+        worker.set_clock(step)
+        scene.last(seconds)
+        worker.set_clock(-step)
+
+    step = chance.choice((HOUR, -HOUR))
+    _clocks_of(scene, chance, set_for_a_while)
+
+
+def _clocks_of(scene: Scene, chance: Random, do: Callable[[Worker, float], None]) -> None:
+    do(scene.crew.workers[chance.randrange(len(scene.crew.workers))], chance.uniform(0.3, 2) * WATCHDOG_TIMEOUT)
 
 
 def _stop(scene: Scene, place: int, seconds: float) -> None:
@@ -233,14 +259,36 @@ def refuse_messages(scene: Scene, chance: Random) -> None:
         _command(scene.servers.one, "ACL SETUSER", "default", "allchannels")
 
 
-@deed(ONE, FORGETS, needs_clock=True)
+@deed(ONE, FORGETS, needs=LIBFAKETIME)
 def set_the_clock_forward(scene: Scene, chance: Random) -> None:
     _step(scene.servers.one, chance.uniform(0.1, 2) * WATCHDOG_TIMEOUT)
 
 
-@deed(ONE, STEPS_BACK, needs_clock=True)
+@deed(ONE, STEPS_BACK, needs=LIBFAKETIME)
 def set_the_clock_back(scene: Scene, chance: Random) -> None:
     _step(scene.servers.one, -chance.uniform(0.1, 1) * WATCHDOG_TIMEOUT)
+
+
+@deed(ONE, FORGETS, needs=LIBFAKETIME)
+def set_the_clock_by_an_hour_for_a_while(scene: Scene, chance: Random) -> None:
+    _step_by_an_hour(scene, chance, scene.servers.one)
+
+
+def _step_by_an_hour(scene: Scene, chance: Random, single: Single) -> None:
+    """There and back. What a clock that was fast has left for an hour, an operator removes."""
+    began, step = now(), chance.choice((HOUR, -HOUR))
+    _step(single, step)
+    try:
+        scene.last(chance.uniform(0.1, 2))
+    finally:
+        _step(single, -step)
+        with single.client() as client:
+            for key in client.scan_iter():
+                if client.pttl(key) > 1000 * HOUR / 2:
+                    client.delete(key)
+        scene.log.event(
+            "set the clock back by an hour", ONE if single is scene.servers.one else QUORUM, began, effect=STEPS_BACK
+        )
 
 
 def _command(single: Single, name: str, *args: Any) -> Any:
@@ -381,9 +429,9 @@ def _follow(replica: EmbeddedServer, primary: EmbeddedServer) -> None:
 
 
 def _until(condition: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
+    give_up_at = now() + PATIENCE
     while not condition():
-        if time.monotonic() > give_up_at:
+        if now() > give_up_at:
             raise TimeoutError(f"The servers were not as they should be within {PATIENCE:g} s.")
         time.sleep(0.02)
 
@@ -470,11 +518,16 @@ def lose_all_keys_of_a_node(scene: Scene, chance: Random) -> None:
     _command(_node(scene, chance), "FLUSHALL")
 
 
-@deed(QUORUM, FORGETS, needs_clock=True)
+@deed(QUORUM, FORGETS, needs=LIBFAKETIME)
 def set_the_clock_of_a_node_forward(scene: Scene, chance: Random) -> None:
     _step(_node(scene, chance), chance.uniform(0.1, 2) * WATCHDOG_TIMEOUT)
 
 
-@deed(QUORUM, STEPS_BACK, needs_clock=True)
+@deed(QUORUM, STEPS_BACK, needs=LIBFAKETIME)
 def set_the_clock_of_a_node_back(scene: Scene, chance: Random) -> None:
     _step(_node(scene, chance), -chance.uniform(0.1, 1) * WATCHDOG_TIMEOUT)
+
+
+@deed(QUORUM, FORGETS, needs=LIBFAKETIME)
+def set_the_clock_of_a_node_by_an_hour_for_a_while(scene: Scene, chance: Random) -> None:
+    _step_by_an_hour(scene, chance, _node(scene, chance))

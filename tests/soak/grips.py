@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django_rlock import MultiLock, PermitExpirableSemaphore, ReadWriteLock, Semaphore, rlock
+from django_rlock.clock import monotonic
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.identity import current_owner
 from django_rlock.locks.holds import HOLDS
-from tests.soak.records import ALONE, PERMIT, READ
+from tests.soak.records import ALONE, PERMIT, READ, now
 
 ONE, PAIR, QUORUM = "one", "pair", "quorum"
 """Aliases of RLOCK, and the places where locks live."""
@@ -70,7 +71,8 @@ Face = Threads | Tasks
 
 
 class Promise(NamedTuple):
-    """What is known of a hold without asking: whether it is lost, until when its lease runs, and how long that was."""
+    """What is known of a hold without asking: whether it is lost, until when its lease runs, and how long that was. The
+    time is that of records: the process's own clock may be behind. It is read first, since that may be stopped, too."""
 
     lost: bool
     deadline: float
@@ -103,11 +105,12 @@ class Grip:
         await face.call(self.lock, "extend", seconds)
 
     def promise(self) -> Promise:
+        ahead = now() - monotonic()
         owner = self.lock._named_owner or current_owner()
         holds = HOLDS.of_lock(self.lock, owner)
         deadline = min((hold.deadline for hold in holds), default=0.0)
         lease = max((hold.lease for hold in holds), default=0.0)
-        return Promise(self.lock.lost or len(holds) < len(self.lock.parts), deadline, lease)
+        return Promise(self.lock.lost or len(holds) < len(self.lock.parts), deadline + ahead, lease)
 
     def token(self) -> int | None:
         return self.lock.token if self.kind in {"fenced", "redlock"} else None
@@ -185,9 +188,11 @@ class PermitGrip(Grip):
         await face.call(self.lock, "update_lease_time", self.permit, seconds)
 
     def promise(self) -> Promise:
+        ahead = now() - monotonic()
+        lost = self.permit.lost
         holds = self.permit._holds
         deadline = min(hold.deadline for hold in holds) if holds else self.permit.deadline
-        return Promise(self.permit.lost, deadline, self.lease)
+        return Promise(lost, deadline + ahead, self.lease)
 
 
 def _lock(kind: Any, name: str, place: str, **options: Any) -> Grip:
@@ -227,7 +232,7 @@ def _multi_fair(_chance: Random) -> Grip:
 
 
 def _semaphore(chance: Random) -> Grip:
-    return SemaphoreGrip(f"semaphore:{time.monotonic() // NEW_NAME_EVERY:.0f}", chance.randint(1, 2), longest_wait=2.0)
+    return SemaphoreGrip(f"semaphore:{now() // NEW_NAME_EVERY:.0f}", chance.randint(1, 2), longest_wait=2.0)
 
 
 def last_semaphore(chance: Random) -> Grip:

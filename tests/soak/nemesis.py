@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import redis
 
 from example_project.embedded import EmbeddedServer, ServerError
-from tests.soak.records import Log
+from tests.soak.records import Log, now
 from tests.soak.servers import start
 
+LIBFAKETIME, COMPILER = "libfaketime", "a C compiler"
+"""What a deed may need that is not found everywhere."""
 SOONEST, LATEST = 0.05, 2.5
 """Seconds between two deeds to one place."""
 MOST = 10_000
@@ -23,21 +25,21 @@ MOST = 10_000
 
 
 class Deed(NamedTuple):
-    """``effect`` says what it explains, see ``records``."""
+    """``effect`` says what it explains, see ``records``; ``needs`` what is not found everywhere."""
 
     name: str
     place: str
     do: Callable[..., Any]
     effect: str | None
-    needs_clock: bool
+    needs: str
 
 
 def registering(deeds: list[Deed]) -> Callable[..., Any]:
     """The decorator of functions that are to be among these deeds."""
 
-    def deed(place: str, effect: str | None = None, needs_clock: bool = False) -> Callable[..., Any]:
+    def deed(place: str, effect: str | None = None, needs: str = "") -> Callable[..., Any]:
         def register(do: Callable[..., Any]) -> Callable[..., Any]:
-            deeds.append(Deed(do.__name__.replace("_", " "), place, do, effect, needs_clock))
+            deeds.append(Deed(do.__name__.replace("_", " "), place, do, effect, needs))
             return do
 
         return register
@@ -105,7 +107,7 @@ class Nemesis:
         for deed, chance in plan(deeds, seed):
             if self.scene.over.wait(chance.uniform(SOONEST, LATEST)):
                 return
-            began = time.monotonic()
+            began = now()
             try:
                 deed.do(self.scene, chance)
                 self.done[deed.name] += 1

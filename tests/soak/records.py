@@ -1,6 +1,6 @@
 """Who held what until when, and what the nemesis did: lines of JSON, one file for each process.
 
-All times are CLOCK_MONOTONIC, which the processes of a machine share. A line is written by one call, so a process that
+All times are those of ``now``, which the processes of a machine share. A line is written by one call, so a process that
 is killed leaves whole lines behind.
 """
 
@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from tests.clocks import kernels_clock
+
+now = kernels_clock()
+"""The time in seconds, by a clock that the nemesis leaves alone."""
 ALONE, READ, PERMIT = "alone", "read", "permit"
 """How a hold goes with others of its name: with none; with readers; with as many as there are permits."""
 FORGETS = "forgets"
@@ -23,6 +26,8 @@ NODE_FORGETS = "a node forgets"
 """The effect of what makes a RedLock's node forget, which knows that it did: no overlap is explained by it."""
 STEPS_BACK = "steps back"
 """The effect of a clock that is set back."""
+DOUBTS = "doubts"
+"""The effect of clocks that are wrong: holders ask, and count a hold as lost if they get no reply."""
 ENDS = "end a process"
 """The deed after which a process, which the event names, holds nothing any more."""
 LATE = 30.0
@@ -111,10 +116,10 @@ class Log:
 
     def event(self, deed: str, place: str, began: float, **fields: Any) -> None:
         """What has just been done."""
-        self.write("event", deed=deed, place=place, began=began, ended=time.monotonic(), **fields)
+        self.write("event", deed=deed, place=place, began=began, ended=now(), **fields)
 
     def wrong(self, what: str, place: str | None = None, since: float = 0.0) -> None:
-        self.write("wrong", what=what, at=time.monotonic(), place=place, since=since)
+        self.write("wrong", what=what, at=now(), place=place, since=since)
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from tests.soak.checker import Verdict, check
 from tests.soak.crew import Crew
 from tests.soak.deeds import DEEDS, Scene
 from tests.soak.leaks import close, left_by_ended_processes, left_on_servers
-from tests.soak.nemesis import Nemesis
+from tests.soak.nemesis import COMPILER, LIBFAKETIME, Nemesis
 from tests.soak.records import Log, read
 from tests.soak.servers import Servers
 
@@ -56,7 +56,7 @@ class Report:
             f"known: {counts(self.verdict.known)}",
         ]
         if self.skipped:
-            lines.append(f"skipped, as libfaketime was not found: {', '.join(self.skipped)}")
+            lines.append(f"skipped: {', '.join(self.skipped)}")
         lines += [f"failed: {text}" for text in self.failed]
         lines += [f"STUCK: {text}" for text in self.stuck]
         lines += [f"LEFT: {place}: {what}" for place, what in self.leaks.items()]
@@ -84,7 +84,8 @@ def soak(seed: str, seconds: float, workers: int = 4) -> Report:
         servers = Servers(stack, folder)
         settings = [servers.settings(past_proxies) for past_proxies in (True, False)]
         crew = stack.enter_context(Crew(workers, seed, folder, settings))
-        skipped = [deed for deed in DEEDS if deed.needs_clock and servers.library is None]
+        found = {LIBFAKETIME: servers.library, COMPILER: crew.library}
+        skipped = [deed for deed in DEEDS if deed.needs and found[deed.needs] is None]
         deeds = [deed for deed in DEEDS if deed not in skipped]
         nemesis = Nemesis(Scene(log, threading.Event(), servers, crew), deeds, seed)
         nemesis.rage(seconds)
@@ -93,7 +94,7 @@ def soak(seed: str, seconds: float, workers: int = 4) -> Report:
             seed=seed,
             seconds=seconds,
             deeds=nemesis.done,
-            skipped=[deed.name for deed in skipped],
+            skipped=[f"{deed.name} (without {deed.needs})" for deed in skipped],
             failed=nemesis.failed,
             met=crew.met,
             stuck=left.stuck,

@@ -177,6 +177,13 @@ def test_freed_by_force(verdict):
 # --- what holders are told --------------------------------------------------------------------------------------------
 
 
+def test_a_loss_without_a_reply_while_clocks_are_wrong(verdict):
+    records = [got("a", 10), line("lost", "a", 11)]
+    found = verdict(*records, event(10.5, 10.9, "doubts", place="processes"))
+    assert (found.violations, dict(found.known)) == ([], {"fair lost before its lease ended: crash": 1})
+    assert verdict(*records, event(8, 9, "doubts", place="processes")).violations
+
+
 def test_told_of_a_loss_for_nothing(verdict):
     assert "for nothing" in texts(verdict(got("1", 10), line("lost", "1", 11)))[0]
     assert not verdict(got("1", 10), line("lost", "1", 13)).violations

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import threading
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -27,7 +26,7 @@ from django_rlock import CountDownLatch, LockLostError, LockNotOwnedError, Permi
 from django_rlock.drivers.base import run_sync
 from tests.soak.control import NO_LOCKS
 from tests.soak.grips import EXTENSIONS, KINDS, LEASES, ONE, Face, Grip, Tasks, Threads, last_semaphore
-from tests.soak.records import Log
+from tests.soak.records import Log, now
 
 THREADS, TASKS = 2, 3
 """Of each process."""
@@ -120,17 +119,17 @@ class Actor:
     async def _take(
         self, grip: Grip, wait: float | None, lease: float | None, lasts: float, inner: bool = False
     ) -> None:
-        self.doing = f"takes {grip.kind} {grip.names} since {time.monotonic():.3f}"
-        asked = time.monotonic()
+        self.doing = f"takes {grip.kind} {grip.names} since {now():.3f}"
+        asked = now()
         if not await grip.acquire(self.face, wait, lease):
             self.crew.met["not in time"] += 1
             return
-        got = time.monotonic()
+        got = now()
         hold = self._note(grip, asked, got)
         try:
             await self._be_inside(hold, grip, got + lasts, inner)
         finally:
-            self.crew.log.write("leaving", id=hold, at=time.monotonic())
+            self.crew.log.write("leaving", id=hold, at=now())
             await self._give_back(hold, grip)
 
     def _note(self, grip: Grip, asked: float, got: float) -> str:
@@ -159,13 +158,13 @@ class Actor:
         return hold
 
     async def _be_inside(self, hold: str, grip: Grip, until: float, inner: bool) -> None:
-        self.doing = f"has {grip.kind} {grip.names} since {time.monotonic():.3f}"
-        while self._is_held(hold, grip) and (left := until - time.monotonic()) > 0:
+        self.doing = f"has {grip.kind} {grip.names} since {now():.3f}"
+        while self._is_held(hold, grip) and (left := until - now()) > 0:
             dice = self.chance.random()
             if dice < 0.1 and grip.again:
                 await self._enter_again(grip)
             elif dice < 0.2 and grip.extends:
-                self.crew.log.write("changing", id=hold, at=time.monotonic())
+                self.crew.log.write("changing", id=hold, at=now())
                 await grip.extend(self.face, self.chance.choice(EXTENSIONS))
             elif dice < 0.3 and not inner:
                 other = self.crew.kinds[self.chance.choice(list(self.crew.kinds))](self.chance)
@@ -175,7 +174,7 @@ class Actor:
 
     def _is_held(self, hold: str, grip: Grip) -> bool:
         """Ask the lock, and write down what it says."""
-        at = time.monotonic()
+        at = now()
         lost, deadline, lease = grip.promise()
         if lost:
             self.crew.log.write("lost", id=hold, at=at)
@@ -196,7 +195,7 @@ class Actor:
             await grip.release(self.face)
         except (LockLostError, LockNotOwnedError, PermitNotHeldError):
             # Losses in inner blocks are reported as well; that the lock was lost is what counts.
-            self.crew.log.write("lost", id=hold, at=time.monotonic())
+            self.crew.log.write("lost", id=hold, at=now())
             raise
         if was_lost and grip.tells:
             self.crew.log.wrong(f"The loss of {hold}, {grip.kind} {grip.names}, was not told when it was given back.")
@@ -210,16 +209,14 @@ class Actor:
             return
         name, freed = grip.names[0], self.crew.new_id()
         self.doing = f"frees {name}"
-        self.crew.log.write(
-            "freeing", id=freed, deed="free by force", place=grip.place, name=name, began=time.monotonic()
-        )
+        self.crew.log.write("freeing", id=freed, deed="free by force", place=grip.place, name=name, began=now())
         lock = rlock(name, kind=grip.lock.kind, using=grip.place)
         await self.face.call(lock, "force_release", reason="soak")
-        self.crew.log.write("freed", id=freed, ended=time.monotonic())
+        self.crew.log.write("freed", id=freed, ended=now())
 
     async def _open_latch(self) -> None:
         """No waiter passes before it was counted down."""
-        since = time.monotonic()
+        since = now()
         latch = CountDownLatch(f"latch:{self.crew.new_id()}", using=ONE)
         self.doing = f"opens {latch.name}"
         if not await self.face.call(latch, "try_set_count", LATCH_COUNT):
@@ -229,7 +226,7 @@ class Actor:
 
         async def count_down() -> None:
             await self.face.sleep(delays[len(begun)])
-            begun.append(time.monotonic())
+            begun.append(now())
             with contextlib.suppress(RLockError):
                 await self.face.call(latch, "count_down")
 
@@ -283,8 +280,8 @@ class Crew:
     async def _run_tasks(self, actors: Sequence[Actor]) -> None:
         tasks = {asyncio.create_task(actor.live()) for actor in actors}
         lasts = self._chance.uniform(2, 10)
-        ends = time.monotonic() + lasts
-        while time.monotonic() < ends and not self.last_turns.is_set():
+        ends = now() + lasts
+        while now() < ends and not self.last_turns.is_set():
             await asyncio.wait(tasks, timeout=0.1)
         if self.last_turns.is_set() and self._chance.random() < 0.5:
             await asyncio.wait(tasks)  # else they are cancelled
@@ -303,11 +300,15 @@ _crew: list[Crew] = []
 """The one of this process."""
 
 
-def begin(name: str, seed: str, folder: str, settings: dict[str, Any], control: bool = False) -> int:
-    """Start all threads and tasks; returns the pid."""
+def begin(
+    name: str, seed: str, folder: str, settings: dict[str, Any], clocks: str | None = None, control: bool = False
+) -> int:
+    """Start all threads and tasks, by the clocks of a file; returns the pid."""
     from django.conf import settings as django_settings
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also while it is stopped
+    if clocks is not None:
+        ctypes.CDLL(None).use_clocks(clocks.encode())
     for option, value in settings.items():
         setattr(django_settings, option, value)
     stacks = (Path(folder) / f"{name}.stacks").open("w")
