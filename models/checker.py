@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from random import Random
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 S = TypeVar("S", bound=Hashable)
@@ -45,6 +46,17 @@ def search(model: Model[S], most: int | None = None) -> Found[S]:
                 came_from[after] = state, step
                 states.append(after)
     return Found(len(states), True, None, [])
+
+
+def walk(model: Model[S], chance: Random, weigh: Callable[[str], float]) -> Iterator[tuple[str, S]]:
+    """Go from state to state at random, until nothing can change any more; yields each step and the state after it.
+
+    ``weigh`` says how likely a step is, beside others.
+    """
+    state = model.start()
+    while steps := [(step, after) for step, after in model.steps(state) if after != state]:
+        [(step, state)] = chance.choices(steps, [weigh(step) for step, _ in steps])
+        yield step, state
 
 
 def _trace(came_from: dict[S, tuple[S, str] | None], state: S) -> list[str]:

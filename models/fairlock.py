@@ -177,11 +177,16 @@ class FairLock:
             return server._replace(left=self.prolonged(server), granted=False), [("ok", name, command, 0)]
         if server.holder == NOBODY and not server.queue:
             return server._replace(holder=name, left=self.lease, granted=False), [("ok", name, command, 0)]
+        grants: list[Message] = []
+        if server.holder == NOBODY and server.queue[0][0] == name:
+            return server._replace(holder=name, left=self.lease, queue=server.queue[1:]), [("ok", name, command, 0)]
+        if server.holder == NOBODY:
+            server, grants = self._hand_on(server)
         if any(each == name for each, _ in server.queue):
-            return server, [("queued", name, command, 0)]
+            return server, [*grants, ("queued", name, command, 0)]
         ticket = server.tickets + 1
         queue = (*server.queue, (name, ticket))
-        return server._replace(queue=queue, tickets=ticket), [("queued", name, command, ticket)]
+        return server._replace(queue=queue, tickets=ticket), [*grants, ("queued", name, command, ticket)]
 
     def _hand_on(self, server: Server) -> tuple[Server, list[Message]]:
         if not server.queue:

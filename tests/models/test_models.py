@@ -1,15 +1,18 @@
 """The models of the locks are searched to the end, and models that leave a protection out have a fault."""
 
+import itertools
 import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from models import fairlock, redlock
-from models.checker import search
+from models.checker import search, walk
 from models.fairlock import FairLock
 from models.redlock import RedLock
+from tests.forms import THOROUGH
 
 pytestmark = pytest.mark.timeout(900)  # the long form takes minutes on a busy machine
 
@@ -35,6 +38,29 @@ def test_no_two_are_inside_a_fair_lock(world):
 def test_no_two_are_inside_a_redlock(world):
     found = search(RedLock(**world), MOST)
     assert found.is_complete, found
+
+
+WALKS = 2000 if THOROUGH else 60
+STEPS = 150
+
+
+def fault_on_a_walk(model: FairLock, seed: int) -> str | None:
+    def weigh(step: str) -> float:
+        return 0.1 if step.endswith(("gives up", "dies")) else 1.0
+
+    states = itertools.islice(walk(model, Random(seed), weigh), STEPS)
+    return next((fault for _, state in states if (fault := model.fault(state))), None)
+
+
+@pytest.mark.parametrize("world", [{}, {"again": 2, "crashes": 1}], ids=str)
+def test_three_clients_find_no_fault_on_walks(world):
+    for seed in range(WALKS):
+        assert fault_on_a_walk(FairLock((2, 2, 2), **world), seed) is None, seed
+
+
+def test_walks_of_three_clients_find_what_is_wrong():
+    for mutant in fairlock.AnyWakeUp, fairlock.ClockStandsStill, fairlock.NoBeat, fairlock.GrantNotAtomic:
+        assert any(fault_on_a_walk(mutant((2, 2, 2)), seed) for seed in range(500)), mutant
 
 
 CAUGHT: dict[Any, dict[str, Any]] = {
