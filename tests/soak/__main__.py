@@ -6,18 +6,22 @@ Exits with 1 when something was wrong, and with 2 when the control without locks
 from __future__ import annotations
 
 import argparse
+import platform
 import random
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from example_project.embedded import find_binary
 from tests.soak.run import control, soak
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is ended that was started
-    _say(f"seed {options.seed}")
+    again = f'make soak SECONDS={options.seconds:g} ARGS="--seed {options.seed} --workers {options.workers}"'
+    _say(f"{again}  # Python {platform.python_version()}, {Path(find_binary()).name}")
     caught = control(options.seed)
     _say(f"without locks: {len(caught.violations)} violations in {caught.holds.total()} holds")
     if not caught.violations:
