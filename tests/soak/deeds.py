@@ -116,7 +116,17 @@ def set_the_clock_of_a_process_by_an_hour(scene: Scene, chance: Random) -> None:
 
 
 def _clocks_of(scene: Scene, chance: Random, do: Callable[[Worker, float], None]) -> None:
-    do(scene.crew.workers[chance.randrange(len(scene.crew.workers))], chance.uniform(0.3, 2) * WATCHDOG_TIMEOUT)
+    do(_with_a_long_hold(scene, chance), chance.uniform(0.3, 2) * WATCHDOG_TIMEOUT)
+
+
+def _with_a_long_hold(scene: Scene, chance: Random) -> Worker:
+    """Only who holds something for a while can believe for too long that it does."""
+    workers = chance.sample(scene.crew.workers, len(scene.crew.workers))
+    for _ in range(40):
+        if holder := next((worker for worker in workers if worker.call("long_holds")), None):
+            return holder
+        scene.last(0.05)
+    return workers[0]
 
 
 def _stop(scene: Scene, place: int, seconds: float) -> None:

@@ -126,9 +126,12 @@ class Actor:
             return
         got = now()
         hold = self._note(grip, asked, got)
+        if lasts > LONG / 4:
+            self.crew.long_holds.add(hold)
         try:
             await self._be_inside(hold, grip, got + lasts, inner)
         finally:
+            self.crew.long_holds.discard(hold)
             self.crew.log.write("leaving", id=hold, at=now())
             await self._give_back(hold, grip)
 
@@ -247,6 +250,7 @@ class Crew:
         self.log = Log(folder, name)
         self.kinds = NO_LOCKS if control else KINDS
         self.met: Counter[str] = Counter()
+        self.long_holds: set[str] = set()
         self.last_turns = threading.Event()
         self._numbers = iter(range(1 << 60))
         self._chance = Random(seed)
@@ -323,6 +327,11 @@ def begin(
 
 def have_last_turns() -> None:
     _crew[0].last_turns.set()
+
+
+def long_holds() -> int:
+    """How many holds there are that are meant to last for longer than a second."""
+    return len(_crew[0].long_holds)
 
 
 def served() -> list[str]:
