@@ -6,6 +6,7 @@ mutex: a turn belongs to its call alone, and ends at the latest when the call's 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper
@@ -76,6 +77,8 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.is_over = True
+        with contextlib.suppress(ValueError):  # a forked child has another line
+            self._line.remove(weakref.ref(self))
 
 
 class Turns:

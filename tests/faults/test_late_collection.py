@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from django_rlock import FairLock, PermitExpirableSemaphore, RLock, rlock
+from django_rlock.connections import server
 from django_rlock.drivers.identity import Owner
 from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import listeners
@@ -17,7 +18,6 @@ from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.records import Hold, Wait
 from django_rlock.locks.turns import TURNS, Turn
-from tests.background import links
 from tests.eventually import eventually
 
 
@@ -47,3 +47,55 @@ def test_a_turn_leaves_the_line(kept, redis_client):
         pass
     assert of(kept, Turn)
     assert TURNS._line == []
+
+
+def test_a_connection_that_is_closed_leaves_its_place(kept, redis_client):
+    node = server("default")
+    node.close_idle()
+    with rlock("stock"):
+        assert node.size == 1
+    node.close_idle()
+    assert of(kept, Place)
+    assert node.size == 0
+
+
+@pytest.mark.parametrize("kind", [FairLock, RLock])
+def test_a_wait_that_is_over_leaves_its_queue(kept, redis_client, kind):
+    holder, waiter = kind("stock"), kind("stock")
+    holder.acquire()
+    thread = threading.Thread(target=lambda: waiter.acquire(wait_time=60) and waiter.release())
+    thread.start()
+    eventually(lambda: of(kept, Wait))
+    holder.release()
+    thread.join()
+    assert of(kept, ListenerWaiter)
+    for listener in listeners("default"):
+        assert not [line for channel in listener.channels.values() for line in channel.lines.values() if line]
+    assert not WAITS.snapshot()
+
+
+def test_a_permit_that_was_given_back_is_not_renewed(kept, redis_client):
+    semaphore = PermitExpirableSemaphore("places")
+    semaphore.try_set_permits(1)
+    permit = semaphore.acquire(renewed=True)
+    assert permit
+    permit.release()
+    with semaphore.permit(renewed=True):
+        assert len(HOLDS.snapshot()) == 1
+    assert len(of(kept, Permit)) == 2
+    assert not HOLDS.snapshot()
+    assert semaphore.available_permits() == 1
+
+
+def test_what_a_task_has_left_is_not_renewed_after_its_end(kept, redis_client):
+    tasks = []
+
+    async def forget():
+        tasks.append(asyncio.current_task())
+        await RLock("stock").aacquire()
+
+    asyncio.run(forget())
+    [hold] = of(kept, Hold)
+    assert tasks
+    assert hold.owner_ended
+    HOLDS.remove(hold)
