@@ -40,7 +40,7 @@ def test_no_two_are_inside_a_redlock(world):
     assert found.is_complete, found
 
 
-WALKS = 2000 if THOROUGH else 60
+WALKS = 2000 if THOROUGH else 25
 STEPS = 150
 
 
