@@ -103,6 +103,6 @@ def test_the_page_names_code_that_is_there():
     named = re.findall(r"`([\w/]+\.(?:py|lua))`(?:[^`|]*`([\w.]+)`)?", PAGE)
     assert len(named) > 15
     for path, name in named:
-        places = [ROOT / folder / path for folder in ("models", "django_rlock")]
+        places = [ROOT / folder / path for folder in ("models", "django_rlock", "")]
         text = next(place.read_text(encoding="utf-8") for place in places if place.exists())
         assert name in text, (path, name)

@@ -13,7 +13,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.soak.records import DOUBTS, FORGETS, NODE_FORGETS, PERMIT, READ, STEPS_BACK, Event, History, Hold, Wrong
+from django_rlock.locks.watchdog import ANSWER_WITHIN
+from tests.soak.records import (
+    DOUBTS,
+    FORGETS,
+    NODE_FORGETS,
+    PERMIT,
+    READ,
+    STEPS_BACK,
+    WIRE,
+    Event,
+    History,
+    Hold,
+    Wrong,
+)
 
 AROUND = 1.5
 """Seconds before and after a violation that its excerpt shows."""
@@ -178,12 +191,18 @@ class _Checker:
 
     def _check_told(self, hold: Hold, told: float) -> None:
         """No loss is reported without a cause."""
-        for event in (*self.forgetting[hold.place], *self.doubting):
+        doubting = self.doubting if self._was_unanswered(hold.place, told) else []
+        for event in (*self.forgetting[hold.place], *doubting):
             if event.name in {None, *hold.names} and hold.asked <= event.ended and event.began <= told:
                 self.known[f"{hold.kind} lost before its lease ended: {event.deed}"] += 1
                 return
         name = (hold.place, hold.names[0])
         self.violations.append(Violation(f"told of a loss for nothing: {hold} of {hold.names}", told, name))
+
+    def _was_unanswered(self, place: str, told: float) -> bool:
+        """Whether something may have kept the server from replying within the time that holders give it."""
+        events = (event for event in self.history.events if event.place in {place, WIRE})
+        return any(event.began <= told and event.ended > told - 2 * ANSWER_WITHIN for event in events)
 
     def _check_wrong(self, wrong: Wrong) -> None:
         for event in self.forgetting[wrong.place] if wrong.place else ():

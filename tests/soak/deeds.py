@@ -20,12 +20,12 @@ from tests.soak import nemesis
 from tests.soak.crew import Crew, Worker
 from tests.soak.grips import ONE, PAIR, QUORUM, WATCHDOG_TIMEOUT
 from tests.soak.nemesis import COMPILER, LIBFAKETIME, Deed, registering
-from tests.soak.records import DOUBTS, ENDS, FORGETS, NODE_FORGETS, STEPS_BACK, now
+from tests.soak.records import DOUBTS, ENDS, FORGETS, NODE_FORGETS, STEPS_BACK, WIRE, now
 from tests.soak.servers import PATIENCE, Servers, Single, start
 from tests.topologies.servers import begin_failover, command, primary_port
 
-PROCESSES, WIRE = "processes", "wire"
-"""Places besides those where locks live; what is done to one place is done one after another."""
+PROCESSES = "processes"
+"""A place besides WIRE and those where locks live; what is done to one place is done one after another."""
 HOUR = 3600.0
 _BUSY = "local sum = 0 for number = 1, ARGV[1] do sum = sum + number end"
 _SCRIPTS = {name: each for name, each in vars(scripts).items() if isinstance(each, Script)}

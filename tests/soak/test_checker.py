@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.soak.checker import check
-from tests.soak.records import FORGETS, LATE, NODE_FORGETS, STEPS_BACK, read
+from tests.soak.records import DOUBTS, FORGETS, LATE, NODE_FORGETS, STEPS_BACK, read
 
 HOLD: dict[str, Any] = {
     "kind": "fair",
@@ -179,9 +179,11 @@ def test_freed_by_force(verdict):
 
 def test_a_loss_without_a_reply_while_clocks_are_wrong(verdict):
     records = [got("a", 10), line("lost", "a", 11)]
-    found = verdict(*records, event(10.5, 10.9, "doubts", place="processes"))
+    doubt, hang = event(10.5, 10.9, DOUBTS, place="processes"), event(10, 10.5, None, deed="hang")
+    found = verdict(*records, doubt, hang)
     assert (found.violations, dict(found.known)) == ([], {"fair lost before its lease ended: crash": 1})
-    assert verdict(*records, event(8, 9, "doubts", place="processes")).violations
+    assert verdict(*records, hang, event(8, 9, DOUBTS, place="processes")).violations
+    assert verdict(*records, doubt).violations, "the server would have confirmed it"
 
 
 def test_told_of_a_loss_for_nothing(verdict):
