@@ -112,6 +112,11 @@ class Grip:
         lease = max((hold.lease for hold in holds), default=0.0)
         return Promise(self.lock.lost or len(holds) < len(self.lock.parts), deadline + ahead, lease)
 
+    def is_lost(self) -> bool:
+        """Whether it is lost for good, and not only doubted until the server replies."""
+        holds = HOLDS.of_lock(self.lock, self.lock._named_owner or current_owner())
+        return len(holds) < len(self.lock.parts) or any(hold.is_lost(monotonic()) for hold in holds)
+
     def token(self) -> int | None:
         return self.lock.token if self.kind in {"fenced", "redlock"} else None
 

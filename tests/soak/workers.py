@@ -193,14 +193,14 @@ class Actor:
                 await grip.release(self.face)
 
     async def _give_back(self, hold: str, grip: Grip) -> None:
-        was_lost = grip.promise().lost
+        was_lost = grip.tells and grip.is_lost()
         try:
             await grip.release(self.face)
         except (LockLostError, LockNotOwnedError, PermitNotHeldError):
             # Losses in inner blocks are reported as well; that the lock was lost is what counts.
             self.crew.log.write("lost", id=hold, at=now())
             raise
-        if was_lost and grip.tells:
+        if was_lost:
             self.crew.log.wrong(f"The loss of {hold}, {grip.kind} {grip.names}, was not told when it was given back.")
 
     # --- other turns -------------------------------------------------------------------------------------------------
