@@ -57,6 +57,20 @@ def by_task(lease: float, has_nodes: bool = False) -> list[str]:
     return asyncio.run(_hold_all(_locks(lease, has_nodes), take, wait))
 
 
+def enter_by_thread() -> bool:
+    """Take a fair lock, however long that lasts, and give it back."""
+    with rlock("stock:fair", kind="fair"):
+        return True
+
+
+def enter_by_task() -> bool:
+    async def enter() -> bool:
+        async with rlock("stock:fair", kind="fair"):
+            return True
+
+    return asyncio.run(enter())
+
+
 async def _hold_all(locks: list[tuple[Any, dict[str, Any]]], take: Take, wait: Take) -> list[str]:
     found = []
     for lock, options in locks:

@@ -168,16 +168,18 @@ def test_a_renewal_is_in_time_for_what_is_left(start, clocks, redis_client):
     holder.do("lock('stock:fair').release()")
 
 
+@FACES
+@pytest.mark.lengthy
 @pytest.mark.parametrize("paused_machine", [False, True])
 def test_a_waiter_that_was_suspended_past_its_claim_does_not_enter(
-    start, clocks, redis_client, settings, paused_machine
+    start, clocks, redis_client, settings, face, paused_machine
 ):
     options = {**SHORT, "WATCHDOG_TIMEOUT": 30, "CLAIM_TIME": CLAIM, "WAITER_ALIVE_TIME": 3 * CLAIM}
     settings.RLOCK = {"default": options}
     waiter = start(options)
     ours = rlock("stock:fair")
     ours.acquire()
-    entered = waiter.begin("lock('stock:fair').acquire(wait_time=60)")
+    entered = waiter.begin(f"module('tests.faults.suspended').enter_{face}()")
     queued = partial(redis_client.zcard, "rlock_queue:{rlock:stock:fair}")
     eventually(lambda: queued() == 1)
     waiter.pause()
@@ -191,4 +193,3 @@ def test_a_waiter_that_was_suspended_past_its_claim_does_not_enter(
     assert not entered.done()
     ours.release()
     assert entered.result(UNTIL_SERVED)
-    waiter.do("lock('stock:fair').release()")
