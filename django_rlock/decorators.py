@@ -16,7 +16,7 @@ from django_rlock.exceptions import KeyTemplateError
 from django_rlock.keytemplates import KeyTemplate, check_names
 from django_rlock.locked_calls import LockedCall, Naming, OnLocked, Options
 from django_rlock.locks import KINDS, Duration
-from django_rlock.locks.durations import UNSET, lease_seconds, wait_seconds
+from django_rlock.locks.durations import UNSET, keep_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.view_classes import MethodOfClass
@@ -50,6 +50,7 @@ def distributed_lock(
     *templates: str | Naming,
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
+    at_least: Duration | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: Literal["skip"],
@@ -62,6 +63,7 @@ def distributed_lock(
     *templates: str | Naming,
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
+    at_least: Duration | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: Literal["raise"] | Callable[..., Any] | None = None,
@@ -69,10 +71,11 @@ def distributed_lock(
     atomic: Atomic = "auto",
     condition: Callable[..., object] | None = None,
 ) -> Callable[[F], F]: ...
-def distributed_lock(
+def distributed_lock(  # noqa: PLR0913 - each is given by its name
     *templates: str | Naming,
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
+    at_least: Duration | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: OnLocked = None,
@@ -95,7 +98,9 @@ def distributed_lock(
 
     ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits for ever. By default views wait for
     VIEW_WAIT_TIME. Other callables try once if ``on_locked`` is "skip" or a function, and otherwise wait for ever.
-    ``lease_time`` is in seconds; None is renewed by the watchdog. ``using`` is the RLOCK alias, ``kind`` a kind of lock
+    ``lease_time`` is in seconds; None is renewed by the watchdog. After a call that ends earlier than ``at_least``
+    seconds after it took the lock, the lock stays taken until then: a view responds to others with 423 and
+    ``Retry-After``, which is the rest of that time. ``using`` is the RLOCK alias, ``kind`` a kind of lock
     other than the alias's.
 
     A *view* is a callable that gets a request as its first argument, or after ``self``. If the lock is taken, it
@@ -125,6 +130,7 @@ def distributed_lock(
         tuple(template if callable(template) else KeyTemplate.parse(template) for template in templates),
         wait_time if wait_time is UNSET else wait_seconds(wait_time),
         lease_seconds(lease_time),
+        keep_seconds(at_least),
         using,
         kind,
         on_locked,

@@ -46,6 +46,10 @@ class RLockError(redis.exceptions.LockError):
         return f"{self.noun.capitalize()} {self.lock_name!r}"
 
 
+KEPT = "nobody: kept after its release"
+"""Stands for the holder of a lock that was released, and stays taken for a while."""
+
+
 class LockTimeoutError(RLockError, TimeoutError):
     """The lock, or another object that was waited for, was still taken when the wait ended.
 
@@ -71,7 +75,17 @@ class LockTimeoutError(RLockError, TimeoutError):
         self.holder = holder
         self.retry_after = retry_after
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether nobody holds the lock any more, which stays taken by ``at_least`` for ``retry_after`` seconds."""
+        return self.holder == KEPT
+
     def _text(self) -> str:
+        if self.is_kept and self.retry_after is not None:
+            return (
+                f"{self._subject} was not free within {self.waited:.1f} s: it was released, and stays taken for "
+                f"{self.retry_after:.1f} s. Try again after that, or wait longer with {self.option}=."
+            )
         held_by = f"held by {self.holder}" if self.holder else "held by another owner"
         if self.retry_after is not None:
             held_by += f"; its lease ends in {self.retry_after:.1f} s unless it is renewed"

@@ -12,6 +12,8 @@ MAX_NAME = 1024
 """The maximum length of a name or an owner in UTF-8 bytes: processes and servers store them in many places."""
 MOST_KEPT = 512
 """How many locks' keys, and prepared calls of a sort, a process keeps: those that were used last."""
+KEPT = "kept:"
+"""Begins the owner's field in the hash of a lock that was released, and stays taken for a while."""
 MODE = "mode"
 """The field of a read-write lock that contains its mode, ``read`` or ``write``; no owner may have this name."""
 _MARK = "rlock_wake::"

@@ -62,6 +62,7 @@ class Options:
     templates: tuple[KeyTemplate | Naming, ...]
     wait_time: Duration | None
     lease_time: Duration | None
+    at_least: Duration | None
     using: str
     kind: KindName | None
     on_locked: OnLocked
@@ -197,6 +198,7 @@ class LockedCall:
             *[name for name, _ in named],
             wait_time=wait_time,
             lease_time=options.lease_time,
+            at_least=options.at_least,
             using=options.using,
             kind=options.kind,
         )

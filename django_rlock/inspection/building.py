@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from django_rlock.clock import monotonic
-from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
+from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter, is_kept
 from django_rlock.inspection.parsing import Entry, HotEntry, Report, actor_of
 from django_rlock.inspection.reading import MAX_PARTIES, State
 from django_rlock.inspection.reported import ByLock, Reported, longest
@@ -178,7 +178,7 @@ class Builder:
         return {
             "owner": owner,
             "actor": entry.actor if entry else self._actors.get(bare, bare),
-            "client": report.client if report else owner[:CLIENT_LENGTH],
+            "client": report.client if report else "" if is_kept(owner) else owner[:CLIENT_LENGTH],
             "host": report.host if report else None,
             "pid": report.pid if report else None,
             "role": report.role if report else "",
@@ -194,4 +194,5 @@ def _state(state: State, holders: Collection[Holder], is_hot: bool) -> LockState
         return LockState.SILENT
     if is_hot and all(holder.held_for is None for holder in holders):
         return LockState.HOT
-    return LockState.UNKNOWN if all(holder.heard_ago is None for holder in holders) else LockState.HELD
+    is_unknown = all(holder.heard_ago is None and not is_kept(holder.owner) for holder in holders)
+    return LockState.UNKNOWN if is_unknown else LockState.HELD

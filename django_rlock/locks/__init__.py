@@ -87,6 +87,7 @@ def rlock(
     using: str = DEFAULT_ALIAS,
     kind: str | None = None,
     owner: str | None = None,
+    at_least: Duration | None = None,
     until_commit: bool | str | None = None,
     **options: Any,
 ) -> BaseLock:
@@ -94,16 +95,22 @@ def rlock(
 
     Several names make a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds. With
     ``wait_time=None`` acquire waits for ever; with ``lease_time=None`` the watchdog renews the lease. ``owner``,
-    ``until_commit`` and further options are those of the lock classes. Raises ValueError for an unknown kind or no
-    name, and ImproperlyConfigured for a bad alias, or for a kind that does not work there: with NODES only RedLock
-    does.
+    ``at_least``, ``until_commit`` and further options are those of the lock classes. Raises ValueError for an unknown
+    kind or no name, and ImproperlyConfigured for a bad alias, or for a kind that does not work there: with NODES only
+    RedLock does.
     """
     options_of_alias = get_settings(using)
     chosen = kind or options_of_alias.kind
     if chosen not in KINDS:
         raise ValueError(f"There is no lock kind {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
     options_of_alias.check_kind(chosen)
-    times: Any = {"wait_time": wait_time, "lease_time": lease_time, "owner": owner, "until_commit": until_commit}
+    times: Any = {
+        "wait_time": wait_time,
+        "lease_time": lease_time,
+        "owner": owner,
+        "at_least": at_least,
+        "until_commit": until_commit,
+    }
     if len(names) == 1:
         return KINDS[chosen](names[0], using=using, **times, **options)
     return MultiLock(*(KINDS[chosen](name, using=using, **options) for name in names), **times)

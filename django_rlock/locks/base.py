@@ -26,12 +26,12 @@ from django_rlock.drivers.identity import (
     running_loop,
     thread_owner,
 )
-from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockTimeoutError, RLockError
 from django_rlock.locks import engine
 from django_rlock.locks.blocks import left_by_its_owner, released_when_dropped
 from django_rlock.locks.callers import describe_holder
-from django_rlock.locks.durations import UNSET, Duration, hold_seconds, lease_seconds, wait_seconds
+from django_rlock.locks.detached import hand_over, kept_after_release
+from django_rlock.locks.durations import UNSET, Duration, hold_seconds, keep_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS, INSPECTOR
@@ -68,7 +68,8 @@ class BaseLock(Handle):
     use the same name are one owner: each of them can re-enter the lock at once, and any of them may release it. Within
     a process all of them share one hold, which needs as many releases as acquires; the first process whose hold ends
     frees the lock (see ``hand_over``). ``on_lost(lock)`` is called in the thread for callbacks when a hold is lost.
-    After ``max_hold_time`` seconds the watchdog stops renewing.
+    After ``max_hold_time`` seconds the watchdog stops renewing. A lock that is released earlier than ``at_least``
+    seconds after it was acquired stays taken until then, for all owners, also for the one that has released it.
 
     With ``until_commit``, True or the alias of a database, releasing the lock or leaving its block takes effect when
     the surrounding transaction has been committed or rolled back (sync code only), or at once if none is open. A
@@ -83,6 +84,7 @@ class BaseLock(Handle):
 
     __slots__ = (
         "_named_owner",
+        "at_least",
         "lease_time",
         "max_hold_time",
         "on_lost",
@@ -95,7 +97,7 @@ class BaseLock(Handle):
     _engine: ClassVar[Engine] = engine
     """The flows: of one lock; a MultiLock has those of ``several``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is given by its name
         self,
         name: str,
         *,
@@ -105,6 +107,7 @@ class BaseLock(Handle):
         owner: str | None = None,
         on_lost: Callable[[Any], object] | None = None,
         max_hold_time: Duration | None = None,
+        at_least: Duration | None = None,
         until_commit: bool | str | None = None,
         **unknown: Never,
     ) -> None:
@@ -121,6 +124,7 @@ class BaseLock(Handle):
         self._named_owner = None if self.owner is None else NamedOwner(self.owner)
         self.on_lost = on_lost
         self.max_hold_time = hold_seconds(max_hold_time)
+        self.at_least = keep_seconds(at_least)
         self.until_commit = checked_database(until_commit)
 
     @property
@@ -136,6 +140,9 @@ class BaseLock(Handle):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, using={self.using!r})"
+
+    def _owner(self, driver: Driver) -> Owner:
+        return self._named_owner or driver.owner()
 
     # --- acquire -----------------------------------------------------------------------------------------------------
 
@@ -195,14 +202,29 @@ class BaseLock(Handle):
         await self._release(awaited_driver(self))
 
     async def _release(self, driver: Driver) -> None:
-        owner = self._owner(driver)
-        if not self.until_commit or not keep_until_commit(self, owner):
-            await self._engine.give_back(self, driver, owner)
+        await self._release_for(driver, self._owner(driver))
 
     async def _release_for(self, driver: Driver, owner: Owner) -> None:
         """Release one hold of an owner, who may have ended."""
         if not self.until_commit or not keep_until_commit(self, owner):
             await self._engine.give_back(self, driver, owner)
+
+    def leave(self, seconds: Duration) -> None:
+        """Release one hold as ``release`` does; after the last one the lock stays taken for ``seconds`` from now, for
+        all owners, also for this one. A block releases its lock itself: use ``at_least=`` there.
+
+        If Redis is unreachable, the lock is free when its lease ends.
+        """
+        run_flow(self._leave, (blocking_driver(self), seconds))
+
+    @for_its_owner
+    async def aleave(self, seconds: Duration) -> None:
+        """As ``leave``, in asyncio."""
+        await self._leave(awaited_driver(self), seconds)
+
+    async def _leave(self, driver: Driver, seconds: Duration) -> None:
+        owner = self._owner(driver)
+        await kept_after_release(self, owner, seconds)._release_for(driver, owner)
 
     # --- with --------------------------------------------------------------------------------------------------------
 
@@ -287,17 +309,6 @@ class BaseLock(Handle):
                 holder=await driver.call(describe_holder, failed.lock) if describe else None,
                 retry_after=failed.left_ms / 1000 if failed.left_ms >= 0 else None,
             )
-
-    def _leave_interrupted(self, part: BaseLock, hold: Hold, blocks: int) -> None:
-        """Release the hold of a block of the running thread whose ``__exit__`` was interrupted, of one of its parts.
-
-        ``blocks`` is the number of enclosing blocks.
-        """
-        hold.scoped = blocks + 1
-        if part.until_commit != self.until_commit:
-            part = copy(part)
-            part.until_commit = self.until_commit
-        run_flow(part._exit, (sync_driver(part.using), hold.owner, InterruptedError()))
 
     def _depth(self, key: Key) -> tuple[int, int]:
         """How often a part is held, apart from what the end of a transaction releases; and by how many blocks."""
@@ -464,13 +475,7 @@ class BaseLock(Handle):
         """
         if self._named_owner is None:
             raise RuntimeError(f"Lock {self.name!r} belongs to this thread or task; give it an owner= to hand it over.")
-        holds = [part._hold_of(self._named_owner) for part in self.parts]
-        if any(hold.scoped > 0 for hold in holds):
-            raise RuntimeError(
-                f"The 'with' block of lock {self.name!r} would release it; use acquire() to hand it over."
-            )
-        for hold in holds:
-            HOLDS.remove(hold)
+        hand_over(self, self._named_owner)
 
     def force_release(self, owner: str | None = None, *, reason: str = "") -> bool:
         """Free the lock whoever holds it, and let the next waiter take it; returns whether it was held.
@@ -493,8 +498,3 @@ class BaseLock(Handle):
 
     async def _force_release(self, driver: Driver, owner: str | None, reason: str) -> bool:
         return await self._engine.free_by_force(self, driver, self._owner(driver), owner, reason)
-
-    # --- helpers -----------------------------------------------------------------------------------------------------
-
-    def _owner(self, driver: Driver) -> Owner:
-        return self._named_owner or driver.owner()

@@ -8,14 +8,17 @@ Python looks up ``__exit__`` before it calls ``__enter__``; so that is the time 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any, cast
 
+from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.identity import Owner, current_owner, thread_owner
+from django_rlock.drivers.room import sync_driver
 from django_rlock.exits import Method, guarded
 from django_rlock.locks.holds import HOLDS, NOTHING
-from django_rlock.locks.records import key_of
+from django_rlock.locks.records import Hold, key_of
 
 
 def released_when_dropped(exit_block: Method) -> Method:
@@ -85,4 +88,16 @@ class _GiveBack:
         for part, key in zip(lock.parts, self._keys, strict=True):
             hold, former = HOLDS.at(key), self._around.get(key, NOTHING)
             if hold is not None and former.is_exceeded(hold, lock._depth(key)[0]):
-                lock._leave_interrupted(part, hold, former.blocks)
+                leave_interrupted(lock, part, hold, former.blocks)
+
+
+def leave_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
+    """Release the hold of a block of the running thread whose ``__exit__`` was interrupted, of one of the lock's parts.
+
+    ``blocks`` is the number of enclosing blocks.
+    """
+    hold.scoped = blocks + 1
+    if part.until_commit != lock.until_commit:
+        part = copy(part)
+        part.until_commit = lock.until_commit
+    run_flow(part._exit, (sync_driver(part.using), hold.owner, InterruptedError()))

@@ -18,6 +18,7 @@ from django_rlock.drivers.base import run_flow
 from django_rlock.drivers.bridges import is_blocked_on_caller, whereabouts
 from django_rlock.drivers.identity import Owner
 from django_rlock.drivers.jobs import Job, running_job
+from django_rlock.locks.blocks import leave_interrupted
 from django_rlock.locks.holds import HOLDS, INSPECTOR, NOTHING, Before
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import Key, key_of
@@ -110,4 +111,4 @@ def _give_back(job: Job, lock: BaseLock, part: BaseLock, key: Key, former: Befor
             "release it in the same job, or give it an owner=.",
             part.name, hold.place,
         )  # fmt: skip
-        lock._leave_interrupted(part, hold, former.blocks)
+        leave_interrupted(lock, part, hold, former.blocks)

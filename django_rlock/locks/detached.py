@@ -1,13 +1,17 @@
-"""A hold that is taken away from its thread or task, to be released elsewhere."""
+"""Holds that outlast their thread or task: to be released elsewhere, or by the end of a time."""
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django_rlock.clock import monotonic
 from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.identity import NamedOwner, current_owner
+from django_rlock.drivers.identity import NamedOwner, Owner
 from django_rlock.exits import disarm, guard
+from django_rlock.locks.durations import Duration, keep_seconds
+from django_rlock.locks.engine import check_keep
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold, Key, key_of
 from django_rlock.locks.watchdog import watch
@@ -55,24 +59,26 @@ def _drop(hold: Hold, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
         return  # it was never detached
     if hold in HOLDS:
         hold.renewed, hold.ending = False, True
-        clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
+        clean_up(hold.lock.using, hold.keep_call(monotonic()) or hold.leave_call(), hold.deadline)
     for key in keys:  # last, since it may be interrupted before; both, if ``move`` was interrupted
         HOLDS.drop(key, hold)
 
 
-def leave_for(lock: BaseLock, seconds: float) -> bool:
-    """Keep the running thread's hold in Redis for a number of seconds from now, without an owner in this process.
-
-    Returns False, and changes nothing, if the thread holds the lock more than once, because an outer hold still needs
-    it. Raises LockNotOwnedError when the thread does not hold it; LockLostError when the hold was lost;
-    LockUnavailableError when Redis is unreachable: then the hold ends with its current lease.
-    """
-    hold = lock._hold_of(current_owner())
-    if hold.count > 1:
-        return False
-    try:
-        lock.extend(seconds)
-    finally:
+def hand_over(lock: BaseLock, owner: Owner) -> None:
+    """Forget a named owner's hold, which other processes that use the name still have."""
+    holds = [part._hold_of(owner) for part in lock.parts]
+    if any(hold.scoped > 0 for hold in holds):
+        raise RuntimeError(f"The 'with' block of lock {lock.name!r} would release it; use acquire() to hand it over.")
+    for hold in holds:
         HOLDS.remove(hold)
-        hold.owner.renew_name()  # the next acquire of this thread must not look like a re-entry
-    return True
+
+
+def kept_after_release(lock: BaseLock, owner: Owner, seconds: Duration) -> BaseLock:
+    """The same lock, whose release by this owner keeps it taken for ``seconds`` from now."""
+    kept = copy(lock)
+    kept.at_least = keep_seconds(seconds)
+    if kept.at_least is not None:
+        check_keep(lock, kept.at_least)
+        for hold in HOLDS.of_lock(lock, owner):
+            hold.keep_for(kept.at_least, monotonic())
+    return kept

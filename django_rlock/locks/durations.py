@@ -38,6 +38,11 @@ def hold_seconds(value: Duration | None) -> float | None:
     return _at_least_a_millisecond("max_hold_time", value, "None sets no limit")
 
 
+def keep_seconds(value: Duration | None) -> float | None:
+    """Check for how long a lock stays taken at least; 0 and None add nothing to the hold."""
+    return (_seconds("at_least", value, "0 or more") or None) if value is not None else None
+
+
 @lru_cache(maxsize=256)
 def milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))

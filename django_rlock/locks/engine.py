@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_rlock import signals
+from django_rlock.clock import monotonic
 from django_rlock.drivers.base import Driver
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
@@ -93,6 +94,8 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     started, owner = driver.now(), claim.owner
     if owner.in_pool or (owner.thread and is_bridged()):
         give_back_at_job_end(lock, owner)
+    if lock.at_least is not None:
+        check_keep(lock, lock.at_least)
     before = owner.is_calling and refuse_nested(lock)
     try:
         owner.is_calling = True
@@ -109,7 +112,16 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
         owner.is_calling = before
     if not taken:
         tell_timed_out(claim.failed, driver.now() - started)
+    elif lock.at_least is not None:
+        for hold in HOLDS.of_lock(lock, owner):
+            hold.keep_for(lock.at_least, driver.now())
     return taken
+
+
+def check_keep(lock: BaseLock, seconds: float) -> None:
+    """Raise ValueError if the lock cannot be kept for so long after its release."""
+    for part in lock.parts:
+        part._kind.check_keep(part, seconds)
 
 
 def take_in_turn(lock: BaseLock, driver: Driver, claim: Claim) -> Coroutine[Any, Any, bool]:
@@ -283,7 +295,8 @@ async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[obj
         if hold.count == 0:
             HOLDS.remove(hold)  # before the command, so that no renewal starts
         kind = lock._kind  # it may be another than that of the object which took the lock
-        call = kind.release(lock, hold.wire_name, hold.count, hold.lease)
+        call = hold.keep_call(now) if hold.kept_until and hold.count == 0 else None
+        call = call or kind.release(lock, hold.wire_name, hold.count, hold.lease)
         reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
     except BaseException as error:
         _finish_later(lock, hold, owner)
@@ -319,8 +332,11 @@ def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: f
 async def _give_back_unknown(lock: BaseLock, driver: Driver, owner: Owner) -> None:
     """Release a lock that this process has no hold of: it may be that of a named owner, else none is held."""
     if owner.is_named:
-        lease = lock._settings.watchdog_timeout
-        reply = await driver.run(lock._kind.release(lock, owner.wire_name, 0, lease), driver.now() + RELEASE_PATIENCE)
+        if lock.at_least is None:
+            call = lock._kind.release(lock, owner.wire_name, 0, lock._settings.watchdog_timeout)
+        else:
+            call = lock._kind.keep(lock, owner.wire_name, lock.at_least)
+        reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
         if reply[1] == 1:
             return
     raise not_owned(lock, owner)
@@ -332,7 +348,8 @@ def _finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
         HOLDS.remove(hold)
     # A name chosen by the caller cannot be changed, and a late release would free its next hold: the lease ends it.
     if hold.count == 0 and not owner.is_named:
-        clean_up(lock.using, lock._kind.release(lock, hold.wire_name, 0, hold.lease), hold.deadline)
+        call = hold.keep_call(monotonic()) or lock._kind.release(lock, hold.wire_name, 0, hold.lease)
+        clean_up(lock.using, call, hold.deadline)
         free_behind(hold, hold.deadline)
     HOLDS.uncover_lost(hold)
 

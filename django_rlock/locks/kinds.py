@@ -151,6 +151,15 @@ class Kind(Generic[L]):
         """Returns 1, or 0 when the owner does not hold it."""
         raise NotImplementedError
 
+    def keep(self, lock: L, wire_name: str, seconds: float) -> ScriptCall:
+        """Releases a hold, but keeps the lock taken for ``seconds``, for all owners. Returns 1, or 0 when the owner
+        does not hold it."""
+        all_keys = lock.key, keys.redisson_channel(lock.key)
+        return call_for(lock, scripts.LOCK_KEEP, all_keys, wire_name, milliseconds(seconds))
+
+    def check_keep(self, lock: L, seconds: float) -> None:
+        """Raise ValueError for a time for which the kind cannot keep a lock that was released."""
+
     # --- hold it -----------------------------------------------------------------------------------------------------
 
     def lease(self, lock: L, wire_name: str, lease: float, mode: int) -> ScriptCall:

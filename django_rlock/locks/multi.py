@@ -35,8 +35,8 @@ class MultiLock(BaseLock):
 
     Each member is a hold of its own, which is renewed, re-entered and lost separately. The MultiLock counts as lost
     when one member is; its release still releases the others. With a lease time, all leases end no earlier than if they
-    had begun when the last member was taken. ``wait_time``, ``lease_time``, ``owner`` and ``until_commit`` are those of
-    the MultiLock; the members' own are ignored.
+    had begun when the last member was taken. ``wait_time``, ``lease_time``, ``owner``, ``at_least`` and
+    ``until_commit`` are those of the MultiLock; the members' own are ignored.
     """
 
     __slots__ = ("_grouping", "_parts")
@@ -51,6 +51,7 @@ class MultiLock(BaseLock):
         wait_time: Duration | None = None,
         lease_time: Duration | None = None,
         owner: str | None = None,
+        at_least: Duration | None = None,
         until_commit: bool | str | None = None,
         **unknown: Never,
     ) -> None:
@@ -65,6 +66,7 @@ class MultiLock(BaseLock):
             lease_time=lease_time,
             using=first.using,
             owner=owner,
+            at_least=at_least,
             until_commit=until_commit,
         )
         self.name = ", ".join(part.name for part in self._parts)

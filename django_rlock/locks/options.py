@@ -37,6 +37,7 @@ class LockOptions(TypedDict, total=False):
     owner: str | None
     on_lost: Callable[[Any], object] | None
     max_hold_time: Duration | None
+    at_least: Duration | None
     until_commit: bool | str | None
 
 

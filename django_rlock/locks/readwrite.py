@@ -32,6 +32,12 @@ class Side(Kind["_Side"]):
     def leave(self, lock: _Side, asker: str) -> ScriptCall:
         return self.release(lock, asker, 0, 1)
 
+    def check_keep(self, lock: _Side, seconds: float) -> None:
+        raise ValueError(
+            f"A read-write lock cannot be kept after its release, as {lock.name!r} by at_least or leave(): its two "
+            f"sides have different owners. Take a FairLock of another name beside it."
+        )
+
     def beside(self, attempt: Attempt, now: float) -> Hold | None:
         """The owner's hold of the other side, if there is one that is not lost."""
         hold = HOLDS.get(attempt.lock, attempt.owner, self.other)
@@ -179,6 +185,8 @@ class _Side(BaseLock):
         if self.owner is not None and self.owner.endswith(keys.WRITER):
             raise ValueError(f"The owner of a read-write lock must not end in {keys.WRITER!r}, as {self.owner!r} does.")
         self.prefer = prefer
+        if self.at_least is not None:
+            self._kind.check_keep(self, self.at_least)
 
 
 class ReadLock(_Side):

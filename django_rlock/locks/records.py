@@ -25,6 +25,10 @@ context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default
 """What the process is working on, for reports: route and user of a request, name and id of a task."""
 
 
+_SHORTEST = 0.001
+"""For how long a released lock is kept at least, in seconds: servers count whole milliseconds."""
+
+
 class WorkingOn:
     """A block in which the process works on something. A generator would take twice as long, in each request."""
 
@@ -71,7 +75,8 @@ class Hold:
     ``told`` whether the loss was reported; only the watchdog writes these. ``ear`` listens to forced releases while the
     hold is kept. ``ending`` is set while its own owner frees it by force, which is no loss. ``line`` is where it was
     acquired; it is recorded only in a request or a task, and not for blocks. ``variables`` are the context variables of
-    the code that acquired it, for what the background thread reports of it.
+    the code that acquired it, for what the background thread reports of it. ``kept_until`` is until when the lock stays
+    taken after its release; 0 if it becomes free.
     """
 
     __slots__ = (
@@ -81,6 +86,7 @@ class Hold:
         "deadline",
         "ear",
         "ending",
+        "kept_until",
         "key",
         "kind",
         "late_lease",
@@ -131,6 +137,7 @@ class Hold:
         self.late_lease = 0.0
         self.lost: str | None = None
         self.lost_below = 0
+        self.kept_until = 0.0
 
     def outlives(self, outer: Hold) -> None:
         """Replace a lost hold of the same owner, whose enclosing blocks still have to be notified."""
@@ -176,6 +183,15 @@ class Hold:
     def undo_call(self) -> ScriptCall | None:
         """Undoes a late copy of its acquire."""
         return self.kind.undo(self.lock, self.owner, self.asker)
+
+    def keep_for(self, seconds: float, now: float) -> None:
+        """Keep the lock taken after the release, until ``seconds`` from now have passed."""
+        self.kept_until = max(self.kept_until, now + seconds)
+
+    def keep_call(self, now: float) -> ScriptCall | None:
+        """Releases it, but keeps the lock taken; None if it is not to be kept any longer."""
+        left = self.kept_until - now
+        return self.lock._kind.keep(self.lock, self.wire_name, left) if left >= _SHORTEST else None
 
     def renew_call(self, lease: float) -> ScriptCall:
         """Prolongs its lease on the server to ``lease`` seconds from then on, if it is shorter."""

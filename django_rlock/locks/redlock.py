@@ -14,6 +14,7 @@ from django_rlock.drivers.quorum.calls import (
     AskState,
     Bump,
     ForceRelease,
+    Keep,
     Release,
     Renew,
     Seed,
@@ -39,6 +40,7 @@ class Majority(Kind["RedLock"]):
     votes = {
         scripts.LOCK_STATE: AskState,
         scripts.LOCK_HOLDERS: AskHolders,
+        scripts.LOCK_KEEP: Keep,
         scripts.LOCK_FORCE_RELEASE: ForceRelease,
         scripts.REQUEST_RETIRE: ForceRelease,
     }
@@ -93,6 +95,14 @@ class Majority(Kind["RedLock"]):
         undo = self.leave(lock, wire_name, lease)
         all_keys = key, *(marks or (key,)), *settled_keys(lock, wire_name, mode)
         return Renew(lock.name, scripts.REDLOCK_RENEW, all_keys, args, lease=lease, undo=undo, seed=seed)
+
+    def check_keep(self, lock: RedLock, seconds: float) -> None:
+        longest = settings_of(lock.using).longest_lease
+        if longest is not None and seconds > longest:
+            raise ValueError(
+                f"RedLock {lock.name!r} can be kept for at most {longest:g} s after its release, because a restarted "
+                f"node has no vote for that long; not {seconds:g} s. Raise QUARANTINE, or use another alias."
+            )
 
     def channel(self, lock: RedLock) -> None:
         return None

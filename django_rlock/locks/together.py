@@ -99,7 +99,7 @@ def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> lis
 
 def _ends(held: Held, now: float) -> bool:
     """Whether its release frees the lock, and reports no loss."""
-    nested = isinstance(held, Hold) and (held.count > 1 or held.lost_below)
+    nested = isinstance(held, Hold) and (held.count > 1 or held.lost_below or held.kept_until)
     return not nested and not held.is_lost(now)
 
 

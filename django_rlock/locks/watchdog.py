@@ -338,7 +338,8 @@ class Renewals:
         leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
         for hold in leaving:
             HOLDS.remove(hold)
-        calls = [hold.leave_call() for hold in leaving]
+        now = monotonic()
+        calls = [hold.keep_call(now) or hold.leave_call() for hold in leaving]
         run_sync(background_driver(self._keeper.using).run_all(calls))
 
 

@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from django_rlock.clock import monotonic
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.blocks import released_when_dropped
-from django_rlock.locks.detached import leave_for
 from django_rlock.management.output import LOST, TAKEN, UNAVAILABLE, USAGE
 from django_rlock.redaction import printable
 from django_rlock.settings import DEFAULT_ALIAS, LONGEST, get_settings
@@ -47,7 +45,7 @@ class Terms:
         """Make the lock. Raises CommandError for invalid terms."""
         try:
             self._check()
-            return rlock(self.name, using=self.using, wait_time=self.wait_time, on_lost=on_lost)
+            return rlock(self.name, using=self.using, wait_time=self.wait_time, at_least=self.at_least, on_lost=on_lost)
         except (ValueError, TypeError, ImproperlyConfigured) as error:
             raise CommandError(f"{self.whose}{error}", returncode=USAGE) from error
 
@@ -79,7 +77,7 @@ def run_locked(
     case, when the lock is taken, Redis is unreachable, or the lock was lost meanwhile. A failed release is only logged,
     because the work is done.
     """
-    section = _Section(terms.lock(on_lost), terms.at_least)
+    section = _Section(terms.lock(on_lost))
     try:
         with section:
             return body(section.lock)
@@ -104,13 +102,11 @@ def _refusal(error: RLockError, terms: Terms) -> CommandError:
 class _Section:
     """The lock around a body. ``failure`` is the error if it could not be taken, or was lost."""
 
-    __slots__ = ("_at_least", "_since", "failure", "lock")
+    __slots__ = ("failure", "lock")
 
-    def __init__(self, lock: BaseLock, at_least: float) -> None:
+    def __init__(self, lock: BaseLock) -> None:
         self.lock = lock
         self.failure: RLockError | None = None
-        self._at_least = at_least
-        self._since = 0.0
 
     def __enter__(self) -> None:
         try:
@@ -118,16 +114,13 @@ class _Section:
         except RLockError as error:
             self.failure = error
             raise
-        self._since = monotonic()
 
     @released_when_dropped
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        left = self._since + self._at_least - monotonic()
         try:
-            if left < 0.001 or not leave_for(self.lock, left):
-                self.lock.__exit__(kind, error, trace)
+            self.lock.__exit__(kind, error, trace)
         except LockUnavailableError as failure:
             logger.error(  # noqa: TRY400
                 "The work under lock %r has ended, but: %s", printable(self.lock.name), printable(failure)
@@ -155,7 +148,7 @@ class LockedCommand(BaseCommand):
 
     The lock is kept for at least ``at_least`` seconds after it was taken, even if the command has failed. It is freed
     earlier by ``rlock_release``, and, if the process was killed, by the end of its lease. If the same thread already
-    held the lock before, ``at_least`` has no effect.
+    held the lock before, it is kept after the outer release.
 
     The lock is renewed while the command runs. A command that is interrupted by an exception releases it.
     """

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_rlock.locks import KINDS, BaseLock, rlock
-from django_rlock.locks.durations import Duration, lease_seconds, wait_seconds
+from django_rlock.locks.durations import Duration, keep_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.options import KindName, note_templates
 from django_rlock.tasklocks.naming import Naming, body_of, misfit
 
@@ -29,6 +29,7 @@ class TaskOptions:
     naming: Naming
     wait_time: float | None
     lease_time: float | None
+    at_least: float | None
     on_locked: str | Callable[..., Any]
     on_skipped: str | None
     retry_delay: float
@@ -56,6 +57,7 @@ class TaskOptions:
             naming=Naming(task),
             wait_time=wait_time or None if on_locked == "wait" else wait_time,
             lease_time=_seconds(task, "lock_lease_time", lease_seconds),
+            at_least=_seconds(task, "lock_at_least", keep_seconds),
             on_locked=on_locked,
             on_skipped=task.on_skipped,
             retry_delay=_delay(task, "lock_retry_delay"),
@@ -125,6 +127,11 @@ def _check_scope(task: type[LockedTask]) -> None:
     if scope == "until_start" and on_queued == "again":
         raise ValueError(
             f"{task.name}: on_queued='again' is for lock_scope='queue'; with 'until_start' that is always so."
+        )
+    if scope == "until_start" and task.lock_at_least is not None:
+        raise ValueError(
+            f"{task.name}: lock_at_least has no effect with lock_scope='until_start', whose runs do not exclude each "
+            f"other."
         )
     if scope != "run" and isinstance(inspect.getattr_static(task, "lock_key"), list | tuple):
         raise TypeError(f"{task.name}: lock_scope={scope!r} takes one lock_key, not a list of them.")

@@ -31,7 +31,7 @@ from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import erase, note_of, write
 from django_rlock.tasklocks.deliveries import SENT_AGAIN, Delivery, Standing
-from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
+from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, is_kept, label, seems_dead
 from django_rlock.tasklocks.places import Place, mark_of
 from django_rlock.tasklocks.skipped import Skipped, end_chain, skipped
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from celery.canvas import Signature
 
     from django_rlock.celery import LockedTask
+    from django_rlock.tasklocks.options import TaskOptions
 
 logger = logging.getLogger("django_rlock.celery")
 
@@ -101,7 +102,7 @@ class Run:
         self._place = place
         if request is not None and not request.is_eager:
             self.delivery = Delivery(task, request, options.using, options.done_marker_time)
-        self.lock = options.lock(self._names(args, kwargs), lease_time=options.lease_time)
+        self.lock = options.lock(self._names(args, kwargs), lease_time=options.lease_time, at_least=options.at_least)
         self.lock.wait_time = self._wait_time(self.delivery)
 
     @property
@@ -199,7 +200,7 @@ class Run:
         if delivery is not None:
             error.waited += delivery.waited
             has_begun = delivery.has_begun or found.has(self.task_id)
-            if has_begun or (on_locked == "skip" and seems_dead(self.options, error.retry_after)):
+            if has_begun or (on_locked == "skip" and found.seems_dead(self.options, error)):
                 self._end_if_settled(delivery)
                 # Its holder may be about to release it, or may be dead: then the end of the lease is the time to retry.
                 countdown = min(self._delay(delivery), math.inf if error.retry_after is None else error.retry_after)
@@ -428,6 +429,10 @@ class _Holders:
     def has(self, task_id: str) -> bool:
         """Whether the task itself is among them; True if they are unknown, because skipping could lose work."""
         return self._found is None or any(holder.task_id == task_id for holder in self._found)
+
+    def seems_dead(self, options: TaskOptions, error: LockTimeoutError) -> bool:
+        """Whether the holder has not renewed the lock in time; none has to renew one that stays taken."""
+        return seems_dead(options, error.retry_after) and not is_kept(self._lock)
 
     @property
     def first_task(self) -> str | None:

@@ -95,7 +95,7 @@ def _problem(error: RLockError, using: str, status: int | None) -> Problem:
             status=status or get_settings(using).locked_status,
             code="locked",
             detail=_("Someone else is working on this right now. Please try again in a moment."),
-            retry_after=_retry_after(error.retry_after),
+            retry_after=_retry_after(error.retry_after, error.is_kept),
             holder=error.holder if django_settings.DEBUG else None,
         )
     if isinstance(error, LockUnavailableError):
@@ -105,7 +105,9 @@ def _problem(error: RLockError, using: str, status: int | None) -> Problem:
     return Problem(503, "lock_lost", detail, _retry_after(None))
 
 
-def _retry_after(lease_left: float | None) -> int:
+def _retry_after(lease_left: float | None, is_kept: bool = False) -> int:
+    if is_kept and lease_left is not None:
+        return max(1, math.ceil(lease_left))
     longest = LONGEST_RETRY if lease_left is None else min(lease_left, LONGEST_RETRY)
     # Jitter, so that clients that were refused together do not come back together.
     return max(1, math.ceil(longest * random.uniform(0.4, 1.0)))  # noqa: S311

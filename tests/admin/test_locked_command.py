@@ -99,14 +99,16 @@ def test_at_least_keeps_the_lock_also_from_this_thread(fault: bool) -> None:
     assert run(Command())[0] == ""
 
 
-def test_within_its_own_lock_at_least_leaves_the_outer_hold_alone() -> None:
+def test_within_its_own_lock_at_least_counts_at_the_outer_release() -> None:
     class Command(Nightly):
         at_least = 300
 
     with rlock(Nightly.name) as lock:
         run(Command())
         lock.check()
-    assert not lock.locked()
+    left = lock.remaining_lease()
+    assert left is not None
+    assert 200 < left <= 300
 
 
 def test_a_lost_lock_is_an_error_at_the_end(redis_client: redis.Redis) -> None:

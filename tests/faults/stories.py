@@ -150,6 +150,17 @@ def extend(strike: Strike) -> None:
     lock.extend(50)
 
 
+@story(scripts.LOCK_KEEP)
+def keep(strike: Strike) -> None:
+    """Release it for a while, free it by force, and take it again."""
+    lock = plain(lease_time=60)
+    lock.acquire()
+    strike()
+    lock.leave(50)
+    lock.force_release()
+    lock.acquire()
+
+
 @story(scripts.LOCK_FORCE_RELEASE)
 def force_release(strike: Strike) -> None:
     plain(owner="somebody").acquire()

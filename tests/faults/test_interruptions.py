@@ -301,10 +301,10 @@ def interrupted_after(number):
 
 def test_interrupted_keeping_of_a_lock_is_not_renewed():
     """A command keeps its lock for a while after its end; then nobody releases it."""
-    lock = RLock("stock:42")
+    lock = RLock("stock:42", at_least=300)
 
     def keep():
-        with Section(lock, at_least=300):
+        with Section(lock):
             pass
 
     keep()

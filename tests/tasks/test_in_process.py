@@ -29,6 +29,7 @@ from django_rlock.locks import records
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired, task_skipped
 from django_rlock.tasklocks.deliveries import Delivery
+from django_rlock.tasklocks.holders import holders_of
 from django_rlock.tasklocks.runs import locks_held
 from tests.background import is_handed_over
 from tests.eventually import UNTIL_SERVED
@@ -191,6 +192,21 @@ def test_run_is_the_body_without_the_lock(make, somebody_else):
     assert task.run() == "ran"
     with pytest.raises(RuntimeError, match="holds no lock"):
         task.lock  # noqa: B018
+
+
+def test_a_task_that_may_not_run_again_for_a_while_is_skipped_until_then(make):
+    runs = []
+    task = make(lambda self: runs.append(1), lock_at_least=10)  # less than half of a lease: its holder seems dead
+    for _ in range(2):
+        task.delay()
+    assert runs == [1]
+    assert 5 < (FairLock("job").remaining_lease() or 0) <= 10
+    assert holders_of(FairLock("job")) == []  # so no worker frees it as a dead process's
+
+
+def test_a_cool_down_without_exclusion_is_refused(make):
+    with pytest.raises(ValueError, match="lock_at_least has no effect with lock_scope='until_start'"):
+        make(lambda self: None, lock_at_least=10, lock_scope="until_start").name  # noqa: B018 - makes the task
 
 
 @pytest.mark.parametrize(("on_locked", "outcome"), [("skip", None), (lambda error: error.lock_name, "job")])

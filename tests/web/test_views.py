@@ -199,6 +199,22 @@ def test_retry_after_is_whole_seconds_of_the_lease_and_five_at_most(taken: Holde
     assert longest < 5 or len(asked) > 1
 
 
+@pytest.mark.parametrize("make_async", [False, True])
+def test_view_that_may_not_run_again_for_a_minute(make_async: bool) -> None:
+    async def aview(request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse("done")
+
+    def view(request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse("done")
+
+    locked = distributed_lock("report:<pk>", at_least=60, wait_time=0)(aview if make_async else view)
+    assert call(locked, pk=7).content == b"done"
+    response = call(locked, pk=7)
+    assert response.status_code == 423
+    assert 50 < int(response["Retry-After"]) <= 60
+    assert call(locked, pk=8).content == b"done"
+
+
 def test_what_a_browser_is_told(taken: Holder) -> None:
     with taken("stock:7"):
         response = call(buy, RequestFactory().post("/buy/7/", headers={"Accept": BROWSER}), pk=7)

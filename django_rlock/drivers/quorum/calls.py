@@ -202,6 +202,13 @@ class Release(QuorumCall):
         return [b"", 0 if votes.refused else 1]
 
 
+class Keep(Release):
+    """Releases a hold, but keeps the lock taken on all nodes: 1, or 0 when no quorum had it."""
+
+    def lasting(self) -> Keep:
+        return self
+
+
 class Poll(QuorumCall):
     """A call to all nodes, which combines the replies of a quorum."""
 
