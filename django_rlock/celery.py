@@ -64,7 +64,8 @@ class LockedTask(_DjangoTask):
     * ``"raise"``: the task fails with LockTimeoutError;
     * a function: it gets the task and the LockTimeoutError, and returns the task's result.
 
-    ``lock_lease_time`` limits how long the lock is held, in seconds; with None it is renewed while the worker lives.
+    ``lock_lease_time`` limits how long the lock is held, in seconds; with None it is renewed while the worker lives,
+    for ``lock_max_hold_time`` seconds at most (None: MAX_HOLD_TIME).
     After a run that ends earlier than ``lock_at_least`` seconds after it took the lock, the lock stays taken until
     then, however the run ended. ``lock_using`` is the RLOCK alias, ``lock_kind`` the kind of lock (None: the alias's).
 
@@ -103,6 +104,7 @@ class LockedTask(_DjangoTask):
     lock_wait_time: Duration = 0
     lock_lease_time: Duration | None = None
     lock_at_least: Duration | None = None
+    lock_max_hold_time: Duration | None = None
     on_locked: str | Callable[..., Any] = "skip"
     on_skipped: str | None = None
     lock_retry_delay: Duration = 1

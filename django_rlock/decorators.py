@@ -16,7 +16,7 @@ from django_rlock.exceptions import KeyTemplateError
 from django_rlock.keytemplates import KeyTemplate, check_names
 from django_rlock.locked_calls import LockedCall, Naming, OnLocked, Options
 from django_rlock.locks import KINDS, Duration
-from django_rlock.locks.durations import UNSET, keep_seconds, lease_seconds, wait_seconds
+from django_rlock.locks.durations import UNSET, hold_seconds, keep_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.view_classes import MethodOfClass
@@ -51,6 +51,7 @@ def distributed_lock(
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
+    max_hold_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: Literal["skip"],
@@ -64,6 +65,7 @@ def distributed_lock(
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
+    max_hold_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: Literal["raise"] | Callable[..., Any] | None = None,
@@ -76,6 +78,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
+    max_hold_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: OnLocked = None,
@@ -98,7 +101,8 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
 
     ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits for ever. By default views wait for
     VIEW_WAIT_TIME. Other callables try once if ``on_locked`` is "skip" or a function, and otherwise wait for ever.
-    ``lease_time`` is in seconds; None is renewed by the watchdog. After a call that ends earlier than ``at_least``
+    ``lease_time`` is in seconds; None is renewed by the watchdog, for ``max_hold_time`` seconds at most (None:
+    MAX_HOLD_TIME). After a call that ends earlier than ``at_least``
     seconds after it took the lock, the lock stays taken until then: a view responds to others with 423 and
     ``Retry-After``, which is the rest of that time. ``using`` is the RLOCK alias, ``kind`` a kind of lock
     other than the alias's.
@@ -131,6 +135,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
         wait_time if wait_time is UNSET else wait_seconds(wait_time),
         lease_seconds(lease_time),
         keep_seconds(at_least),
+        hold_seconds(max_hold_time),
         using,
         kind,
         on_locked,

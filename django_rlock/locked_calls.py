@@ -63,6 +63,7 @@ class Options:
     wait_time: Duration | None
     lease_time: Duration | None
     at_least: Duration | None
+    max_hold_time: Duration | None
     using: str
     kind: KindName | None
     on_locked: OnLocked
@@ -199,6 +200,7 @@ class LockedCall:
             wait_time=wait_time,
             lease_time=options.lease_time,
             at_least=options.at_least,
+            max_hold_time=options.max_hold_time,
             using=options.using,
             kind=options.kind,
         )

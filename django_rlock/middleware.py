@@ -108,7 +108,7 @@ def _tell_left(hold: Hold, about: dict[str, str]) -> None:
         "'finally'.",
         about["route"],
         hold.lock.name,
-        hold.line or "a line that is not known",
+        hold.taken_at,
     )
 
 

@@ -195,6 +195,8 @@ class AliasSettings:
     """The kind of lock that ``rlock()``, the decorator and tasks use."""
     watchdog_timeout: float = _option(30.0, _seconds)
     """The lease of a lock taken without a lease time; it is renewed after each third of it."""
+    max_hold_time: float | None = _option(None, _optional_seconds)
+    """For how long a lock is renewed at most; None sets no limit, but the log names what is held for an hour."""
     view_wait_time: float | None = _option(3.0, _wait_seconds)
     """How long a decorated view waits; 0 tries once, None waits forever."""
     locked_status: int = _option(423, _one_of(*LOCKED_STATUSES))

@@ -68,7 +68,8 @@ class BaseLock(Handle):
     use the same name are one owner: each of them can re-enter the lock at once, and any of them may release it. Within
     a process all of them share one hold, which needs as many releases as acquires; the first process whose hold ends
     frees the lock (see ``hand_over``). ``on_lost(lock)`` is called in the thread for callbacks when a hold is lost.
-    After ``max_hold_time`` seconds the watchdog stops renewing. A lock that is released earlier than ``at_least``
+    After ``max_hold_time`` seconds (None: MAX_HOLD_TIME) the lock is no longer renewed, so that it is lost when its
+    lease ends; the report names the line that acquired it. A lock that is released earlier than ``at_least``
     seconds after it was acquired stays taken until then, for all owners, also for the one that has released it.
 
     With ``until_commit``, True or the alias of a database, releasing the lock or leaving its block takes effect when
@@ -448,7 +449,8 @@ class BaseLock(Handle):
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def extend(self, lease_time: Duration) -> None:
-        """Replace the lease of the hold: it ends ``lease_time`` seconds from now, and is not renewed any more.
+        """Replace the lease of the hold: it ends ``lease_time`` seconds from now, and is not renewed any more. Under
+        ``owner=`` it only prolongs: a longer lease, on which another process may count, stays as it is.
 
         Raises LockNotOwnedError when the owner does not hold the lock; LockLostError when the hold was lost meanwhile.
         """

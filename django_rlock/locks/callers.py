@@ -7,9 +7,11 @@ a call takes or releases a lock, what its owner holds is not known, so a nested 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +23,7 @@ from django_rlock.drivers.jobs import Job, running_job
 from django_rlock.locks.blocks import leave_interrupted
 from django_rlock.locks.holds import HOLDS, INSPECTOR, NOTHING, Before
 from django_rlock.locks.kinds import Named
-from django_rlock.locks.records import Key, key_of
+from django_rlock.locks.records import Key, Line, key_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.base import BaseLock
@@ -30,6 +32,9 @@ logger = logging.getLogger("django_rlock.locks")
 
 Flow = TypeVar("Flow", bound=Callable[..., object])
 
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+_BETWEEN = 5
+"""How many frames there are at least between ``calling_line`` and the project's code: to look at one costs time."""
 _calls: set[CodeType] = set()
 """Of the flows that take or release a lock: their argument ``lock``."""
 
@@ -77,6 +82,14 @@ def refuse_deadlock(lock: Named, owner: Owner) -> None:
                 f"async_to_sync(), sync_to_async() or to_thread(). So {owner.place!r} would wait for it for ever. Take "
                 f"the lock on one side only, or with the same owner= on both."
             )
+
+
+def calling_line() -> Line:
+    """The line of the project's code that takes a lock now. Called by the flow that takes it."""
+    frame = sys._getframe(_BETWEEN)
+    while (code := frame.f_code).co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame = frame.f_back
+    return code, frame.f_lasti
 
 
 def describe_holder(lock: Named) -> str | None:

@@ -34,8 +34,8 @@ def lease_seconds(value: Duration | None) -> float | None:
 
 
 def hold_seconds(value: Duration | None) -> float | None:
-    """Check the longest time that a lock may be held; None sets no limit."""
-    return _at_least_a_millisecond("max_hold_time", value, "None sets no limit")
+    """Check the longest time that a lock may be held; None stands for MAX_HOLD_TIME."""
+    return _at_least_a_millisecond("max_hold_time", value, "None stands for MAX_HOLD_TIME")
 
 
 def keep_seconds(value: Duration | None) -> float | None:

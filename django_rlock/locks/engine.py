@@ -8,7 +8,6 @@ the background, under a wire name that is not used again.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +22,7 @@ from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks import force
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.callers import a_call, give_back_at_job_end, refuse_nested
+from django_rlock.locks.callers import a_call, calling_line, give_back_at_job_end, refuse_nested
 from django_rlock.locks.durations import RELEASE_PATIENCE, Duration, lease_seconds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, Named, holders_call
@@ -202,8 +201,7 @@ def _note_taken(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | No
         expect_copies(hold, attempt.lease)
         hold.asker = attempt.asker
     hold.scoped += claim.scoped
-    if hold.context is not None and not claim.scoped:
-        hold.line = _caller()
+    hold.line = calling_line()
     HOLDS.put(hold)
     watch(hold)
     waited = attempt.sent_at - started
@@ -477,14 +475,6 @@ def _wire_name(lock: BaseLock, owner: Owner) -> str:
     if hold is not None:
         return hold.wire_name
     return owner.wire_name
-
-
-def _caller() -> str | None:
-    """The line of the project's code that acquires a lock now."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("django_rlock."):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def expect_copies(hold: Hold | GroupHold, lease: float) -> None:

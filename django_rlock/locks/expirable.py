@@ -14,6 +14,7 @@ from django_rlock.drivers.identity import NamedOwner, new_request
 from django_rlock.drivers.retrying import PATIENCE
 from django_rlock.exceptions import PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.callers import calling_line
 from django_rlock.locks.counters import (
     REMEMBERED_MS,
     SENT_AGAIN,
@@ -198,6 +199,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         for hold in holds:
             hold.lease_from(attempt.sent_at, lease, renewed=True)
             hold.belongs_to(permit)
+            hold.line = calling_line()
             HOLDS.put(hold)
             watch(hold)
         return permit

@@ -9,6 +9,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
+from types import CodeType
 from typing import TYPE_CHECKING, Self
 
 from django_rlock.drivers.calls import ScriptCall
@@ -54,6 +55,8 @@ class WorkingOn:
 
 Key = tuple[str, str, str, int | str]
 """Alias, name, scope and owner."""
+Line = tuple[CodeType, int]
+"""A place in the project's code: its code object, and the index of an instruction in it."""
 Terms = tuple[float, float, bool, float]
 """A hold's lease, what it runs for, whether it is renewed, and its deadline."""
 
@@ -74,9 +77,9 @@ class Hold:
     renewal fails, and ``renewing`` while one is under way. ``planned`` is when the watchdog checks it next, and
     ``told`` whether the loss was reported; only the watchdog writes these. ``ear`` listens to forced releases while the
     hold is kept. ``ending`` is set while its own owner frees it by force, which is no loss. ``line`` is where it was
-    acquired; it is recorded only in a request or a task, and not for blocks. ``variables`` are the context variables of
-    the code that acquired it, for what the background thread reports of it. ``kept_until`` is until when the lock stays
-    taken after its release; 0 if it becomes free.
+    acquired. ``overdue`` is set once the watchdog has warned of a hold that lasts too long. ``variables`` are the
+    context variables of the code that acquired it, for what the background thread reports of it. ``kept_until`` is
+    until when the lock stays taken after its release; 0 if it becomes free.
     """
 
     __slots__ = (
@@ -95,7 +98,7 @@ class Hold:
         "lock",
         "lost",
         "lost_below",
-        "max_until",
+        "overdue",
         "owner",
         "place",
         "planned",
@@ -126,14 +129,14 @@ class Hold:
         self.since = now
         self.planned = math.nan
         self.told = False
-        self.max_until = math.inf if lock.max_hold_time is None else now + lock.max_hold_time
         self.count = 1
         self.scoped = 0
         self.suspect = False
         self.renewing = False
         self.ending = False
         self.ear: object = None
-        self.line: str | None = None
+        self.line: Line | None = None
+        self.overdue = False
         self.late_lease = 0.0
         self.lost: str | None = None
         self.lost_below = 0
@@ -222,7 +225,23 @@ class Hold:
     def lost_error(self) -> LockLostError:
         return LockLostError(self.lock.name, self.lost or self.lease_ended(), self.noun)
 
+    @property
+    def max_hold_time(self) -> float | None:
+        """After how many seconds it is no longer renewed; None sets no limit."""
+        own = self.lock.max_hold_time
+        return self.lock._settings.max_hold_time if own is None else own
+
+    @property
+    def taken_at(self) -> str:
+        """Where the project's code acquired it, as in ``shop/views.py:42``."""
+        if self.line is None:
+            return "a line that is not known"
+        code, place = self.line
+        return f"{code.co_filename}:{next(n for start, end, n in code.co_lines() if start <= place < end)}"
+
     def lease_ended(self) -> str:
+        if self.overdue and not self.renewed and self.max_hold_time is not None:
+            return f"it was held for longer than its max_hold_time of {self.max_hold_time:g} s, since {self.taken_at}"
         late = ", because it could not be renewed in time" if self.renewed else ""
         return f"its lease of {self.runs_for:.1f} s ended{late}"
 
@@ -251,6 +270,7 @@ class GroupHold:
         "keys",
         "late_lease",
         "lease",
+        "line",
         "owner",
         "renewed",
         "scoped",
@@ -270,6 +290,7 @@ class GroupHold:
         self.lease = lease
         self.deadline = now + lease
         self.late_lease = 0.0
+        self.line: Line | None = None
         self.renewed = False
         self.scoped = 0
         self._split: dict[str, dict[Key, Hold]] = {}
@@ -318,6 +339,7 @@ class GroupHold:
         hold.lease_from(self.since, self.lease, self.renewed)
         hold.scoped = self.scoped
         hold.late_lease = self.late_lease
+        hold.line = self.line
         return hold
 
 

@@ -15,7 +15,7 @@ from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavai
 from django_rlock.locks import engine
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.callers import a_call, refuse_nested
+from django_rlock.locks.callers import a_call, calling_line, refuse_nested
 from django_rlock.locks.durations import Duration
 from django_rlock.locks.engine import Claim, expect_copies
 from django_rlock.locks.groups import Grouping, LockGroup, Piece
@@ -152,6 +152,7 @@ class AllOrNone:
             if reply[1] == OK and now < call.sent_at + lease:
                 held = GroupHold(group, owner, wire_name, call.sent_at, lease)
                 held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
+                held.line = calling_line()
                 self._note_taken(held, call.sends > 1)
                 return True
         except BaseException as error:

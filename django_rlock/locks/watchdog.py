@@ -45,6 +45,8 @@ TOGETHER = 1 / 12
 """Holds that are due within this share of the watchdog time are renewed in one round."""
 PAUSE = 1 / 300
 """The pause between two rounds of renewals that are not late, as a share of the watchdog time."""
+LONG_HOLD = 3600.0
+"""After how many seconds a hold without a ``max_hold_time`` is named in the log, once."""
 LISTEN_AFTER = 0.5
 """Only holds that last longer than this listen to their forced release, in seconds: most end long before."""
 MOST_CHANNELS = 1000
@@ -387,11 +389,26 @@ def _may_renew(hold: Hold, now: float) -> bool:
             hold.noun.capitalize(), hold.lock.name, hold.place, hold.wire_name,
         )  # fmt: skip
         hold.renewed = False
-    elif now >= hold.max_until:
-        message = "Lock %r was held for its max_hold_time; it is no longer renewed."
-        hold.variables.copy().run(log, logger, logging.WARNING, message, hold.lock.name)
-        hold.renewed = False
+    else:
+        _limit(hold, now - hold.since)
     return hold.renewed
+
+
+def _limit(hold: Hold, held_for: float) -> None:
+    """End the renewal of a hold after its ``max_hold_time``. Without one, log once that nothing ends an old hold."""
+    limit = hold.max_hold_time
+    if held_for < (LONG_HOLD if limit is None else limit) or (limit is None and hold.overdue):
+        return
+    hold.overdue = True
+    if limit is None:
+        outcome = "is renewed for ever if nobody releases it; max_hold_time= or MAX_HOLD_TIME sets a limit"
+    else:
+        hold.renewed = False
+        outcome = "has reached its max_hold_time, and is no longer renewed"
+    hold.variables.copy().run(
+        log, logger, logging.WARNING, "%s %r, acquired at %s by %s (%s), has been held for %.0f s: it %s.",
+        hold.noun.capitalize(), hold.lock.name, hold.taken_at, hold.place, hold.wire_name, held_for, outcome,
+    )  # fmt: skip
 
 
 def _may_forget(hold: Hold, now: float) -> bool:

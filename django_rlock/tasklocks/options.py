@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_rlock.locks import KINDS, BaseLock, rlock
-from django_rlock.locks.durations import Duration, keep_seconds, lease_seconds, wait_seconds
+from django_rlock.locks.durations import Duration, hold_seconds, keep_seconds, lease_seconds, wait_seconds
 from django_rlock.locks.options import KindName, note_templates
 from django_rlock.tasklocks.naming import Naming, body_of, misfit
 
@@ -30,6 +30,7 @@ class TaskOptions:
     wait_time: float | None
     lease_time: float | None
     at_least: float | None
+    max_hold_time: float | None
     on_locked: str | Callable[..., Any]
     on_skipped: str | None
     retry_delay: float
@@ -58,6 +59,7 @@ class TaskOptions:
             wait_time=wait_time or None if on_locked == "wait" else wait_time,
             lease_time=_seconds(task, "lock_lease_time", lease_seconds),
             at_least=_seconds(task, "lock_at_least", keep_seconds),
+            max_hold_time=_seconds(task, "lock_max_hold_time", hold_seconds),
             on_locked=on_locked,
             on_skipped=task.on_skipped,
             retry_delay=_delay(task, "lock_retry_delay"),
@@ -90,7 +92,7 @@ class TaskOptions:
 
     def lock(self, names: Sequence[str], **times: Any) -> BaseLock:
         """The lock of a run, with the given names and times."""
-        made = rlock(*names, using=self.using, kind=self.kind, **times)
+        made = rlock(*names, using=self.using, kind=self.kind, max_hold_time=self.max_hold_time, **times)
         note_templates(made, dict(zip(names, self.naming.sources, strict=False)))  # a function's names have none
         return made
 

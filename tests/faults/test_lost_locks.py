@@ -2,27 +2,38 @@
 
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, scripts
+from django_rlock import (
+    BaseLock,
+    LockLostError,
+    LockNotOwnedError,
+    LockUnavailableError,
+    MultiLock,
+    PermitExpirableSemaphore,
+    scripts,
+)
 from django_rlock.clock import monotonic
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.identity import current_owner
 from django_rlock.drivers.keeper import keeper
 from django_rlock.drivers.room import background_driver
 from django_rlock.links import server as links
+from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.watchdog import Renewals, lose
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_released, lock_timed_out
 from tests.background import is_clean, look_at, no_threads, renew_now, settle, until_heard, until_renewed
-from tests.eventually import PATIENCE
+from tests.eventually import PATIENCE, eventually
 from tests.faces import elsewhere
 from tests.proxy import load_scripts
 
 KEY = "rlock:stock:42"
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -287,18 +298,65 @@ async def test_a_forced_release_is_asked_about_until_there_is_an_answer(face, ki
         await face.release(lock)
 
 
-async def test_max_hold_time_ends_the_renewal(face, kind, told, caplog):
-    lock = kind("stock:42", max_hold_time=0.1)
+@pytest.mark.parametrize("limited", ["lock", "alias", "several"])
+async def test_max_hold_time_ends_the_renewal(face, kind, told, caplog, settings, limited):
+    lock: BaseLock = kind("stock:42", max_hold_time=None if limited == "alias" else 0.1)
+    if limited == "alias":
+        settings.RLOCK = {"default": {"MAX_HOLD_TIME": 0.1}}
+    if limited == "several":
+        lock = MultiLock(lock)
     await face.acquire(lock)
-    (hold,) = HOLDS.snapshot()
+    [hold] = HOLDS.snapshot()
     await face.until(lambda: monotonic() > hold.since + 0.1)
     renew_now(hold)
     await face.until(lambda: "max_hold_time" in caplog.text)
+    assert f"acquired at {TESTS}/" in caplog.text
     hold.deadline -= 1000
     look_at(hold)
     await face.until(lambda: told)
-    with pytest.raises(LockLostError):
+    with pytest.raises(LockLostError, match=r"held for longer than its max_hold_time of 0.1 s, since .*\.py:\d+"):
         await face.release(lock)
+
+
+def test_line_of_a_hold_is_that_of_the_project(kind):
+    lock = kind("stock:42")
+    lines: list[str] = []
+    with lock:
+        lines += HOLDS.snapshot()[0].taken_at, f"{__file__}:{sys._getframe().f_lineno - 1}"
+    lock.acquire()
+    lines += HOLDS.snapshot()[0].taken_at, f"{__file__}:{sys._getframe().f_lineno - 1}"
+    lock.release()
+    with MultiLock(lock, kind("stock:43")):
+        lines += HOLDS.snapshot()[0].taken_at, f"{__file__}:{sys._getframe().f_lineno - 1}"
+    assert lines[::2] == lines[1::2]
+
+
+async def test_hold_of_an_hour_is_named_once_and_renewed(face, kind, caplog, monkeypatch):
+    monkeypatch.setattr(watchdog, "LONG_HOLD", 0.05)
+    lock = kind("stock:42")
+    async with face.inside(lock):
+        [hold] = HOLDS.snapshot()
+        await face.until(lambda: monotonic() > hold.since + 0.05)
+        for _ in range(2):
+            renew_now(hold)
+            await face.until(lambda: hold.deadline > monotonic() + 25)
+        lock.check()
+    [told] = [record.getMessage() for record in caplog.records if "renewed for ever" in record.getMessage()]
+    assert f"acquired at {TESTS}/" in told
+
+
+def test_permit_is_renewed_for_max_hold_time_at_most(settings, caplog):
+    settings.RLOCK = {"default": {"MAX_HOLD_TIME": 0.05}}
+    licences = PermitExpirableSemaphore("licences")
+    licences.try_set_permits(1)
+    permit = licences.acquire(renewed=True)
+    assert permit is not None
+    [hold] = HOLDS.snapshot()
+    eventually(lambda: monotonic() > hold.since + 0.05)
+    renew_now(hold)
+    eventually(lambda: "Permit of semaphore 'licences', acquired at" in caplog.text)
+    assert not hold.renewed
+    licences.release(permit)
 
 
 async def test_renewed_while_held_and_not_after(face, kind, redis_client):
