@@ -43,8 +43,10 @@ from django_rlock.locks.transactions import (
     check_until_commit,
     checked_database,
     given_back_later,
+    is_released_at_end,
     keep_until_commit,
-    warn_inside_transaction,
+    release_at_end,
+    warn_before_commit,
 )
 from django_rlock.locks.watchdog import check_sure, sure_of
 from django_rlock.scripts import ABSENT, ENDLESS
@@ -73,9 +75,9 @@ class BaseLock(Handle):
     seconds after it was acquired stays taken until then, for all owners, also for the one that has released it.
 
     With ``until_commit``, True or the alias of a database, releasing the lock or leaving its block takes effect when
-    the surrounding transaction has been committed or rolled back (sync code only), or at once if none is open. A
-    ``with`` block inside a transaction logs a warning, once for each line, unless ``until_commit`` is given; False
-    accepts that.
+    the surrounding transaction has been committed or rolled back (sync code only), or at once if none is open. What
+    ``acquire()`` takes inside a transaction needs no release then. Without ``until_commit`` a release before COMMIT
+    logs a warning, once for each line and caller; False accepts that.
 
     Guaranteed: no two owners hold the lock at once while leases last and the server keeps its data. A holder learns of
     a lost lock through ``lost``, ``check()``, the signal, ``on_lost``, and LockLostError at the end of its ``with``
@@ -174,7 +176,11 @@ class BaseLock(Handle):
     ) -> bool:
         if self.until_commit:
             check_until_commit(self, driver)
-        return await engine.ask_for(self, driver, self._claim(self._owner(driver), blocking, wait_time, lease_time))
+        owner = self._owner(driver)
+        taken = await engine.ask_for(self, driver, self._claim(owner, blocking, wait_time, lease_time))
+        if taken and self.until_commit:
+            release_at_end(self, owner)
+        return taken
 
     def _claim(self, owner: Owner, blocking: bool, wait: Any, lease: Any) -> Claim:
         if not blocking:
@@ -195,19 +201,20 @@ class BaseLock(Handle):
         Raises LockNotOwnedError when the owner does not hold it; LockLostError when the hold was lost meanwhile;
         LockUnavailableError when Redis is unreachable: then the background thread retries until the lease ends.
         """
-        run_flow(self._release, (blocking_driver(self),))
+        if self.until_commit is None:
+            warn_before_commit(self)
+        driver = blocking_driver(self)
+        run_flow(self._release_for, (driver, self._owner(driver)))
 
     @for_its_owner
     async def arelease(self) -> None:
         """As ``release``, in asyncio."""
-        await self._release(awaited_driver(self))
-
-    async def _release(self, driver: Driver) -> None:
+        driver = awaited_driver(self)
         await self._release_for(driver, self._owner(driver))
 
     async def _release_for(self, driver: Driver, owner: Owner) -> None:
         """Release one hold of an owner, who may have ended."""
-        if not self.until_commit or not keep_until_commit(self, owner):
+        if not self.until_commit or not (is_released_at_end(self, owner) or keep_until_commit(self, owner)):
             await self._engine.give_back(self, driver, owner)
 
     def leave(self, seconds: Duration) -> None:
@@ -216,22 +223,16 @@ class BaseLock(Handle):
 
         If Redis is unreachable, the lock is free when its lease ends.
         """
-        run_flow(self._leave, (blocking_driver(self), seconds))
+        kept_after_release(self, self._owner(blocking_driver(self)), seconds).release()
 
     @for_its_owner
     async def aleave(self, seconds: Duration) -> None:
         """As ``leave``, in asyncio."""
-        await self._leave(awaited_driver(self), seconds)
-
-    async def _leave(self, driver: Driver, seconds: Duration) -> None:
-        owner = self._owner(driver)
-        await kept_after_release(self, owner, seconds)._release_for(driver, owner)
+        await kept_after_release(self, self._owner(awaited_driver(self)), seconds).arelease()
 
     # --- with --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        if self.until_commit is None:
-            warn_inside_transaction(self)
         driver = blocking_driver(self)
         run_flow(self._enter, (driver, self._owner(driver)))
         return self
@@ -251,10 +252,8 @@ class BaseLock(Handle):
         return AtomicBlock(self, using, nested)
 
     def enter(self, *, describe: bool = True) -> None:
-        """Enter a block, as ``with`` does; ``__exit__`` leaves it.
-
-        Without ``describe``, LockTimeoutError does not name the holder, which saves a command.
-        """
+        """Enter a block, as ``with`` does; ``__exit__`` leaves it. Without ``describe``, LockTimeoutError does not name
+        the holder, which saves a command."""
         driver = blocking_driver(self)
         run_flow(self._enter, (driver, self._owner(driver), describe))
 
@@ -267,6 +266,8 @@ class BaseLock(Handle):
         *,
         owner: Owner | None = None,
     ) -> None:
+        if self.until_commit is None:
+            warn_before_commit(self)
         self._end_block(error, owner)
 
     def _end_block(self, error: BaseException | None, owner: Owner | None = None) -> None:
@@ -342,15 +343,12 @@ class BaseLock(Handle):
 
     def owned(self) -> bool:
         """Ask Redis whether the running thread or task holds the lock."""
-        return run_flow(self._owned, (blocking_driver(self),))
+        return run_flow(self._hold_count, (blocking_driver(self),)) > 0
 
     @for_its_owner
     async def aowned(self) -> bool:
         """As ``owned``, in asyncio."""
-        return await self._owned(awaited_driver(self))
-
-    async def _owned(self, driver: Driver) -> bool:
-        return (await self._engine.ask_state(self, driver, self._owner(driver)))[0] > 0
+        return await self._hold_count(awaited_driver(self)) > 0
 
     def hold_count(self) -> int:
         """Ask Redis how often the running thread or task holds the lock."""
@@ -437,14 +435,11 @@ class BaseLock(Handle):
 
     def holders(self) -> list[str]:
         """The wire names of the holders, by a single command; ``info()`` returns more, but needs several commands."""
-        return run_flow(self._holders, (blocking_driver(self),))
+        return run_flow(self._engine.ask_holders, (self, blocking_driver(self)))
 
     async def aholders(self) -> list[str]:
         """As ``holders``, in asyncio."""
-        return await self._holders(awaited_driver(self))
-
-    async def _holders(self, driver: Driver) -> list[str]:
-        return await self._engine.ask_holders(self, driver)
+        return await self._engine.ask_holders(self, awaited_driver(self))
 
     # --- changes -----------------------------------------------------------------------------------------------------
 

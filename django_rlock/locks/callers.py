@@ -32,7 +32,7 @@ logger = logging.getLogger("django_rlock.locks")
 
 Flow = TypeVar("Flow", bound=Callable[..., object])
 
-_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _BETWEEN = 5
 """How many frames there are at least between ``calling_line`` and the project's code: to look at one costs time."""
 _calls: set[CodeType] = set()
@@ -87,7 +87,7 @@ def refuse_deadlock(lock: Named, owner: Owner) -> None:
 def calling_line() -> Line:
     """The line of the project's code that takes a lock now. Called by the flow that takes it."""
     frame = sys._getframe(_BETWEEN)
-    while (code := frame.f_code).co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+    while (code := frame.f_code).co_filename.startswith(PACKAGE) and frame.f_back is not None:
         frame = frame.f_back
     return code, frame.f_lasti
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
-from types import TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -26,6 +26,8 @@ from django_rlock.drivers.identity import Owner, running_loop, thread_owner
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import RLockError
 from django_rlock.exits import disarm, guard, run_when_dropped
+from django_rlock.keys import MOST_KEPT
+from django_rlock.locks.callers import PACKAGE
 from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.ownership import ensure_owned
@@ -44,9 +46,12 @@ logger = logging.getLogger("django_rlock.locks")
 OFTEN = 100
 """How often a line or a function is checked each time, and then each how many times: whether it runs inside a
 transaction hardly ever changes, and checking takes time."""
-WARNED = -1
-_entries: dict[tuple[str, int], int] = {}
-"""How often each line was entered; WARNED, where there is nothing left to say."""
+_entries: dict[tuple[CodeType, int, CodeType | None, int | None], int] = {}
+"""How often a lock was released at each place of the project's code, with the place that called it."""
+_told: set[tuple[str, str | None]] = set()
+"""Of which lines, and lines that called them, a warning was logged."""
+_BETWEEN = PACKAGE, contextlib.__file__
+"""Files whose frames are neither a helper's nor its caller's."""
 
 
 def is_to_be_checked(entries: int) -> bool:
@@ -151,12 +156,30 @@ def check_until_commit(lock: BaseLock, driver: Driver) -> None:
         )
 
 
-def keep_until_commit(lock: BaseLock, owner: Owner) -> bool:
-    """Release a hold at the end of the open transaction; returns False if there is none, or no hold."""
+def release_at_end(lock: BaseLock, owner: Owner) -> None:
+    """Release what was just acquired at the end of the open transaction, if there is one."""
+    keep_until_commit(lock, owner, unasked=True)
+
+
+def is_released_at_end(lock: BaseLock, owner: Owner) -> bool:
+    """Whether the end of the transaction releases a hold anyway, which nobody has asked for yet."""
+    keys = {key_of(part, owner) for part in lock.parts}
+    for give_back in reversed(_waiting(transaction.get_connection(lock.until_commit))):
+        if give_back.unasked and give_back.keys == keys:
+            give_back.unasked = False
+            return True
+    return False
+
+
+def keep_until_commit(lock: BaseLock, owner: Owner, unasked: bool = False) -> bool:
+    """Release a hold at the end of the open transaction; returns False if there is none, or no hold.
+
+    ``unasked`` says that the next release by hand means the same hold.
+    """
     connection = transaction.get_connection(lock.until_commit)
     if not _is_open(connection) or not HOLDS.of_lock(lock, owner):
         return False
-    registered = _Registered(_GiveBack(lock, owner))
+    registered = _Registered(_GiveBack(lock, owner, unasked))
     try:
         transaction.on_commit(registered, using=connection.alias)
     except BaseException:  # from a signal handler, before or after it was registered
@@ -193,14 +216,15 @@ class _Registered:
 
 
 class _GiveBack:
-    """Releases a hold once, at the end of a transaction."""
+    """Releases a hold once, at the end of a transaction; ``unasked`` is whether no release has asked for it."""
 
     is_registered = False
     _before: Mapping[Hold, int] | None = None
     """How often each lock was held when the release began."""
 
-    def __init__(self, lock: BaseLock, owner: Owner) -> None:
+    def __init__(self, lock: BaseLock, owner: Owner, unasked: bool) -> None:
         self._lock, self._owner = lock, owner
+        self.unasked = unasked
         self.keys = {key_of(part, owner) for part in lock.parts}
 
     @property
@@ -238,32 +262,49 @@ def _give_back(lock: BaseLock, owner: Owner) -> None:
         log(logger, logging.ERROR, "The transaction under lock %r has ended, but: %s", lock.name, failure)
 
 
-# --- a lock inside a transaction -------------------------------------------------------------------------------------
+# --- a release inside a transaction ----------------------------------------------------------------------------------
 
 
-def warn_inside_transaction(lock: BaseLock) -> None:
-    """Log, once for each line, that a ``with`` statement releases its lock before COMMIT; called by ``__enter__``."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename == contextlib.__file__ and frame.f_back is not None:
-        frame = frame.f_back
-    line = frame.f_code.co_filename, frame.f_lineno
-    entries = _entries.get(line, 0)
-    if entries == WARNED:
-        return
-    _entries[line] = entries + 1
+def warn_before_commit(lock: BaseLock) -> None:
+    """Log, once for each line and its caller, that a lock is released before COMMIT; called by the method that does."""
+    frame = _outside(sys._getframe(2))
+    caller = None if frame.f_back is None else _outside(frame.f_back)
+    pair = frame.f_code, frame.f_lasti, caller and caller.f_code, caller and caller.f_lasti
+    entries = _entries.get(pair, 0)
+    _entries[pair] = entries + 1
     if not is_to_be_checked(entries):
         return
+    if len(_entries) > 8 * MOST_KEPT:
+        _entries.clear()
     found = open_databases()
-    if not found or HOLDS.of_lock(lock, lock._named_owner or thread_owner()):
-        return  # an outer block holds it, and releases it later
-    _entries[line] = WARNED
+    # An outer hold is released later.
+    if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
+        _tell_once(lock, found[0].alias, _line(frame), caller and _line(caller))
+
+
+def _outside(frame: FrameType) -> FrameType:
+    """The frame, or the first one around it that is the project's: a helper's, or its caller's."""
+    while frame.f_code.co_filename.startswith(_BETWEEN) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _tell_once(lock: BaseLock, alias: str, line: str, caller: str | None) -> None:
+    if (line, caller) in _told:
+        return
+    _told.add((line, caller))
     log(
         logger,
         logging.WARNING,
-        "%s:%d takes lock %r inside an open transaction of database %r, and releases it before COMMIT: the next owner "
+        "%s, called at %s, releases lock %r inside an open transaction of database %r, before COMMIT: the next owner "
         "reads the old rows. Write 'with rlock(...).atomic():' outside of the transaction, or rlock(..., "
         "until_commit=True). To accept that, say until_commit=False.",
-        *line,
+        line,
+        caller,
         lock.name,
-        found[0].alias,
+        alias,
     )

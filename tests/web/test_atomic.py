@@ -2,14 +2,15 @@
 
 import contextlib
 import inspect
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.test import TestCase
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, ReadWriteLock, rlock
@@ -265,6 +266,67 @@ def test_a_test_that_runs_what_waits_for_the_commit_more_than_once_releases_once
         assert outer.owned()
 
 
+@pytest.mark.parametrize("names", [["stock:7"], ["stock:7", "stock:8"]], ids=len)
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_acquire_needs_no_release(names: list[str], times: int, events: list[str]) -> None:
+    """As with PostgreSQL's pg_advisory_xact_lock()."""
+    with transaction.atomic():
+        for _ in range(times):
+            rlock(*names, until_commit=True).acquire()
+        sell()
+        assert is_taken()
+    assert not is_taken()
+    assert HOLDS.snapshot() == []
+    assert events[-len(names) :] == [f"release {name}" for name in names]
+
+
+def test_an_acquire_needs_no_release_after_rollback(events: list[str]) -> None:
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+        rlock("stock:7", until_commit=True).acquire()
+        raise ZeroDivisionError
+    assert events == ["BEGIN", "acquire stock:7", "ROLLBACK", "release stock:7"]
+
+
+def test_a_release_in_a_savepoint_that_is_rolled_back_waits_for_the_end() -> None:
+    lock = rlock("stock:7", until_commit=True)
+    with transaction.atomic():
+        lock.acquire()
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+            lock.release()
+            raise ZeroDivisionError
+        assert is_taken()
+    assert not is_taken()
+
+
+def test_a_block_beside_an_acquire_releases_its_own_hold() -> None:
+    lock = rlock("stock:7", until_commit=True)
+    with transaction.atomic():
+        lock.acquire()
+        with lock:
+            assert lock.hold_count() == 2
+        lock.release()
+        assert is_taken()
+    assert not is_taken()
+    assert HOLDS.snapshot() == []
+
+
+def test_an_acquire_outside_of_transactions_is_released_by_hand() -> None:
+    lock = rlock("stock:7", until_commit=True)
+    lock.acquire()
+    with transaction.atomic():
+        sell()
+    assert is_taken()
+    lock.release()
+    assert not is_taken()
+
+
+def test_a_connection_that_is_closed_inside_a_transaction_gives_back_what_was_acquired() -> None:
+    with contextlib.suppress(InterfaceError, OperationalError), transaction.atomic():
+        rlock("stock:7", until_commit=True).acquire()
+        connection.close()
+    assert not is_taken()
+
+
 def test_two_blocks_in_one_transaction(events: list[str]) -> None:
     with transaction.atomic():
         for _ in range(2):
@@ -351,6 +413,56 @@ def test_a_block_inside_a_transaction_warns_once_for_each_line(caplog: pytest.Lo
         assert "test_atomic.py:" in record.getMessage()
         assert "until_commit" in record.getMessage()
     assert first.getMessage() != second.getMessage()
+
+
+class Helper:
+    """As projects have one around their locks."""
+
+    def __init__(self) -> None:
+        self.lock = rlock("stock:7")
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+@contextlib.contextmanager
+def helping() -> Iterator[None]:
+    with rlock("stock:7"):
+        yield
+
+
+@pytest.mark.parametrize("helper", [Helper, helping])
+def test_a_helper_is_named_with_each_of_its_callers_once(helper: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def one() -> None:
+        with transaction.atomic(), helper():
+            pass
+
+    def another() -> None:
+        with transaction.atomic(), helper():
+            pass
+
+    def outside() -> None:
+        with helper(), transaction.atomic():
+            pass
+
+    for _ in range(2):
+        for caller in outside, one, another:
+            caller()
+    first, second = [re.findall(r"test_atomic\.py:(\d+)", record.getMessage()) for record in caplog.records]
+    assert first[0] == second[0]  # the helper's line
+    assert [int(first[1]), int(second[1])] == [each.__code__.co_firstlineno + 1 for each in (one, another)]
+
+
+def test_a_release_by_hand_before_commit_warns(caplog: pytest.LogCaptureFixture) -> None:
+    lock = rlock("stock:7")
+    lock.acquire()
+    with transaction.atomic():
+        lock.release()
+    [record] = caplog.records
+    assert "releases lock 'stock:7' inside an open transaction" in record.getMessage()
 
 
 def test_a_block_that_was_long_outside_of_transactions_warns_yet(caplog: pytest.LogCaptureFixture) -> None:
