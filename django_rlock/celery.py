@@ -67,7 +67,8 @@ class LockedTask(_DjangoTask):
     ``lock_lease_time`` limits how long the lock is held, in seconds; with None it is renewed while the worker lives,
     for ``lock_max_hold_time`` seconds at most (None: MAX_HOLD_TIME).
     After a run that ends earlier than ``lock_at_least`` seconds after it took the lock, the lock stays taken until
-    then, however the run ended. ``lock_using`` is the RLOCK alias, ``lock_kind`` the kind of lock (None: the alias's).
+    then, however the run ended. With ``lock_permits = 3`` up to three runs with one key go on at once, and the next one
+    finds the lock taken. ``lock_using`` is the RLOCK alias, ``lock_kind`` the kind of lock (None: the alias's).
 
     ``lock_scope`` says which messages of this task with the same key are duplicates:
 
@@ -105,6 +106,7 @@ class LockedTask(_DjangoTask):
     lock_lease_time: Duration | None = None
     lock_at_least: Duration | None = None
     lock_max_hold_time: Duration | None = None
+    lock_permits: int | None = None
     on_locked: str | Callable[..., Any] = "skip"
     on_skipped: str | None = None
     lock_retry_delay: Duration = 1

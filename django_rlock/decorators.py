@@ -15,9 +15,9 @@ from django.http.response import HttpResponseBase
 from django_rlock.exceptions import KeyTemplateError
 from django_rlock.keytemplates import KeyTemplate, check_names
 from django_rlock.locked_calls import LockedCall, Naming, OnLocked, Options
-from django_rlock.locks import KINDS, Duration
+from django_rlock.locks import KINDS, Duration, LimitedLock
 from django_rlock.locks.durations import UNSET, hold_seconds, keep_seconds, lease_seconds, wait_seconds
-from django_rlock.locks.options import KindName
+from django_rlock.locks.options import KindName, limited_kind
 from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.view_classes import MethodOfClass
 from django_rlock.web.transactions import Atomic, mark
@@ -52,6 +52,7 @@ def distributed_lock(
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
     max_hold_time: Duration | None = None,
+    permits: int | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: Literal["skip"],
@@ -66,6 +67,7 @@ def distributed_lock(
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
     max_hold_time: Duration | None = None,
+    permits: int | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: Literal["raise"] | Callable[..., Any] | None = None,
@@ -79,6 +81,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
     max_hold_time: Duration | None = None,
+    permits: int | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
     on_locked: OnLocked = None,
@@ -102,10 +105,10 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits for ever. By default views wait for
     VIEW_WAIT_TIME. Other callables try once if ``on_locked`` is "skip" or a function, and otherwise wait for ever.
     ``lease_time`` is in seconds; None is renewed by the watchdog, for ``max_hold_time`` seconds at most (None:
-    MAX_HOLD_TIME). After a call that ends earlier than ``at_least``
-    seconds after it took the lock, the lock stays taken until then: a view responds to others with 423 and
-    ``Retry-After``, which is the rest of that time. ``using`` is the RLOCK alias, ``kind`` a kind of lock
-    other than the alias's.
+    MAX_HOLD_TIME). After a call that ends earlier than ``at_least`` seconds after it took the lock, the lock stays
+    taken until then: a view responds to others with 423 and ``Retry-After``, which is the rest of that time. With
+    ``permits=3`` up to three calls run at once. ``using`` is the RLOCK alias, ``kind`` a kind of lock other than the
+    alias's.
 
     A *view* is a callable that gets a request as its first argument, or after ``self``. If the lock is taken, it
     responds with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was lost, with 503. Other
@@ -136,6 +139,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
         lease_seconds(lease_time),
         keep_seconds(at_least),
         hold_seconds(max_hold_time),
+        permits,
         using,
         kind,
         on_locked,
@@ -249,6 +253,12 @@ def _is_async(func: Any) -> bool:
 def _check_options(options: Options) -> None:
     if options.kind not in (None, *KINDS):
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))} or None, not {options.kind!r}.")
+    # Making a lock checks what its kind allows.
+    if options.permits is not None:
+        LimitedLock("permits", permits=options.permits, at_least=options.at_least)
+        limited_kind(options.kind)
+    elif options.at_least is not None and options.kind in ("read", "write"):
+        KINDS[options.kind]("at_least", at_least=options.at_least)
     if options.on_locked not in (None, "raise", "skip") and not callable(options.on_locked):
         raise ValueError(f"on_locked must be 'raise', 'skip', a function or None, not {options.on_locked!r}.")
     if options.status is not None and options.status not in range(400, 600):

@@ -64,6 +64,7 @@ class Options:
     lease_time: Duration | None
     at_least: Duration | None
     max_hold_time: Duration | None
+    permits: int | None
     using: str
     kind: KindName | None
     on_locked: OnLocked
@@ -201,6 +202,7 @@ class LockedCall:
             lease_time=options.lease_time,
             at_least=options.at_least,
             max_hold_time=options.max_hold_time,
+            permits=options.permits,
             using=options.using,
             kind=options.kind,
         )

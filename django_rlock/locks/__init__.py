@@ -11,8 +11,9 @@ from django_rlock.locks.expirable import PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
 from django_rlock.locks.fenced import FencedLock
 from django_rlock.locks.latch import CountDownLatch
+from django_rlock.locks.limited import LimitedLock
 from django_rlock.locks.multi import MultiLock
-from django_rlock.locks.options import KindName, LockOptions
+from django_rlock.locks.options import KindName, LockOptions, limited_kind
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.plain import RLock
 from django_rlock.locks.readwrite import Preference, ReadLock, ReadWriteLock, WriteLock
@@ -30,6 +31,7 @@ __all__ = [
     "ExponentialBackoff",
     "FairLock",
     "FencedLock",
+    "LimitedLock",
     "MultiLock",
     "Permit",
     "PermitExpirableSemaphore",
@@ -44,7 +46,7 @@ __all__ = [
 ]
 
 KINDS: dict[str, type[BaseLock]] = {
-    cls.kind: cls for cls in (FairLock, RLock, SpinLock, FencedLock, RedLock, ReadLock, WriteLock)
+    cls.kind: cls for cls in (FairLock, RLock, SpinLock, FencedLock, RedLock, ReadLock, WriteLock, LimitedLock)
 }
 
 
@@ -53,6 +55,7 @@ class _AnyOptions(LockOptions, total=False):
 
     backoff: Backoff
     fencing: bool
+    permits: int | None
     prefer: Preference
 
 
@@ -79,6 +82,10 @@ def rlock(
     name: str, /, *, kind: Literal["write"], prefer: Preference = ..., **options: Unpack[LockOptions]
 ) -> WriteLock: ...
 @overload
+def rlock(
+    name: str, /, *, kind: Literal["limited"] | None = None, permits: int, **options: Unpack[LockOptions]
+) -> LimitedLock: ...
+@overload
 def rlock(*names: str, kind: KindName | None = None, **options: Unpack[_AnyOptions]) -> BaseLock: ...
 def rlock(
     *names: str,
@@ -89,17 +96,22 @@ def rlock(
     owner: str | None = None,
     at_least: Duration | None = None,
     until_commit: bool | str | None = None,
+    permits: int | None = None,
     **options: Any,
 ) -> BaseLock:
     """Make a lock of the alias's default kind, or of ``kind``.
 
     Several names make a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds. With
     ``wait_time=None`` acquire waits for ever; with ``lease_time=None`` the watchdog renews the lease. ``owner``,
-    ``at_least``, ``until_commit`` and further options are those of the lock classes. Raises ValueError for an unknown
+    ``at_least``, ``until_commit`` and further options are those of the lock classes. With ``permits``, so many owners
+    may hold each lock at once (see ``LimitedLock``). Raises ValueError for an unknown
     kind or no name, and ImproperlyConfigured for a bad alias, or for a kind that does not work there: with NODES only
     RedLock does.
     """
     options_of_alias = get_settings(using)
+    if permits is not None:
+        kind = limited_kind(kind)
+        options["permits"] = permits
     chosen = kind or options_of_alias.kind
     if chosen not in KINDS:
         raise ValueError(f"There is no lock kind {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")

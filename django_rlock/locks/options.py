@@ -24,7 +24,7 @@ _ELSEWHERE = {
 """What stands here for the options of other lock libraries."""
 
 
-KindName = Literal["fair", "rlock", "spin", "fenced", "redlock", "read", "write"]
+KindName = Literal["fair", "rlock", "spin", "fenced", "redlock", "read", "write", "limited"]
 """What ``kind=`` names."""
 
 
@@ -39,6 +39,13 @@ class LockOptions(TypedDict, total=False):
     max_hold_time: Duration | None
     at_least: Duration | None
     until_commit: bool | str | None
+
+
+def limited_kind(kind: str | None) -> KindName:
+    """The kind of a lock with ``permits=``. Raises ValueError for another one."""
+    if kind not in (None, "limited"):
+        raise ValueError(f"permits= makes a lock of its own kind, 'limited'; it takes no kind={kind!r}.")
+    return "limited"
 
 
 def unknown_option(called: str, names: Iterable[str]) -> TypeError:

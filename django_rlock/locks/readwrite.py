@@ -68,7 +68,7 @@ class Reading(Side):
         key, holds, _, channel = keys.readwrite_keys(lock.key)
         return call_for(lock, scripts.READ_RELEASE, (key, holds, channel), wire_name, left, milliseconds(lease))
 
-    def token(self, lock: _Side, asker: str) -> str:
+    def token(self, lock: _Side, asker: str) -> str | None:
         # A message meant for one writer must not be used up by a reader.
         return EVERYBODY
 

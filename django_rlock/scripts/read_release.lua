@@ -7,6 +7,7 @@
 -- ARGV[2]  owner
 -- ARGV[3]  holds left after this release; 0 takes the owner off the lock
 -- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
+-- ARGV[5]  1 if each owner that leaves lets another one in, and not the last one only
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for reading, or not any more.
 
@@ -33,7 +34,7 @@ else
         redis.call('del', hold_key(holds, owner, number))
     end
 end
-if not settle(lock, holds) then
+if not settle(lock, holds) or (ARGV[5] == '1' and left == 0) then
     -- pcall: without the right to publish, waiters wake when the lease that they know of ends.
     redis.pcall('publish', KEYS[3], '0')
 end

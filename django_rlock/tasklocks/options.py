@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_rlock.locks import KINDS, BaseLock, rlock
+from django_rlock.locks import KINDS, BaseLock, LimitedLock, rlock
 from django_rlock.locks.durations import Duration, hold_seconds, keep_seconds, lease_seconds, wait_seconds
-from django_rlock.locks.options import KindName, note_templates
+from django_rlock.locks.options import KindName, limited_kind, note_templates
 from django_rlock.tasklocks.naming import Naming, body_of, misfit
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class TaskOptions:
     lease_time: float | None
     at_least: float | None
     max_hold_time: float | None
+    permits: int | None
     on_locked: str | Callable[..., Any]
     on_skipped: str | None
     retry_delay: float
@@ -52,6 +53,7 @@ class TaskOptions:
         if task.on_skipped not in (None, "stop_chain"):
             raise ValueError(f"{task.name}: on_skipped must be 'stop_chain' or None, not {task.on_skipped!r}.")
         _check_scope(task)
+        _check_permits(task)
         on_locked = _on_locked(task)
         wait_time = _seconds(task, "lock_wait_time", wait_seconds) or 0.0
         return cls(
@@ -67,7 +69,8 @@ class TaskOptions:
             max_retries=_count(task, "lock_max_retries"),
             done_marker_time=_seconds(task, "done_marker_time", wait_seconds),
             using=task.lock_using,
-            kind=task.lock_kind,
+            permits=task.lock_permits,
+            kind=task.lock_kind if task.lock_permits is None else limited_kind(task.lock_kind),
             scope=task.lock_scope,
             on_queued=task.on_queued,
             queue_time=_delay(task, "lock_queue_time"),
@@ -92,7 +95,14 @@ class TaskOptions:
 
     def lock(self, names: Sequence[str], **times: Any) -> BaseLock:
         """The lock of a run, with the given names and times."""
-        made = rlock(*names, using=self.using, kind=self.kind, max_hold_time=self.max_hold_time, **times)
+        made = rlock(
+            *names,
+            using=self.using,
+            kind=self.kind,
+            max_hold_time=self.max_hold_time,
+            permits=self.permits,
+            **times,
+        )
         note_templates(made, dict(zip(names, self.naming.sources, strict=False)))  # a function's names have none
         return made
 
@@ -137,6 +147,18 @@ def _check_scope(task: type[LockedTask]) -> None:
         )
     if scope != "run" and isinstance(inspect.getattr_static(task, "lock_key"), list | tuple):
         raise TypeError(f"{task.name}: lock_scope={scope!r} takes one lock_key, not a list of them.")
+
+
+def _check_permits(task: type[LockedTask]) -> None:
+    if task.lock_permits is None:
+        return
+    if task.lock_scope != "run":
+        raise ValueError(f"{task.name}: lock_permits needs lock_scope='run', as the others let one message wait.")
+    try:
+        LimitedLock("permits", permits=task.lock_permits, at_least=task.lock_at_least)
+        limited_kind(task.lock_kind)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{task.name}: lock_permits: {error}") from None
 
 
 def _on_locked(task: type[LockedTask]) -> str | Callable[..., Any]:

@@ -115,6 +115,10 @@ def reading(**options: Any) -> Any:
     return rlock(NAME, kind="read", **options)
 
 
+def limited(**options: Any) -> Any:
+    return rlock(NAME, permits=1, **options)
+
+
 def writing(**options: Any) -> Any:
     return rlock(NAME, kind="write", **options)
 
@@ -128,6 +132,7 @@ STORIES |= {
     scripts.RLOCK_ACQUIRE: takes(plain),
     scripts.FENCED_ACQUIRE: takes(fenced),
     scripts.READ_ACQUIRE: takes(reading),
+    scripts.LIMITED_ACQUIRE: takes(limited),
     scripts.WRITE_ACQUIRE: takes(writing),
     scripts.MULTI_ACQUIRE: takes(several),
     scripts.FAIR_RELEASE: releases(fair),

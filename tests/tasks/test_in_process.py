@@ -204,6 +204,28 @@ def test_a_task_that_may_not_run_again_for_a_while_is_skipped_until_then(make):
     assert holders_of(FairLock("job")) == []  # so no worker frees it as a dead process's
 
 
+def test_so_many_runs_at_once(make):
+    ran = make(lambda self: "done", lock_permits=2)
+    first, second = (rlock("job", permits=2, owner=name) for name in ("one", "two"))
+    with first:
+        assert ran.delay().get() == "done"
+        with second:
+            assert not ran.delay().get()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lock_permits": 0}, "job: lock_permits: permits must be a whole number from 1"),
+        ({"lock_permits": 2, "lock_kind": "fair"}, "job: lock_permits: permits= makes a lock of its own kind"),
+        ({"lock_permits": 2, "lock_scope": "queue"}, "job: lock_permits needs lock_scope='run'"),
+    ],
+)
+def test_permits_that_do_not_fit_are_refused(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(lambda self: None, **options).name  # noqa: B018 - makes the task
+
+
 def test_a_cool_down_without_exclusion_is_refused(make):
     with pytest.raises(ValueError, match="lock_at_least has no effect with lock_scope='until_start'"):
         make(lambda self: None, lock_at_least=10, lock_scope="until_start").name  # noqa: B018 - makes the task
