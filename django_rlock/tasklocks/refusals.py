@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from celery.app.defaults import SETTING_KEYS
@@ -18,12 +18,20 @@ _FOREIGN = {
     # celery-once
     "once": "write lock_scope='queue', and on_queued='return' for 'graceful', else on_queued='raise'; its 'keys' "
     "become lock_key='name:<argument>:…', its 'timeout' lock_queue_time; a run's lock is renewed",
+    "default_timeout": _EXPIRY,
+    "unlock_before_run": "write lock_scope='until_start'",
+    "once_backend": "locks live where RLOCK says",
+    "once_config": "RLOCK in Django's settings has the options",
     # celery-singleton
     "unique_on": "write lock_scope='queue', lock_key='name:<argument>:<another>'",
     "raise_on_duplicate": _QUEUED,
     "lock_expiry": _EXPIRY,
     "singleton_raise_on_duplicate": _QUEUED,
     "singleton_lock_expiry": _EXPIRY,
+    "singleton_backend_class": "locks live where RLOCK says",
+    "singleton_backend_kwargs": "locks live where RLOCK says",
+    "singleton_backend_url": "locks live where RLOCK says",
+    "singleton_key_prefix": "write KEY_PREFIX in RLOCK",
     # celery-heimdall
     "heimdall": "write lock_scope='queue', and on_queued='raise' for 'unique_raises'; its 'key' becomes "
     "lock_key='name:<argument>'",
@@ -65,7 +73,7 @@ def refuse_unknown(task: type, label: str, known: Collection[str]) -> None:
         if name in known:
             continue
         if name in _FOREIGN:
-            raise TypeError(f"{label}: {name!r} is an option of another library; {_FOREIGN[name]}.")
+            raise TypeError(f"{label}: {name!r} is an option of another library; {_instead(name, value)}.")
         if name == "lock":
             raise TypeError(f"{label}: 'lock' is the lock of the running task; the option is called 'lock_key'.")
         if name in SETTING_KEYS and name.startswith("task_"):
@@ -84,12 +92,36 @@ def unread(task: type, read: Collection[str]) -> dict[str, str]:
 
 def refuse_of_call(label: str, options: Mapping[str, Any]) -> None:
     """Raise TypeError for an option of ``apply_async()`` that only tasks have: Celery would ignore it."""
-    for name in options:
+    for name, value in options.items():
         if name in _FOREIGN:
-            raise TypeError(f"{label}: {name!r} is an option of another library; {_FOREIGN[name]}, on the task.")
+            raise TypeError(f"{label}: {name!r} is an option of another library; {_instead(name, value)}, on the task.")
         if name.startswith(_BEGINNINGS) or name in _OF_LOCKS:
             option = _OF_LOCKS.get(name, "lock_key" if name == "lock" else name)
             raise TypeError(f"{label}: {name!r} is not an option of a call; set {option!r} on the task.")
+
+
+def _instead(name: str, value: Any) -> str:
+    """What to write in place of an option of another library, in general and for this value."""
+    here = ""
+    if name == "once" and isinstance(value, Mapping):
+        here = f"; here: {', '.join(_once(value))}"
+    if name == "unique_on" and value:
+        here = f"; here: lock_key={_key([value] if isinstance(value, str) else value)!r}"
+    return _FOREIGN[name] + here
+
+
+def _once(options: Mapping[str, Any]) -> Iterator[str]:
+    """The options for those of celery-once."""
+    yield "lock_scope='until_start'" if options.get("unlock_before_run") else "lock_scope='queue'"
+    yield "on_queued='return'" if options.get("graceful") else "on_queued='raise'"
+    if "keys" in options:
+        yield f"lock_key={_key(options['keys'])!r}"
+    if "timeout" in options:
+        yield f"lock_queue_time={options['timeout']!r}"
+
+
+def _key(arguments: Collection[str]) -> str:
+    return ":".join(["name", *(f"<{argument}>" for argument in arguments)])
 
 
 def _right(setting: str) -> str:

@@ -1,0 +1,218 @@
+"""redis-py's ``Lock`` and django-redis's ``cache.lock()`` over the locks of this package.
+
+For a first release that changes one line of the settings: all that call ``cache.lock()`` then exclude each other, and
+those that call ``rlock()`` with the same name. Later releases take ``rlock()``, which is re-entrant, place by place.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace, TracebackType
+from typing import Any, Literal, Self
+from uuid import uuid4
+
+from django.conf import settings as django_settings
+from django.core.cache.backends.redis import RedisCache as _DjangosCache
+from redis.exceptions import LockError
+
+from django_rlock.clock import monotonic
+from django_rlock.exceptions import LockTimeoutError
+from django_rlock.exits import run_when_dropped
+from django_rlock.locks import BaseLock, rlock
+from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
+
+__all__ = ["BuiltinRedisCache", "Lock", "lock"]
+
+
+def lock(
+    name: str,
+    timeout: float | None = None,
+    sleep: float = 0.1,
+    blocking: bool = True,
+    blocking_timeout: float | None = None,
+    thread_local: bool = True,
+    *,
+    using: str = DEFAULT_ALIAS,
+) -> Lock:
+    """Make a lock with the arguments and the meaning of redis-py's ``Redis.lock()``; ``using`` is the RLOCK alias.
+
+    It excludes ``rlock(name)``. All durations are seconds.
+    """
+    return Lock(name, timeout, sleep, blocking, blocking_timeout, thread_local, using=using)
+
+
+class Lock:
+    """A lock that behaves as redis-py's: not re-entrant, so that a second ``acquire`` of its holder waits, too.
+
+    ``timeout`` is how long it may be held, in seconds, and is not renewed; with None it is held until it is released,
+    or until its process has died. ``blocking_timeout`` is how long to wait (None: for ever). ``sleep`` has no effect:
+    waiters are notified, and the alias's default kind serves them in the order of arrival. With ``thread_local`` only
+    the thread that has acquired it can release it, else any thread that has the object.
+
+    Raises redis-py's errors: LockError for a release without an acquire and for a block that could not get the lock
+    (a LockTimeoutError), LockNotOwnedError for one that comes too late (a LockLostError). If Redis is unreachable, it
+    raises LockUnavailableError, a LockError and a ConnectionError. An alias with NODES has no such lock, as a RedLock
+    has no named owners. ``extend`` does not shorten a lease.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        *,
+        using: str = DEFAULT_ALIAS,
+    ) -> None:
+        self.name = name
+        self.timeout = timeout or None
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self._using = using
+        self.local: Any = threading.local() if thread_local else SimpleNamespace()
+        self._under("")  # checks the arguments
+
+    def _under(self, token: str) -> BaseLock:
+        """The lock of this package for the owner with this token."""
+        return rlock(self.name, using=self._using, lease_time=self.timeout, owner=token or "nobody")
+
+    @property
+    def _held(self) -> BaseLock | None:
+        return getattr(self.local, "held", None)
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether a block of this thread holds it."""
+        return self._held is not None
+
+    def acquire(
+        self,
+        sleep: float | None = None,  # noqa: ARG002 - redis-py's
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Take the lock; returns False if it is still taken after the wait. ``token`` names the owner (None: a new
+        name)."""
+        blocking = self.blocking if blocking is None else blocking
+        wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        name = uuid4().hex if token is None else token.decode() if isinstance(token, bytes) else token
+        held = self._under(name)
+        try:
+            taken = held.acquire(wait_time=wait if blocking else 0)
+            if taken:
+                self.local.held = held
+        except BaseException:
+            if held.held:  # a signal's handler has raised after the lock was taken
+                held.release()
+            raise
+        return taken
+
+    def release(self) -> None:
+        """Release the lock. Raises LockError if it was not acquired, LockNotOwnedError if its time was over."""
+        held = self._owned("Cannot release a lock that's not owned or is already unlocked.")
+        self.local.held = None
+        held.release()
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Add seconds to what is left of the timeout, or to none of it with ``replace_ttl``."""
+        held = self._owned("Cannot extend an unlocked lock")
+        self._check_timeout("extend")
+        left = 0.0 if replace_ttl else held.remaining_lease() or 0.0
+        held.extend(left + additional_time)
+        return True
+
+    def reacquire(self) -> Literal[True]:
+        """Let the timeout begin anew."""
+        held = self._owned("Cannot reacquire an unlocked lock")
+        held.extend(self._check_timeout("reacquire"))
+        return True
+
+    def locked(self) -> bool:
+        """Whether anyone holds it."""
+        return self._under("").locked()
+
+    def owned(self) -> bool:
+        """Whether this object holds it."""
+        held = self._held
+        return held is not None and held.owned()
+
+    def __enter__(self) -> Self:
+        started = monotonic()
+        if not self.acquire():
+            raise LockTimeoutError(self.name, monotonic() - started, option="blocking_timeout")
+        return self
+
+    @run_when_dropped
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _owned(self, otherwise: str) -> BaseLock:
+        held = self._held
+        if held is None:
+            raise LockError(otherwise, lock_name=self.name)
+        return held
+
+    def _check_timeout(self, deed: str) -> float:
+        if self.timeout is None:
+            raise LockError(f"Cannot {deed} a lock with no timeout", lock_name=self.name)
+        return self.timeout
+
+
+class LockingCache:
+    """A cache whose ``lock()`` has the arguments of django-redis's, and returns a ``Lock`` of this module.
+
+    The lock's name is the key, without the cache's KEY_PREFIX and version; a version that is given and differs from the
+    cache's is put before it. It lives in the first alias of RLOCK whose cache has the same LOCATION, else in "default".
+    """
+
+    version: int
+
+    def __init__(self, server: Any, params: dict[str, Any]) -> None:
+        super().__init__(server, params)  # type: ignore[call-arg]
+        self._location = server
+
+    def lock(
+        self,
+        key: str,
+        version: int | None = None,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        client: object = None,  # noqa: ARG002 - django-redis's
+        thread_local: bool = True,
+    ) -> Lock:
+        """Make a lock; ``client`` has no effect."""
+        name = key if version in (None, self.version) else f"{version}:{key}"
+        return lock(name, timeout, sleep, blocking, blocking_timeout, thread_local, using=_alias_at(self._location))
+
+
+def _alias_at(location: object) -> str:
+    for using in (DEFAULT_ALIAS, *get_aliases()):
+        entry = django_settings.CACHES.get(get_settings(using).cache, {})
+        if entry.get("LOCATION") == location:
+            return using
+    return DEFAULT_ALIAS
+
+
+class BuiltinRedisCache(LockingCache, _DjangosCache):
+    """Django's own Redis cache, with ``lock()``."""
+
+
+try:
+    from django_redis.cache import RedisCache as _DjangoRedisCache
+except ImportError:
+    pass
+else:
+
+    class RedisCache(LockingCache, _DjangoRedisCache):  # type: ignore[misc]
+        """django-redis's cache, with a ``lock()`` of this package."""
+
+    __all__ += ["RedisCache"]
