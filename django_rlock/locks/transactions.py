@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -46,9 +46,13 @@ logger = logging.getLogger("django_rlock.locks")
 OFTEN = 100
 """How often a line or a function is checked each time, and then each how many times: whether it runs inside a
 transaction hardly ever changes, and checking takes time."""
-_entries: dict[tuple[CodeType, int, CodeType | None, int | None], int] = {}
-"""How often a lock was released at each place of the project's code, with the place that called it."""
-_told: set[tuple[str, str | None]] = set()
+SELDOM = 10
+"""Of so many releases by a line that was looked at OFTEN, one is looked at with its caller; of so many of these, again,
+one is checked for a transaction."""
+_entries: dict[tuple[int, ...], int] = {}
+"""How often a lock was released at each place of the project's code, and with the place that called it: the ids of code
+objects, and the instructions in them."""
+_told: set[tuple[str, str]] = set()
 """Of which lines, and lines that called them, a warning was logged."""
 _BETWEEN = PACKAGE, contextlib.__file__
 """Files whose frames are neither a helper's nor its caller's."""
@@ -268,18 +272,25 @@ def _give_back(lock: BaseLock, owner: Owner) -> None:
 def warn_before_commit(lock: BaseLock) -> None:
     """Log, once for each line and its caller, that a lock is released before COMMIT; called by the method that does."""
     frame = _outside(sys._getframe(2))
-    caller = None if frame.f_back is None else _outside(frame.f_back)
-    pair = frame.f_code, frame.f_lasti, caller and caller.f_code, caller and caller.f_lasti
-    entries = _entries.get(pair, 0)
-    _entries[pair] = entries + 1
-    if not is_to_be_checked(entries):
+    # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
+    if not _is_due((id(frame.f_code), frame.f_lasti)):
         return
-    if len(_entries) > 8 * MOST_KEPT:
-        _entries.clear()
+    caller = frame if frame.f_back is None else _outside(frame.f_back)
+    if not _is_due((id(frame.f_code), frame.f_lasti, id(caller.f_code), caller.f_lasti)):
+        return
     found = open_databases()
     # An outer hold is released later.
     if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
-        _tell_once(lock, found[0].alias, _line(frame), caller and _line(caller))
+        _tell_once(lock, found[0].alias, _line(frame), _line(caller))
+
+
+def _is_due(place: tuple[int, ...]) -> bool:
+    """Count a release at a place, and say whether to look at it closer."""
+    entries = _entries.get(place, 0)
+    _entries[place] = entries + 1
+    if len(_entries) > 8 * MOST_KEPT:
+        _entries.clear()
+    return entries < OFTEN or entries % SELDOM == 0
 
 
 def _outside(frame: FrameType) -> FrameType:
@@ -293,7 +304,7 @@ def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _tell_once(lock: BaseLock, alias: str, line: str, caller: str | None) -> None:
+def _tell_once(lock: BaseLock, alias: str, line: str, caller: str) -> None:
     if (line, caller) in _told:
         return
     _told.add((line, caller))
