@@ -169,6 +169,11 @@ def release_keys(key: str) -> tuple[str, str, str, str]:
     return key, f"redisson_lock__channel:{tag}", f"redisson_lock_queue:{tag}", f"redisson_lock_timeout:{tag}"
 
 
+def is_kept(owner: str) -> bool:
+    """Whether this owner has released the lock, which stays taken for a while."""
+    return owner.startswith(KEPT)
+
+
 @lru_cache(maxsize=8 * MOST_KEPT)  # MultiLocks have many
 def fair_release_keys(key: str) -> tuple[str, ...]:
     """The state, queue and alive marks of a lock, and where Redisson's clients wait for it."""

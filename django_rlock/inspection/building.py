@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from django_rlock.clock import monotonic
-from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter, is_kept
+from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
 from django_rlock.inspection.parsing import Entry, HotEntry, Report, actor_of
 from django_rlock.inspection.reading import MAX_PARTIES, State
 from django_rlock.inspection.reported import ByLock, Reported, longest
+from django_rlock.keys import is_kept
 from django_rlock.reports import BEAT
 from django_rlock.reports.hot import MAX_NAMED
 from django_rlock.scripts import ENDLESS

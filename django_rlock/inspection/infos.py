@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import TextChoices
 from django.utils.translation import gettext_lazy as _
 
-from django_rlock import keys
 from django_rlock.exceptions import KEPT
+from django_rlock.keys import is_kept
 from django_rlock.redaction import printable
 
 if TYPE_CHECKING:
@@ -36,11 +36,6 @@ class LockState(TextChoices):
     HELD = "held", _("held")
     QUEUED = "queued", _("queued")
     """It is free; a message of a Celery task waits for it, and keeps others out of the queue."""
-
-
-def is_kept(owner: str) -> bool:
-    """Whether this owner has released the lock, which stays taken for a while."""
-    return owner.startswith(keys.KEPT)
 
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))

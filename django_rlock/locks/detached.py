@@ -59,7 +59,7 @@ def _drop(hold: Hold, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
         return  # it was never detached
     if hold in HOLDS:
         hold.renewed, hold.ending = False, True
-        clean_up(hold.lock.using, hold.keep_call(monotonic()) or hold.leave_call(), hold.deadline)
+        clean_up(hold.lock.using, hold.keep_call() or hold.leave_call(), hold.deadline)
     for key in keys:  # last, since it may be interrupted before; both, if ``move`` was interrupted
         HOLDS.drop(key, hold)
 

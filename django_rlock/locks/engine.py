@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_rlock import signals
-from django_rlock.clock import monotonic
 from django_rlock.drivers.base import Driver
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
@@ -293,7 +292,7 @@ async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[obj
         if hold.count == 0:
             HOLDS.remove(hold)  # before the command, so that no renewal starts
         kind = lock._kind  # it may be another than that of the object which took the lock
-        call = hold.keep_call(now) if hold.kept_until and hold.count == 0 else None
+        call = hold.keep_call() if hold.kept_until and hold.count == 0 else None
         call = call or kind.release(lock, hold.wire_name, hold.count, hold.lease)
         reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
     except BaseException as error:
@@ -346,7 +345,7 @@ def _finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
         HOLDS.remove(hold)
     # A name chosen by the caller cannot be changed, and a late release would free its next hold: the lease ends it.
     if hold.count == 0 and not owner.is_named:
-        call = hold.keep_call(monotonic()) or lock._kind.release(lock, hold.wire_name, 0, hold.lease)
+        call = hold.keep_call() or lock._kind.release(lock, hold.wire_name, 0, hold.lease)
         clean_up(lock.using, call, hold.deadline)
         free_behind(hold, hold.deadline)
     HOLDS.uncover_lost(hold)

@@ -12,6 +12,7 @@ from contextvars import ContextVar, copy_context
 from types import CodeType
 from typing import TYPE_CHECKING, Self
 
+from django_rlock.clock import monotonic
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockLostError
@@ -191,9 +192,9 @@ class Hold:
         """Keep the lock taken after the release, until ``seconds`` from now have passed."""
         self.kept_until = max(self.kept_until, now + seconds)
 
-    def keep_call(self, now: float) -> ScriptCall | None:
+    def keep_call(self) -> ScriptCall | None:
         """Releases it, but keeps the lock taken; None if it is not to be kept any longer."""
-        left = self.kept_until - now
+        left = self.kept_until - monotonic()
         return self.lock._kind.keep(self.lock, self.wire_name, left) if left >= _SHORTEST else None
 
     def renew_call(self, lease: float) -> ScriptCall:

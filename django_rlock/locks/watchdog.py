@@ -340,8 +340,7 @@ class Renewals:
         leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
         for hold in leaving:
             HOLDS.remove(hold)
-        now = monotonic()
-        calls = [hold.keep_call(now) or hold.leave_call() for hold in leaving]
+        calls = [hold.keep_call() or hold.leave_call() for hold in leaving]
         run_sync(background_driver(self._keeper.using).run_all(calls))
 
 

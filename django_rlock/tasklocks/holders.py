@@ -11,14 +11,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_rlock.exceptions import LockUnavailableError
-from django_rlock.keys import KEPT
 from django_rlock.locks import BaseLock
 from django_rlock.process import on_fork
 from django_rlock.settings import get_settings
@@ -67,13 +64,6 @@ def seems_dead(options: TaskOptions, left: float | None) -> bool:
     if options.lease_time is not None or left is None or left < 0:
         return False
     return left < get_settings(options.using).watchdog_timeout * _RENEWED_BY
-
-
-def is_kept(lock: BaseLock) -> bool:
-    """Whether a lock was released and stays taken for a while; False while Redis is unreachable."""
-    with suppress(LockUnavailableError):
-        return any(wire_name.startswith(KEPT) for wire_name in lock.holders())
-    return False
 
 
 def free_the_dead(lock: BaseLock, is_gone: Callable[[TaskHolder], bool], reason: str) -> bool:

@@ -22,6 +22,7 @@ from django_rlock.drivers.identity import thread_owner
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.exits import run_when_dropped
 from django_rlock.inspection import describe_holder
+from django_rlock.keys import is_kept
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold, context
@@ -31,7 +32,7 @@ from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import erase, note_of, write
 from django_rlock.tasklocks.deliveries import SENT_AGAIN, Delivery, Standing
-from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, is_kept, label, seems_dead
+from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
 from django_rlock.tasklocks.places import Place, mark_of
 from django_rlock.tasklocks.skipped import Skipped, end_chain, skipped
 
@@ -432,7 +433,10 @@ class _Holders:
 
     def seems_dead(self, options: TaskOptions, error: LockTimeoutError) -> bool:
         """Whether the holder has not renewed the lock in time; none has to renew one that stays taken."""
-        return seems_dead(options, error.retry_after) and not is_kept(self._lock)
+        try:
+            return seems_dead(options, error.retry_after) and not any(map(is_kept, self._lock.holders()))
+        except LockUnavailableError:
+            return True
 
     @property
     def first_task(self) -> str | None:
