@@ -23,6 +23,10 @@ _UNREPORTED = {LockState.NO_EXPIRY.value, LockState.UNKNOWN.value}
 """States that reports do not know, so a filter by them reads all locks."""
 _LEASE_STEP = 5.0
 """By how many seconds the end of a lease must change for the page to count as changed."""
+_MAX_SILENT = 50
+"""How many locks of silent holders are read at most, beside those of the page."""
+_MAX_READINGS = 4
+"""How often a page is read at most, where locks of it turn out to be free and others move up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,8 @@ class Summary:
 class Overview:
     """The page that the query parameters describe; see ``Listing``. With ``scan`` it looks at every key of the server.
 
-    Without ``scan``, only the locks of this page are read; the others are shown as reported. ``is_refresh`` says that
-    the page was open already: see ``recent``.
+    Without ``scan``, only the locks of this page and of silent holders are read; the others count as reported.
+    ``is_refresh`` says that the page was open already: see ``recent``.
     """
 
     def __init__(self, params: Mapping[str, str], is_refresh: bool = False) -> None:
@@ -56,17 +60,38 @@ class Overview:
             self._survey, self._improper = Survey([]), str(error)
         self.deadlocks: tuple[Deadlock, ...] = self._survey.deadlocks()
         found = self._survey.read_all(scan=self.scan) if self._reads_all else self._survey.reported
-        self._all: list[Listed] = mark(found, self.deadlocks)
-        self.listing = Listing(self._all, params)
+        self._listed: list[Listed] = mark(found, self.deadlocks)
+        self._params = params
+        self._read: dict[tuple[str, str], LockInfo | None] = {}
 
-    @cached_property
+    @property
     def locks(self) -> list[LockInfo]:
         """The current state of those locks of the page that are held, or hot."""
         page = self.listing.page.object_list
         if self._reads_all:
             return cast("list[LockInfo]", list(page))
-        names = [(lock.using, lock.name) for lock in page]
-        return mark(self._survey.shown(names), self.deadlocks)
+        return [lock for listed in page if (lock := self._read.get(_place(listed)))]
+
+    @cached_property
+    def listing(self) -> Listing:
+        """The page. Its locks and those of silent holders are read, and count as they are: a report outlives the locks
+        that it names."""
+        listing = Listing(self._listed, self._params)
+        shown = [lock for lock in self._listed if lock.state == LockState.SILENT][:_MAX_SILENT]
+        for _ in range(0 if self._reads_all else _MAX_READINGS):
+            shown += listing.page.object_list  # among them those that moved up to the places of others
+            unread = {place: lock for lock in shown if (place := _place(lock)) not in self._read}
+            if not unread or self._read_all_of(unread):
+                break
+            listing = Listing(self._listed, self._params)
+        return listing
+
+    def _read_all_of(self, reported: Mapping[tuple[str, str], Listed]) -> bool:
+        """Read these locks; returns whether each has the state that its report gave it."""
+        found = mark(self._survey.shown([(lock.using, lock.name) for lock in reported.values()]), self.deadlocks)
+        self._read |= dict.fromkeys(reported) | {_place(lock): lock for lock in found}
+        self._listed = [lock for listed in self._listed if (lock := self._read.get(_place(listed), listed))]
+        return all((lock := self._read[place]) and lock.state == listed.state for place, listed in reported.items())
 
     @property
     def processes(self) -> list[ProcessInfo]:
@@ -90,18 +115,24 @@ class Overview:
 
     @cached_property
     def summary(self) -> Summary:
-        waited_for = [lock for lock in self._all if lock.waiting]
+        _, listed = self.listing, self._listed
+        waited_for = [lock for lock in listed if lock.waiting]
         waited, since = max(filter(None, map(attrgetter("longest_wait"), waited_for)), default=(None, None))
         return Summary(
-            held=sum(map(attrgetter("is_held"), self._all)),
+            held=sum(map(attrgetter("is_held"), listed)),
             waiting=sum(map(attrgetter("waiting"), waited_for)),
-            silent=list(map(attrgetter("state"), self._all)).count(LockState.SILENT),
+            silent=list(map(attrgetter("state"), listed)).count(LockState.SILENT),
             deadlocks=len(self.deadlocks),
             processes=len(self.processes),
             oldest_wait=waited,
             oldest_since=since,
             aliases=[(alias, ", ".join(server_names(alias))) for alias in self._survey.aliases],
         )
+
+
+def _place(lock: Listed) -> tuple[str, str]:
+    """What tells a lock from all others."""
+    return lock.using, lock.key
 
 
 def _lasting(lock: LockInfo) -> tuple[object, ...]:

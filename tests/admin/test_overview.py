@@ -131,3 +131,24 @@ def test_an_unchanged_page_is_not_sent_again(operator: Client, redis_client: red
         assert operator.get(f"{url}?o=lock", headers={"If-None-Match": etag}).status_code == 200
         redis_client.zadd("rlock_queue:{rlock:stock:1}", {f"9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:{url}": 1})
         assert operator.get(url, headers={"If-None-Match": etag}).status_code == 200
+
+
+def test_locks_that_were_freed_count_no_more(operator: Client, redis_client: redis.Redis) -> None:
+    """Their reports outlive them: those of a dead process until its leases would have ended."""
+    plant_locks(redis_client, 3, 1, silent=20)
+    assert summary(operator)["silent"] == 3
+    redis_client.delete("rlock:stock:0", "rlock:stock:2")
+    found = operator.get(JSON).json()
+    assert [lock["name"] for lock in found["locks"]] == ["stock:1"]
+    assert (found["summary"]["held"], found["summary"]["silent"], found["matching"], found["total"]) == (1, 1, 1, 1)
+    elsewhere = operator.get(f"{JSON}?q=nothing").json()
+    assert (elsewhere["summary"]["silent"], elsewhere["total"]) == (1, 1)
+
+
+def test_locks_move_up_to_the_places_of_those_that_were_freed(operator: Client, redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 120, 2)
+    redis_client.delete(*(f"rlock:stock:{number}" for number in range(10, 120)))
+    page = text(operator, f"{LIST}?o=-held_for")
+    assert rows(page) == [f"stock:{number}" for number in range(9, -1, -1)]
+    assert "<b>10</b> held" in page
+    assert "10 locks" in page
