@@ -62,8 +62,10 @@ def test_the_list_refreshes_itself_until_somebody_works_on_it(page: Page, redis_
         page.clock.run_for(20_000)
         expect(box).to_be_checked()
         assert with_requests == []
+        expect(page.get_by_text("Not refreshed while locks are selected")).to_be_visible()
+        expect(page.get_by_text("updated 20 s ago")).to_be_visible()
         box.uncheck()
-        box.blur()
+        expect(box).to_be_focused()
         page.clock.run_for(5100)
         expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()
         page.get_by_role("button", name="Pause").click()
@@ -71,6 +73,43 @@ def test_the_list_refreshes_itself_until_somebody_works_on_it(page: Page, redis_
         page.clock.run_for(20_000)
         expect(page.get_by_text("Not refreshing")).to_be_visible()
         assert with_requests == []
+
+
+def test_a_refresh_keeps_focus_and_selected_text(page: Page, redis_client: redis.Redis) -> None:
+    page.clock.install()
+    with Process("web-2") as web:
+        for number in (1, 2):
+            web.acquire(f"stock:{number}")
+        eventually(lambda: len(list(iter_locks())) == 2)
+        page.reload()
+        page.get_by_role("link", name="stock:2").focus()
+        page.get_by_role("link", name="stock:2").evaluate("link => getSelection().selectAllChildren(link)")
+        web.release("stock:1")
+        web.acquire("stock:3")
+        eventually(lambda: [lock.name for lock in iter_locks()] == ["stock:2", "stock:3"])
+        page.clock.run_for(5100)
+        expect(page.get_by_role("link", name="stock:1")).to_have_count(0)
+        expect(page.get_by_role("link", name="stock:2")).to_be_focused()
+        assert page.evaluate("getSelection().toString()") == "stock:2"
+        web.release("stock:2")
+        eventually(lambda: [lock.name for lock in iter_locks()] == ["stock:3"])
+        page.clock.run_for(5100)
+        expect(page.get_by_role("link", name="stock:2")).to_have_count(0)
+        expect(page.locator("#rlock-live")).to_be_focused()
+        assert page.evaluate("getSelection().toString()") == ""
+
+
+def test_the_search_field_does_not_stop_the_refresh(page: Page, redis_client: redis.Redis) -> None:
+    page.clock.install()
+    page.reload()
+    page.get_by_role("searchbox", name="Search").fill("sto")
+    with Process("web-2") as web:
+        web.acquire("stock:1")
+        eventually(lambda: redis_client.keys("rlock_process:*"))
+        page.clock.run_for(5100)
+        expect(page.get_by_role("link", name="stock:1")).to_be_visible()
+        expect(page.get_by_role("searchbox", name="Search")).to_be_focused()
+        expect(page.get_by_role("searchbox", name="Search")).to_have_value("sto")
 
 
 def test_all_can_be_selected_at_once(page: Page, redis_client: redis.Redis) -> None:

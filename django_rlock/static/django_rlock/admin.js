@@ -9,14 +9,13 @@
   let paused = false;
   let etag = null;
   let shownSince = performance.now();
+  let confirmedAt = shownSince;
 
   const live = () => document.getElementById("rlock-live");
+  const age = document.getElementById("rlock-age");
 
-  // Whoever is about to act on what the page shows must not have it change under the hand.
-  const inUse = () =>
-    document.hidden ||
-    live().querySelector("input:checked") !== null ||
-    document.getElementById("content-main").contains(document.activeElement);
+  // What is ticked must not change before it is acted upon.
+  const isTicked = () => live().querySelector(".action-select:checked") !== null;
 
   function show(key) {
     const text = status?.querySelector("[role=status]");
@@ -28,7 +27,11 @@
   }
 
   async function refresh() {
-    if (paused || inUse()) {
+    if (paused || document.hidden) {
+      return;
+    }
+    if (isTicked()) {
+      show("held");
       return;
     }
     try {
@@ -36,6 +39,7 @@
       const response = await fetch(location.href, { credentials: "same-origin", headers });
       if (response.status === 304) {
         letTimePass();
+        confirmedAt = performance.now();
         show("on");
         return;
       }
@@ -45,16 +49,68 @@
         throw new Error(response.status);
       }
       // Something may have been ticked while the answer was on its way.
-      if (!paused && !inUse()) {
-        live().replaceWith(document.adoptNode(fresh));
+      if (!paused && !isTicked()) {
+        replaceWith(document.adoptNode(fresh));
         etag = response.headers.get("ETag");
-        shownSince = performance.now();
+        shownSince = confirmedAt = performance.now();
         prepare();
         show("on");
       }
     } catch {
       show("failed");
     }
+  }
+
+  // Keyboard focus, selected text and what was unfolded stay where they were.
+  function replaceWith(fresh) {
+    const focused = live().contains(document.activeElement) ? placeOf(document.activeElement) : null;
+    const selection = getSelection();
+    const selected = live().contains(selection.anchorNode) && live().contains(selection.focusNode) && {
+      text: selection.toString(),
+      from: [placeOf(selection.anchorNode), selection.anchorOffset],
+      to: [placeOf(selection.focusNode), selection.focusOffset],
+    };
+    const unfolded = [...live().querySelectorAll("details")].map((each) => [placeOf(each), each.open]);
+    live().replaceWith(fresh);
+    unfolded.forEach(([place, open]) => { nodeAt(place)?.toggleAttribute("open", open); });
+    if (focused) {
+      (nodeAt(focused) ?? live()).focus({ preventScroll: true });
+    }
+    if (selected.text) {
+      select(selected);
+    }
+  }
+
+  // A node's place, counted from the nearest element around it that has a name: rows move.
+  function placeOf(node) {
+    const path = [];
+    while (!node.id && !node.dataset?.key) {
+      path.unshift([...node.parentNode.childNodes].indexOf(node));
+      node = node.parentNode;
+    }
+    return { id: node.id, key: node.dataset.key, path };
+  }
+
+  function nodeAt({ id, key, path }) {
+    const named = id ? document.getElementById(id) : live().querySelector(`[data-key="${CSS.escape(key)}"]`);
+    return path.reduce((node, number) => node?.childNodes[number], named);
+  }
+
+  function select({ text, from: [first, start], to: [last, end] }) {
+    const [anchor, focus] = [nodeAt(first), nodeAt(last)];
+    try {
+      getSelection().setBaseAndExtent(anchor, start, focus, end);
+    } catch {
+      return; // it is gone
+    }
+    if (getSelection().toString() !== text) {
+      getSelection().removeAllRanges();
+    }
+  }
+
+  function showAge() {
+    const seconds = Math.floor((performance.now() - confirmedAt) / 1000);
+    age.textContent = status.dataset.age.replace("{time}", duration(seconds, 0));
   }
 
   // Nothing else has changed: durations go on from where the server had them.
@@ -69,10 +125,10 @@
     });
   }
 
-  function duration(seconds) {
+  function duration(seconds, digits = 1) {
     const name = (unit) => live().dataset[unit];
     if (seconds < 60) {
-      return `${seconds.toFixed(1)} ${name("s")}`;
+      return `${seconds.toFixed(digits)} ${name("s")}`;
     }
     const first = units.findIndex(([, size]) => seconds >= size);
     const [[unit, size], [smallUnit, smallSize]] = units.slice(first, first + 2);
@@ -118,10 +174,11 @@
       status.hidden = false;
       status.querySelector("button").addEventListener("click", (event) => {
         paused = !paused;
-        event.currentTarget.blur();
         show(paused ? "off" : "on");
       });
       show("on");
+      showAge();
+      setInterval(showAge, 1000);
     }
   }
 })();
