@@ -149,7 +149,7 @@ def readwrite_keys(key: str) -> tuple[str, str, str, str]:
 
 
 def forced_channel(key: str | None = None) -> str:
-    """The channel that notifies processes of forced releases, by any process. Payload: the lock's key.
+    """The channel that notifies processes of forced releases, by any process. For the payload see ``Forced``.
 
     One channel for all locks; in a cluster one for each ``key``, in the lock's slot. It begins as the wake-up channels
     do, so that it needs no further right to subscribe.

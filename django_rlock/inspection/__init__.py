@@ -177,15 +177,16 @@ def force_release(
 
     With ``owner``, only while that owner holds it, so that the next holder is never freed by mistake; None frees
     whoever holds it. The holder's process is notified at once, but its code goes on until it looks: two may run
-    meanwhile. ``reason`` goes to the log, the signal and the history, with ``by``, who does it. Raises
-    LockUnavailableError when Redis is unreachable.
+    meanwhile. ``reason`` goes to the log, the signal and the history, with ``by``, who does it; the holder's log names
+    both. Raises LockUnavailableError when Redis is unreachable.
     """
     if owner == "":
         raise ValueError("The owner must be as lock_info() gives it, or None for whoever holds the lock.")
-    token = operator.set((by, reason))
+    lock = rlock(name, using=using)
+    token = operator.set((by, reason, _whom(lock, owner)))
     try:
         text = f"{by}: {reason or 'no reason given'}" if by else reason
-        return rlock(name, using=using).force_release(owner, reason=text)
+        return lock.force_release(owner, reason=text)
     finally:
         operator.reset(token)
 
@@ -217,14 +218,25 @@ def describe_holder(lock: Named) -> str | None:
     return threads.within(ANSWER_WITHIN, _read_holder, lock)
 
 
+def _whom(lock: Named, owner: str | None) -> str:
+    """Who is to lose a lock, for the history; "" when that cannot be read."""
+    info = threads.within(ANSWER_WITHIN, _read_lock, lock)
+    return "; ".join(str(holder) for holder in (info.holders if info else ()) if owner in (None, holder.owner))
+
+
 def _read_holder(lock: Named) -> str | None:
-    """One report is read, not all."""
+    info = _read_lock(lock)
+    return str(info.holder) if info else None
+
+
+def _read_lock(lock: Named) -> LockInfo | None:
+    """One report is read, not all. None when the lock is free, or Redis unreachable."""
     with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
         states = server.read_states([lock.key])
         processes = {owner[:CLIENT_LENGTH] for state in states.values() for owner in state.holds}
         now, reports = server.read_reports(processes)
         for info in Builder(lock.using, now, [*reports, own_report(now)]).infos(states):
-            return str(info.holder)
+            return info
     return None
 
 

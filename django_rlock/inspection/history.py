@@ -21,7 +21,7 @@ from django_rlock.locks.tallies import MAX_EVENTS, MAX_GROUPS
 from django_rlock.reports.history import KEEP, SLOT, SLOTS
 from django_rlock.settings import get_aliases
 
-MAX_JSON = 200_000
+MAX_JSON = 250_000
 MAX_WORK = 200
 """Groups of locks that are shown; those that were acquired most often."""
 MAX_SHOWN_EVENTS = 200
@@ -55,13 +55,15 @@ class PastHold(Happening):
 class LockEvent(Happening):
     """A lock that was ``lost`` by the party, or ``freed`` by force by it; ``by`` is the operator who did, "" for code.
 
-    ``lost_owner`` is the owner that had it, for people; "" for whoever held it.
+    ``lost_owner`` is the owner that had it, for people; "" for whoever held it. ``whom`` is its process, what that did
+    with the lock and for how long; "" when it is not known.
     """
 
     what: str
     by: str
     reason: str
     lost_owner: str
+    whom: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,6 +211,7 @@ def _events(client: str, document: Mapping[str, Any], now: float) -> Iterable[Lo
                 what=what,
                 by=short_text(entry.get("by")),
                 reason=short_text(entry.get("reason")),
+                whom=short_text(entry.get("whom")),
                 lost_owner=Party(owner=owner, actor="", client=owner[:CLIENT_LENGTH]).short_owner,
             )
 

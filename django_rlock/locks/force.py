@@ -15,7 +15,7 @@ from django_rlock.locks.durations import RELEASE_PATIENCE
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import force_release_call, retire_call
 from django_rlock.locks.records import Hold
-from django_rlock.locks.tallies import note_freed
+from django_rlock.locks.tallies import note_freed, operator
 from django_rlock.locks.turns import in_turn
 from django_rlock.locks.watchdog import free_behind, note_loss, watch
 
@@ -33,7 +33,7 @@ async def free_by_force(lock: BaseLock, driver: Driver, caller: Owner, owner: st
     try:
         _expect_the_end(own)
         request = new_request()
-        reply = await _run_forced(lock, driver, force_release_call(lock, owner, request), request)
+        reply = await _run_forced(lock, driver, force_release_call(lock, owner, request, _how(reason)), request)
         freed = bool(reply[1] == 1)
     finally:
         for hold, was_renewed in zip(own, renewed, strict=True):
@@ -47,6 +47,12 @@ async def free_by_force(lock: BaseLock, driver: Driver, caller: Owner, owner: st
         NEWCOMERS.counted(True)
         signals.lock_force_released.tell(lock, owner=owner, reason=reason)
     return freed
+
+
+def _how(reason: str) -> str:
+    """What a holder is told of its loss."""
+    by, why, _ = operator.get() or ("", reason, "")
+    return (f"{by} freed it by force" if by else "another owner freed it by force") + (f": {why}" if why else "")
 
 
 async def _run_forced(lock: BaseLock, driver: Driver, call: ScriptCall, request: str) -> list[Any]:

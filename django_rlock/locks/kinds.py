@@ -7,9 +7,11 @@ loop, does no I/O, and knows neither faces nor holds. Each kind stands beside it
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from django_rlock import keys, scripts
 from django_rlock.connections import is_cluster
@@ -17,6 +19,7 @@ from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall, prepare
 from django_rlock.drivers.identity import Owner, client_id
 from django_rlock.exceptions import RLockError
 from django_rlock.locks.durations import milliseconds
+from django_rlock.redaction import printable
 from django_rlock.settings import AliasSettings, settings_of
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ REPOLL = 30.0
 """The longest sleep of a waiter before it tries again unwoken, in seconds, in case a message was lost."""
 LONGEST_ALIVE = 300.0
 """For how long a process that waits for many locks counts as alive after a beat at most, in seconds."""
+_MAX_TEXT = 300
+"""How much holders are told of a forced release, in characters."""
 RENEW, EXTEND, SETTLE = 1, 0, 2
 """How a command changes a lease: prolong it, replace it, or disable replacements that may come late."""
 
@@ -208,12 +213,31 @@ def holders_call(lock: Named) -> ScriptCall:
     return call_for(lock, scripts.LOCK_HOLDERS, (lock.key,), "")
 
 
-def force_release_call(lock: Named, wire_name: str | None, request: str) -> ScriptCall:
-    """Returns 1, or 0 when the lock, or that owner's hold, does not exist."""
+class Forced(NamedTuple):
+    """What holders are told of a forced release: the lock's key, the owner's field there ("" for any), and how it was
+    freed, for people."""
+
+    key: str
+    field: str = ""
+    how: str = ""
+
+    @classmethod
+    def parse(cls, payload: str) -> Forced:
+        """A message that is no such list is a key."""
+        with suppress(ValueError, RecursionError):
+            words = json.loads(payload)
+            if isinstance(words, list) and len(words) == 3 and all(isinstance(word, str) for word in words):
+                return cls(words[0], words[1], printable(words[2][:_MAX_TEXT]))
+        return cls(payload)
+
+
+def force_release_call(lock: Named, wire_name: str | None, request: str, how: str) -> ScriptCall:
+    """Returns 1, or 0 when the lock, or that owner's hold, does not exist. Holders are told ``how`` it was freed."""
     kind, claim = lock._kind, milliseconds(settings_of(lock.using).claim_time)
     field = kind.field(wire_name) if wire_name else ""
-    all_keys = keys.force_release_keys(lock.key)
-    return call_for(lock, scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, kind.scope, request, forced_channel(lock))
+    all_keys, message = keys.force_release_keys(lock.key), json.dumps(Forced(lock.key, field, how[:_MAX_TEXT]))
+    channel = forced_channel(lock)
+    return call_for(lock, scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, kind.scope, request, channel, message)
 
 
 def retire_call(lock: Named, request: str | bytes) -> ScriptCall:

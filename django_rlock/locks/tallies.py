@@ -55,7 +55,8 @@ class Past(NamedTuple):
 class Event:
     """A lock that was ``lost`` by this process, or ``freed`` by force by it, at the monotonic time ``at``.
 
-    ``owner`` is the wire name that lost it, "" for whoever held it. ``by`` is who freed it, where an operator did.
+    ``owner`` is the wire name that lost it, "" for whoever held it. ``by`` is who freed it, where an operator did, and
+    ``whom`` the holder, for people.
     """
 
     what: str
@@ -66,6 +67,7 @@ class Event:
     reason: str
     place: str
     context: dict[str, str] | None
+    whom: str = ""
 
 
 class Count:
@@ -146,8 +148,8 @@ class Tallies:
 
 
 TALLIES = Tallies()
-operator: ContextVar[tuple[str, str] | None] = ContextVar("rlock_operator", default=None)
-"""Who frees locks by force now, and the reason given."""
+operator: ContextVar[tuple[str, str, str] | None] = ContextVar("rlock_operator", default=None)
+"""Who frees locks by force now, the reason given, and the holder, for people."""
 
 
 def count_hold(hold: Hold, now: float) -> None:
@@ -195,8 +197,8 @@ def note_lost(hold: Hold) -> None:
 
 def note_freed(lock: Named, owner: str | None, reason: str, place: str) -> None:
     """Record a lock that was freed by force, by the ``operator`` or by the code at hand."""
-    by, why = operator.get() or ("", reason)
-    TALLIES.events.append(Event("freed", monotonic(), lock, owner or "", by, why, place, context.get()))
+    by, why, whom = operator.get() or ("", reason, "")
+    TALLIES.events.append(Event("freed", monotonic(), lock, owner or "", by, why, place, context.get(), whom))
 
 
 on_fork("holds", TALLIES.clear)

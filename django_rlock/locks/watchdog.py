@@ -29,7 +29,7 @@ from django_rlock.drivers.room import background_driver, listeners
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.beats import beat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
-from django_rlock.locks.kinds import forced_channel
+from django_rlock.locks.kinds import Forced, forced_channel
 from django_rlock.locks.records import GroupHold, Hold, Key
 from django_rlock.locks.tallies import count_hold, note_lost
 from django_rlock.redaction import printable
@@ -53,6 +53,8 @@ MOST_CHANNELS = 1000
 """How many channels of an alias are subscribed at once. A cluster has one for each lock; holds of further locks notice
 their forced release at their next renewal.
 """
+_MOST_TOLD = 100
+"""How many messages of forced releases are kept, to say of a loss how it came."""
 FREED = "another owner or an operator freed it, or the server lost it"
 UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
 ANSWER_WITHIN = 1.0
@@ -97,7 +99,8 @@ class Doubts:
         self._again_at = math.inf
         self.clocks = self._seen = wall_offset()
         self.inbox: deque[tuple[str, str]] = deque()
-        """The channel and the key of each lock freed by force; an empty key means all locks of the channel."""
+        """The channel and the message of each forced release; an empty message means all locks of the channel."""
+        self._told: deque[tuple[float, str]] = deque(maxlen=_MOST_TOLD)
 
     def add(self, hold: Hold) -> None:
         """Let a hold listen to its forced release once it is old enough."""
@@ -151,8 +154,9 @@ class Doubts:
             hear = partial(self._hear, channel)
             ear.waiters = [each.call_at(channel, hear) for each in listeners(self._keeper.using)]
 
-    def _hear(self, channel: str, key: str) -> None:
-        self.inbox.append((channel, key))
+    def _hear(self, channel: str, message: str) -> None:
+        self._told.append((monotonic(), message))
+        self.inbox.append((channel, message))
         self._keeper.ring()
 
     def _note_heard(self, heard: set[tuple[str, str]]) -> None:
@@ -166,7 +170,14 @@ class Doubts:
 
     def _meant(self, heard: set[tuple[str, str]]) -> list[Hold]:
         """The holds that the messages concern."""
+        heard = {(channel, Forced.parse(message).key) for channel, message in heard}
         return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using and _is_meant(hold, heard)]
+
+    def how_freed(self, hold: Hold) -> str | None:
+        """How a hold was freed by force, where a message has told that."""
+        told = (Forced.parse(message) for at, message in list(self._told) if at >= hold.since)
+        fields = "", hold.hash_field
+        return next((each.how for each in told if each.key == hold.lock.key and each.field in fields), None) or None
 
     async def _ask(self, holds: list[Hold]) -> None:
         if unanswered := await _ask_about(holds):
@@ -456,12 +467,14 @@ def lose(hold: Hold, reason: str) -> None:
     # This comes first: an owner that sees the loss and takes the lock again then does so under a new wire name, which
     # the clean-up of this hold cannot touch.
     hold.owner.renew_name()
+    its = keeper(hold.lock.using)
+    if reason == FREED:
+        reason = its.jobs[Doubts].how_freed(hold) or reason
     hold.lost = hold.lost or reason
     free_behind(hold, monotonic())
     if hold.is_unconfirmed:
         # A server that has become the primary may not know of the grant, and may still have its ticket in the queue.
         clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
-    its = keeper(hold.lock.using)
     its.jobs[Renewals].losses.append(hold)
     its.ring()
 

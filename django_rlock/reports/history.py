@@ -237,6 +237,7 @@ def _event(event: Event, clock: float) -> dict[str, Any]:
         "owner": event.owner,
         "by": event.by[:MAX_TEXT],
         "reason": event.reason[:MAX_TEXT],
+        "whom": event.whom[:MAX_TEXT],
         "place": event.place,
         "context": described_context(event.lock.using, event.context),
     }

@@ -15,6 +15,7 @@
 -- ARGV[4]  'read' or 'write' for that side of a read-write lock alone, '' for any lock
 -- ARGV[5]  request
 -- ARGV[6]  channel that notifies its holders; on one server it is for all locks, and so in no slot of theirs
+-- ARGV[7]  message for them
 --
 -- Returns {nonce, 1}, or {nonce, 0} if the lock, or that owner's hold, does not exist. The request is remembered for
 -- longer than a copy of it may be under way: REMEMBERED, in ms. A copy would free the next holder.
@@ -57,7 +58,7 @@ if mode ~= 'read' and mode ~= 'write' then
         return {ARGV[1], 0}
     end
     hand_on(lock, KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
-    redis.pcall('publish', ARGV[6], lock)
+    redis.pcall('publish', ARGV[6], ARGV[7])
     remember(KEYS[9], ARGV[5], 120000)
     return {ARGV[1], 1}
 end
@@ -69,6 +70,6 @@ if not settle(lock, KEYS[7]) then
     hand_on(lock, KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
 end
 redis.pcall('publish', KEYS[8], message)
-redis.pcall('publish', ARGV[6], lock)
+redis.pcall('publish', ARGV[6], ARGV[7])
 remember(KEYS[9], ARGV[5], 120000)
 return {ARGV[1], 1}

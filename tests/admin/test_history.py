@@ -13,23 +13,28 @@ from tests.admin.conftest import LogIn
 from tests.admin.pages import FORCE, HISTORY, HISTORY_JSON, LIST, detail, target, text
 from tests.admin.test_pages import XSS
 from tests.conftest import OwnServer
+from tests.eventually import eventually
 from tests.inspection.past import Past
 from tests.inspection.processes import Process
+from tests.inspection.reporting import held
 
 
 def test_a_release_in_the_admin_is_remembered_with_user_and_reason(operator: Client, past: Past) -> None:
     with Process("web-1") as web:
-        web.acquire("stock:1")
+        web.acquire("stock:1", {"task": "shop.tasks.report", "task_id": "5f0c9e1e"})
+        eventually(lambda: held("stock:1").holder.host)
         operator.post(FORCE, {"lock": target("stock:1"), "confirm": "yes", "reason": "stuck <since> noon"})
         past.written()
     page = text(operator, HISTORY)
     assert "alice in the admin" in page
     assert "stuck &lt;since&gt; noon" in page
     assert detail("stock:1") in page
-    [event] = operator.get(HISTORY_JSON).json()["events"]
-    assert (event["what"], event["name"], event["by"]) == ("freed", "stock:1", "alice in the admin")
+    assert f"from <bdi>web-1 pid {web.pid}, shop.tasks.report 5f0c9e1e, for " in page
+    [event] = [each for each in operator.get(HISTORY_JSON).json()["events"] if each["what"] == "freed"]
+    assert (event["name"], event["by"]) == ("stock:1", "alice in the admin")
     assert event["reason"] == "stuck <since> noon"
     assert len(event["client"]) == 8
+    assert event["whom"].startswith(f"web-1 pid {web.pid}, shop.tasks.report 5f0c9e1e, for ")
 
 
 def test_so_is_one_by_the_command(operator: Client, past: Past) -> None:
@@ -88,7 +93,8 @@ def plant(client: redis.Redis, text: str) -> None:
     past = {**about, "seconds": 5}
     work = {"using": text, "template": text, "prefix": text, "slots": [[now, 1, 1]], "hold": past, "wait": past}
     ours = {**work, "using": "default", "template": ""}
-    events = [{**about, "what": what, "by": text, "reason": text, "owner": text} for what in ("lost", "freed")]
+    about |= dict.fromkeys(("by", "reason", "owner", "whom"), text)
+    events = [{**about, "what": what} for what in ("lost", "freed")]
     events.append({**events[0], "using": "default"})
     document = {"host": text, "pid": text, "role": text, "work": [work, ours], "events": events}
     client.set("rlock_history:x", json.dumps(document))

@@ -185,7 +185,7 @@ def test_the_history_names_who_freed_a_lock_and_why(page: Page, redis_client: re
         freed = page.get_by_role("row").filter(has_text="freed by force")
         expect(freed).to_contain_text("alice in the admin")
         expect(freed).to_contain_text("stuck since noon")
-        lost = page.get_by_role("row").filter(has_text="another owner or an operator freed it")
+        lost = page.get_by_role("row").filter(has_text="alice in the admin freed it by force: stuck since noon")
         expect(lost).to_contain_text(f"web-2 · pid {web.pid}")
         expect(lost).to_contain_text("POST /buy/42/")
         page.set_viewport_size({"width": 390, "height": 800})

@@ -1,7 +1,9 @@
 """Whether locks are still held is asked of the servers, and who holds one for long hears at once that it was freed."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import redis
 
 from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockUnavailableError, MultiLock, RLock
 from django_rlock.drivers.keeper import keeper
+from django_rlock.inspection import force_release
 from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, rlock, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import forced_channel
@@ -170,6 +173,36 @@ async def test_one_before_it_listened_is_made_up_for(face, listening, losses):
         assert await elsewhere(face, part, "force_release")
     await face.until(lambda: len(losses) == len(lock.parts))
     with pytest.raises(LockLostError):
+        await face.release(lock)
+
+
+async def test_a_holder_is_told_who_freed_its_lock_and_why(face, listening, losses, caplog):
+    lock = listening("stock:42")
+    await face.acquire(lock)
+    until_heard()
+    for part in lock.parts:
+        free = partial(force_release, part.name, reason="stuck", by="alice")
+        operator = threading.Thread(target=free)
+        operator.start()
+        await face.until(lambda: not operator.is_alive())  # noqa: B023
+    await face.until(lambda: len(losses) == len(lock.parts))
+    with pytest.raises(LockLostError, match="alice freed it by force: stuck"):
+        await face.release(lock)
+    assert "alice freed it by force: stuck" in caplog.text
+
+
+async def test_a_message_about_another_owner_explains_no_loss(face, listening, losses, redis_client: redis.Redis):
+    lock = listening("stock:42")
+    await face.acquire(lock)
+    until_heard()
+    for part in lock.parts:
+        text = json.dumps([part.key, "another owner", "alice freed it by force"])
+        redis_client.publish(forced_channel(part), text)
+        redis_client.publish(forced_channel(part), "[[")
+        redis_client.delete(part.key)
+        redis_client.publish(forced_channel(part), part.key)
+    await face.until(lambda: len(losses) == len(lock.parts))
+    with pytest.raises(LockLostError, match="another owner or an operator freed it"):
         await face.release(lock)
 
 

@@ -160,8 +160,8 @@ def test_holders_hear_of_a_forced_release_and_of_no_other(run, redis_client, hea
     redis_client.hset(KEY, OTHER, 2)
     assert run(scripts.LOCK_FORCE_RELEASE, ME, 5000, "", "r1") == 0
     assert heard(by_holders=True) == []
-    assert run(scripts.LOCK_FORCE_RELEASE, OTHER, 5000, "", "r2", FORCED) == 1
-    assert heard(by_holders=True) == [(FORCED, KEY)]
+    assert run(scripts.LOCK_FORCE_RELEASE, OTHER, 5000, "", "r2", FORCED, "how") == 1
+    assert heard(by_holders=True) == [(FORCED, "how")]
     redis_client.hset(KEY, OTHER, 1)
     run(scripts.RLOCK_RELEASE, OTHER, 0, 5000)
     assert heard(by_holders=True) == []
