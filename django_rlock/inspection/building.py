@@ -8,7 +8,15 @@ from functools import cached_property
 from typing import Any
 
 from django_rlock.clock import monotonic
-from django_rlock.inspection.infos import CLIENT_LENGTH, Holder, LockInfo, LockState, Party, Waiter
+from django_rlock.inspection.infos import (
+    CLIENT_LENGTH,
+    Holder,
+    LockInfo,
+    LockState,
+    Party,
+    Waiter,
+    WaitingProcess,
+)
 from django_rlock.inspection.parsing import Entry, HotEntry, Report, actor_of
 from django_rlock.inspection.reading import MAX_PARTIES, State
 from django_rlock.inspection.reported import ByLock, Reported, longest
@@ -106,7 +114,7 @@ class Builder:
         holds, waits = self._holds.by_owner(key), self._waits.by_owner(key)
         holders = tuple([self._holder(owner, count, holds.get(owner)) for owner, count in state.holds.items()])
         first = next((holds[owner] for owner in state.holds if owner in holds), None)
-        waiters = self._waiters(state, waits) if waits or state.queue else ()
+        waiters = self._waiters(state, waits) if waits or state.queue else []
         left = None if state.pttl == ENDLESS else state.pttl / 1000
         return LockInfo(
             name=key.removeprefix(self.prefix),
@@ -118,8 +126,9 @@ class Builder:
             remaining_lease=left,
             until=None if left is None else self._clock + monotonic() + left,
             lease=first.lease if first else None,
-            waiters=waiters,
+            waiters=tuple(waiters[:MAX_PARTIES]),
             waiting=max(state.waiting, len(waiters)),
+            crowds=_crowds(waiters),
             nodes=state.nodes,
             rate=sum(hot.rate for hot, _ in self._hot[key]) if self.is_hot(key) else None,
             recent=self._recent(self._hot.get(key, ())),
@@ -154,12 +163,12 @@ class Builder:
             silent=heard_ago is not None and heard_ago > SILENT_AFTER,
         )
 
-    def _waiters(self, state: State, waits: Mapping[str, Entry]) -> tuple[Waiter, ...]:
-        """The queue in its order, then those that only reports name, the longest waiting first."""
+    def _waiters(self, state: State, waits: Mapping[str, Entry]) -> list[Waiter]:
+        """The first of the queue in their order, then those that only reports name, the longest waiting first."""
         others = self._outside(waits.values(), (*state.queue, *state.holds))
         others.sort(key=lambda entry: (entry.since or 0.0, entry.owner))
-        owners = [*state.queue, *(entry.owner for entry in others)][:MAX_PARTIES]
-        return tuple(self._waiter(owner, waits.get(owner)) for owner in owners)
+        owners = [*state.queue, *(entry.owner for entry in others)]
+        return [self._waiter(owner, waits.get(owner)) for owner in owners]
 
     def _waiter(self, owner: str, entry: Entry | None) -> Waiter:
         party = self._party(owner, entry, self._report(owner, entry))
@@ -186,6 +195,17 @@ class Builder:
             "place": entry.place if entry else "",
             "context": entry.context if entry else {},
         }
+
+
+def _crowds(waiters: Iterable[Waiter]) -> tuple[WaitingProcess, ...]:
+    """The processes of waiters, the largest crowd first, if any has more than one."""
+    by_process: dict[str, list[Waiter]] = defaultdict(list)
+    for waiter in waiters:
+        by_process[waiter.client].append(waiter)
+    crowds = [WaitingProcess.of(several) for several in by_process.values()]
+    if not any(crowd.count > 1 for crowd in crowds):
+        return ()
+    return tuple(sorted(crowds, key=lambda crowd: -crowd.count)[:MAX_PARTIES])
 
 
 def _state(state: State, holders: Collection[Holder], is_hot: bool) -> LockState:

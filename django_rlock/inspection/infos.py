@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +158,20 @@ class Waiter(Party):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingProcess(Waiter):
+    """A process with ``count`` waiters of a lock. What else is said of it is what is known of the one that has waited
+    longest."""
+
+    count: int
+
+    @classmethod
+    def of(cls, waiters: Sequence[Waiter]) -> WaitingProcess:
+        first = max(waiters, key=lambda waiter: waiter.waited or 0.0)
+        known = {field.name: getattr(first, field.name) for field in fields(Waiter)}
+        return cls(**known | {"place": "", "count": len(waiters)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
     """A process that has a report. ``started`` is by the server's clock; ``heard_ago`` is the age of its last beat, and
     ``silent`` says that it is too old for a process that lives. ``holds`` and ``waits`` count what it reported."""
@@ -254,7 +268,7 @@ class LockInfo:
     ``remaining_lease`` is None when it never ends; ``until`` is when it does, by the server's clock. ``lease`` is what
     the holder asked for, and ``kind`` the kind of its lock object; None and "" when no report says. ``waiters`` are the
     first of them, in the order in which they will be served where the kind keeps one; ``waiting`` counts all that are
-    known. Of a RedLock
+    known; ``crowds`` are their processes, where one has several waiters, the largest first. Of a RedLock
     ``nodes`` maps each node to the owner there, "" where it is free, None where it is unreachable. ``deadlock`` is
     the circle of owners that it is a part of, if it is. Where processes take it many times a second, ``rate`` is how
     often, and ``recent`` are the last holders, the very last one first; such holds are too short to be reported.
@@ -278,6 +292,7 @@ class LockInfo:
     rate: float | None = None
     recent: tuple[Party, ...] = ()
     queued: tuple[QueuedMessage, ...] = ()
+    crowds: tuple[WaitingProcess, ...] = ()
 
     @property
     def is_hot(self) -> bool:
@@ -385,6 +400,7 @@ class LockInfo:
             "waiters": [_plain(waiter) for waiter in self.waiters],
             "nodes": dict(self.nodes),
             "recent": [_plain(party) for party in self.recent],
+            "crowds": [_plain(party) for party in self.crowds],
             "deadlock": self.deadlock and self.deadlock.as_list(),
             "queued": [message.as_dict() for message in self.queued],
         }

@@ -53,7 +53,7 @@ class Row:
 def public_dict(lock: LockInfo) -> dict[str, Any]:
     """Plain values without whole owner ids, which a browser has no need to know."""
     document = lock.as_dict()
-    for kind in ("holders", "waiters", "recent"):
+    for kind in ("holders", "waiters", "recent", "crowds"):
         parties: tuple[Party, ...] = getattr(lock, kind)
         for entry, party in zip(document[kind], parties, strict=True):
             entry |= {"owner": party.short_owner, "client": party.client[:8], "doing": party.doing}

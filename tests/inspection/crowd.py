@@ -66,6 +66,22 @@ def beating(client: redis.Redis, processes: Sequence[str]) -> Iterator[None]:
         thread.join()
 
 
+def plant_waiters(client: redis.Redis, name: str, counts: list[int]) -> None:
+    """Waiters in the queue of a lock: so many of each process, those of the first process first."""
+    seconds, micros = client.time()
+    now, key = seconds + micros / 1e6, f"rlock:{name}"
+    for number, count in enumerate(counts):
+        process = str(uuid.uuid4())
+        client.hset(f"rlock_process:{process}", mapping={"host": f"shop-{number}", "pid": 2000 + number, "role": "web"})
+        client.zadd("rlock_processes", {process: now})
+        for turn in range(count):
+            owner, since = f"{process}:{turn}", now - 1000 + 10 * number + turn / 100
+            entry = {"key": key, "kind": "fair", "owner": owner, "since": since, "place": f"thread {turn}"}
+            entry |= {"context": {"route": f"POST /buy/{turn}/"}}
+            client.hset(f"rlock_process:{process}", f"wait {owner} {key}", json.dumps(entry))
+            client.zadd(f"rlock_queue:{{{key}}}", {owner: round(since * 1e6)})
+
+
 def plant_other_keys(client: redis.Redis, count: int) -> None:
     """Keys of the cache that shares the server."""
     for start in range(0, count, 10_000):

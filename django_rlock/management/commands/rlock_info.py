@@ -26,6 +26,9 @@ from django_rlock.management.output import (
 )
 from django_rlock.redaction import printable
 
+_MOST_OF_A_CROWD = 10
+"""How many waiters are listed where their processes are."""
+
 
 class Command(BaseCommand):
     help = (
@@ -83,11 +86,15 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
     if info.rate is not None:
         yield f"\ntaken {info.rate_text}, last by"
         yield table(["holder", "pid", "place", "doing"], map(_party, info.recent), within)
+    if info.crowds:
+        crowds = ([each.host or "–", each.pid or "–", each.count, each.waited_text] for each in info.crowds)
+        yield "\n" + table(["waiting process", "pid", "waiters", "longest wait"], crowds, within)
     if info.waiters:
-        waiters = ([*_party(waiter), waiter.waited_text] for waiter in info.waiters)
+        first = info.waiters[: _MOST_OF_A_CROWD if info.crowds else None]
+        waiters = ([*_party(waiter), waiter.waited_text] for waiter in first)
         yield "\n" + table(["waiter", "pid", "place", "doing", "waits for"], waiters, within)
-    if info.waiting > len(info.waiters):
-        yield f"and {info.waiting - len(info.waiters)} more"
+        if info.waiting > len(first):
+            yield f"and {info.waiting - len(first)} more"
     if info.queued:
         yield "\n" + table(HEADINGS, (message.row for message in info.queued), within)
     if info.nodes:
