@@ -27,11 +27,12 @@ from django_rlock.inspection.history import History, read_history
 from django_rlock.inspection.infos import Holder, LockInfo
 from django_rlock.inspection.overview import Overview
 from django_rlock.inspection.rows import Row, public_dict
+from django_rlock.inspection.stacks import holder_stack
 from django_rlock.inspection.survey import Survey
 from django_rlock.inspection.waiting import mark
 from django_rlock.locks import rlock
 from django_rlock.models import Lock
-from django_rlock.settings import get_aliases
+from django_rlock.settings import get_aliases, get_settings
 from django_rlock.version import __version__
 
 MAX_REASON = 200
@@ -93,6 +94,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             path("history/", view(self.past_view), name="django_rlock_lock_history"),
             path("history.json", view(self.past_json_view), name="django_rlock_lock_history_json"),
             path("locks.json", view(self.json_view), name="django_rlock_lock_json"),
+            path("stack/", view(self.stack_view), name="django_rlock_lock_stack"),
             path("force-release/", view(self.force_release_view), name="django_rlock_lock_force_release"),
             path("<path:object_id>/change/", view(self.change_view), name="django_rlock_lock_change"),
         ]
@@ -115,6 +117,10 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
     def has_force_release_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002
         """Whether the user may free locks, or (with ``obj``, whose id is ``<alias>/<name>``) that one."""
         return bool(request.user.has_perm("django_rlock.force_release_lock"))
+
+    def has_view_stack_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002
+        """Whether the user may see in which calls the holders of locks, or of that one, are."""
+        return bool(request.user.has_perm("django_rlock.view_stack"))
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -210,8 +216,28 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             "queued": queued,
             "problems": problems,
             "may_release": self.has_force_release_permission(request, obj),
+            "may_see_stacks": _shows_stacks(using) and self.has_view_stack_permission(request, obj),
         }
         return self._page(request, "change_form", context | (extra_context or {}))
+
+    def stack_view(self, request: HttpRequest) -> HttpResponse:
+        """POST of a lock and the short name of one of its holders: the calls in which that holder is."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        using, name, owner = request.POST.get("using", ""), request.POST.get("name", ""), request.POST.get("stack", "")
+        obj = Lock(id=f"{using}/{name}")
+        self._require(self.has_view_permission(request, obj) and self.has_view_stack_permission(request, obj))
+        if not _shows_stacks(using):
+            raise Http404
+        stack, holder, problems = None, None, []
+        try:
+            lock = inspection.lock_info(name, using)
+            holder = next((each for each in (lock.holders if lock else ()) if each.short_owner == owner), None)
+            stack = holder_stack(lock, holder) if lock and holder else None
+        except _ERRORS as error:
+            problems = [_problem(using, error)]
+        context = {"title": _("Stack"), "name": name, "using": using, "holder": holder, "stack": stack}
+        return self._page(request, "stack", context | {"problems": problems})
 
     def force_release_view(self, request: HttpRequest) -> HttpResponse:
         """POST of ticked locks asks for confirmation; the POST of that page releases."""
@@ -328,6 +354,13 @@ def _read_lock(using: str, name: str, is_refresh: bool) -> LockInfo | None:
     if using in survey.errors:
         raise survey.errors[using]
     return next(iter(found), None)
+
+
+def _shows_stacks(using: str) -> bool:
+    """Whether holders are asked where they are; False for an alias that is unknown or wrong."""
+    with suppress(ImproperlyConfigured):
+        return get_settings(using).show_stacks
+    return False
 
 
 def _problem(using: str, error: Exception) -> str:

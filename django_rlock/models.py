@@ -27,6 +27,7 @@ class Lock(models.Model):
         permissions = [
             ("view_lock", "Can view locks, their holders and who waits for them"),
             ("force_release_lock", "Can free a lock that someone else holds"),
+            ("view_stack", "Can see in which calls the holder of a lock is"),
         ]
         verbose_name = _("lock")
         verbose_name_plural = _("locks")

@@ -209,6 +209,8 @@ class AliasSettings:
     """How long a fencing counter outlives its last use; None forever, if Java clients use it too."""
     record_context: bool = _option(True, _flag)
     """Whether to write the request's route and user, and the task's name and id, into the process report."""
+    show_stacks: bool = _option(True, _flag)
+    """Whether a process that holds a lock tells an operator who asks, and may, in which calls the holder is."""
     slow_hold: float = _option(10.0, _seconds)
     """A hold longer than this is trouble in the admin while others wait, and is logged when it ends."""
     task_url: str | None = _option(None, _task_url)

@@ -61,14 +61,48 @@ def whereabouts(owner: Owner) -> str:
     return f"{what} {owner.place!r}"
 
 
+def stack_of(owner: Owner) -> list[str]:
+    """The calls in which another thread's owner is, the innermost last: file, line and function of each. Empty when it
+    has ended."""
+    task = _task_of(owner)
+    if task is not None:
+        frames = [*_coroutine_frames(task)]
+        if getattr(task.get_coro(), "cr_running", False):
+            frames = _calls_from(frames[0]) or frames
+    elif owner.thread:
+        frames = [] if owner.ended else [*_stack(_frame_of(owner.thread))][::-1]
+    else:
+        # A greenlet's owner refers to it weakly, to know when it ends.
+        greenlet = next(iter(getattr(owner.is_alive, "args", ())), lambda: None)()
+        frames = [*_stack(getattr(greenlet, "gr_frame", None))][::-1]
+    calls = [(frame.f_code, frame.f_lineno) for frame in frames]
+    return [f'File "{code.co_filename}", line {line}, in {code.co_name}' for code, line in calls]
+
+
+def _calls_from(first: FrameType) -> list[FrameType]:
+    """The calls from a frame of a coroutine that a thread runs now, the innermost last; empty if none does any more."""
+    for frame in _current_frames().values():
+        calls = [*_stack(frame)][::-1]
+        if first in calls:
+            return calls[calls.index(first) :]
+    return []
+
+
 def _frame_of(thread: int) -> FrameType | None:
-    """The frame in which a thread is. No garbage may be collected meanwhile: CPython holds a mutex then that the end of
-    a thread's local variables needs, https://github.com/python/cpython/issues/106883.
+    """The frame in which a thread is."""
+    return _current_frames().get(thread)
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """The frames in which all threads are, by their idents.
+
+    No garbage may be collected meanwhile: CPython holds a mutex then that the end of a thread's local variables needs,
+    https://github.com/python/cpython/issues/106883.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
-        return sys._current_frames().get(thread)  # noqa: SLF001 - documented
+        return sys._current_frames()  # noqa: SLF001 - documented
     finally:
         if collects:
             gc.enable()

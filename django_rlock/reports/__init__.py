@@ -30,6 +30,7 @@ from django_rlock.process import Owned, on_exit
 from django_rlock.reports.about import describe_process, described_context
 from django_rlock.reports.history import Recorder, server_clock
 from django_rlock.reports.hot import HotLock
+from django_rlock.reports.stacks import Stacks, shows_stack
 from django_rlock.settings import LONGEST, get_settings, server_aliases
 
 Item = Hold | Wait
@@ -66,6 +67,7 @@ class Publisher:
 
     def __init__(self, using: str) -> None:
         self.client = client_id()
+        self.using = using
         self.key = report_key(self.client)
         self.sent: dict[str, str] = {}
         self.hot: list[HotLock] = []
@@ -78,6 +80,11 @@ class Publisher:
         self._young: deque[Item] = deque()
         self._rest: deque[Item] = deque()
         self._compact_at = MAX_ENTRIES
+
+    @property
+    def shows_stacks(self) -> bool:
+        """Whether it names a hold of which this process tells the stack."""
+        return any(map(shows_stack, self._shown))
 
     def add(self, item: Item) -> None:
         """Report a hold or a wait, once it is old enough."""
@@ -218,6 +225,7 @@ class Reporter:
         self.inbox: deque[Item] = deque()
         self.publishers: dict[str, Publisher] = {}
         self.recorder = Recorder(self._homes_of)
+        self.stacks = Stacks(self._wake)
         self._homes: dict[str, dict[str, str]] = {}
         self._bell = threads.Bell()
         self._seat = threads.free_seat()
@@ -286,7 +294,12 @@ class Reporter:
             return math.inf
         due = self.recorder.round(now)
         self._share_hot()
-        return min([due, *(publisher.publish(now) for publisher in self.publishers.values())])
+        due = min([due, *(publisher.publish(now) for publisher in self.publishers.values())])
+        self.stacks.answer()
+        for publisher in self.publishers.values():
+            if publisher.using not in self.stacks.heard and publisher.shows_stacks:
+                self.stacks.listen(publisher.using)
+        return due
 
     def _share_hot(self) -> None:
         hot: dict[Publisher, list[HotLock]] = defaultdict(list)

@@ -13,6 +13,7 @@ from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_named, listed_aliases, number_at
 from django_rlock.inspection.infos import LockInfo, Party, duration_text
 from django_rlock.inspection.queued import HEADINGS
+from django_rlock.inspection.stacks import holder_stack
 from django_rlock.management.output import (
     NOTHING_MATCHED,
     check_usage,
@@ -43,15 +44,17 @@ class Command(BaseCommand):
         parser.add_argument("name", metavar="NAME", help="the lock's name")
         parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
         parser.add_argument("--format", choices=["text", "json"], default="text")
+        parser.add_argument("--stack", action="store_true", help="ask each holder's process in which calls it is")
 
-    def handle(self, *, name: str, using: str | None, format: str, **_: Any) -> None:  # noqa: A002 - the option's name
+    def handle(self, *, name: str, using: str | None, format: str, stack: bool, **_: Any) -> None:  # noqa: A002
         try:
             check_usage(using, [name])
             infos, errors = find_named([name], using)
             if format == "json":
-                self.stdout.write(to_json([info.as_dict() for info in infos]))
+                self.stdout.write(to_json([_document(info, stack) for info in infos]))
             else:
-                texts = ("\n".join(_lines(info, terminal_width(self.stdout))) for info in infos)
+                width = terminal_width(self.stdout)
+                texts = ("\n".join([*_lines(info, width), *(_stacks(info) if stack else ())]) for info in infos)
                 self.stdout.write("\n\n".join(texts))
             if errors:
                 raise unread(errors)
@@ -100,6 +103,23 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
     if info.nodes:
         nodes = ([node, _on_node(owner)] for node, owner in info.nodes.items())
         yield "\n" + table(["node", "owner"], nodes, within)
+
+
+def _document(info: LockInfo, with_stacks: bool) -> dict[str, Any]:
+    document = info.as_dict()
+    if with_stacks:
+        for entry, holder in zip(document["holders"], info.holders, strict=True):
+            entry["stack"] = holder_stack(info, holder)
+    return document
+
+
+def _stacks(info: LockInfo) -> Iterator[str]:
+    for holder in info.holders:
+        yield f"\nstack of {holder}, the innermost call last"
+        stack = holder_stack(info, holder)
+        if stack is None:
+            yield "  no answer: the process is paused or cut off, has SHOW_STACKS off, or is a Java client"
+        yield from (f"  {printable(line)}" for line in stack or ())
 
 
 def _holders(info: LockInfo) -> Iterator[list[object]]:
