@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Coroutine
+from types import FrameType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -149,34 +150,45 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     )
     for template in templates:
         if isinstance(template, type):
-            raise TypeError(_without_a_template(template))
+            raise TypeError(without_a_template(template))
     _check_options(options)
+    frame = sys._getframe(1)  # noqa: SLF001 - the public way reads the files of the whole stack
     if using != DEFAULT_ALIAS:
-        frame = sys._getframe(1)  # noqa: SLF001 - the public way reads the files of the whole stack
         PLACES[options] = frame.f_globals.get("__name__", "?"), frame.f_lineno
-    return _Decorator(options)
+    return Decorator(options, is_bare=_is_just_defined(templates[0], frame))
 
 
-class _Decorator:
-    """The return value of ``distributed_lock(...)``."""
+class Decorator:
+    """The return value of ``distributed_lock(...)``. ``is_bare`` says that it stands above a function without having
+    been called, so that it takes that function for one that names locks."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, is_bare: bool = False) -> None:
         self.options = options
+        self.is_bare = is_bare
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         named_by = self.options.templates[0]
-        if callable(named_by) and (kwargs or len(args) != 1 or not _is_function(args[0])):
-            raise TypeError(_without_a_template(named_by))  # this is a call of the function
+        if callable(named_by) and (self.is_bare or kwargs or len(args) != 1 or not _is_function(args[0])):
+            raise TypeError(without_a_template(named_by))  # this is a call of the function
         return _decorate(self.options, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError, as without this method, with the advice for who takes it for a decorated function."""
         named_by = vars(self)["options"].templates[0] if vars(self) else None  # a copy has no attributes at first
         what = f"What distributed_lock(...) returns has no attribute {name!r}"
-        raise AttributeError(f"{what}. {_without_a_template(named_by)}" if callable(named_by) else f"{what}.")
+        raise AttributeError(f"{what}. {without_a_template(named_by)}" if callable(named_by) else f"{what}.")
 
 
-def _without_a_template(named_by: Any) -> str:
+def _is_just_defined(value: Any, frame: FrameType) -> bool:
+    """Whether a value is a function that the code of a frame has just made, and not yet given a name: it is being
+    decorated. A function that names locks was given a name before, or is a lambda."""
+    code = getattr(value, "__code__", None)
+    if code is None or code.co_name == "<lambda>" or code not in frame.f_code.co_consts:
+        return False
+    return all(known is not value for names in (frame.f_locals, frame.f_globals) for known in names.values())
+
+
+def without_a_template(named_by: Any) -> str:
     """What to write where distributed_lock was put above a function or a class without being called."""
     name = getattr(named_by, "__name__", repr(named_by))
     if isinstance(named_by, type):

@@ -100,7 +100,8 @@ class LockNotOwnedError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeE
 
     If that owner holds the other side of a read-write lock, ``side`` ("read" or "write") is the side that was released
     or extended, and ``held_side`` the one that is held. ``left_by`` is the name of a task or thread of this process
-    that took the lock and has ended without releasing it.
+    that took the lock and has ended without releasing it. ``asked_for`` is what was asked for that only a holder has,
+    as its fencing token.
     """
 
     def __init__(
@@ -110,15 +111,22 @@ class LockNotOwnedError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeE
         side: str | None = None,
         held_side: str | None = None,
         left_by: str | None = None,
+        asked_for: str | None = None,
     ) -> None:
-        super().__init__(lock_name, owner, side, held_side, left_by)
+        super().__init__(lock_name, owner, side, held_side, left_by, asked_for)
         self.lock_name = lock_name
         self.owner = owner
         self.side = side
         self.held_side = held_side
         self.left_by = left_by
+        self.asked_for = asked_for
 
     def _text(self) -> str:
+        if self.asked_for:
+            return (
+                f"{self._subject} has no {self.asked_for} outside of a hold, and this owner ({self.owner}) does not "
+                f"hold it. Read it inside of the block, or between acquire() and release(), in the same thread or task."
+            )
         if self.held_side:
             return (
                 f"{self._subject} is not held through its {self.side}_lock by this owner ({self.owner}), but through "

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from django_rlock.arguments import Arguments
-from django_rlock.decorators import PLACES, TEMPLATES
+from django_rlock.decorators import PLACES, TEMPLATES, Decorator, without_a_template
 from django_rlock.keytemplates import check_converters, check_names
 from django_rlock.settings import get_aliases, unknown_alias
 from django_rlock.view_classes import OPERATIONS
@@ -59,12 +59,24 @@ def _problems(resolver: URLResolver, prefix: str, outer: tuple[str, ...]) -> Ite
 
 
 def _view_problems(entry: URLPattern, route: str, names: tuple[str, ...]) -> Iterator[str]:
-    for function, place, own_names in _functions(entry.callback, entry.lookup_str):
+    for function, place, own_names in _functions(entry.callback, _place(entry)):
+        if isinstance(function, Decorator):
+            yield f"{place}: {without_a_template(function.options.templates[0])}"
+            continue
         available = dict.fromkeys([*names, *own_names, "request"])
         for template in getattr(function, TEMPLATES, ()):
             problem = check_converters(template) or check_names(template, available, f"route `{route}`")
             if problem is not None:
                 yield f"{place}: {problem}"
+
+
+def _place(entry: URLPattern) -> str:
+    """The view's module and name. Django reads the name of every view that is not a class."""
+    view = entry.callback
+    if isinstance(view, Decorator):
+        named_by = view.options.templates[0]
+        return f"{named_by.__module__}.{getattr(named_by, '__qualname__', named_by)}"
+    return entry.lookup_str
 
 
 def _functions(view: Any, place: str) -> Iterator[tuple[Any, str, list[str]]]:
@@ -75,7 +87,7 @@ def _functions(view: Any, place: str) -> Iterator[tuple[Any, str, list[str]]]:
     if cls is not None:
         methods = getattr(view, "actions", None) or {name: name for name in cls.http_method_names}
         for method in filter(None, (getattr(cls, name, None) for name in dict.fromkeys(methods.values()))):
-            yield method, f"{place}.{method.__name__}", [*_defaults(method), "self"]
+            yield method, f"{place}.{getattr(method, '__name__', method)}", [*_defaults(method), "self"]
     for operation in getattr(view, OPERATIONS, ()):
         yield operation, f"{operation.__module__}.{operation.__qualname__}", list(_parameters(operation))
 

@@ -108,6 +108,8 @@ def rlock(
     kind or no name, and ImproperlyConfigured for a bad alias, or for a kind that does not work there: with NODES only
     RedLock does.
     """
+    if not names:
+        raise ValueError("No lock was named: give one name or several, as in rlock('stock:42').")
     options_of_alias = get_settings(using)
     if permits is not None:
         kind = limited_kind(kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django_rlock import keys, scripts
 from django_rlock.drivers.calls import ScriptCall
+from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import call_for
@@ -16,7 +17,10 @@ def _token(self: BaseLock) -> int:
 
     Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
     """
-    token = self._hold_of(self._present_owner()).token
+    try:
+        token = self._hold_of(self._present_owner()).token
+    except LockNotOwnedError as error:
+        raise LockNotOwnedError(self.name, error.owner, asked_for="fencing token") from None
     if token is None:
         raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
     return token

@@ -34,7 +34,7 @@ from django_rlock.tasklocks.children import erase, note_of, write
 from django_rlock.tasklocks.deliveries import SENT_AGAIN, Delivery, Standing
 from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
 from django_rlock.tasklocks.places import Place, mark_of
-from django_rlock.tasklocks.skipped import Skipped, end_chain, skipped
+from django_rlock.tasklocks.skipped import Skipped, end_chain, held_by, skipped
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
@@ -222,7 +222,8 @@ class Run:
         raise error
 
     def _skipped(self, error: LockTimeoutError, found: _Holders) -> Skipped | None:
-        self._tell(task_skipped, "was skipped: %s", _described(error))
+        waited = f" and was not free within {error.waited:.1f} s" if error.waited >= 0.05 else ""
+        self._tell(task_skipped, "was skipped: %s", held_by(self.lock.name, found.first_task) + waited)
         result = skipped(self.task, self.lock.name, found.first_task)
         if self.delivery is not None and self.options.on_skipped == "stop_chain":
             end_chain(self.task, self.delivery.message, result)

@@ -28,11 +28,15 @@ class Skipped:
         return False
 
     def __repr__(self) -> str:
-        by = "another owner" if self.holder is None else f"task {self.holder}"
-        return f"<Skipped: lock {self.lock_name!r} is held by {by}>"
+        return f"<Skipped: {held_by(self.lock_name, self.holder)}>"
 
     def __json__(self) -> Any:
         return None
+
+
+def held_by(lock_name: str, holder: str | None) -> str:
+    """Why a task was skipped; ``holder`` as in ``Skipped``."""
+    return f"lock {lock_name!r} is held by " + ("another owner" if holder is None else f"task {holder}")
 
 
 def skipped(task: Any, lock_name: str, holder: str | None) -> Skipped | None:

@@ -452,3 +452,8 @@ async def test_who_waits_the_other_way_round_is_let_through(face, redis_client, 
         free(redis_client, B)
     await face.result(started)
     assert order == ["the other way round", "both"]
+
+
+def test_a_lock_needs_a_name():
+    with pytest.raises(ValueError, match=r"^No lock was named: give one name or several, as in rlock\('stock:42'\)\.$"):
+        rlock()

@@ -130,6 +130,7 @@ def test_skip(make, somebody_else, received, call):
     assert (isinstance(result, Skipped), bool(result), dumps(result)) == (True, False, "null")
     assert (result.lock_name, result.holder) == ("job", None)
     assert [(signal["task"], signal["lock"].name) for signal in skipped] == [(task, "job")]
+    assert [signal["reason"] for signal in skipped] == ["lock 'job' is held by another owner"]
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -32,6 +32,7 @@ ERRORS = [
     LockNotOwnedError("stock:1", owner="somebody"),
     LockNotOwnedError("stock:1", owner="somebody", side="read", held_side="write"),
     LockNotOwnedError("stock:1", owner="somebody", left_by="Task-7"),
+    LockNotOwnedError("stock:1", owner="somebody", asked_for="fencing token"),
     LockUpgradeError("stock:1", owner="somebody"),
     LockLostError("stock:1", reason="an operator freed it"),
     StaleTokenError("stock:1", row="shop.stock:1", token=1_700_000_000_000_001, stored=1_700_000_000_000_002),

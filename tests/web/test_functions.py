@@ -416,9 +416,39 @@ def test_without_a_key_template_it_says_what_to_write() -> None:
         raise AssertionError("The body ran.")
 
     called: Any = buy
-    for args, kwargs in [((RequestFactory().post("/"), 7), {}), ((RequestFactory().post("/"),), {"pk": 7}), ((), {})]:
+    post = RequestFactory().post("/")
+    for args, kwargs in [((post, 7), {}), ((post,), {"pk": 7}), ((), {}), ((print,), {}), ((View,), {})]:
         with pytest.raises(TypeError, match=r"above buy\(\) has no key template.*@distributed_lock\('buy:<pk>'\)"):
             called(*args, **kwargs)
+
+
+def _named(number: int) -> str:
+    return f"stock:{number}"
+
+
+def test_a_function_that_names_the_lock_is_none_without_a_template() -> None:
+    def named(number: int) -> str:
+        return f"stock:{number}"
+
+    class Names:
+        def __named(self, number: int) -> str:
+            return f"stock:{number}"
+
+        @staticmethod
+        def named(number: int) -> str:
+            return f"stock:{number}"
+
+        method = distributed_lock(__named)
+
+    def make() -> Any:
+        def inner(number: int) -> str:
+            return f"stock:{number}"
+
+        return inner
+
+    for naming in (named, _named, Names.named, make(), lambda number: f"stock:{number}"):
+        assert distributed_lock(naming)(lambda number: number)(7) == 7
+    assert Names.method(lambda _self, number: number)(Names(), 7) == 7
 
 
 def test_above_a_class_it_says_what_to_write() -> None:

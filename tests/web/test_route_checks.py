@@ -130,6 +130,21 @@ def test_what_is_right(settings: Settings, pattern: Any) -> None:
     assert not problems(settings, pattern)
 
 
+def test_a_view_without_a_key_template(settings: Settings) -> None:
+    @distributed_lock  # type: ignore[arg-type]
+    def buy(request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body]
+
+    class Buy(View):
+        @distributed_lock  # type: ignore[arg-type]
+        def post(self, request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body, misc]
+
+    (problem,) = problems(settings, path("buy/<int:pk>/", buy))
+    assert problem.startswith(f"{__name__}.test_a_view_without_a_key_template.<locals>.buy: ")
+    assert "@distributed_lock above buy() has no key template" in problem
+    (problem,) = problems(settings, path("buy/<int:pk>/", Buy.as_view()))
+    assert "@distributed_lock above post() has no key template" in problem
+
+
 def test_an_unknown_converter(settings: Settings) -> None:
     (problem,) = problems(settings, path("buy/<int:pk>/", unknown_converter))
     assert "no path converter 'sku'" in problem
