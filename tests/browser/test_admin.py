@@ -156,6 +156,25 @@ def test_no_page_is_wider_than_the_screen(page: Page, redis_client: redis.Redis,
     assert max(widths) <= width
 
 
+@pytest.mark.parametrize(("direction", "side"), [("ltr", "left"), ("rtl", "right")])
+def test_on_a_phone_a_label_stands_at_one_side_and_its_value_at_the_other(
+    page: Page, redis_client: redis.Redis, direction: str, side: str
+) -> None:
+    with Process("web-2") as web:
+        web.acquire("stock:42")
+        eventually(lambda: redis_client.keys("rlock_process:*"))
+        page.set_viewport_size({"width": 390, "height": 800})
+        page.reload()
+        page.evaluate("direction => document.documentElement.setAttribute('dir', direction)", direction)
+        cell = page.get_by_role("row").filter(has_text="stock:42").locator("td[data-label='Held for']")
+        found = cell.evaluate(
+            """cell => [getComputedStyle(cell).textAlign, getComputedStyle(cell).borderBottomWidth,
+                        getComputedStyle(cell, "::before").float]"""
+        )
+    assert found[:2] == ["end", "0px"]
+    assert found[2] in {"inline-start", side}
+
+
 def test_a_hot_lock_names_its_last_holders_and_its_rate(page: Page) -> None:
     with BusyProcess("stock:42", "web-1") as one, BusyProcess("stock:42", "web-2") as two:
         eventually(lambda: any(len(lock.recent) == 2 for lock in iter_locks()))
