@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import md5
 from typing import Any
 
 import django
+from django.conf import settings as django_settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied
@@ -17,12 +19,15 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllow
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.cache import get_conditional_response
+from django.utils.crypto import constant_time_compare
 from django.utils.http import quote_etag
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
 
 from django_rlock import inspection
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.inspection.exposition import CONTENT_TYPE, exposition
 from django_rlock.inspection.history import History, read_history
 from django_rlock.inspection.infos import Holder, LockInfo
 from django_rlock.inspection.overview import Overview
@@ -36,6 +41,7 @@ from django_rlock.settings import get_aliases, get_settings
 from django_rlock.version import __version__
 
 MAX_REASON = 200
+_BEARER = "Bearer "
 REFRESH = "X-Rlock-Refresh"
 """The header of a request by which an open page refreshes itself. A page that a person asks for, such as the one after
 a forced release, is without it and reads everything."""
@@ -92,8 +98,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             path("", view(self.changelist_view), name="django_rlock_lock_changelist"),
             path("processes/", view(self.processes_view), name="django_rlock_lock_processes"),
             path("history/", view(self.past_view), name="django_rlock_lock_history"),
-            path("history.json", view(self.past_json_view), name="django_rlock_lock_history_json"),
-            path("locks.json", view(self.json_view), name="django_rlock_lock_json"),
+            path("history.json", self._for_programs(self.past_json_view), name="django_rlock_lock_history_json"),
+            path("locks.json", self._for_programs(self.json_view), name="django_rlock_lock_json"),
+            path("metrics", self._for_programs(self.metrics_view), name="django_rlock_lock_metrics"),
             path("stack/", view(self.stack_view), name="django_rlock_lock_stack"),
             path("force-release/", view(self.force_release_view), name="django_rlock_lock_force_release"),
             path("<path:object_id>/change/", view(self.change_view), name="django_rlock_lock_change"),
@@ -147,7 +154,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
     def json_view(self, request: HttpRequest) -> HttpResponse:
         """The same page of the list for programs. Owner ids are shortened; 503 when nothing could be read."""
-        self._require(self.has_view_permission(request))
+        self._require(_has_token(request) or self.has_view_permission(request))
         overview = Overview(request.GET.dict(), _is_refresh(request))
         etag = _etag(request, overview)
         if etag and (unchanged := get_conditional_response(request, etag)):
@@ -166,6 +173,13 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         headers = {"ETag": etag} if etag else None
         return JsonResponse(document, status=503 if problems and not locks else 200, headers=headers)
 
+    def metrics_view(self, request: HttpRequest) -> HttpResponse:
+        """The locks as numbers, for Prometheus; 503 when nothing could be read."""
+        self._require(_has_token(request) or self.has_view_permission(request))
+        overview = Overview({})
+        failed = _problems(overview) and not overview.summary.aliases
+        return HttpResponse(exposition(overview), content_type=CONTENT_TYPE, status=503 if failed else 200)
+
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """The processes that hold locks or wait for them."""
         self._require(self.has_view_permission(request))
@@ -182,7 +196,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
     def past_json_view(self, request: HttpRequest) -> HttpResponse:
         """The same for programs; 503 when nothing could be read."""
-        self._require(self.has_view_permission(request))
+        self._require(_has_token(request) or self.has_view_permission(request))
         history = read_history()
         problems = _problems(history)
         failed = problems and not (history.work or history.events)
@@ -312,6 +326,21 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         self.log_change(request, target.log_object, message.replace("\0", "\\0"))
         return outcome
 
+    def _for_programs(self, view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+        """A page that a program may read with RLOCK_API_TOKEN in place of a login, and a person as any other page."""
+        for_people = self.admin_site.admin_view(view)
+
+        def answered(request: HttpRequest) -> HttpResponse:
+            if request.method not in ("GET", "HEAD"):
+                return HttpResponseNotAllowed(["GET", "HEAD"])
+            if not request.headers.get("Authorization", "").startswith(_BEARER):
+                return for_people(request)
+            if not _has_token(request):
+                return HttpResponse("The token is wrong.", status=401, headers={"WWW-Authenticate": "Bearer"})
+            return never_cache(view)(request)
+
+        return answered
+
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _require(self, permitted: bool) -> None:
@@ -326,6 +355,12 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             "breadcrumbs_as_list": django.VERSION >= (6, 1),
         }
         return TemplateResponse(request, f"admin/django_rlock/lock/{template}.html", common | context)
+
+
+def _has_token(request: HttpRequest) -> bool:
+    """Whether a program sent the token of RLOCK_API_TOKEN."""
+    token = getattr(django_settings, "RLOCK_API_TOKEN", None) or ""
+    return token != "" and constant_time_compare(request.headers.get("Authorization", ""), _BEARER + token)
 
 
 def _etag(request: HttpRequest, overview: Overview) -> str | None:

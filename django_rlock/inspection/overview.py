@@ -65,6 +65,12 @@ class Overview:
         self._read: dict[tuple[str, str], LockInfo | None] = {}
 
     @property
+    def listed(self) -> list[Listed]:
+        """All locks, those of the page as they are, others as reported."""
+        _ = self.listing
+        return self._listed
+
+    @property
     def locks(self) -> list[LockInfo]:
         """The current state of those locks of the page that are held, or hot."""
         page = self.listing.page.object_list
@@ -115,7 +121,7 @@ class Overview:
 
     @cached_property
     def summary(self) -> Summary:
-        _, listed = self.listing, self._listed
+        listed = self.listed
         waited_for = [lock for lock in listed if lock.waiting]
         waited, since = max(filter(None, map(attrgetter("longest_wait"), waited_for)), default=(None, None))
         return Summary(

@@ -174,8 +174,8 @@ class Doubts:
         return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using and _is_meant(hold, heard)]
 
     def how_freed(self, hold: Hold) -> str | None:
-        """How a hold was freed by force, where a message has told that."""
-        told = (Forced.parse(message) for at, message in list(self._told) if at >= hold.since)
+        """How a hold was freed by force, where a message has told that; the last one, as earlier ones may come late."""
+        told = (Forced.parse(message) for at, message in [*self._told][::-1] if at >= hold.since)
         fields = "", hold.hash_field
         return next((each.how for each in told if each.key == hold.lock.key and each.field in fields), None) or None
 

@@ -1,0 +1,86 @@
+"""Programs read locks with a token of their own: what it opens, and what stays closed."""
+
+import re
+
+import pytest
+import redis
+from django.test import Client
+from django.urls import reverse
+from pytest_django import Settings
+
+from tests.admin.conftest import LogIn
+from tests.admin.pages import FORCE, HISTORY_JSON, JSON, LIST
+from tests.conftest import OwnServer
+from tests.inspection.crowd import plant_locks, plant_waiters
+
+METRICS = reverse("admin:django_rlock_lock_metrics")
+TOKEN = "a-token-of-forty-characters-at-least-0123"
+PAGES = pytest.mark.parametrize("url", [JSON, HISTORY_JSON, METRICS])
+
+
+@pytest.fixture
+def program(db: None, settings: Settings) -> Client:
+    settings.RLOCK_API_TOKEN = TOKEN
+    return Client(headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+@PAGES
+def test_a_program_needs_no_login(program: Client, redis_client: redis.Redis, url: str) -> None:
+    plant_locks(redis_client, 1, 1)
+    answer = program.get(url)
+    assert answer.status_code == 200
+    assert "stock:0" in answer.content.decode() or url != JSON
+    assert "no-store" in answer["Cache-Control"]
+
+
+@PAGES
+def test_a_wrong_token_is_refused(program: Client, url: str) -> None:
+    for text in ("", "x", TOKEN[:-1], f"{TOKEN}x", "ÿ"):
+        answer = program.get(url, headers={"Authorization": f"Bearer {text}"})
+        assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Bearer")
+
+
+@PAGES
+@pytest.mark.parametrize("unset", ["", None])
+def test_without_the_setting_no_token_is_right(
+    program: Client, settings: Settings, url: str, unset: str | None
+) -> None:
+    settings.RLOCK_API_TOKEN = unset
+    for text in ("", "None", TOKEN):
+        assert program.get(url, headers={"Authorization": f"Bearer {text}"}).status_code == 401
+    assert Client().get(url).status_code == 302
+
+
+@PAGES
+def test_it_only_reads(program: Client, url: str) -> None:
+    assert program.post(url).status_code == 405
+
+
+def test_it_opens_no_page_for_people(program: Client) -> None:
+    assert program.get(LIST).status_code == 302
+    assert program.post(FORCE, {"lock": "x", "confirm": "yes"}).status_code == 302
+
+
+def test_a_person_needs_the_permission_for_the_numbers(log_in: LogIn) -> None:
+    assert log_in("").get(METRICS).status_code == 403
+
+
+def test_the_numbers(program: Client, redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 3, 2)
+    plant_waiters(redis_client, "stock:0", [4])
+    answer = program.get(METRICS)
+    assert answer["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    numbers = dict(line.rsplit(" ", 1) for line in answer.content.decode().splitlines() if not line.startswith("#"))
+    assert numbers['rlock_locks{alias="default",state="held"}'] == "3"
+    assert numbers['rlock_locks{alias="default",state="silent"}'] == "0"
+    assert numbers['rlock_waiters{alias="default"}'] == "4"
+    assert 900 < float(numbers['rlock_longest_wait_seconds{alias="default"}']) < 1100
+    assert (numbers["rlock_deadlocks"], numbers["rlock_processes"]) == ("0", "3")
+    assert all(re.fullmatch(r'rlock_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})?', name) for name in numbers)
+
+
+def test_a_server_that_is_down(program: Client, own_server: OwnServer) -> None:
+    own_server().kill()
+    answer = program.get(METRICS)
+    assert answer.status_code == 503
+    assert 'rlock_unread{alias="default"} 1' in answer.content.decode()
