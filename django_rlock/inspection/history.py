@@ -23,9 +23,9 @@ from django_rlock.settings import get_aliases
 
 MAX_JSON = 250_000
 MAX_WORK = 200
-"""Groups of locks that are shown; those that were acquired most often."""
+"""The number of groups of locks to show: the groups that were acquired most often."""
 MAX_SHOWN_EVENTS = 200
-"""Events that are shown; the latest."""
+"""The number of events to show: the latest ones."""
 _MAX_COUNT = 2**53
 _MORE_GROUPS = 50
 """Groups of a process beyond MAX_GROUPS: one for each alias."""
