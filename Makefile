@@ -30,7 +30,7 @@ $(shell test ! -f $(VENV)/pyvenv.cfg || test "$$($(BIN)/python -c $(WHICH))" = "
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test core check test-all smoke soak campaign storm lint types layers docs bench
+.PHONY: help demo test core check test-all smoke release-check soak campaign storm lint types layers docs bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,10 @@ test-all: ## Run all tests, in their long form, with each Python of this machine
 	.ci/run --all
 
 smoke: $(VENV)/.test ## Install the wheel into fresh projects, on the lowest and the newest versions (ARGS="lowest")
+	$(BIN)/python -m tests.smoke $(ARGS)
+
+release-check: $(VENV)/.test ## Build twice and compare, check metadata and changelog, install in fresh projects
+	$(BIN)/python -m tests.release
 	$(BIN)/python -m tests.smoke $(ARGS)
 
 soak: $(VENV)/.test ## All kinds of locks under a nemesis, for SECONDS (ARGS="--seed 7")

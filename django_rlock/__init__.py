@@ -1,6 +1,12 @@
 """Distributed locks for Django and Celery, equal to Redisson's in Redis."""
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "django-rlock does not run on Windows: it needs the sockets and the fork of POSIX. Use WSL or a container."
+    )
 
 from django_rlock.exceptions import (
     KeyTemplateError,

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from email import message_from_string
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import django_rlock
+from tests.release import problems
 from tests.smoke.__main__ import lower_bounds
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +123,22 @@ def test_the_source_distribution_can_be_tested(tmp_path: Path) -> None:
     assert package_files() <= names
     assert {"LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "example_project/embedded.py"} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
+
+
+@pytest.mark.thorough
+def test_distributions_are_the_same_whenever_they_are_built(tmp_path: Path) -> None:
+    found = list(problems(tmp_path))
+    assert [problem for problem in found if not problem.startswith("CHANGELOG.md")] == []
+
+
+def test_the_page_about_versions_names_all_that_are_classified() -> None:
+    page = (ROOT / "docs/policies.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for program, name in (("Python", "Programming Language :: Python"), ("Django", "Framework :: Django")):
+        [row] = [line for line in page.splitlines() if line.startswith(f"| {program} |")]
+        versions = [each.rpartition(" ")[2] for each in project["classifiers"] if re.match(rf"{name} :: \d\.\d", each)]
+        assert versions
+        assert [version for version in versions if f"{version} " not in row.partition(":")[2]] == []
 
 
 @pytest.mark.parametrize(("version", "is_kept"), [(sys.version_info, True), ((3, 1, 4, "final", 0), False)])

@@ -54,3 +54,10 @@ def test_all_that_is_exported_is_there() -> None:
     assert all(getattr(django_rlock, name) is not None for name in django_rlock.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'distributed_locks'"):
         _ = django_rlock.distributed_locks
+
+
+def test_on_windows_it_says_that_it_does_not_run_there() -> None:
+    code = "import sys; sys.platform = 'win32'; import django_rlock"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ImportError: django-rlock does not run on Windows" in done.stderr
