@@ -58,7 +58,7 @@ def changed_scripts(old: str, new: str) -> Mutate:
 
     def mutate(patch: pytest.MonkeyPatch) -> None:
         mutants = {
-            name: Script._from_source(each.name, each.source.replace(old, new), each.joins)
+            name: each.with_source(each.source.replace(old, new))
             for name, each in vars(scripts).items()
             if isinstance(each, Script) and old in each.source
         }

@@ -12,8 +12,9 @@ import re
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from django_rlock import scripts
 from django_rlock.scripts import Script
@@ -25,8 +26,9 @@ _COMMAND = re.compile(rb"(?:\A|\r\n)\*\d+\r\n")
 class Rule:
     """What happens to the first command that contains ``text``."""
 
-    def __init__(self, text: bytes, deed: str, reply: bytes = b"") -> None:
+    def __init__(self, text: bytes, deed: str, reply: bytes = b"", change: Callable[[bytes], bytes] = bytes) -> None:
         self.text = text
+        self.change = change
         self.reply = reply
         self.deed = deed
         self.served = threading.Event()
@@ -42,6 +44,8 @@ class Proxy:
         self.path = str(folder / "proxy.sock")
         self._added: list[Rule] = []
         self.rules: deque[Rule] = deque()
+        self.change: Callable[[bytes], bytes] = bytes
+        """What becomes of all replies, but for those that a rule changes."""
         self._open: set[socket.socket] = set()
         self._pairs: list[_Pair] = []
         self._server = socket.socket(socket.AF_UNIX)
@@ -80,6 +84,10 @@ class Proxy:
         """Reply with an error, to this command and to all further ones of its connection; the server gets none."""
         return self._add(what, "refuse", b"-%b\r\n" % error.encode())
 
+    def change_reply(self, what: Script | bytes, change: Callable[[bytes], bytes]) -> Rule:
+        """Let the server obey, and bring what ``change`` makes of its reply."""
+        return self._add(what, "change_reply", change=change)
+
     def forget_connections(self) -> None:
         """Bring nothing more on the connections that are open, as a firewall does that has forgotten them."""
         for pair in self._pairs:
@@ -91,8 +99,8 @@ class Proxy:
             self.rules.remove(rule)
         rule.let_go.set()
 
-    def _add(self, what: Script | bytes, deed: str, reply: bytes = b"") -> Rule:
-        rule = Rule(what if isinstance(what, bytes) else what.sha.encode(), deed, reply)
+    def _add(self, what: Script | bytes, deed: str, reply: bytes = b"", **options: Any) -> Rule:
+        rule = Rule(what if isinstance(what, bytes) else what.sha.encode(), deed, reply, **options)
         self._added.append(rule)
         self.rules.append(rule)
         return rule
@@ -210,13 +218,17 @@ class _Pair:
 
     def _reply(self, data: bytes) -> bool:
         rule, self.at_reply = self.at_reply, None
-        if rule is not None:
+        if rule is None:
+            data = self.proxy.change(data)
+        else:
             rule.served.set()
             if rule.deed == "lose_reply":
                 return False
             if rule.deed == "swallow_reply":
                 return True
-            rule.let_go.wait()
+            if rule.deed == "hold_reply":
+                rule.let_go.wait()
+            data = rule.change(data)
         self.client.sendall(data)
         return True
 

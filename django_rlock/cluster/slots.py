@@ -101,9 +101,13 @@ class SlotMap:
     def _ranges(self, node: Address) -> list[tuple[int, int, Address]]:
         try:
             reply = self._ask(node)
-        except (redis.RedisError, OSError):
+            return [
+                (start, end, self.redirected(host, port, node))
+                for start, end, (host, port, *_), *_ in reply
+                if 0 <= start <= end < SLOTS
+            ]
+        except (redis.RedisError, OSError, TypeError, ValueError):  # the last two if it is malformed
             return []
-        return [(start, end, self.redirected(host, port, node)) for start, end, (host, port, *_), *_ in reply]
 
     def _learn(self, ranges: Sequence[tuple[int, int, Address]]) -> None:
         owners: list[Address | None] = [None] * SLOTS

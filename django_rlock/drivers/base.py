@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
+from django_rlock.links.link import Expected
 from django_rlock.links.server import Server
 
 T = TypeVar("T")
@@ -119,10 +120,9 @@ class Face(Protocol):
         BaseException included, a connection in an unknown state is closed.
         """
 
-    async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
-        """Return a reply for each nonce, over a connection that no other command uses; server errors are returned.
-
-        Each reply is checked against its nonce; None accepts any reply. Limits and exceptions are as for ``exchange``.
+    async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
+        """Return a reply for each that is expected, over a connection that no other command uses; server errors are
+        returned. Limits and exceptions are as for ``exchange``.
         """
 
 

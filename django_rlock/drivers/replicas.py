@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from django_rlock.clock import monotonic
@@ -18,6 +19,7 @@ from django_rlock.drivers.base import Undo
 from django_rlock.drivers.calls import ASKING, ScriptCall, pack_command
 from django_rlock.drivers.server import PlainNode
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.links.link import Expected
 from django_rlock.scripts import OK
 from django_rlock.settings import get_settings
 
@@ -70,18 +72,18 @@ class ConfirmingNode:
     async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         if not call.confirm:
             return await self._node.exchange(call, packed, nonce, limit)
-        return await self._exchange_confirmed(call, packed, [nonce], limit)
+        return await self._exchange_confirmed(call, packed, [(nonce, call.script)], limit)
 
     async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         if not call.confirm:
             return await self._node.exchange_asking(call, packed, nonce, limit)
-        return await self._exchange_confirmed(call, ASKING + packed, [None, nonce], limit)
+        return await self._exchange_confirmed(call, ASKING + packed, [None, (nonce, call.script)], limit)
 
     async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         return await self._node.exchange_all(calls)
 
     async def _exchange_confirmed(
-        self, call: ScriptCall, packed: bytes, nonces: list[bytes | None], limit: float
+        self, call: ScriptCall, packed: bytes, expected: list[Expected], limit: float
     ) -> list[Any]:
         if monotonic() > self._counted_at + COUNT_FOR:
             await self._count(limit)
@@ -90,7 +92,7 @@ class ConfirmingNode:
         patience = min(get_settings(self._using).replica_ack_timeout, 0.8 * self._node.server.reply_limit)
         call.sends += 1
         packed += pack_command("WAIT", needed, math.ceil(patience * 1000))
-        *_, reply, confirmed = await self._node.converse(packed, [*nonces, None], limit + patience)
+        *_, reply, confirmed = await self._node.converse(packed, [*expected, int], limit + patience)
         for error in (reply, confirmed):
             if isinstance(error, RedisError):
                 raise error
@@ -110,8 +112,11 @@ class ConfirmingNode:
     async def _count(self, limit: float) -> None:
         """Read how many replicas are connected."""
         if isinstance(get_settings(self._using).replica_acks, str):
-            (info,) = await self._node.converse(_INFO, [None], limit)
+            (info,) = await self._node.converse(_INFO, [bytes], limit)
             if isinstance(info, RedisError):
                 raise info
-            self._replicas = int(_REPLICAS.search(info)[1])  # type: ignore[index]  # every server reports it
+            found = _REPLICAS.search(info)
+            if found is None:
+                raise RedisConnectionError("The server does not report its replicas.")
+            self._replicas = int(found[1])
         self._counted_at = monotonic()

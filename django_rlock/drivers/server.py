@@ -17,6 +17,7 @@ from django_rlock.drivers.calls import ASKING, ScriptCall, join, may_join, next_
 from django_rlock.drivers.retrying import Retrying, unavailable
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.links.errors import is_final
+from django_rlock.links.link import Expected, reply_error
 from django_rlock.links.server import Server
 
 SLICE = 20
@@ -46,7 +47,7 @@ class PlainNode:
 
     async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         call.sends += 1
-        _, reply = await self.converse(ASKING + packed, [None, nonce], limit)
+        _, reply = await self.converse(ASKING + packed, [None, (nonce, call.script)], limit)
         if isinstance(reply, RedisError):
             raise reply
         return reply  # type: ignore[no-any-return]
@@ -56,7 +57,7 @@ class PlainNode:
         sent_at = monotonic()
         for call in calls:
             call.sends += 1
-        replies = await self.converse(b"".join(map(pack, calls, nonces)), nonces, UNLIMITED)
+        replies = await self.converse(b"".join(map(pack, calls, nonces)), _expected(calls, nonces), UNLIMITED)
         for call in calls:
             call.sent_at = sent_at
         unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
@@ -73,7 +74,11 @@ class PlainNode:
         packed = [
             pack(call, nonce, with_source=first[call.script] is call) for call, nonce in zip(calls, nonces, strict=True)
         ]
-        return await self.converse(b"".join(packed), nonces, UNLIMITED)
+        return await self.converse(b"".join(packed), _expected(calls, nonces), UNLIMITED)
+
+
+def _expected(calls: Sequence[ScriptCall], nonces: Sequence[bytes]) -> list[Expected]:
+    return [(nonce, call.script) for call, nonce in zip(calls, nonces, strict=True)]
 
 
 class Division:
@@ -148,6 +153,8 @@ def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[
     """Split the reply to a joined call into the replies to the original calls."""
     for call in group:
         call.sends, call.sent_at = joined.sends, joined.sent_at
+    if not isinstance(reply, Exception) and len(reply) != 1 + len(group):
+        reply = reply_error(reply)
     if isinstance(reply, Exception):
         return [reply] * len(group)
     return [[reply[0], each] for each in reply[1:]]

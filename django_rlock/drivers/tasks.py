@@ -24,7 +24,7 @@ from django_rlock.drivers.identity import task_owner
 from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.drivers.threads import let_go, value_of
 from django_rlock.links.errors import ends_link, link_end_in, server_error
-from django_rlock.links.link import Link, replies_of
+from django_rlock.links.link import Expected, Link, replies_of
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.server import LinkWait, Server
 from django_rlock.links.tasks import TaskLink
@@ -280,7 +280,7 @@ class TaskFace:
             link = await links.get(server, limit)
             limit = max(limit - (monotonic() - started), SHORTEST)
         call.sends += 1
-        reply = await link.ask(packed, nonce, limit)
+        reply = await link.ask(packed, (nonce, call.prepared.script), limit)
         if type(reply) is list:
             return reply
         if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT") and link.is_open:
@@ -297,26 +297,26 @@ class TaskFace:
         """Send a call over the same link with its script, as in ``threads``."""
         call.sends += 1
         nonce = next_nonce()
-        reply = await link.ask(pack(call, nonce, with_source=True), nonce, limit)
+        reply = await link.ask(pack(call, nonce, with_source=True), (nonce, call.script), limit)
         if type(reply) is list:
             call.sends -= 1  # the first one was certainly not executed
         return reply
 
-    async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
+    async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
         link = TaskLink(await take_link(server, limit), asyncio.get_running_loop())
         try:
-            return await self._converse(server, link, packed, nonces, limit)
+            return await self._converse(server, link, packed, expected, limit)
         except BaseException:  # also from a signal handler just before the link was broken off
             link.break_off_interrupted()
             raise
 
     async def _converse(
-        self, server: Server, link: TaskLink, packed: bytes, nonces: Sequence[bytes | None], limit: float
+        self, server: Server, link: TaskLink, packed: bytes, expected: Sequence[Expected], limit: float
     ) -> list[Any]:
         try:
             link.attach()
-            replies = replies_of(await link.ask_all(packed, len(nonces), limit), nonces)
+            replies = replies_of(await link.ask_all(packed, len(expected), limit), expected)
         except BaseException:
             link.break_off_interrupted()
             raise

@@ -16,7 +16,7 @@ from django_rlock.drivers.calls import ScriptCall, next_nonce, pack
 from django_rlock.drivers.identity import thread_owner
 from django_rlock.drivers.retrying import SHORTEST
 from django_rlock.links.errors import ends_link, is_demotion, link_end_in
-from django_rlock.links.link import Link, check_nonce, replies_of
+from django_rlock.links.link import Expected, Link, check_reply, replies_of
 from django_rlock.links.server import Server
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class ThreadFace:
         try:
             call.sends += 1
             try:
-                reply = check_nonce(link.ask(packed, limit), nonce)
+                reply = check_reply(link.ask(packed, limit), nonce, call.prepared.script)
             except NoScriptError:
                 reply = _ask_by_source(link, call, limit)
         except BaseException as error:
@@ -56,13 +56,13 @@ class ThreadFace:
         server.give_back(link)
         return reply
 
-    async def converse(self, server: Server, packed: bytes, nonces: Sequence[bytes | None], limit: float) -> list[Any]:
+    async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
         link = server.take_idle()
         if link is None:
             link, limit = self._open(server, limit)
         try:
-            replies = replies_of(link.ask_all(packed, len(nonces), limit), nonces)
+            replies = replies_of(link.ask_all(packed, len(expected), limit), expected)
         except BaseException as error:
             let_go(server, link, error)
             raise
@@ -101,7 +101,7 @@ def _ask_by_source(link: Link, call: ScriptCall, limit: float) -> list[Any]:
     call.sends += 1
     nonce = next_nonce()
     left = max(link.used_at + limit - monotonic(), SHORTEST)
-    reply = check_nonce(link.ask_all(pack(call, nonce, with_source=True), 1, left)[0], nonce)
+    reply = check_reply(link.ask_all(pack(call, nonce, with_source=True), 1, left)[0], nonce, call.script)
     call.sends -= 1  # the first one was certainly not executed
     return reply
 

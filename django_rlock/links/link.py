@@ -24,6 +24,7 @@ from django_rlock.clock import monotonic
 from django_rlock.exits import disarm, guard
 from django_rlock.links.errors import server_error
 from django_rlock.links.resp import INCOMPLETE, ErrorReply, make_reader
+from django_rlock.scripts import Script
 from django_rlock.threads import Alive
 
 TICK = 1.0
@@ -44,6 +45,10 @@ _READ_FIRST = 448
 
 LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
 """What a socket raises when it has nothing to read, or cannot accept more, at the moment."""
+
+
+Expected = tuple[bytes, Script] | type | None
+"""What a reply must be: a script's that echoes a nonce, or of a type; None accepts any."""
 
 
 class StaleReplyError(RedisConnectionError):
@@ -267,9 +272,15 @@ def _close(sock: socket.socket, pid: int) -> None:
     sock.close()
 
 
-def check_nonce(reply: Any, nonce: bytes) -> list[Any]:
-    """Return the reply if it echoes ``nonce`` and says something; else raise redis-py's exception for what it is."""
-    if type(reply) is list and len(reply) > 1 and reply[0] == nonce:
+def check_reply(reply: Any, nonce: bytes, script: Script) -> list[Any]:
+    """Return a script's reply if it echoes ``nonce`` and has values that the script returns; else raise redis-py's
+    exception for what it is."""
+    if (
+        type(reply) is list
+        and len(reply) > 1
+        and reply[0] == nonce
+        and ((len(reply) == 2 and reply[1] in script.usual) or script.may_reply(reply[1:]))
+    ):
         return reply
     raise reply_error(reply)
 
@@ -278,7 +289,7 @@ def reply_error(reply: Any) -> RedisError:
     """The exception for a reply that is not the expected one."""
     if isinstance(reply, ErrorReply):
         return server_error(str(reply))
-    return StaleReplyError("The connection brought the reply to another command; it was closed.")
+    return StaleReplyError("The connection brought the reply to another command, or a malformed one; it was closed.")
 
 
 def stray() -> RedisConnectionError:
@@ -300,15 +311,19 @@ def keep_alive(sock: socket.socket) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)
 
 
-def replies_of(replies: Sequence[Any], nonces: Sequence[bytes | None]) -> list[Any]:
-    """The replies, each checked against its nonce (None accepts any), with server errors as redis-py's exceptions."""
-    return [_checked(reply, nonce) for reply, nonce in zip(replies, nonces, strict=True)]
+def replies_of(replies: Sequence[Any], expected: Sequence[Expected]) -> list[Any]:
+    """The replies, each checked against what is expected, with server errors as redis-py's exceptions."""
+    return [_checked(*pair) for pair in zip(replies, expected, strict=True)]
 
 
-def _checked(reply: Any, nonce: bytes | None) -> Any:
+def _checked(reply: Any, expected: Expected) -> Any:
     if isinstance(reply, ErrorReply):
         return server_error(str(reply))
-    return reply if nonce is None else check_nonce(reply, nonce)
+    if isinstance(expected, tuple):
+        return check_reply(reply, *expected)
+    if expected is None or type(reply) is expected:
+        return reply
+    raise reply_error(reply)
 
 
 def _broken(error: OSError) -> RedisConnectionError:

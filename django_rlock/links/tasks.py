@@ -14,8 +14,9 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock.clock import monotonic
-from django_rlock.links.link import ALIVE_WITHIN, DOUBTED_AFTER, LATER, Link, check_nonce, gone_silently, stray
+from django_rlock.links.link import ALIVE_WITHIN, DOUBTED_AFTER, LATER, Link, check_reply, gone_silently, stray
 from django_rlock.links.resp import INCOMPLETE, ErrorReply
+from django_rlock.scripts import Script
 
 _LOOK_AGAIN = 0.1
 """How long after a timer a second one goes off, in seconds: a signal may interrupt what the first one calls."""
@@ -33,16 +34,17 @@ class Slot(Protocol):
     def set_result(self, reply: Any, /) -> None: ...
 
 
-Owed = tuple[bytes | None, Slot, float, float]
-"""A reply to come: the nonce that it echoes, its slot, and the times of its limit and of its command."""
+Owed = tuple[tuple[bytes, Script] | None, Slot, float, float]
+"""A reply to come: the nonce that it echoes and its script, its slot, and the times of its limit and of its command."""
 
 
 class TaskLink:
     """A link used by an event loop, from ``attach`` until it is given back or broken off.
 
     A cancelled task leaves its slot in the queue, so that its reply is dropped when it comes. Each reply must echo the
-    nonce stored with its slot, else the link is closed. One pair of timers serves all limits. A slot whose time is up
-    gets a TimeoutError; if no reply at all has arrived since its command was sent, the link is closed for all tasks.
+    nonce stored with its slot, and be its script's, else the link is closed. One pair of timers serves all limits. A
+    slot whose time is up gets a TimeoutError; if no reply at all has arrived since its command was sent, the link is
+    closed for all tasks.
     """
 
     def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
@@ -67,7 +69,7 @@ class TaskLink:
         self.loop.add_reader(self._fileno, self.read, self.link.is_plain)
         self.is_open = True
 
-    def ask(self, packed: bytes, nonce: bytes, limit: float) -> asyncio.Future[Any]:
+    def ask(self, packed: bytes, expected: tuple[bytes, Script], limit: float) -> asyncio.Future[Any]:
         """Return a future for the reply, which comes within ``limit`` seconds. A server's error is an ErrorReply. That
         of the connection is a result, too, which many commands share: whoever raises it drops its traceback."""
         future = self.loop.create_future()
@@ -76,7 +78,7 @@ class TaskLink:
         try:
             if now - self._heard_at > DOUBTED_AFTER:
                 self._expect_life(now)
-            self._owed.append((nonce, future, until, now))
+            self._owed.append((expected, future, until, now))
             if not now < self._timers_at <= until:
                 self._look_by(until)
             self._write(packed)
@@ -98,9 +100,9 @@ class TaskLink:
             for slot in slots:
                 slot.cancel()
 
-    def send(self, packed: bytes, nonce: bytes, slot: Slot) -> None:
+    def send(self, packed: bytes, expected: tuple[bytes, Script], slot: Slot) -> None:
         """Send a command whose reply goes to ``slot``, without a time limit."""
-        self._send_for([(nonce, slot, math.inf, monotonic())], packed)
+        self._send_for([(expected, slot, math.inf, monotonic())], packed)
 
     @property
     def owes(self) -> bool:
@@ -188,9 +190,9 @@ class TaskLink:
         owed = self._owed
         if not owed:
             raise stray()
-        nonce, slot, _, _ = owed[0]
-        if nonce is not None and type(reply) is not ErrorReply:
-            check_nonce(reply, nonce)
+        expected, slot, _, _ = owed[0]
+        if expected is not None and type(reply) is not ErrorReply:
+            check_reply(reply, *expected)
         if not slot.done():
             slot.set_result(reply)
         # Last, since a slot must be found until it has its reply; a slot may have broken the link off.

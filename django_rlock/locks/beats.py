@@ -207,7 +207,7 @@ class Beats:
 
     def _note(self, part: Sequence[tuple[LockKey, Group, list[Wait]]], reply: Any) -> None:
         now = monotonic()
-        if isinstance(reply, Exception):
+        if isinstance(reply, Exception) or len(reply) != 1 + 2 * len(part):
             log(logger, logging.INFO, "No beat for lock %r: %s", part[0][0].key, reply)
             for key, group, waits in part:
                 waits[0].wake()  # its own call keeps this process alive in the queue, or fails with the reason

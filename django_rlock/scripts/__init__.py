@@ -15,15 +15,16 @@ from __future__ import annotations
 import hashlib
 import pkgutil
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 OK, LOST, QUEUED = b"OK", b"LOST", b"QUEUED"
 """What scripts reply in words: taken; a hold that was to be entered again is gone; a free lock has to be handed on."""
 ENDLESS, ABSENT = -1, -2
 """What scripts reply instead of a lease left in ms, as PTTL does: it has no end; there is nothing."""
 
+_WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _SHARDED = {
     # A sharded channel must be in the slot of the keys, so a process has one for each lock: keys.wake_channel().
@@ -44,25 +45,53 @@ class Script:
     """One Lua script; ``sha`` is what EVALSHA calls it by.
 
     ``joins`` says whether calls with the same first argument may be joined into one: it then has all their keys, and
-    after that argument all their others; its reply has one value for each call.
+    after that argument all their others; its reply has one value for each call. ``reply`` is a pattern of what may
+    follow the nonce: ``int``, ``bytes``, ``texts`` (a list of bytes), ``numbers`` (a list of int), ``empty`` (a list),
+    or the word itself, as ``OK``. ``usual`` are the values most often replied, of those that may follow it alone.
     """
 
     name: str
     source: str
     sha: str
+    reply: re.Pattern[str]
+    usual: tuple[bytes | int, ...]
     joins: bool = False
 
     @classmethod
-    def load(cls, name: str, joins: bool = False) -> Script:
-        return cls._from_source(name, _read(name), joins)
+    def load(cls, name: str, reply: str = "int", joins: bool = False) -> Script:
+        bytes_of_any_kind = "|".join(("bytes", *_WORDS.values()))
+        pattern = re.compile(re.sub(r" ?(\w+)", r" \1", reply).replace("bytes", f"(?:{bytes_of_any_kind})"))
+        usual = tuple(value for value in (OK, 1, 0) if pattern.fullmatch(_said([value])))
+        source = _read(name)
+        return cls(name, source, _digest(source), pattern, usual, joins)
+
+    def may_reply(self, values: list[Any]) -> bool:
+        """Whether these values may follow the nonce in a reply."""
+        return self.reply.fullmatch(_said(values)) is not None
 
     def sharded(self, to_all: bool = False) -> Script:
         """The script for a Redis Cluster; that one's own is itself. ``to_all`` is PUBLISH_TO_ALL."""
         return _sharded(self, to_all)
 
-    @classmethod
-    def _from_source(cls, name: str, source: str, joins: bool) -> Script:
-        return cls(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(), joins)
+    def with_source(self, source: str) -> Script:
+        """The same script with another source."""
+        return replace(self, source=source, sha=_digest(source))
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+
+def _said(values: list[Any]) -> str:
+    """The values of a reply in the words of ``Script.reply``."""
+    return "".join([f" {_WORDS.get(value, 'bytes') if type(value) is bytes else _kind(value)}" for value in values])
+
+
+def _kind(value: Any) -> str:
+    if type(value) is not list:
+        return type(value).__name__
+    kinds = {type(each) for each in value}
+    return "empty" if not kinds else "texts" if kinds == {bytes} else "numbers" if kinds == {int} else "mixed"
 
 
 @cache
@@ -72,7 +101,7 @@ def _sharded(script: Script, to_all: bool) -> Script:
         source = source.replace(one_server, cluster)
     if "publish_both(" in source:
         source = _read("publish_always" if to_all else "publish_both") + source
-    return script if source == script.source else Script._from_source(script.name, source, script.joins)  # noqa: SLF001
+    return script if source == script.source else script.with_source(source)
 
 
 @cache
@@ -81,59 +110,59 @@ def _read(name: str) -> str:
     return _INCLUDE.sub(lambda found: _read(found.group(1)), text)
 
 
-LOCK_STATE = Script.load("lock_state")
-LOCK_HOLDERS = Script.load("lock_holders")
-LOCK_RENEW = Script.load("lock_renew", joins=True)
+LOCK_STATE = Script.load("lock_state", "int int")
+LOCK_HOLDERS = Script.load("lock_holders", "texts|empty")
+LOCK_RENEW = Script.load("lock_renew", "(int)+", joins=True)
 LOCK_EXTEND = Script.load("lock_extend")
 LOCK_KEEP = Script.load("lock_keep")
 LOCK_FORCE_RELEASE = Script.load("lock_force_release")
-RLOCK_ACQUIRE = Script.load("rlock_acquire")
+RLOCK_ACQUIRE = Script.load("rlock_acquire", "OK|LOST|int")
 RLOCK_RELEASE = Script.load("rlock_release")
-FENCED_ACQUIRE = Script.load("fenced_acquire")
-MULTI_ACQUIRE = Script.load("multi_acquire")
-MULTI_RELEASE = Script.load("multi_release")
-FAIR_ACQUIRE = Script.load("fair_acquire")
+FENCED_ACQUIRE = Script.load("fenced_acquire", "OK int|LOST|int")
+MULTI_ACQUIRE = Script.load("multi_acquire", "OK|QUEUED|int int")
+MULTI_RELEASE = Script.load("multi_release", "numbers|empty")
+FAIR_ACQUIRE = Script.load("fair_acquire", "OK|LOST|int int bytes")
 FAIR_RELEASE = Script.load("fair_release")
 FAIR_LEAVE = Script.load("fair_leave")
-FAIR_BEAT = Script.load("fair_beat")
-REDLOCK_ACQUIRE = Script.load("redlock_acquire")
+FAIR_BEAT = Script.load("fair_beat", "(int int)+")
+REDLOCK_ACQUIRE = Script.load("redlock_acquire", "OK int int|OK int int bytes|LOST|int")
 REDLOCK_BUMP = Script.load("redlock_bump")
 REDLOCK_RELEASE = Script.load("redlock_release")
-REDLOCK_RENEW = Script.load("redlock_renew")
+REDLOCK_RENEW = Script.load("redlock_renew", "int|int bytes")
 REDLOCK_SEED = Script.load("redlock_seed")
 REDLOCK_VOUCH = Script.load("redlock_vouch")
-READ_ACQUIRE = Script.load("read_acquire")
-LIMITED_ACQUIRE = Script.load("limited_acquire")
+READ_ACQUIRE = Script.load("read_acquire", "OK|LOST|int")
+LIMITED_ACQUIRE = Script.load("limited_acquire", "OK|LOST|int")
 READ_RELEASE = Script.load("read_release")
 READ_RENEW = Script.load("read_renew")
-READ_STATE = Script.load("read_state")
-WRITE_ACQUIRE = Script.load("write_acquire")
+READ_STATE = Script.load("read_state", "int int int")
+WRITE_ACQUIRE = Script.load("write_acquire", "OK|LOST|UPGRADE|int")
 WRITE_RELEASE = Script.load("write_release")
 WRITE_RENEW = Script.load("write_renew")
-WRITE_BEAT = Script.load("write_beat")
+WRITE_BEAT = Script.load("write_beat", "int int")
 WRITE_WITHDRAW = Script.load("write_withdraw")
-WRITE_STATE = Script.load("write_state")
+WRITE_STATE = Script.load("write_state", "int int")
 REQUEST_RETIRE = Script.load("request_retire")
 COUNTER_READ = Script.load("counter_read")
-SEMAPHORE_ACQUIRE = Script.load("semaphore_acquire")
+SEMAPHORE_ACQUIRE = Script.load("semaphore_acquire", "OK|int")
 SEMAPHORE_LEAVE = Script.load("semaphore_leave")
 SEMAPHORE_RELEASE = Script.load("semaphore_release")
 SEMAPHORE_SET = Script.load("semaphore_set")
 SEMAPHORE_ADD = Script.load("semaphore_add")
 SEMAPHORE_DRAIN = Script.load("semaphore_drain")
 SEMAPHORE_DELETE = Script.load("semaphore_delete")
-PERMIT_ACQUIRE = Script.load("permit_acquire")
+PERMIT_ACQUIRE = Script.load("permit_acquire", "OK|int")
 PERMIT_LEAVE = Script.load("permit_leave")
 PERMIT_RELEASE = Script.load("permit_release")
 PERMIT_RENEW = Script.load("permit_renew")
-PERMIT_STATE = Script.load("permit_state")
+PERMIT_STATE = Script.load("permit_state", "int int int")
 PERMIT_SET = Script.load("permit_set")
 LATCH_SET = Script.load("latch_set")
 LATCH_COUNT_DOWN = Script.load("latch_count_down")
-LATCH_PASS = Script.load("latch_pass")
+LATCH_PASS = Script.load("latch_pass", "OK|int")
 LATCH_DELETE = Script.load("latch_delete")
-TASK_READ = Script.load("task_read")
+TASK_READ = Script.load("task_read", "int bytes int")
 TASK_DONE = Script.load("task_done")
 TASK_EXPECT = Script.load("task_expect")
-TASK_QUEUE = Script.load("task_queue")
-TASK_PLACE = Script.load("task_place")
+TASK_QUEUE = Script.load("task_queue", "bytes bytes int")
+TASK_PLACE = Script.load("task_place", "int bytes")

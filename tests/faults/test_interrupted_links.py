@@ -20,9 +20,10 @@ from django_rlock import RLock
 from django_rlock.connections import server
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.tasks import TASKS, LoopLinks, links_of
-from django_rlock.links.link import Link, Place
+from django_rlock.links.link import Expected, Link, Place
 from django_rlock.links.resp import ErrorReply
 from django_rlock.links.tasks import TaskLink
+from django_rlock.scripts import RLOCK_ACQUIRE
 from django_rlock.threads import Alive
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.opcode_faces import IN_ASYNCIO
@@ -34,6 +35,7 @@ from tests.forms import THOROUGH, first_place
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 NONCES = b"100000000000001", b"100000000000002"
+REPLIES = [(nonce, RLOCK_ACQUIRE) for nonce in NONCES]
 COMMAND = bytes(range(256)) * 4_000
 """More than a socket accepts at once."""
 LIMIT = 3_600.0
@@ -101,7 +103,7 @@ def test_reading(new_ends: Callable[[], Ends]) -> None:
 
     def prepare() -> Callable[[], object]:
         link, servers = new_ends()
-        asked[:] = [link.ask(b"PING", nonce, LIMIT) for nonce in NONCES]
+        asked[:] = [link.ask(b"PING", reply, LIMIT) for reply in REPLIES]
         servers.sendall(b"".join(b"*2\r\n$15\r\n%b\r\n:1\r\n" % nonce for nonce in NONCES))
         return link.read
 
@@ -128,7 +130,7 @@ def test_beginning_to_write(new_ends: Callable[[], Ends]) -> None:
 
     def prepare() -> Callable[[], object]:
         ends[:] = [new_ends()]
-        return lambda: ends[0][0].ask(COMMAND, NONCES[0], LIMIT)
+        return lambda: ends[0][0].ask(COMMAND, REPLIES[0], LIMIT)
 
     for _ in opcodes_of(prepare):
         assert arrived(*ends[0]) in {b"", COMMAND}
@@ -141,7 +143,7 @@ def test_writing_on(new_ends: Callable[[], Ends]) -> None:
     def prepare() -> Callable[[], object]:
         link, servers = new_ends()
         ends[:] = [(link, servers)]
-        link.ask(COMMAND, NONCES[0], LIMIT)
+        link.ask(COMMAND, REPLIES[0], LIMIT)
         before[:] = servers.recv(100_000)
         return link._on_writable
 
@@ -155,11 +157,11 @@ def test_asking(new_ends: Callable[[], Ends]) -> None:
 
     def prepare() -> Callable[[], object]:
         links[:] = [new_ends()[0]]
-        return lambda: links[0].ask(b"PING", NONCES[0], 0)
+        return lambda: links[0].ask(b"PING", REPLIES[0], 0)
 
     for _ in opcodes_of(prepare):
         if links[0].is_open:
-            assert isinstance(ends_of([links[0].ask(b"PING", NONCES[1], 0)])[0], RedisError)
+            assert isinstance(ends_of([links[0].ask(b"PING", REPLIES[1], 0)])[0], RedisError)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -174,16 +176,16 @@ def test_error_goes_to_the_command_that_it_answers(new_ends: Callable[[], Ends],
         ends[:] = [(link, servers)]
         asking[:] = [link.ask_all(b"PING", 1, LIMIT)]
         begin: dict[str, Callable[[], object]] = {
-            "ask": lambda: link.ask(b"PING", NONCES[0], LIMIT),
+            "ask": lambda: link.ask(b"PING", REPLIES[0], LIMIT),
             "ask_all": lambda: asking[0].send(None),
-            "send": lambda: link.send(b"PING", NONCES[0], link.loop.create_future()),
+            "send": lambda: link.send(b"PING", REPLIES[0], link.loop.create_future()),
         }
         return begin[use]
 
     for _ in opcodes_of(prepare):
         link, servers = ends[0]
         if link.is_open:
-            asked = link.ask(b"PING", NONCES[1], 1)
+            asked = link.ask(b"PING", REPLIES[1], 1)
             servers.sendall(b"-BUSY\r\n" * arrived(link, servers).count(b"PING"))
             assert repr(ends_of([asked])[0]) == repr(ErrorReply("BUSY"))
 
@@ -194,7 +196,7 @@ def test_looking_for_late_replies(new_ends: Callable[[], Ends]) -> None:
 
     def prepare() -> Callable[[], object]:
         links[:] = [link] = [new_ends()[0]]
-        asked[:] = [link.ask(b"PING", nonce, limit) for nonce, limit in zip(NONCES, (0, 0.001), strict=True)]
+        asked[:] = [link.ask(b"PING", reply, limit) for reply, limit in zip(REPLIES, (0, 0.001), strict=True)]
         link._heard_at += 1  # so that the connection is not given up
         link._timers[0].cancel()  # it goes off now
         return link._look
@@ -220,7 +222,7 @@ def test_ending(new_ends: Callable[[], Ends], is_ours: bool) -> None:
     def prepare() -> Callable[[], object]:
         link, servers = new_ends()
         links[:] = [link]
-        asked[:] = [link.ask(b"PING", nonce, LIMIT) for nonce in NONCES]
+        asked[:] = [link.ask(b"PING", reply, LIMIT) for reply in REPLIES]
         servers.sendall(b"+PONG\r\n")
         return (lambda: link.break_off(LOST)) if is_ours else link.read
 
@@ -260,7 +262,7 @@ def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
     following = TaskLink(Link(socket.socket(fileno=link._fileno)), link.loop)
     following.attach()
     link.break_off(LOST)
-    answer = following.ask(b"PING", NONCES[0], LIMIT)
+    answer = following.ask(b"PING", REPLIES[0], LIMIT)
     other.loop.remove_reader(other._fileno)
     servers.sendall(b"*2\r\n$15\r\n%b\r\n:1\r\n" % NONCES[0])
     assert link.loop.run_until_complete(answer) == [NONCES[0], 1]
@@ -392,13 +394,13 @@ async def has_waited(wait: Callable[[], Coroutine[object, None, None]], at: int)
 
 @pytest.mark.usefixtures("brief_collections")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.parametrize("nonce", [None, NONCES[0]], ids=["any reply", "a wrong reply"])
-def test_conversation_keeps_no_connection(request: pytest.FixtureRequest, nonce: bytes | None) -> None:
+@pytest.mark.parametrize("expected", [None, REPLIES[0]], ids=["any reply", "a wrong reply"])
+def test_conversation_keeps_no_connection(request: pytest.FixtureRequest, expected: Expected) -> None:
     """Over a link of its own, as for REPLICA_ACKS, in a loop that goes on."""
-    asyncio.run(converse_at_opcodes(first_place(request.config, STRIDE), nonce))
+    asyncio.run(converse_at_opcodes(first_place(request.config, STRIDE), expected))
 
 
-async def converse_at_opcodes(first: int, nonce: bytes | None) -> None:
+async def converse_at_opcodes(first: int, expected: Expected) -> None:
     node, misses = server("default"), 0
     asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
     for at in chain([sys.maxsize], count(first, STRIDE)):  # once in full, so that what is made on first use is there
@@ -406,7 +408,7 @@ async def converse_at_opcodes(first: int, nonce: bytes | None) -> None:
         with suppress(LimitError, RedisError):
             try:
                 aim.begin(at)
-                await TASKS.converse(node, pack_command("PING"), [nonce], LIMIT)
+                await TASKS.converse(node, pack_command("PING"), [expected], LIMIT)
             finally:
                 aim.end()
         gc.collect()

@@ -33,7 +33,7 @@ from tests.redlock.conftest import NODE_TIMEOUT, hold_of, paused
 from tests.topologies.servers import encrypted
 
 GRANT = b"""EVAL "return {'1', 'OK', 1}" 0\r\n"""
-ASK = QuorumCall("x", scripts.LOCK_STATE, (), ("owner",))
+ASK = QuorumCall("x", scripts.REDLOCK_BUMP, (), ("owner",))
 
 
 @pytest.fixture

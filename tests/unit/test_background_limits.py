@@ -13,7 +13,7 @@ from django_rlock.drivers.calls import ScriptCall, pack, prepare
 from django_rlock.drivers.threads import BACKGROUND
 from django_rlock.links.link import Link, Place
 from django_rlock.links.server import Server
-from django_rlock.scripts import LOCK_STATE
+from django_rlock.scripts import LOCK_RENEW
 
 LIMIT = 1.0
 """Seconds, for connecting and for a reply."""
@@ -48,10 +48,10 @@ def slow() -> Iterator[Slow]:
 
 
 def test_replies_to_many_commands_have_their_time(slow: Slow) -> None:
-    assert run_sync(BACKGROUND.converse(slow.server, b"PING", [b"7"], LIMIT)) == [[b"7", 1]]
+    assert run_sync(BACKGROUND.converse(slow.server, b"PING", [(b"7", LOCK_RENEW)], LIMIT)) == [[b"7", 1]]
 
 
 def test_a_late_retry_has_time_for_its_reply(slow: Slow) -> None:
     """Though all tries of a call share the time that its caller has."""
-    call = ScriptCall("x", prepare(LOCK_STATE, ("x",), ()), "owner")
+    call = ScriptCall("x", prepare(LOCK_RENEW, ("x",), ()), "owner")
     assert run_sync(BACKGROUND.exchange(slow.server, call, pack(call, b"7"), b"7", 0.05)) == [b"7", 1]

@@ -10,8 +10,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_rlock import scripts
 from django_rlock.links import link, resp
-from django_rlock.links.link import Link, StaleReplyError, check_nonce
+from django_rlock.links.link import Link, StaleReplyError, check_reply
 from django_rlock.links.tasks import TaskLink
 
 SIZES = [*range(link._READ_FIRST - 20, link._READ_FIRST + 20), 5_000, 100_000]
@@ -116,7 +117,7 @@ def test_a_reply_that_says_nothing_is_refused(ends: Ends, reply: bytes) -> None:
     ours, servers = ends
     servers.sendall(reply)
     with pytest.raises(StaleReplyError):
-        check_nonce(ask(ours)[0], b"7")
+        check_reply(ask(ours)[0], b"7", scripts.RLOCK_ACQUIRE)
 
 
 def test_a_loop_gives_up_a_connection_on_which_a_reply_never_ends(ends: Ends) -> None:
@@ -126,7 +127,7 @@ def test_a_loop_gives_up_a_connection_on_which_a_reply_never_ends(ends: Ends) ->
     async def body() -> None:
         link = TaskLink(ours, asyncio.get_running_loop())
         link.attach()
-        answer = link.ask(b"PING", b"7", 0.1)
+        answer = link.ask(b"PING", (b"7", scripts.RLOCK_ACQUIRE), 0.1)
         servers.sendall(b"$9999999999\r\nabc")
         assert isinstance(await answer, RedisTimeoutError)
         assert not link.is_open

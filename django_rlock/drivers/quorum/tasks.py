@@ -47,7 +47,7 @@ class _Slot:
         if self._link is None or not self._link.is_open:
             self.set_result(down or NodeDownError("its connection broke"))
         else:
-            self._link.send(packed, nonce, self)
+            self._link.send(packed, (nonce, self._call.script), self)
 
     def set_result(self, reply: Any, /) -> None:
         if isinstance(reply, ErrorReply):

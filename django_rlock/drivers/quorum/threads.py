@@ -68,7 +68,7 @@ class NodeLink:
                 if not self.owed:
                     raise stray()
                 nonce, call, asker = self.owed.popleft()
-                (checked,) = replies_of([reply], [nonce])
+                (checked,) = replies_of([reply], [(nonce, call.script)])
                 if isinstance(checked, NoScriptError):
                     nonce = next_nonce()
                     self.send(pack(call, nonce, with_source=True), nonce, call, asker, limit)
