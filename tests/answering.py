@@ -65,6 +65,16 @@ def late(server: EmbeddedServer, seconds: float) -> Answer:
     return answer
 
 
+def rewriting(server: EmbeddedServer, old: bytes, new: bytes) -> Answer:
+    """A server whose replies say something else, of the same length."""
+    assert len(old) == len(new)
+
+    def answer(client: socket.socket) -> None:
+        _join(client, _connected(server), lambda data: data.replace(old, new))
+
+    return answer
+
+
 def in_turn(servers: Sequence[EmbeddedServer]) -> Answer:
     """Leads each connection to the next server."""
     turns = itertools.cycle(servers)
@@ -112,6 +122,8 @@ def _reply(stream: Any) -> bytes:
 
 
 def _connected(server: EmbeddedServer) -> socket.socket:
+    if server.port:
+        return socket.create_connection(("127.0.0.1", server.port))
     link = socket.socket(socket.AF_UNIX)
     try:
         link.connect(f"{server.folder}/server.sock")
@@ -121,18 +133,18 @@ def _connected(server: EmbeddedServer) -> socket.socket:
     return link
 
 
-def _join(client: socket.socket, server: socket.socket) -> None:
+def _join(client: socket.socket, server: socket.socket, change: Callable[[bytes], bytes] = bytes) -> None:
     with server:
-        back = threading.Thread(target=_pump, args=(server, client), daemon=True)
+        back = threading.Thread(target=_pump, args=(server, client, change), daemon=True)
         back.start()
         _pump(client, server)
         back.join()
 
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
+def _pump(source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes] = bytes) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            target.sendall(data)
+            target.sendall(change(data))
     for each in (source, target):
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)

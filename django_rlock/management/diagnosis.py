@@ -17,10 +17,12 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError
 
 from django_rlock import threads
 from django_rlock.clock import monotonic
-from django_rlock.connections import SERVER_ERRORS, address_of, check_entry, clients_of, is_cluster, source
+from django_rlock.cluster import SLOTS, slot_of
+from django_rlock.connections import SERVER_ERRORS, address_of, check_entry, clients_of, is_cluster, slot_map, source
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.inspection.sources import server_names
 from django_rlock.keys import redisson_channel, wake_channel
+from django_rlock.links.errors import meaning_of
 from django_rlock.locks import MultiLock, RLock, rlock
 from django_rlock.management.causes import cause_of
 from django_rlock.management.looks import LOOKS, Level
@@ -117,8 +119,9 @@ class _Server:
             return
         yield from self._time()
         yield from self._of_info()
-        if self._options.nodes is None and not is_cluster(self._options.alias):
-            yield from self._slots()
+        if self._options.nodes is None:
+            if not is_cluster(self._options.alias):
+                yield from self._slots()
             yield from self._messages()
 
     def _connecting(self) -> Iterator[Finding]:
@@ -202,28 +205,53 @@ class _Server:
             yield self._finding("slots", "ok", text)
 
     def _messages(self) -> Iterator[Finding]:
-        name = f"doctor-{uuid.uuid4()}"
-        for channel in (wake_channel(name), redisson_channel(f"{self._options.key_prefix}{name}")):
+        channels = list(self._channels())
+        if not channels:  # a node of a cluster that serves no slot
+            return
+        for channel, sharded in channels:
             try:
-                if self._hears(channel):
+                if self._hears(channel, sharded):
                     continue
                 text = "a message does not arrive: waiters only poll now and then"
                 yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
             except SERVER_ERRORS as error:
-                family = f"{channel.partition(name)[0].partition('{')[0]}*"
+                family = f"{channel.partition(':')[0]}:*"
                 text = f"the channels {family} are refused, so waiters only poll: {redacted(str(error))}"
+                meaning = meaning_of(error)
+                known = meaning.advice if meaning is not None and meaning.about != "rights" else None
                 advice = "Grant the rights that the documentation names: docs/topologies.md#least-rights"
-                yield self._finding("pubsub", "warning", text, advice)
+                yield self._finding("pubsub", "warning", text, known or advice)
             return
         yield self._finding("pubsub", "ok", "a message arrives")
 
-    def _hears(self, channel: str) -> bool:
+    def _channels(self) -> Iterator[tuple[str, bool]]:
+        """Names of channels like those that waiters listen to, and whether they are sharded."""
+        name = f"{self._options.key_prefix}doctor-{uuid.uuid4()}"
+        if not is_cluster(self._options.alias):
+            yield wake_channel(name), False
+            yield redisson_channel(name), False
+        elif key := self._key_here(name):
+            yield wake_channel(name, key), True
+            yield redisson_channel(key), True
+            yield redisson_channel(key), False  # there Redisson's older clients are woken, and wake ours
+
+    def _key_here(self, name: str) -> str | None:
+        """A key whose slot this node of the cluster serves."""
+        slots = slot_map(self._options.alias)
+        slots.refresh()
+        options = self._client.connection_pool.connection_kwargs
+        here = options["host"], options["port"]
+        names = (f"{name}:{number}" for number in range(SLOTS))
+        return next((key for key in names if slots.owner(slot_of(key)) == here), None)
+
+    def _hears(self, channel: str, sharded: bool) -> bool:
+        kind = "s" if sharded else ""
         with self._client.pubsub(ignore_subscribe_messages=False) as hears:
-            hears.subscribe(channel)
+            getattr(hears, f"{kind}subscribe")(channel)
             hears.get_message(timeout=WITHIN)
-            self._client.publish(channel, "heard")
+            getattr(self._client, f"{kind}publish")(channel, "heard")
             message = hears.get_message(timeout=WITHIN)
-        return message is not None and message["type"] == "message"
+        return message is not None and message["type"] == f"{kind}message"
 
     def _finding(self, check: str, level: Level, text: str, advice: str = "") -> Finding:
         return Finding(self._options.alias, self._name, check, level, text, advice)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.core.management import call_command
@@ -15,13 +16,13 @@ from django_rlock.management import diagnosis
 from django_rlock.management.commands.rlock_doctor import Command
 from django_rlock.management.diagnosis import Finding
 from example_project.embedded import EmbeddedServer
-from tests.answering import Answer, in_turn, late, refusing, serving, sharding
+from tests.answering import Answer, in_turn, late, refusing, rewriting, serving, sharding
 from tests.conftest import OwnServer
-from tests.eventually import PATIENCE
+from tests.eventually import PATIENCE, eventually
 from tests.topologies.conftest import started, use  # noqa: F401 - fixtures
-from tests.topologies.documented import least_rights
-from tests.topologies.servers import Topology, command, log_in
-from tests.topologies.ways import Encrypted, Plain, port_of
+from tests.topologies.documented import entry, least_rights
+from tests.topologies.servers import Topology, command, is_ready, log_in
+from tests.topologies.ways import PASSWORD, Encrypted, Plain, port_of
 
 BACKEND = "django_redis.cache.RedisCache"
 
@@ -147,6 +148,31 @@ def a_cluster_behind_one_address(stage: Stage) -> None:
     stage.use(str(stage.shared("one address").location))
 
 
+def cluster_without(*rights: str) -> Callable[[Stage], None]:
+    def missing(stage: Stage) -> None:
+        cluster = stage.shared("cluster")
+        left = [right for right in least_rights("single", "cluster") if right not in rights]
+        for node in cluster.servers:
+            command(node, "ACL SETUSER", "fewer", "reset", "on", f">{PASSWORD}", *left)
+        stage.use(str(cluster.location), {**cluster.options, "USERNAME": "fewer"})
+
+    return missing
+
+
+def a_cluster_of_redis_6(stage: Stage) -> None:
+    """A node that says so, and lacks what it lacks."""
+    node = Plain(stage.stack).start_node("--rename-command", "SSUBSCRIBE", "")
+    command(node, "CLUSTER ADDSLOTSRANGE", 0, 16383)
+    eventually(lambda: is_ready(node))
+    version = command(node, "INFO", "server")["redis_version"]
+    older = f"6.{version[2:]}"
+    url = stage.stack.enter_context(
+        serving(rewriting(node, f"redis_version:{version}".encode(), f"redis_version:{older}".encode()))
+    )
+    command(node, "CONFIG SET", "cluster-announce-port", urlsplit(url).port)
+    stage.use(url.removesuffix("/0"), entry("cluster")["OPTIONS"] | {"STARTUP_NODES": []})
+
+
 def two_servers_at_one_address(stage: Stage) -> None:
     stage.serve(in_turn([stage.server(port=None), stage.server(port=None)]))
 
@@ -204,6 +230,14 @@ SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (without("&redisson_*"), "pubsub", "warning", "the channels redisson_lock__channel:* are refused", "least-rights"),
     (without("&rlock_wake:*"), "pubsub", "warning", "the channels rlock_wake:* are refused", "least-rights"),
     (without("+publish"), "pubsub", "warning", "are refused", "least-rights"),
+    (cluster_without("&redisson_*"), "pubsub", "warning", "redisson_lock__channel:* are refused", "least-rights"),
+    (cluster_without("&rlock_wake:*"), "pubsub", "warning", "rlock_wake:* are refused", "least-rights"),
+    (cluster_without("+ssubscribe"), "pubsub", "warning", "'ssubscribe' command", "least-rights"),
+    (cluster_without("+spublish"), "pubsub", "warning", "'spublish' command", "least-rights"),
+    (cluster_without("+subscribe"), "pubsub", "warning", "'subscribe' command", "least-rights"),
+    (cluster_without(), "pubsub", "ok", "a message arrives", ""),
+    (a_cluster_of_redis_6, "version", "error", "has no sharded messages", "Use Redis 7"),
+    (a_cluster_of_redis_6, "pubsub", "warning", "unknown command", "older than"),
     (loading, "loading", "error", "loading", "Wait until the server has loaded"),
     (busy, "busy", "error", "busy", "SCRIPT KILL"),
     (knows_no_hello, "protocol", "error", "HELLO", "'protocol': 2"),
@@ -261,7 +295,7 @@ def test_each_situation_has_a_finding_of_its_own(
         situation(Stage(stack, settings, started))
         found = json.loads(doctor("--format", "json"))
     meant = [each for each in found if (each["check"], each["level"]) == (check, level) and text in each["text"]]
-    assert len(meant) == 1, "\n".join(map(str, found))
+    assert len(meant) == max(len({each["server"] for each in meant}), 1), "\n".join(map(str, found))
     assert advice in meant[0]["advice"]
     printed = as_text(meant[0])
     assert f"{check}: " in printed
