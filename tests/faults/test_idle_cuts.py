@@ -1,0 +1,62 @@
+"""Firewalls and managed services that cut idle connections, after 5 or 10 minutes there, and after 0.3 s here."""
+
+import pytest
+
+from django_rlock import FairLock, RLock
+from django_rlock.drivers.listening import subscriber
+from django_rlock.links import server, tasks
+from django_rlock.locks.holds import HOLDS, WAITS
+from tests.background import until_renewed
+
+IDLE = 0.3
+
+pytestmark = pytest.mark.lengthy
+
+
+@pytest.fixture(params=["closed", "forgotten"])
+def cutting(request, proxy, monkeypatch):
+    """In proportion: connections are doubted after a thirtieth of what they are cut after, and listeners ask so often."""
+    proxy.idle_limit = IDLE
+    proxy.cuts_silently = request.param == "forgotten"
+    for module in (server, tasks):
+        monkeypatch.setattr(module, "DOUBTED_AFTER", IDLE / 30)
+    monkeypatch.setattr(server, "FRESH", IDLE / 300)
+    monkeypatch.setattr(subscriber, "PING_AFTER", IDLE / 30)
+    return proxy
+
+
+async def visit(face, lock):
+    async with face.inside(lock):
+        pass
+
+
+async def idle(face, proxy):
+    """Wait until another connection is cut."""
+    before = proxy.cuts
+    await face.until(lambda: proxy.cuts > before)
+
+
+async def test_a_lock_is_taken_over_a_connection_that_was_cut(face, kind, cutting):
+    await visit(face, kind("stock:42"))
+    await idle(face, cutting)
+    assert await face.acquire(kind("stock:42"), wait_time=2)
+    await idle(face, cutting)
+    await face.release(kind("stock:42"))
+
+
+async def test_a_hold_is_renewed(face, kind, cutting):
+    async with face.inside(kind("stock:42")) as lock:
+        until_renewed(*HOLDS.snapshot())
+        await idle(face, cutting)
+        until_renewed(*HOLDS.snapshot())
+        lock.check()
+
+
+async def test_a_waiter_is_woken(face, kind, cutting):
+    lock = kind("stock:42")
+    await face.acquire(lock)
+    waiting = face.start(visit, face, kind("stock:42"))
+    await face.until(lambda: any(wait.expected for wait in WAITS.snapshot()))
+    await idle(face, cutting)
+    await face.release(lock)
+    await face.result(waiting)
