@@ -275,13 +275,11 @@ def _close(sock: socket.socket, pid: int) -> None:
 def check_reply(reply: Any, nonce: bytes, script: Script) -> list[Any]:
     """Return a script's reply if it echoes ``nonce`` and has values that the script returns; else raise redis-py's
     exception for what it is."""
-    if (
-        type(reply) is list
-        and len(reply) > 1
-        and reply[0] == nonce
-        and ((len(reply) == 2 and reply[1] in script.usual) or script.may_reply(reply[1:]))
-    ):
-        return reply
+    if type(reply) is list and reply and reply[0] == nonce:
+        if len(reply) == 2 and reply[1] in script.usual:  # without a further call
+            return reply
+        if script.may_reply(reply[1:]):
+            return reply
     raise reply_error(reply)
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from django_rlock import FairLock, RLock
 from django_rlock.drivers.listening import subscriber
 from django_rlock.links import server, tasks
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.lengthy
 
 @pytest.fixture(params=["closed", "forgotten"])
 def cutting(request, proxy, monkeypatch):
-    """In proportion: connections are doubted after a thirtieth of what they are cut after, and listeners ask so often."""
+    """In proportion: connections are doubted, and listeners ask, after a thirtieth of what they are cut after."""
     proxy.idle_limit = IDLE
     proxy.cuts_silently = request.param == "forgotten"
     for module in (server, tasks):
