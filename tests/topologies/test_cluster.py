@@ -410,3 +410,14 @@ async def test_without_the_factory_a_cluster_is_told_at_once(face, kind, topolog
     told = r"another node.*Redis Cluster.*'django_rlock\.cluster\.ConnectionFactory'"
     with pytest.raises(LockUnavailableError, match=told):
         await face.acquire(kind(elsewhere), wait_time=3600)
+
+
+@pytest.mark.parametrize("wait", [{"blocking": False}, {"wait_time": 600}, {}], ids=["once", "long", "for ever"])
+async def test_a_node_behind_the_entry_of_one_server_refuses_at_once(face, kind, topology, settings, wait):
+    """Trying again would not help, nor would another server: the entry names no cluster."""
+    login = {name: topology.options[name] for name in ("USERNAME", "PASSWORD")}
+    settings.CACHES = {"default": {**topology.cache, "OPTIONS": login}}
+    node = topology.servers[0]
+    elsewhere = next(name for name in map(str, range(100)) if owner_of(topology, slot_of(f"rlock:{name}")) is not node)
+    with pytest.raises(LockUnavailableError, match=r"another node of the cluster .*django_rlock\.cluster\.Connection"):
+        await face.acquire(kind(elsewhere), **wait)
