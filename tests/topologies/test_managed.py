@@ -39,16 +39,6 @@ async def test_a_certificate_of_its_own(face: Face, settings: Any) -> None:
             pass
 
 
-async def test_idle_connections_are_cut(face: Face, own_server: OwnServer) -> None:
-    """After 300 or 600 s there."""
-    server = own_server(args=["--timeout", "1"])
-    for _ in range(2):
-        await taken_and_waited_for(face)
-        with server.client() as client:
-            client.client_kill_filter(_type="normal")
-            client.client_kill_filter(_type="pubsub")
-
-
 @pytest.mark.parametrize("withheld", ["CONFIG", "CLIENT", "KEYS"])
 async def test_commands_that_are_withheld(face: Face, own_server: OwnServer, withheld: str) -> None:
     own_server(args=["--rename-command", withheld, ""])
