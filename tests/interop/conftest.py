@@ -15,7 +15,7 @@ from tests.faces import BlockingFace, TaskFace, nothing_left, pytest_pyfunc_call
 from tests.forms import long
 from tests.interop.building import UnavailableError, build
 from tests.interop.redisson import JavaThread, Redisson
-from tests.interop.sites import FIELD, OLDEST, SCENES, Scene, Site
+from tests.interop.sites import FIELD, OLD, OLDEST, SCENES, Scene, Site
 from tests.topologies.servers import TOPOLOGIES
 
 __all__ = ["nothing_left", "pytest_pyfunc_call"]
@@ -32,19 +32,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(func_only=True))
 
 
+_LACKED = [
+    "fenced",
+    "permits.py::test_numbers",
+    "test_ids_go",
+    "test_leases_are_changed",
+    "semaphores.py::test_numbers",
+]
 LACKS = {
-    OLDEST: [
-        "fenced",
-        "permits.py::test_numbers",
-        "test_ids_go",
-        "test_leases_are_changed",
-        "semaphores.py::test_numbers",
-    ],
+    OLDEST: [*_LACKED, "spin", "short_of_permits"],
+    OLD: _LACKED,
     "3.52.0": ["semaphores.py::test_numbers"],
 }
-"""Tests of what a version of Redisson does not have: getFencedLock, some methods of semaphores."""
-TELLS_NO_LOSS = ["python_forces_javas_lock[sync-{place}-bare-3.17.7-AUTO-write", "_forces_the_readers"]
-"""Tests of what Redisson 3.17 does not tell: its read-write lock is unlocked without an error when it was lost."""
+"""Tests of what a version of Redisson does not have: getFencedLock, getSpinLock, some methods of semaphores, ids of
+permits in bytes, and messages of addPermits().
+"""
+TELLS_NO_LOSS = ["python_forces_javas_lock[sync-{place}-bare-{version}-AUTO-write", "_forces_the_readers"]
+"""Tests of what Redisson up to 3.17 does not tell: it unlocks a lost read-write lock without an error."""
 
 
 def _excuse(item: pytest.Item) -> None:
@@ -53,8 +57,9 @@ def _excuse(item: pytest.Item) -> None:
         return
     if any(part in item.nodeid for part in LACKS.get(scene.version, ())):
         item.add_marker(pytest.mark.skip(reason=f"Redisson {scene.version} does not have it"))
-    elif scene.version == OLDEST and any(part.format(place=scene.place) in item.nodeid for part in TELLS_NO_LOSS):
-        item.add_marker(pytest.mark.xfail(reason="Redisson 3.17 does not tell of this loss", strict=True))
+    tells_none = [part.format(**scene._asdict()) for part in TELLS_NO_LOSS if scene.version in {OLDEST, OLD}]
+    if any(part in item.nodeid for part in tells_none):
+        item.add_marker(pytest.mark.xfail(reason=f"Redisson {scene.version} does not tell of this loss", strict=True))
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,9 @@ HASTY_WATCHDOG = 2.0
 
 
 NEWEST = "4.7.0"
-OLDEST = "3.17.7"
-VERSIONS = [OLDEST, "3.52.0", NEWEST]
+OLDEST = "3.13.6"
+OLD = "3.17.7"
+VERSIONS = [OLDEST, OLD, "3.52.0", NEWEST]
 """Of Redisson."""
 
 
@@ -39,7 +40,7 @@ class Scene(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether Redisson publishes to all nodes of a cluster, and not to the shard of the channel's slot."""
-        return self.place != "cluster" or self.version == OLDEST or self.sharded == "OFF"
+        return self.place != "cluster" or self.version in {OLDEST, OLD} or self.sharded == "OFF"
 
 
 SCENES = [
@@ -54,7 +55,7 @@ PLACES = [SCENES[0], SCENES[2]]
 PLAIN = Scene("async", "cluster", "bare", sharded="OFF")
 """As all versions before 3.22 are in a cluster."""
 FIELD = [
-    *(Scene("sync", place, "bare", version) for version in VERSIONS[:2] for place in ("single", "sentinel", "cluster")),
+    *(Scene("sync", place, "bare", version) for version in VERSIONS[:3] for place in ("single", "sentinel", "cluster")),
     Scene("sync", "sentinel", "bare"),
     PLAIN,
 ]

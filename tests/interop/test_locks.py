@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, MultiLock, RLock, SpinLock
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    LockLostError,
+    LockNotOwnedError,
+    LockUnavailableError,
+    MultiLock,
+    RLock,
+    SpinLock,
+)
 from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import ALIKE, PAIRS, Pair, helper
-from tests.interop.redisson import JavaError, fair_lock
+from tests.interop.redisson import JavaError, fair_lock, lock
+from tests.interop.sites import Scene
 
 LONG = 600
 """A lease in seconds: neither side's waiters poll within a test's patience then, so only a message can wake them."""
@@ -218,3 +228,15 @@ async def test_redissons_fair_lock_excludes_ours(face, ours, name, site, java):
     await face.release(lock)
     assert alice.do(theirs, "tryLock") is True
     alice.do(theirs, "unlock")
+
+
+@pytest.mark.parametrize("scene", [Scene("sync", "cluster", "bare")], ids=str)
+@pytest.mark.parametrize("name", ["{a", "a}", "a{b", "{}a"])
+async def test_names_with_a_lone_brace_are_refused_by_both(face, name, site, java):
+    """Redisson's helper keys are in other slots than the lock, which it cannot unlock."""
+    alice = java("alice")
+    alice.do(lock(name), "lock", 1, "SECONDS")
+    with pytest.raises(JavaError, match="CROSSSLOT"):
+        alice.do(lock(name), "unlock")
+    with pytest.raises(LockUnavailableError, match="braces"):
+        await face.acquire(RLock(name), blocking=False)

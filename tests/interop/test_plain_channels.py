@@ -9,15 +9,15 @@ from tests.eventually import UNTIL_SERVED
 from tests.forms import long
 from tests.interop.pairs import PAIRS
 from tests.interop.redisson import fair_lock, latch, semaphore
-from tests.interop.sites import OLDEST, PLAIN, Scene, waiting_here
+from tests.interop.sites import OLD, PLAIN, Scene, waiting_here
 
-OLD = Scene("sync", "cluster", "bare", OLDEST)
+OLDER = Scene("sync", "cluster", "bare", OLD)
 LONG = 600
 KINDS = [kind for kind, pair in PAIRS.items() if pair.tells and kind != "fenced"]
 """Those that Redisson 3.17 has."""
 
 
-@pytest.fixture(params=[PLAIN, *long(OLD)], ids=str)
+@pytest.fixture(params=[PLAIN, *long(OLDER)], ids=str)
 def scene(request):
     return request.param
 
