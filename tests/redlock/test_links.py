@@ -363,6 +363,7 @@ async def test_nodes_that_were_slow_to_connect_vote_as_soon_as_they_have(face, p
     await face.result(acquiring)
 
 
+@pytest.mark.usefixtures("patient")  # a vote that comes late on a stalled machine is not to blame
 @pytest.mark.parametrize("wait_time", [0, 20])
 @pytest.mark.parametrize("error", [NO_LOGIN, REPLICA, REPLICA_62], ids=["login", "replica", "replica, 6.2"])
 async def test_nodes_whose_connections_are_of_no_more_use_vote_over_new_ones(face, proxies, error, wait_time):
