@@ -29,7 +29,7 @@ from tests.background import until_renewed
 from tests.eventually import eventually
 from tests.faults.test_server_errors import NO_LOGIN, REPLICA, REPLICA_62
 from tests.proxy import Proxy, load_scripts
-from tests.redlock.conftest import NODE_TIMEOUT, hold_of, paused
+from tests.redlock.conftest import NODE_TIMEOUT, hold_of, holders, paused
 from tests.topologies.servers import encrypted
 
 GRANT = b"""EVAL "return {'1', 'OK', 1}" 0\r\n"""
@@ -377,6 +377,26 @@ async def test_nodes_whose_connections_are_of_no_more_use_vote_over_new_ones(fac
     refused += [each.refuse(scripts.REDLOCK_RELEASE, error) for each in proxies]
     await face.release(lock)
     assert all(rule.served.is_set() for rule in refused)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_vote_that_comes_while_others_are_asked_again_is_not_the_last_one(face, proxies, nodes):
+    lock = RedLock("x", using="quorum")
+    await acquire_and_give_back(face, lock)
+    for each in proxies:
+        each.refuse(scripts.REDLOCK_ACQUIRE, NO_LOGIN)
+    connecting = [each.hold(b"LIB-NAME") for each in proxies]
+
+    async def acquire_at_once():
+        assert await face.acquire(lock, wait_time=0)
+        await face.release(lock)
+
+    acquiring = face.start(acquire_at_once)
+    await face.until(lambda: all(rule.served.is_set() for rule in connecting) and holders(nodes)[2])
+    await face.sleep(0.05)  # while that reply is on its way
+    for rule in connecting:
+        rule.let_go.set()
+    await face.result(acquiring)
 
 
 async def test_connections_that_were_idle_for_long_are_replaced(face, proxies):

@@ -112,12 +112,15 @@ class Talk:
         return node in self._refused
 
     async def _ask_again(self) -> None:
-        refused, self._refused = self._refused, {}
-        self._asked_again |= refused.keys()
-        await self._open_all(refused)
-        for node, calls in refused.items():
-            for call in calls:
+        nodes = list(self._refused)
+        self._asked_again.update(nodes)
+        await self._open_all(nodes)
+        for node in nodes:
+            for call in self._refused[node]:
                 self.send(call, [node])
+            del self._refused[node]  # not before: while there are some, no other answer is the last one
+        if self._count is not None and self._is_enough(self._count):
+            self._count = None
 
     def note_error(self, node: int, error: Exception) -> None:
         """Let others learn of an error that concerns their links to a node as well."""
