@@ -1,5 +1,5 @@
--- Takes a lock that a limited number of owners may hold at once, or returns when the first of their leases ends. Its
--- state is that of a read-write lock with readers only.
+-- Takes a lock that a limited number of owners may hold at once, or returns when the first of their leases ends.
+-- Its state is that of a read-write lock with readers only.
 --
 -- KEYS[1]  hash of mode, reader -> holds
 -- KEYS[2]  prefix of the keys of the readers' holds

@@ -28,6 +28,7 @@ def _locks(lease: float, has_nodes: bool) -> list[tuple[Any, dict[str, Any]]]:
         (ReadWriteLock("stock:read").read_lock, {}),
         (ReadWriteLock("stock:shared").read_lock, fixed),
         (rlock("stock:one", "stock:two"), {}),
+        (rlock("stock:limited", permits=2), fixed),
         (PermitExpirableSemaphore("places"), {"renewed": True}),
         (PermitExpirableSemaphore("places"), fixed),
     ]
