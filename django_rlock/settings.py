@@ -7,9 +7,12 @@ and the admin show; it never contains a password. The setting is parsed once, an
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -20,7 +23,7 @@ from django_rlock.process import remembered
 from django_rlock.redaction import shown
 
 DEFAULT_ALIAS = "default"
-STORES = ("cache", "memory")
+STORES = ("cache", "embedded", "memory")
 DJANGOS_CACHES = "django.core.cache.backends."
 KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
@@ -28,6 +31,10 @@ LONGEST = 100 * 365 * 24 * 3600.0
 """The longest duration, in seconds: a server's clock has an end."""
 MEMORY = "memory://"
 """The place of the locks in a process's memory, in the form in which a URL of NODES names one."""
+EMBEDDED = "embedded://"
+"""What the place of an embedded server begins with; its folder follows."""
+FOLDER = ".rlock"
+"""The folder of the embedded server, in the project's."""
 QUORUM_KIND = "redlock"
 SHORTEST_LEASES = 20
 """The shortest lease of a RedLock, as a multiple of NODE_TIMEOUT."""
@@ -74,6 +81,14 @@ def _nodes(value: object) -> tuple[str, ...]:
     if len(set(value)) < len(value):
         raise _RefusedError("a list of different servers: one that is named twice would vote twice")
     return tuple(value)
+
+
+def _folder(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | Path) or not Path(value).is_absolute():
+        raise _RefusedError("an absolute path, since processes may run in different folders")
+    return str(value)
 
 
 def _quarantine(value: object) -> float | None:
@@ -165,8 +180,12 @@ class AliasSettings:
     cache: str = _option("default", _alias_name)
     """The CACHES alias where the locks live, served by django-redis or by Django's own Redis backend."""
     store: str = _option("cache", _one_of(*STORES))
-    """Where the locks live: on the server of ``cache``, or in the ``memory`` of each process, where they exclude only
-    its own threads and tasks."""
+    """Where the locks live: on the server of ``cache``, on an ``embedded`` server that the project's processes on this
+    machine start and share, or in the ``memory`` of each process, where they exclude only its own threads and tasks."""
+    folder: str | None = _option(None, _folder)
+    """The folder of the embedded server; None is ``.rlock`` in the project's folder."""
+    idle_time: float = _option(60.0, _seconds)
+    """How long the embedded server goes on when no process is connected any more."""
     nodes: tuple[str, ...] | None = _option(None, _nodes)
     """Instead of ``cache``: independent servers, each lock being held on a majority of them (RedLock). Aliases of
     CACHES, or URLs."""
@@ -276,11 +295,11 @@ def _parsed(alias: str) -> AliasSettings:
             f"RLOCK[{alias!r}] must be a dict of options, not {shown(options)}.{_meant_for_default(alias)}"
         )
     parsed = AliasSettings(alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options})
+    _check_store(parsed, options)
     if parsed.store == "cache":
         _check_caches(parsed)
     else:
-        _check_store(parsed, options)
-        parsed = replace(parsed, cache=MEMORY)
+        parsed = _without_cache(parsed)
     _check_claim(parsed)
     _check_quorum(parsed, options)
     return parsed if parsed.nodes is None else replace(parsed, kind=QUORUM_KIND)
@@ -386,10 +405,38 @@ def _check_quorum(parsed: AliasSettings, options: dict[str, Any]) -> None:
 
 
 def _check_store(parsed: AliasSettings, options: dict[str, Any]) -> None:
-    for other in sorted({"CACHE", "NODES", "REPLICA_ACKS"} & options.keys()):
+    place = f"RLOCK[{parsed.alias!r}]"
+    if parsed.store != "cache":
+        for other in sorted({"CACHE", "NODES", "REPLICA_ACKS"} & options.keys()):
+            raise ImproperlyConfigured(f"{place} has both 'STORE': {parsed.store!r} and {other!r}. Remove one.")
+    if parsed.store != "embedded":
+        for other in sorted({"FOLDER", "IDLE_TIME"} & options.keys()):
+            raise ImproperlyConfigured(f"{place} has {other!r}, which is for 'STORE': 'embedded'. Remove it.")
+
+
+def _without_cache(parsed: AliasSettings) -> AliasSettings:
+    """The same with the store's place in the form of a URL, which identifies and shows it as those of NODES do."""
+    if parsed.store == "memory":
+        return replace(parsed, cache=MEMORY)
+    folder = parsed.folder or str(_project_folder(parsed.alias) / FOLDER)
+    return replace(parsed, folder=folder, cache=EMBEDDED + folder)
+
+
+def _project_folder(alias: str) -> Path:
+    """BASE_DIR, or the folder of the settings. It depends on nothing in which a project's processes differ, as the
+    environment and /tmp may: two processes with a server each would hold the same lock.
+    """
+    base = getattr(django_settings, "BASE_DIR", None)
+    if base is None:
+        name = getattr(django_settings, "SETTINGS_MODULE", None)  # missing where a test overrides settings
+        module = sys.modules.get(name or os.environ.get("DJANGO_SETTINGS_MODULE", ""))
+        base = Path(module.__file__).parent if module is not None and module.__file__ else None
+    if not base:
         raise ImproperlyConfigured(
-            f"RLOCK[{parsed.alias!r}] has both 'STORE': {parsed.store!r} and {other!r}. Remove one."
+            f"RLOCK[{alias!r}]['STORE'] is 'embedded', and the settings have no BASE_DIR: set "
+            f"RLOCK[{alias!r}]['FOLDER'] to a folder that all processes of the project share."
         )
+    return Path(base).resolve()
 
 
 def _check_caches(parsed: AliasSettings) -> None:

@@ -15,6 +15,11 @@ REDIS_URL = os.environ.get("SHOP_REDIS_URL", "redis://127.0.0.1:6379/0")
 SHOP_URL = os.environ.get("SHOP_URL", "http://127.0.0.1:8000")
 """The address at which the buyers reach the site."""
 
+LOCKS = (
+    {"STORE": "embedded", "FOLDER": os.environ["SHOP_LOCKS"]} if "SHOP_LOCKS" in os.environ else {"CACHE": "default"}
+)
+"""Where the locks are: with ``make demo``, on a server that the site and the worker start and share."""
+
 LEASE = int(os.environ.get("SHOP_LEASE", "30"))
 """How long a lock outlives its holder, in seconds; the default of django_rlock."""
 
@@ -64,7 +69,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}
 # A hundred buyers wait for one lock, and none should be refused. For most views the default of 3 s is better.
-RLOCK = {"default": {"CACHE": "default", "VIEW_WAIT_TIME": 30, "WATCHDOG_TIMEOUT": LEASE}}
+RLOCK = {"default": {**LOCKS, "VIEW_WAIT_TIME": 30, "WATCHDOG_TIMEOUT": LEASE}}
 
 # Many buyers write at once. SQLite allows one write at a time: readers continue meanwhile (WAL), writers take turns
 # (timeout), and a transaction that will write waits for its turn when it begins (IMMEDIATE), not in the middle.

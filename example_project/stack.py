@@ -95,6 +95,7 @@ class Stack:
             "TMPDIR": str(self.folder),
             "DJANGO_SETTINGS_MODULE": "example_project.settings",
             "SHOP_REDIS_URL": redis_url,
+            "SHOP_LOCKS": str(self.folder / "locks"),
             "SHOP_DATABASE": str(self.folder / "shop.sqlite3"),
             "SHOP_SCHEMA": f"shop_{secrets.token_hex(4)}",
             "SHOP_SECRET_KEY": secrets.token_urlsafe(50),

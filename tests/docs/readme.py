@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.docs.pages import ROOT, blocks
-from tests.docs.quickstart import ADDRESS, run_in_project
+from tests.docs.quickstart import run_in_project
 
+ADDRESS = "127.0.0.1:6379"
 FILES = {"INSTALLED_APPS +=": "settings.py", "def buy": "shop.py", "def reserve": "reserve.py"}
 """Where each block goes that has this in it."""
 README = ROOT / "README.md"

@@ -1,5 +1,5 @@
 """Builds the wheel, installs it beside the oldest and the newest versions that it allows, and runs projects there: one
-of ours, one of the blocks of README.md, and that of docs/quickstart.md, over Redis and with the locks of
+of ours, one of the blocks of README.md, and that of docs/quickstart.md, on the embedded server and with the locks of
 ``override_locks()``.
 
 ``python -m tests.smoke [--python PYTHON] [lowest newest views]``; a project with views only has neither Celery nor
@@ -28,7 +28,7 @@ from tests.docs.readme import follow_readme
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Path(__file__).with_name("smokeproject")
-EXTRAS = {"lowest": "celery,hiredis,ninja", "newest": "celery,hiredis,ninja", "views": ""}
+EXTRAS = {"lowest": "celery,embedded,hiredis,ninja", "newest": "celery,embedded,hiredis,ninja", "views": ""}
 """What is installed in each environment, and ``testing`` where there are wheels for it."""
 
 
@@ -67,7 +67,7 @@ def passes(name: str, installed: Future[Path], folder: Path, servers: Sequence[E
         if "celery" in EXTRAS[name]:
             follow_readme(str(python), folder / "readme", servers[1].port or 0)  # both sell cake
             for options in ([], ["--in-process"]) if has_wheels_for_testing(str(python)) else ([],):
-                follow(str(python), folder / f"quickstart{len(options)}", servers[0].port or 0, *options)
+                follow(str(python), folder / f"quickstart{len(options)}", *options)
     except subprocess.CalledProcessError as error:
         failure = error
     print(f"{name}: {failure or 'passed'} ({time.monotonic() - started:.0f} s)", flush=True)  # noqa: T201
