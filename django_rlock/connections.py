@@ -301,13 +301,18 @@ def needs_no_cache(using: str) -> bool:
 
 
 def _is_in_memory(using: str) -> bool:
-    return get_settings(using).cache == MEMORY or _is_tested_without_redis(using)
+    return get_settings(using).cache.startswith(MEMORY) or _is_tested_without_redis(using)
+
+
+def _place_in_memory(using: str) -> str:
+    named = get_settings(using).cache
+    return named if named.startswith(MEMORY) else MEMORY
 
 
 def _pool_without_cache(using: str) -> redis.ConnectionPool:
     options = get_settings(using)
     if _is_in_memory(using):
-        return cast("redis.ConnectionPool", _memory().make_pool())
+        return cast("redis.ConnectionPool", _memory().make_pool(_place_in_memory(using)))
     if options.cache.startswith(EMBEDDED):
         return cast("redis.ConnectionPool", _embedded().make_pool(using, Path(str(options.folder)), options.idle_time))
     return redis.ConnectionPool.from_url(options.cache)
@@ -316,7 +321,8 @@ def _pool_without_cache(using: str) -> redis.ConnectionPool:
 def _start_store(using: str, pool: redis.ConnectionPool) -> None:
     """Start the server that an alias's store needs, which takes longer than a call may."""
     if _is_in_memory(using):
-        _memory().start()
+        quarantine = get_settings(using).longest_lease if NODE_MARK in using else None
+        _memory().start(_place_in_memory(using), quarantine)
     elif get_settings(using).cache.startswith(EMBEDDED):
         _embedded().start(pool)
 

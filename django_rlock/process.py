@@ -86,6 +86,11 @@ def on_changed_settings(stage: Stage, hook: Callable[[], object]) -> None:
     _hooks["settings"][stage].append(hook)
 
 
+def forget_settings() -> None:
+    """Forget what this process derived from the settings."""
+    _run("settings")
+
+
 def on_exit(stage: Stage, hook: Callable[[float], object]) -> None:
     """Call ``hook`` when the interpreter exits, with the number of seconds that it may take."""
     _hooks["exit"][stage].append(hook)
@@ -139,6 +144,7 @@ def _run(event: str) -> None:
 
 
 _pid = os.getpid()
+_is_forked = False
 _noticing = threading.Lock()
 
 
@@ -159,8 +165,14 @@ def _notice_fork() -> None:
             _after_fork()
 
 
+def is_forked() -> bool:
+    """Whether this process was forked from one that had loaded this package."""
+    return _is_forked
+
+
 def _after_fork() -> None:
-    global _pid  # noqa: PLW0603 - see above
+    global _is_forked, _pid  # noqa: PLW0603 - see above
+    _is_forked = True
     _run("fork")
     _pid = os.getpid()  # last, since other threads of the child go on when they see it
 
@@ -187,7 +199,7 @@ def _in_child(_: object = None) -> None:
 
 def _on_setting(*, setting: str, **_: object) -> None:
     if setting in SETTINGS:
-        _run("settings")
+        forget_settings()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -41,6 +41,11 @@ def is_test() -> bool:
     return tests is not None and hasattr(tests._TestState, "saved_data")  # noqa: SLF001
 
 
+def is_parallel_test_process() -> bool:
+    """Whether Django's test runner has started this process to run some of the tests."""
+    return bool(getattr(sys.modules.get("django.test.runner"), "_worker_id", 0))
+
+
 def own_client(cache: Any) -> Any:
     """The client through which a cache of Django's own backend sends its commands."""
     return cache._cache  # noqa: SLF001

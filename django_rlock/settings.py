@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +20,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.addresses import EXAMPLE, SCHEMES, is_well_formed, locations
-from django_rlock.process import remembered
+from django_rlock.process import forget_settings, remembered
 from django_rlock.redaction import shown
 
 DEFAULT_ALIAS = "default"
@@ -30,7 +31,7 @@ LOCKED_STATUSES = (423, 409, 429, 503)
 LONGEST = 100 * 365 * 24 * 3600.0
 """The longest duration, in seconds: a server's clock has an end."""
 MEMORY = "memory://"
-"""The place of the locks in a process's memory, in the form in which a URL of NODES names one."""
+"""The place of locks in a process's memory. ``memory://1`` in NODES is a node in the memory."""
 EMBEDDED = "embedded://"
 """What the place of an embedded server begins with; its folder follows."""
 FOLDER = ".rlock"
@@ -70,6 +71,8 @@ def _nodes(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(node, str) for node in value):
         raise _RefusedError("a list of CACHES aliases and redis://, rediss:// or unix:// URLs")
     for node in value:
+        if node.startswith(MEMORY):
+            continue
         if is_url(node) and not node.startswith(SCHEMES):
             raise _RefusedError(f"a list whose URLs begin with one of {', '.join(SCHEMES)}")
         if is_url(node) and not is_well_formed(node):
@@ -262,6 +265,21 @@ class AliasSettings:
 _OPTIONS = {item.name.upper(): item for item in fields(AliasSettings) if item.default is not MISSING}
 
 
+_changes: list[Callable[[dict[str, Any]], dict[str, Any]]] = []
+
+
+@contextmanager
+def changed_entries(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[None]:
+    """Have a function change RLOCK for some time, whatever a test sets it to meanwhile."""
+    _changes.append(change)
+    forget_settings()
+    try:
+        yield
+    finally:
+        _changes.remove(change)
+        forget_settings()
+
+
 def get_aliases() -> list[str]:
     """All aliases, including ``default`` even if RLOCK does not name it."""
     return sorted({DEFAULT_ALIAS, *_entries()})
@@ -327,7 +345,7 @@ def names_no_place(alias: str) -> bool:
 def _entries() -> dict[str, Any]:
     entries = getattr(django_settings, "RLOCK", None)
     if entries is None:
-        return {}
+        entries = {}
     if not isinstance(entries, dict):
         raise ImproperlyConfigured(f"RLOCK must be a dict of alias → options, not {type(entries).__name__}.")
     for alias in entries:
@@ -335,6 +353,8 @@ def _entries() -> dict[str, Any]:
             raise ImproperlyConfigured(
                 f"An alias in RLOCK must be a string without {NODE_MARK!r} and '://', not {shown(alias)}."
             )
+    for change in _changes:
+        entries = change(entries)
     return entries
 
 

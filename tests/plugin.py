@@ -6,6 +6,7 @@ RLOCK_TEST_IN_PROCESS set, it is the server of ``django_rlock.testing``, which m
 
 import os
 import signal
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -23,13 +24,17 @@ class InProcess(EmbeddedServer):
         from django_rlock.stores.memory import InProcessServer
 
         self._server = InProcessServer()
+        self._listener = self._server._server  # which listens here, and nowhere else
+        self._listener.server_bind()
+        self._listener.server_activate()
+        threading.Thread(target=self._listener.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
         """It ends with the process."""
 
     @property
     def url(self) -> str:
-        return self._server.url
+        return f"redis://127.0.0.1:{self._listener.server_address[1]}/0"
 
     def client(self, **options: Any) -> redis.Redis:
         return redis.Redis.from_url(self.url, decode_responses=True, **options)

@@ -1,17 +1,18 @@
-"""A server within this process that runs the same scripts as Redis: fakeredis, on a port of 127.0.0.1 or on none.
+"""Servers within this process that run the same scripts as Redis: fakeredis, reached by pairs of sockets.
 
-Its clock is that of the locks, whatever a test makes of the time.
+Their clock is that of the locks, whatever a test makes of the time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -19,15 +20,17 @@ from typing import Any
 import redis
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock import keys, scripts, threads
+from django_rlock import keys, process, scripts, threads
 from django_rlock.clock import monotonic, wall_offset
 from django_rlock.process import Owned
+from django_rlock.redis_internals import is_parallel_test_process
 from django_rlock.scripts import Script
+
+logger = logging.getLogger("django_rlock.stores")
 
 BEHAVES_LIKE = (7, 4)
 """The version of Redis whose commands it supports."""
 
-_idle: list[InProcessServer] = []
 _serving = threading.local()
 
 
@@ -59,18 +62,15 @@ class InProcessServer:
     woken within about 20 ms.
     """
 
-    def __init__(self, *, listens: bool = True) -> None:
+    def __init__(self) -> None:
         check_extra()
         _add_info()
         _set_clock()
         self._server = _make_server(
-            ("127.0.0.1", 0), bind_and_activate=listens, server_type="redis", server_version=BEHAVES_LIKE
+            ("127.0.0.1", 0), bind_and_activate=False, server_type="redis", server_version=BEHAVES_LIKE
         )
         self._server.daemon_threads = True
         self._numbers = itertools.count(1)
-        self.url = f"redis://127.0.0.1:{self._server.server_address[1]}/0"
-        if listens:
-            threading.Thread(target=self._server.serve_forever, name="rlock-in-process-server", daemon=True).start()
         self._load_scripts()
 
     def dial(self) -> socket.socket:
@@ -81,17 +81,22 @@ class InProcessServer:
 
     def _load_scripts(self) -> None:
         # fakeredis closes a connection after an error reply, such as the one for an unknown script.
-        sources = [script.source for script in vars(scripts).values() if isinstance(script, Script)]
-        pool = redis.ConnectionPool(connection_class=partial(MemoryConnection, server=lambda: self))
-        with contextlib.closing(redis.Redis(connection_pool=pool)) as client:
-            for source in sources:
-                client.script_load(source)
-        pool.disconnect()
+        with self._client() as client:
+            for script in vars(scripts).values():
+                if isinstance(script, Script):
+                    client.script_load(script.source)
 
     def give_vote(self, quarantine: float) -> None:
         """Let it vote as a node of RedLock: it has forgotten no lock."""
-        with redis.Redis.from_url(self.url) as client:
+        with self._client() as client:
             client.set(keys.voter_key(quarantine), _run_id(self._server.fake_server))
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[redis.Redis]:
+        pool = redis.ConnectionPool(connection_class=partial(MemoryConnection, dial=self.dial))
+        with contextlib.closing(redis.Redis(connection_pool=pool)) as client:
+            yield client
+        pool.disconnect()
 
     def forget(self) -> None:
         """Delete all its data."""
@@ -147,64 +152,76 @@ def _add_info() -> None:
         FakeSocket.info = command((), (bytes,))(info)  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def servers(number: int) -> Iterator[list[InProcessServer]]:
-    """A number of empty servers for exclusive use. They are started once and reused."""
-    taken = [_idle.pop() if _idle else InProcessServer() for _ in range(number)]
-    try:
-        for server in taken:
-            server.forget()
-        yield taken
-    finally:
-        _idle.extend(taken)
-
-
-# --- the store "memory" ----------------------------------------------------------------------------------------------
+# --- the servers of this process -------------------------------------------------------------------------------------
 
 
 class _Own:
-    """The server of this process, started when it is first needed; a forked child has another one."""
+    """The servers of this process by their places, each started when it is first needed; a forked child has others."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._server: InProcessServer | None = None
+        self._unused: list[InProcessServer] = []
+        self.servers: dict[str, InProcessServer] = {}
 
-    def server(self) -> InProcessServer:
-        return self._server or threads.elsewhere(self._start)
+    def server(self, place: str) -> InProcessServer:
+        return self.servers.get(place) or threads.elsewhere(self._start, place)
 
-    def _start(self) -> InProcessServer:
+    def _start(self, place: str) -> InProcessServer:
         with self._mutex:
-            if self._server is None:
-                self._server = InProcessServer(listens=False)
-            return self._server
+            if place not in self.servers:
+                self.servers[place] = self._unused.pop() if self._unused else _first_server()
+            return self.servers[place]
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[None]:
+        former, self.servers = self.servers, {}
+        try:
+            yield
+        finally:
+            used, self.servers = self.servers, former
+            for server in used.values():
+                server.forget()
+                self._unused.append(server)
+
+
+def _first_server() -> InProcessServer:
+    if process.is_forked() and not is_parallel_test_process():
+        logger.warning(
+            "This process was forked, and keeps locks in its own memory: its parent and other processes do not see "
+            "them. Where processes share locks, set STORE to 'embedded', or CACHE to a Redis, in RLOCK."
+        )
+    return InProcessServer()
 
 
 _own = Owned("connections", _Own, outlives_settings=True)
 
 
-def _own_server() -> InProcessServer:
-    return _own.value.server()
+def fresh() -> contextlib.AbstractContextManager[None]:
+    """Have empty servers for some time, and the same as before afterwards."""
+    return _own.value.fresh()
 
 
 class MemoryConnection(redis.Connection):
     """A connection to a server of this process: a pair of sockets that no other process knows."""
 
-    def __init__(self, *, server: Any = _own_server, **options: Any) -> None:
+    def __init__(self, *, dial: Callable[[], socket.socket], **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]
-        self._find = server
+        self._dial = dial
 
     def _connect(self) -> socket.socket:
-        sock: socket.socket = self._find().dial()
+        sock = self._dial()
         sock.settimeout(self.socket_timeout)
         return sock
 
 
-def make_pool() -> redis.ConnectionPool:
-    """A pool of connections to this process's server. Raises ImproperlyConfigured without the extra."""
+def make_pool(place: str) -> redis.ConnectionPool:
+    """A pool of connections to this process's server of a place. Raises ImproperlyConfigured without the extra."""
     check_extra()
-    return redis.ConnectionPool(connection_class=MemoryConnection)
+    return redis.ConnectionPool(connection_class=MemoryConnection, dial=lambda: _own.value.server(place).dial())
 
 
-def start() -> None:
-    """Start this process's server, which takes longer than a call may."""
-    _own_server()
+def start(place: str, quarantine: float | None) -> None:
+    """Start the server of a place, which takes longer than a call may. With the QUARANTINE of its alias, it votes."""
+    server = _own.value.server(place)
+    if quarantine:
+        server.give_vote(quarantine)

@@ -16,12 +16,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
+from unittest import TestCase
 
 from asgiref.sync import sync_to_async
-from django.conf import settings as django_settings
-from django.test.utils import TestContextDecorator, override_settings
+from django.test.utils import TestContextDecorator
 
 from django_rlock.clock import pretend_jump
 from django_rlock.drivers.identity import running_loop
@@ -29,8 +30,8 @@ from django_rlock.inspection import LockInfo, find_locks, lock_info
 from django_rlock.locks import rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
-from django_rlock.settings import DEFAULT_ALIAS, get_settings
-from django_rlock.stores import memory as server
+from django_rlock.settings import DEFAULT_ALIAS, MEMORY, changed_entries, get_aliases
+from django_rlock.stores import memory
 from django_rlock.threads import elsewhere
 
 __all__ = [
@@ -47,39 +48,58 @@ __all__ = [
 
 T = TypeVar("T")
 
-_CACHE = "rlock-in-process"
-_OF_REAL_SERVERS = {"CACHE", "STORE", "NODES", "NODE_ADDRESSES", "REPLICA_ACKS", "REPLICA_ACK_TIMEOUT"}
+C = TypeVar("C", bound=TestCase)
+
+_OF_REAL_SERVERS = {
+    *("CACHE", "FOLDER", "IDLE_TIME", "NODES", "NODE_ADDRESSES", "REPLICA_ACKS", "REPLICA_ACK_TIMEOUT", "STORE"),
+}
 _numbers = itertools.count(1)
 
 
 class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override_settings
     """Keep all locks in this process while a test runs: no Redis is needed, and no other test shares them.
 
-    It is a decorator for test functions, also async ones, and test case classes, and a context manager. The same
-    scripts run on a server within the process (``fakeredis``, from the extra ``testing``), so every kind of lock
-    behaves as over Redis. ``**options`` are added to each alias of RLOCK: ``override_locks(WATCHDOG_TIMEOUT=3)``.
+    It is a decorator for test functions, also async ones, and test case classes (with ``setUpClass`` and
+    ``setUpTestData``), and a context manager. The same scripts run on a server within the process (``fakeredis``, from
+    the extra ``testing``), so every kind of lock behaves as over Redis. ``**options`` are added to each alias of RLOCK:
+    ``override_locks(WATCHDOG_TIMEOUT=3)``.
 
-    The aliases of RLOCK stay, and those with NODES get as many nodes; CACHES keeps its other entries. Options for real
-    servers are dropped: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters. Processes that the test starts do not see
-    these locks. Raises ImproperlyConfigured when the extra is not installed, or RLOCK is wrong.
+    It holds whatever a test sets CACHES and RLOCK to meanwhile. The aliases of RLOCK stay, and those with NODES get as
+    many nodes. Options for real servers are dropped: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters. Processes that
+    the test starts do not see these locks; a forked process has locks of its own. Raises ImproperlyConfigured when the
+    extra is not installed, or RLOCK is not a dict.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self._options = options
+        self._ends: list[ExitStack] = []
 
     def enable(self) -> None:
         """Start."""
+        memory.check_extra()
         with ExitStack() as stack:
-            nodes: dict[str, list[server.InProcessServer]] = {}
-            stack.enter_context(_settings(stack, self._options, nodes))
-            _give_votes(nodes)
+            stack.enter_context(memory.fresh())
+            stack.enter_context(changed_entries(partial(_in_memory, self._options)))
+            get_aliases()  # refuses an RLOCK that is no dict
             stack.callback(_forget_holds_but, set(HOLDS.snapshot()))
-            self._ends = stack.pop_all()
+            self._ends.append(stack.pop_all())
 
     def disable(self) -> None:
         """End. Locks that are still held are dropped, in this process too."""
-        self._ends.close()
+        self._ends.pop().close()
+
+    def decorate_class(self, cls: type[C]) -> type[C]:
+        """Cover all that a test case class does, ``setUpTestData`` included; each test begins without locks."""
+        decorated: Any = super().decorate_class(cast("Any", cls))
+        set_up = decorated.setUpClass.__func__
+
+        def set_up_class(inner: type[TestCase]) -> None:
+            inner.enterClassContext(override_locks(**self._options))
+            set_up(inner)
+
+        decorated.setUpClass = classmethod(set_up_class)
+        return cast("type[C]", decorated)
 
 
 def _forget_holds_but(earlier: Collection[Hold]) -> None:
@@ -88,35 +108,22 @@ def _forget_holds_but(earlier: Collection[Hold]) -> None:
             HOLDS.remove(hold)
 
 
-def _give_votes(nodes: Mapping[str, list[server.InProcessServer]]) -> None:
-    for alias, its in nodes.items():
-        if quarantine := get_settings(alias).longest_lease:
-            for node in its:
-                node.give_vote(quarantine)
+def _in_memory(options: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """RLOCK with places in this process, and with further options."""
+    aliases = {DEFAULT_ALIAS: {}, **entries}
+    return {
+        alias: {**_place(alias, known), **options} if isinstance(known, Mapping) else known
+        for alias, known in aliases.items()
+    }
 
 
-def _settings(
-    stack: ExitStack, options: Mapping[str, Any], nodes: dict[str, list[server.InProcessServer]]
-) -> override_settings:
-    aliases: dict[str, Mapping[str, Any]] = {DEFAULT_ALIAS: {}, **getattr(django_settings, "RLOCK", {})}
-    (main,) = stack.enter_context(server.servers(1))
-    entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": main.url}
-    return override_settings(
-        CACHES={**django_settings.CACHES, _CACHE: entry},
-        RLOCK={alias: {**_places(stack, alias, known, nodes), **options} for alias, known in aliases.items()},
-    )
-
-
-def _places(
-    stack: ExitStack, alias: str, known: Mapping[str, Any], nodes: dict[str, list[server.InProcessServer]]
-) -> dict[str, Any]:
-    """The options of an alias, with servers in this process in place of its own; those of RedLocks are added to
-    ``nodes``."""
+def _place(alias: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an alias that stay, and its place in this process."""
     kept = {name: value for name, value in known.items() if name not in _OF_REAL_SERVERS}
-    if "NODES" not in known:
-        return {**kept, "CACHE": _CACHE}
-    nodes[alias] = stack.enter_context(server.servers(len(known["NODES"])))
-    return {**kept, "NODES": [node.url for node in nodes[alias]]}
+    nodes = known.get("NODES")
+    if isinstance(nodes, list | tuple):
+        return {**kept, "NODES": [f"{MEMORY}{alias}/{number}" for number in range(len(nodes))]}
+    return {**kept, "STORE": "memory"}
 
 
 def advance(seconds: float) -> None:
@@ -125,7 +132,7 @@ def advance(seconds: float) -> None:
     Leases that are not longer end, also those that the watchdog renews: their holders find the locks lost. No other
     clock moves, and no fake of the time moves this one.
     """
-    server.pass_time(seconds)
+    memory.pass_time(seconds)
     pretend_jump(seconds)
 
 

@@ -1,8 +1,5 @@
 """Locks in the process: the store "memory", and projects that name no place for their locks and have no Redis."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from django_rlock.checks import check_deployment, check_settings
 from django_rlock.connections import get_client
 from django_rlock.inspection import lock_info
 from django_rlock.stores import memory
-from tests.eventually import PATIENCE
 from tests.faces import BlockingFace as Face
 from tests.forking import in_child
 
@@ -44,7 +40,7 @@ def in_memory(settings: Any) -> Iterator[None]:
     settings.RLOCK = {"default": {"STORE": "memory"}}
     yield
     settings.RLOCK = {"default": {"STORE": "memory"}}
-    memory._own.value.server().forget()
+    memory._own.value.server("memory://").forget()
 
 
 async def test_locks_in_memory(face: Face, in_memory: None) -> None:
@@ -61,13 +57,30 @@ async def visit(face: Face) -> None:
         pass
 
 
-def test_a_forked_process_has_locks_of_its_own(in_memory: None) -> None:
+def test_a_forked_process_has_locks_of_its_own_and_says_so(in_memory: None, caplog: pytest.LogCaptureFixture) -> None:
     with RLock("stock:42"):
-        in_child(take_it)
+        in_child(lambda: take_it(caplog))
+    assert not caplog.records
 
 
-def take_it() -> None:
+def take_it(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert RLock("stock:42").acquire(blocking=False)
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("django_rlock.stores", "WARNING")
+    assert "This process was forked, and keeps locks in its own memory" in record.getMessage()
+
+
+def test_processes_of_a_parallel_test_run_are_meant_to_have_their_own(
+    in_memory: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django.test.runner._worker_id", 1)
+    in_child(lambda: in_silence(caplog))
+
+
+def in_silence(caplog: pytest.LogCaptureFixture) -> None:
     assert RLock("stock:42").acquire(blocking=False)
+    assert not caplog.records
 
 
 def test_workers_would_hold_one_lock_at_once(in_memory: None) -> None:
@@ -127,36 +140,3 @@ def test_a_cache_that_is_named_is_no_place_unless_it_has_a_redis(settings: Any, 
     assert [message.id for message in check_settings()] == ["django_rlock.E001"]
     with pytest.raises(ImproperlyConfigured, match="no Redis client"):
         rlock("stock:42").acquire()
-
-
-# --- a whole project -------------------------------------------------------------------------------------------------
-
-
-def manage(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.stores.bare.settings", **environ}
-    command = [sys.executable, "-m", "django", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=env)
-
-
-@pytest.mark.parametrize("args", [["check"], ["migrate"], ["test", "tests.stores.bare", "--parallel", "2"]])
-def test_commands_of_a_project_that_has_no_redis(args: list[str], tmp_path: Path) -> None:
-    environ = {"BARE_DATABASE": str(tmp_path / "db.sqlite3")} if args == ["migrate"] else {}
-    ended = manage(*args, **environ)
-    assert ended.returncode == 0, ended.stderr
-    assert ("django_rlock.W010" in ended.stderr) == (args[0] != "test")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("backend", ["", f"django.core.cache.backends.{PRIVATE[1]}"])
-@pytest.mark.parametrize("args", [[], ["--parallel", "3"], ["--shuffle"]])
-def test_tests_of_a_project_that_has_no_redis(args: list[str], backend: str) -> None:
-    ended = manage("test", "tests.stores.bare", *args, BARE_BACKEND=backend)
-    assert ended.returncode == 0, ended.stderr
-    assert "Ran 9 tests" in ended.stderr
-
-
-@pytest.mark.thorough
-def test_deploying_it_is_an_error() -> None:
-    ended = manage("check", "--deploy")
-    assert ended.returncode == 1
-    assert "django_rlock.E004" in ended.stderr

@@ -89,6 +89,7 @@ def test_what_is_left():
     testing.assert_no_locks_left("default")
 
 
+@pytest.mark.parametrize("place", ["Redis"], indirect=True)
 def test_no_server_is_no_proof(settings):
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"},

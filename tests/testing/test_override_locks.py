@@ -6,13 +6,14 @@ import threading
 import pytest
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
-from django.test import SimpleTestCase
+from django.test import SimpleTestCase, override_settings
 
 from django_rlock import FairLock, FencedLock, RedLock, RLock, Semaphore, rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
 from django_rlock.stores import memory
-from django_rlock.testing import hold, override_locks
+from django_rlock.testing import assert_locked, assert_not_locked, hold, override_locks
+from tests.forking import in_child
 
 pytest.importorskip("fakeredis", reason="lupa, which fakeredis needs, has no wheels for this Python")
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
@@ -120,8 +121,48 @@ class TestCaseOfAProject(SimpleTestCase):
         assert not rlock("stock:1").locked()
 
 
+class TestsThatSetCaches(SimpleTestCase):
+    def test_no_redis_is_needed_whatever_is_set_meanwhile(self):
+        with override_locks(), RLock("stock:1"):
+            for changed in {"CACHES": NOWHERE}, {"RLOCK": {"default": {"CACHE": "default"}}}, {"RLOCK": None}:
+                with self.settings(**changed):
+                    assert_locked("stock:1")
+                    assert not rlock("stock:1", owner="another").acquire(blocking=False)
+
+
+@override_locks()
+@override_settings(CACHES=NOWHERE, RLOCK={"default": {"CACHE": "default", "KIND": "rlock"}})
+class TestCaseWithClassSettings(SimpleTestCase):
+    taken = None
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        with rlock("data") as cls.taken:
+            assert_locked("data")
+
+    def test_its_settings_are_those_of_the_class(self):
+        assert type(self.taken) is RLock
+        assert type(rlock("stock:1")) is RLock
+        assert not rlock("data").locked()
+
+    def test_a_lock_that_setup_took_is_not_left(self):
+        assert_not_locked("data")
+
+
+def test_forked_processes_have_a_store_each():
+    with override_locks():
+        assert rlock("stock:1").acquire(blocking=False)
+        in_child(lambda: rlock("stock:1", owner="another").acquire())
+
+
+def test_forked_processes_have_nodes_each(settings):
+    settings.RLOCK = {"quorum": {"NODES": [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]}}
+    with override_locks(), RedLock("stock:1", using="quorum"):
+        in_child(lambda: RedLock("stock:1", using="quorum").acquire())
+
+
 def test_without_the_extra(monkeypatch):
     monkeypatch.setattr(memory, "find_spec", lambda _: None)
-    monkeypatch.setattr(memory, "_idle", [])
     with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-rlock\[testing\]'"), override_locks():
         pass
