@@ -92,8 +92,9 @@ class LockedTask(_DjangoTask):
     When a process of a prefork worker dies, the worker frees its lock at once. When a whole worker or machine dies, the
     lock ends with its lease; on the same machine the next message frees it earlier.
 
-    A plain call, ``build_report(7)``, and eager mode take the lock as well; they have no message to send again, so they
-    wait instead of retrying. ``build_report.run(7)`` runs the body without the lock. A ``__call__`` of a subclass or a
+    A plain call, ``build_report(7)``, and eager mode take the lock as well. They have no message to send again: with
+    ``"retry"``, a plain call waits as long as its retries would take, and eager mode ends as after the last one, with
+    LockTimeoutError. ``build_report.run(7)`` runs the body without the lock. A ``__call__`` of a subclass or a
     mixin, and ``autoretry_for``, are outside of the lock: whichever calls ``run`` has it, once.
 
     A bad or unknown option raises KeyTemplateError, ValueError or TypeError when the app makes the task; so does

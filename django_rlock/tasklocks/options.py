@@ -110,9 +110,11 @@ class TaskOptions:
         """How long to wait before the next retry, in seconds, after a number of retries."""
         return min(self.retry_max_delay, self.retry_delay * 2.0 ** min(retries, 64))
 
-    def wait_time_without_message(self) -> float | None:
-        """How long to wait if there is no message to send again: as long as all retries would take."""
-        if self.on_locked != "retry" or self.wait_time is None:
+    def wait_time_without_message(self, is_eager: bool) -> float | None:
+        """How long to wait if there is no message to send again: in a plain call as long as all retries would take, in
+        eager mode as before the last retry.
+        """
+        if is_eager or self.on_locked != "retry" or self.wait_time is None:
             return self.wait_time
         if self.max_retries is None:
             return None

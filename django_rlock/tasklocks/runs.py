@@ -28,6 +28,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold, context
 from django_rlock.locks.transactions import given_back_later
 from django_rlock.redaction import reason_of
+from django_rlock.redis_internals import is_test
 from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 from django_rlock.tasklocks.children import erase, note_of, write
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_rlock.celery")
 
+_NO_RETRY = "Eager mode sends no message again, so the task ends as after its last retry"
 _PAUSES = 0.1, 1.0
 """How long to wait before sending a message again is retried, in seconds."""
 
@@ -101,10 +103,14 @@ class Run:
         self.task_id = "" if request is None else str(request.id)
         self.delivery: Delivery | None = None
         self._place = place
-        if request is not None and not request.is_eager:
+        self._is_eager = request is not None and bool(request.is_eager)
+        if request is not None and not self._is_eager:
             self.delivery = Delivery(task, request, options.using, options.done_marker_time)
         self.lock = options.lock(self._names(args, kwargs), lease_time=options.lease_time, at_least=options.at_least)
         self.lock.wait_time = self._wait_time(self.delivery)
+        self._is_to_tell_wait = self.delivery is None and self.lock.wait_time is None
+        if self._is_to_tell_wait:
+            self.lock.wait_time = 0.0  # at first, since nothing else would say why the caller stands still
 
     @property
     def mark(self) -> str:
@@ -123,7 +129,7 @@ class Run:
     def _wait_time(self, delivery: Delivery | None) -> float | None:
         """How long to wait in the slot: not for the run whose copy this is, and not until the broker sends a copy."""
         if delivery is None:
-            return self.options.wait_time_without_message()
+            return self.options.wait_time_without_message(self._is_eager)
         wait_time = delivery.left_of(self.options.wait_time)
         if not wait_time:
             return 0.0
@@ -198,6 +204,8 @@ class Run:
         if found.frees_the_dead():
             return self.execute(body)
         delivery, on_locked = self.delivery, self.options.on_locked
+        if self._is_to_tell_wait:
+            return self._wait_on(error, body)
         if delivery is not None:
             error.waited += delivery.waited
             has_begun = delivery.has_begun or found.has(self.task_id)
@@ -219,7 +227,17 @@ class Run:
         error = _described(error, self.lock)
         if callable(on_locked):
             return on_locked(self.task, error)
+        if self._is_eager and on_locked == "retry":
+            self.log(logging.WARNING, "%s: %s", _NO_RETRY, error)
+            error.add_note(f"{_NO_RETRY}.")
         raise error
+
+    def _wait_on(self, error: LockTimeoutError, body: Callable[[], Any]) -> Any:
+        described = _described(error, self.lock)
+        text = "waits without limit, as there is no message to send again: %s"
+        self.log(logging.WARNING if self._is_eager or is_test() else logging.INFO, text, described)
+        self._is_to_tell_wait, self.lock.wait_time = False, None
+        return self.execute(body)
 
     def _skipped(self, error: LockTimeoutError, found: _Holders) -> Skipped | None:
         waited = f" and was not free within {error.waited:.1f} s" if error.waited >= 0.05 else ""

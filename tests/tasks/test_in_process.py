@@ -105,11 +105,8 @@ def is_locked(name="job"):
     return FairLock(name).locked()
 
 
-CALLS = [
-    pytest.param(lambda task: task.delay().get(), id="delay"),
-    pytest.param(lambda task: task.apply().get(), id="apply"),
-    pytest.param(lambda task: task(), id="call"),
-]
+DELAY_APPLY_CALL = [lambda task: task.delay().get(), lambda task: task.apply().get(), lambda task: task()]
+CALLS = [pytest.param(call, id=name) for call, name in zip(DELAY_APPLY_CALL, ["delay", "apply", "call"], strict=True)]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -133,12 +130,39 @@ def test_skip(make, somebody_else, received, call):
     assert [signal["reason"] for signal in skipped] == ["lock 'job' is held by another owner"]
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("options", [{"on_locked": "wait"}, {"on_locked": "retry"}], ids=str)
-def test_wait_and_retry_wait(make, somebody_else, call, options):
-    task = make(lambda self: somebody_else.is_set(), max_retries=0, **options)
-    threading.Timer(0.1, somebody_else.set).start()
-    assert call(task) is True, "it ran before the other one was told to release"
+@pytest.mark.parametrize(
+    ("call", "on_locked"), [*((call, "wait") for call in DELAY_APPLY_CALL), (DELAY_APPLY_CALL[2], "retry")]
+)
+def test_waiting_without_limit_is_said(make, somebody_else, call, on_locked, caplog):
+    task = make(lambda self: somebody_else.is_set(), max_retries=0, on_locked=on_locked)
+    told = threading.Event()
+
+    def note(_: logging.LogRecord) -> bool:
+        told.set()
+        return True
+
+    caplog.handler.addFilter(note)
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(call, task)
+        assert told.wait(UNTIL_SERVED), "it waits silently"
+        somebody_else.set()
+        assert called.result(UNTIL_SERVED) is True, "it ran before the other one was told to release"
+    assert "waits without limit, as there is no message to send again: Lock 'job'" in caplog.text
+
+
+@pytest.mark.parametrize("call", DELAY_APPLY_CALL[:2])
+@pytest.mark.parametrize("options", [{}, {"lock_max_retries": 500}, {"lock_wait_time": 0.05}], ids=str)
+def test_eager_retry_ends_at_once_with_the_error_of_the_last_retry(make, somebody_else, call, options, caplog):
+    task = make(lambda self: "ran", on_locked="retry", **options)
+    with pytest.raises(LockTimeoutError, match="job") as caught:
+        call(task)
+    assert not somebody_else.is_set()
+    assert caught.value.__notes__ == ["Eager mode sends no message again, so the task ends as after its last retry."]
+    assert "Eager mode sends no message again, so the task ends as after its last retry: Lock 'job'" in caplog.text
+
+
+def test_eager_retry_runs_when_the_lock_is_free(make):
+    assert make(lambda self: "ran", on_locked="retry").delay().get() == "ran"
 
 
 @pytest.mark.parametrize("call", CALLS)
