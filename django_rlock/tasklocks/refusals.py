@@ -7,9 +7,6 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from celery.app.defaults import SETTING_KEYS
-from celery.app.task import Task
-
 _QUEUED = "write lock_scope='queue', on_queued='raise', or on_queued='return' where it was False"
 _EXPIRY = (
     "remove it: the lock of a run is renewed; lock_queue_time=… limits how long a message that does not start counts"
@@ -60,15 +57,14 @@ LEFTOVERS = {
 }
 """The settings of an app that only another library reads, by its module."""
 
-_SETTINGS = {setting: attribute for attribute, setting in Task.from_config}
-"""The app's settings for which a task has an attribute."""
-
 _BEGINNINGS = "lock", "on_lock", "onlock", "on_queue", "onqueue", "done_marker", "donemarker"
 """How misspelt options begin; other attributes are the task's own."""
 
 
 def refuse_unknown(task: type, label: str, known: Collection[str]) -> None:
     """Raise TypeError for an attribute without effect: a misspelt option, another library's option, or a setting."""
+    from celery.app.defaults import SETTING_KEYS  # the checks load this module where Celery may be missing
+
     for name, value in vars(task).items():
         if name in known:
             continue
@@ -125,7 +121,10 @@ def _key(arguments: Collection[str]) -> str:
 
 
 def _right(setting: str) -> str:
-    attribute = _SETTINGS.get(setting, setting.removeprefix("task_"))
+    from celery.app.task import Task
+
+    attributes = {name: attribute for attribute, name in Task.from_config}
+    attribute = attributes.get(setting, setting.removeprefix("task_"))
     if hasattr(Task, attribute):
         return f"the attribute of a task is {attribute!r}"
     return "set it in the configuration"

@@ -49,6 +49,26 @@ def test_the_decorator_is_loaded_when_it_is_used() -> None:
     assert loaded_by("from django_rlock import distributed_lock") == OFTEN
 
 
+def test_a_project_needs_no_celery() -> None:
+    program = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "celery":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django.contrib.contenttypes", "django_rlock"])
+django.setup()
+from django.core.management import call_command
+call_command("check")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
 def test_all_that_is_exported_is_there() -> None:
     assert {*django_rlock.__all__} <= {*dir(django_rlock)}
     assert all(getattr(django_rlock, name) is not None for name in django_rlock.__all__)
