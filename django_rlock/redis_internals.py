@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import socket
 import sys
+from inspect import Parameter, signature
 from typing import Any
 
+import redis
+import redis.cluster
 from redis._parsers import BaseParser
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-_parse_error: Any = BaseParser.parse_error
+_parse_error: Any = getattr(redis.cluster, "ClusterParser", BaseParser).parse_error  # the first until redis-py 6
+_command = signature(redis.ConnectionPool.get_connection).parameters.get("command_name")
+_WANTS_COMMAND = _command is not None and _command.default is Parameter.empty
 
 
 def error_from(text: str) -> RedisError:
@@ -27,6 +32,11 @@ def take_socket(connection: Any) -> socket.socket:
     # The connection's parser would read on from the socket, or close it when it is collected.
     connection._parser.on_disconnect()  # noqa: SLF001
     return sock  # type: ignore[no-any-return]
+
+
+def connection_of(pool: Any) -> Any:
+    """A connection of a pool; redis-py 5.2 wants to hear a command, which it does not use."""
+    return pool.get_connection("") if _WANTS_COMMAND else pool.get_connection()
 
 
 def primary_url(cache: Any) -> str:

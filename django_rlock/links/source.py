@@ -12,7 +12,7 @@ from redis.sentinel import MasterNotFoundError
 
 from django_rlock.links.link import Link, Place, keep_alive
 from django_rlock.redaction import hide_secrets, shown
-from django_rlock.redis_internals import take_socket
+from django_rlock.redis_internals import connection_of, take_socket
 
 UNSET_TIMEOUT = 5.0
 """How long to wait for a reply if the cache sets no SOCKET_TIMEOUT, in seconds."""
@@ -115,7 +115,7 @@ class Source:
         pool = copy(self.pool)
         pool.reset()
         pool.connection_class = _prepared(pool.connection_class, prepare)
-        return pool.get_connection()
+        return connection_of(pool)
 
 
 def _makes_its_own(pool: Any) -> bool:

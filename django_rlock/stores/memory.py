@@ -19,6 +19,7 @@ from typing import Any
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from django_rlock import keys, process, scripts, threads
 from django_rlock.clock import monotonic, wall_offset
@@ -143,13 +144,15 @@ def _run_id(server: object) -> str:
 def _add_info() -> None:
     """Add INFO, which fakeredis lacks, and by which RedLock identifies its nodes."""
     from fakeredis._commands import SUPPORTED_COMMANDS, command
-    from fakeredis._socket._fakesocket import FakeSocket
+
+    is_split = find_spec("fakeredis._socket")  # from 2.40 on
+    FakeSocket = import_string(f"fakeredis.{'_socket.' if is_split else ''}_fakesocket.FakeSocket")  # noqa: N806
 
     def info(self: Any, *_sections: bytes) -> bytes:
         return f"run_id:{_run_id(self._server)}\r\n".encode()
 
     if "info" not in SUPPORTED_COMMANDS:
-        FakeSocket.info = command((), (bytes,))(info)  # type: ignore[attr-defined]
+        FakeSocket.info = command((), (bytes,))(info)
 
 
 # --- the servers of this process -------------------------------------------------------------------------------------
