@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from celery.contrib.django.task import DjangoTask
 from celery.signals import worker_init
@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 
     from django_rlock.inspection import LockInfo
 
-    _DjangoTask = DjangoTask[..., Any]
-else:
-    _DjangoTask = DjangoTask
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 __all__ = ["LockedTask", "Skipped"]
 
 
-class LockedTask(_DjangoTask):
+class LockedTask(DjangoTask[P, R_co]):
     """A task that runs under a lock, so that two runs with the same key never overlap::
 
         @shared_task(base=LockedTask, lock_key="report:<account_id>")
@@ -193,7 +192,7 @@ class LockedTask(_DjangoTask):
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> AsyncResult[Any]:
+    ) -> AsyncResult[R_co]:
         """Celery's method. Raises KeyTemplateError for arguments from which no key can be made, naming the argument.
 
         With ``lock_scope`` ``"queue"`` or ``"until_start"`` it returns the result of the message that is queued
@@ -241,7 +240,7 @@ OPTIONS = frozenset(
 """The names of a task's options."""
 
 
-def _stores_errors(task: LockedTask) -> bool:
+def _stores_errors(task: LockedTask[..., Any]) -> bool:
     """Whether Celery stores an error of the run: not that its message was sent again, as it may run elsewhere."""
     return not vars(task.request).get(SENT_AGAIN)
 

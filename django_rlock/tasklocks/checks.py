@@ -93,14 +93,14 @@ def _leftovers() -> Iterator[CheckMessage]:
                 yield CheckWarning(text, hint=HINT, id="django_rlock.W023")
 
 
-def _locked_tasks() -> list[LockedTask]:
+def _locked_tasks() -> list[LockedTask[..., Any]]:
     from celery import current_app
 
     tasks: list[Any] = [task for _, task in sorted(current_app.tasks.items())]
     return [task for task in tasks if getattr(task, "_is_locked", False)]
 
 
-def _errors(task: LockedTask) -> Iterator[CheckMessage]:
+def _errors(task: LockedTask[..., Any]) -> Iterator[CheckMessage]:
     from django_rlock.tasklocks.places import unfit_alias
 
     if not _is_known(task.lock_using):
@@ -128,7 +128,7 @@ def _is_known(using: str) -> bool:
         return True  # another check reports it, once
 
 
-def _doubts(task: LockedTask) -> Iterator[CheckMessage]:
+def _doubts(task: LockedTask[..., Any]) -> Iterator[CheckMessage]:
     from django_rlock.tasklocks.deliveries import UNNOTICED, visibility_timeout
 
     conf: Any = task.app.conf
@@ -154,5 +154,5 @@ def _doubts(task: LockedTask) -> Iterator[CheckMessage]:
                        f"{visibility:g} s; set visibility_timeout to more, so that no copy waits", "W021")  # fmt: skip
 
 
-def _warning(task: LockedTask, text: str, number: str) -> CheckMessage:
+def _warning(task: LockedTask[..., Any], text: str, number: str) -> CheckMessage:
     return CheckWarning(f"{task.name} {text}.", hint=HINT, id=f"django_rlock.{number}")

@@ -45,7 +45,7 @@ class TaskOptions:
     queue_time: float
 
     @classmethod
-    def of(cls, task: type[LockedTask]) -> TaskOptions:
+    def of(cls, task: type[LockedTask[..., Any]]) -> TaskOptions:
         """Read the options of a task class. Raises KeyTemplateError, ValueError or TypeError for a bad one."""
         _check_body(task)
         if task.lock_kind not in (None, *KINDS):
@@ -76,7 +76,7 @@ class TaskOptions:
             queue_time=_delay(task, "lock_queue_time"),
         )
 
-    def on_queued_of(self, task: LockedTask, options: dict[str, Any]) -> str:
+    def on_queued_of(self, task: LockedTask[..., Any], options: dict[str, Any]) -> str:
         """Take ``on_queued`` out of the options of one call, which may choose between the result and an error."""
         chosen = options.pop("on_queued", None)
         if chosen is None:
@@ -121,7 +121,7 @@ class TaskOptions:
         return self.wait_time + sum(map(self.delay, range(self.max_retries)))
 
 
-def _check_body(task: type[LockedTask]) -> None:
+def _check_body(task: type[LockedTask[..., Any]]) -> None:
     run: Any = body_of(task)
     if inspect.iscoroutinefunction(getattr(run, "__func__", run)):
         raise TypeError(
@@ -130,7 +130,7 @@ def _check_body(task: type[LockedTask]) -> None:
         )
 
 
-def _check_scope(task: type[LockedTask]) -> None:
+def _check_scope(task: type[LockedTask[..., Any]]) -> None:
     scope, on_queued = task.lock_scope, task.on_queued
     if scope not in SCOPES:
         raise ValueError(f"{task.name}: lock_scope must be one of {SCOPES}, not {scope!r}.")
@@ -151,7 +151,7 @@ def _check_scope(task: type[LockedTask]) -> None:
         raise TypeError(f"{task.name}: lock_scope={scope!r} takes one lock_key, not a list of them.")
 
 
-def _check_permits(task: type[LockedTask]) -> None:
+def _check_permits(task: type[LockedTask[..., Any]]) -> None:
     if task.lock_permits is None:
         return
     if task.lock_scope != "run":
@@ -163,7 +163,7 @@ def _check_permits(task: type[LockedTask]) -> None:
         raise type(error)(f"{task.name}: lock_permits: {error}") from None
 
 
-def _on_locked(task: type[LockedTask]) -> str | Callable[..., Any]:
+def _on_locked(task: type[LockedTask[..., Any]]) -> str | Callable[..., Any]:
     on_locked: Any = inspect.getattr_static(task, "on_locked")  # not bound to the class or a task
     if callable(on_locked):
         if error := misfit(on_locked, 2):
@@ -173,14 +173,16 @@ def _on_locked(task: type[LockedTask]) -> str | Callable[..., Any]:
     return on_locked  # type: ignore[no-any-return]
 
 
-def _seconds(task: type[LockedTask], option: str, checked: Callable[[Duration | None], float | None]) -> float | None:
+def _seconds(
+    task: type[LockedTask[..., Any]], option: str, checked: Callable[[Duration | None], float | None]
+) -> float | None:
     try:
         return checked(getattr(task, option))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{task.name}: {option}: {error}") from None
 
 
-def _delay(task: type[LockedTask], option: str) -> float:
+def _delay(task: type[LockedTask[..., Any]], option: str) -> float:
     value = getattr(task, option)
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
@@ -188,7 +190,7 @@ def _delay(task: type[LockedTask], option: str) -> float:
     return float(seconds)
 
 
-def _count(task: type[LockedTask], option: str) -> int | None:
+def _count(task: type[LockedTask[..., Any]], option: str) -> int | None:
     value: Any = getattr(task, option)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise ValueError(f"{task.name}: {option} must be 0 or more, or None for no limit, not {value!r}.")

@@ -82,7 +82,9 @@ _warned: set[str] = set()
 class Place:
     """The place of one message in the queue, as seen by the sender or the worker."""
 
-    def __init__(self, task: LockedTask, lock_name: str, task_id: str, token: str, mark: str | None = None) -> None:
+    def __init__(
+        self, task: LockedTask[..., Any], lock_name: str, task_id: str, token: str, mark: str | None = None
+    ) -> None:
         self._task = task
         self.task_id = task_id
         self._options = options = task._rlock  # noqa: SLF001
@@ -94,7 +96,7 @@ class Place:
         self._is_left = False
 
     @classmethod
-    def of_request(cls, task: LockedTask, request: Context) -> Place | None:
+    def of_request(cls, task: LockedTask[..., Any], request: Context) -> Place | None:
         """The place of a message that runs, if it has one; the same object each time."""
         found = vars(request)
         if PLACE in found and _OBJECT not in found:
@@ -102,7 +104,7 @@ class Place:
         return found.get(_OBJECT)
 
     @classmethod
-    def of_header(cls, task: LockedTask, header: Header, task_id: str) -> Place:
+    def of_header(cls, task: LockedTask[..., Any], header: Header, task_id: str) -> Place:
         token, _, mark, lock_name = header
         return cls(task, lock_name, task_id, token, mark)
 
@@ -211,7 +213,7 @@ def _value_in(known: bytes) -> str:
     return known.decode().partition("\n")[0].removeprefix(_UNSENT)
 
 
-def mark_of(task: LockedTask) -> str:
+def mark_of(task: LockedTask[..., Any]) -> str:
     """A mark that the owners of all runs of a task have in common, unless their messages come by different brokers."""
     conf: Any = task.app.conf
     options = conf.broker_transport_options or {}
@@ -227,7 +229,7 @@ def _mark(name: str, urls: str, prefix: str) -> str:
     return blake2b("\n".join([name, prefix, *brokers]).encode(), digest_size=_MARK_BYTES).hexdigest()
 
 
-def unfit_alias(task: LockedTask) -> str:
+def unfit_alias(task: LockedTask[..., Any]) -> str:
     """The error text for an alias with several nodes."""
     needs = f"{task.name}: lock_scope={task.lock_scope!r} needs an alias with one server or one cluster"
     return f"{needs}, and {task.lock_using!r} has NODES."
@@ -237,7 +239,7 @@ def unfit_alias(task: LockedTask) -> str:
 
 
 def send_once(
-    task: LockedTask,
+    task: LockedTask[..., Any],
     lock_name: Callable[[], str],
     args: tuple[tuple[Any, ...], dict[str, Any]],
     task_id: str,
@@ -261,7 +263,7 @@ def send_once(
 
 
 def _send_again(
-    task: LockedTask,
+    task: LockedTask[..., Any],
     header: Header,
     task_id: str,
     queue: str,
@@ -287,7 +289,11 @@ def _send_again(
 
 
 def _send_in(
-    place: Place, task: LockedTask, task_id: str, options: dict[str, Any], send: Callable[..., AsyncResult[Any]]
+    place: Place,
+    task: LockedTask[..., Any],
+    task_id: str,
+    options: dict[str, Any],
+    send: Callable[..., AsyncResult[Any]],
 ) -> AsyncResult[Any]:
     try:
         result = send(task_id=task_id, **options)
@@ -298,7 +304,7 @@ def _send_in(
     return result
 
 
-def _keep(place: Place, task: LockedTask, options: Mapping[str, Any]) -> None:
+def _keep(place: Place, task: LockedTask[..., Any], options: Mapping[str, Any]) -> None:
     """Keep the place of a message that was sent. If that fails, it expires soon, and another message may be sent."""
     with logged(task):
         place.keep(_time_in_queue(task, options))
@@ -310,7 +316,7 @@ def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
     return result
 
 
-def _left_to(other: str, task: LockedTask, place: Place, on_queued: str) -> AsyncResult[Any]:
+def _left_to(other: str, task: LockedTask[..., Any], place: Place, on_queued: str) -> AsyncResult[Any]:
     lock = place.lock
     if on_queued == "raise":
         raise TaskQueuedError(lock.name, other)
@@ -320,7 +326,9 @@ def _left_to(other: str, task: LockedTask, place: Place, on_queued: str) -> Asyn
     return sent(task.AsyncResult(other), was_sent=False)
 
 
-def _queue_of(task: LockedTask, args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]) -> str:
+def _queue_of(
+    task: LockedTask[..., Any], args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]
+) -> str:
     """The name of the queue to which a message goes, for those who look at places; "" if that is not known."""
     app: Any = task.app
     try:
@@ -336,7 +344,7 @@ def _was_sent_before(options: Mapping[str, Any], headers: Mapping[str, Any]) -> 
     return bool(options.get("retries")) or TOKEN in headers
 
 
-def _is_of_a_canvas(task: LockedTask, options: Mapping[str, Any]) -> bool:
+def _is_of_a_canvas(task: LockedTask[..., Any], options: Mapping[str, Any]) -> bool:
     """Whether others wait for this message: a chord, a group, the rest of a chain, a callback, a replaced task."""
     parts = "group_id", "chord", "link", "replaced_task_nesting"
     if not any(map(options.get, parts)) and options.get("chain") is None:
@@ -353,7 +361,7 @@ def _is_of_a_canvas(task: LockedTask, options: Mapping[str, Any]) -> bool:
     return True
 
 
-def _time_in_queue(task: LockedTask, options: Mapping[str, Any]) -> float:
+def _time_in_queue(task: LockedTask[..., Any], options: Mapping[str, Any]) -> float:
     """The longest time that a message may wait from now on, in seconds."""
     starts = max(_seconds_until(task, options.get(name)) for name in ("eta", "countdown"))
     expires = options.get("expires", task.expires)
@@ -361,7 +369,7 @@ def _time_in_queue(task: LockedTask, options: Mapping[str, Any]) -> float:
     return min(starts + task._rlock.queue_time, longest)  # noqa: SLF001
 
 
-def _seconds_until(task: LockedTask, moment: float | str | datetime | None) -> float:
+def _seconds_until(task: LockedTask[..., Any], moment: float | str | datetime | None) -> float:
     if moment is None or isinstance(moment, int | float):
         return float(moment or 0)
     when: Any = maybe_iso8601(moment)
@@ -369,7 +377,7 @@ def _seconds_until(task: LockedTask, moment: float | str | datetime | None) -> f
 
 
 @contextmanager
-def logged(task: LockedTask) -> Iterator[None]:
+def logged(task: LockedTask[..., Any]) -> Iterator[None]:
     """Log that Redis is unreachable, if only a place in the queue is affected."""
     try:
         yield

@@ -54,7 +54,7 @@ locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
 
 
 def run_message(
-    task: LockedTask, args: tuple[Any, ...], kwargs: dict[str, Any], request: Context, body: Callable[[], Any]
+    task: LockedTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], request: Context, body: Callable[[], Any]
 ) -> Any:
     """Run the body as ``Run.execute`` does.
 
@@ -73,7 +73,7 @@ def run_message(
     return result
 
 
-def _is_outcome(task: LockedTask, error: Exception) -> bool:
+def _is_outcome(task: LockedTask[..., Any], error: Exception) -> bool:
     """Whether the task fails with an error, which ``autoretry_for``, around the lock, does not take for a retry."""
     retried: Any = getattr(task, "autoretry_for", ())
     never: Any = getattr(task, "dont_autoretry_for", ())
@@ -92,7 +92,7 @@ class Run:
 
     def __init__(
         self,
-        task: LockedTask,
+        task: LockedTask[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         request: Context | None = None,

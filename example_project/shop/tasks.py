@@ -33,7 +33,7 @@ def kill_the_holder() -> None:
 
 
 @shared_task(base=LockedTask, lock_key="report:<account_id>", bind=True)
-def build_report(self: LockedTask, account_id: int) -> None:
+def build_report(self: LockedTask[..., Any], account_id: int) -> None:
     report = Report.objects.filter(task_id=str(self.request.id), account_id=account_id)
     report.update(state=Report.State.RUNNING)
     time.sleep(REPORT_TIME)  # add up the year

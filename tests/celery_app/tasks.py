@@ -58,11 +58,11 @@ class RunsAsATask(Runs, Task[..., Any]):
     abstract = True
 
 
-class RunsFirst(Runs, LockedTask):
+class RunsFirst(Runs, LockedTask[..., Any]):
     pass
 
 
-class RunsLast(LockedTask, RunsAsATask):
+class RunsLast(LockedTask[..., Any], RunsAsATask):
     pass
 
 
@@ -255,7 +255,7 @@ def queues_and_never_begins(self, log, how):
     return work(self, log)
 
 
-class Interrupted(LockedTask):
+class Interrupted(LockedTask[..., Any]):
     """A task whose soft time limit comes before it does anything."""
 
     def __call__(self, *args, **kwargs):
@@ -269,7 +269,7 @@ def queues_and_is_interrupted(self, log):
     return work(self, log)
 
 
-class Ends(LockedTask):
+class Ends(LockedTask[..., Any]):
     """A task that ends in a way, and at a point, that its message names."""
 
     WAYS: ClassVar[dict[str, Callable[[], object]]] = {

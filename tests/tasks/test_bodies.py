@@ -59,7 +59,7 @@ class Super(Task[..., Any]):
         return super().__call__(*args, **kwargs)
 
 
-class Own(LockedTask):
+class Own(LockedTask[..., Any]):
     def __call__(self, *args, **kwargs):
         calls.append("base")
         return self.run(*args, **kwargs)
@@ -75,7 +75,7 @@ class OfOwn(Own):
         return super().__call__(*args, **kwargs)
 
 
-class Twice(LockedTask):
+class Twice(LockedTask[..., Any]):
     def __call__(self, *args, **kwargs):
         calls.append("base")
         self.run(*args, **kwargs)
@@ -150,7 +150,7 @@ def test_a_worker_locks_what_a_call_of_a_base_runs(worker, log, task):
 def test_a_call_that_no_order_of_the_bases_reaches_is_refused(app):
     with pytest.raises(TypeError, match=r"job: Late.__call__ is never called.* 'class MyTask\(Late, LockedTask\)'"):
 
-        class Job(LockedTask, Late):
+        class Job(LockedTask[..., Any], Late):
             name = "job"
 
 
@@ -180,7 +180,7 @@ def test_calls_within_the_body(app, taken, way, base):
 
 
 def test_bodies_of_classes(app, taken, way):
-    class First(LockedTask):
+    class First(LockedTask[..., Any]):
         name, lock_key = "first", "job:<key>"
 
         def run(self, key):
@@ -196,7 +196,7 @@ def test_bodies_of_classes(app, taken, way):
         def run(self, key):
             return [self.lock.name, "mixin"]  # type: ignore[attr-defined]
 
-    class Third(Mixin, LockedTask):
+    class Third(Mixin, LockedTask[..., Any]):
         name, lock_key = "third", "job:<key>"
 
     for kind in (First, Second, Third):
@@ -273,7 +273,7 @@ def test_autoretry_sees_the_errors_of_the_lock(app, kind, registers, own_server)
     attempts: list[Any] = []
     server = own_server() if kind is LockUnavailableError else None
 
-    class Noted(LockedTask):
+    class Noted(LockedTask[..., Any]):
         def retry(self, *args, exc=None, **kwargs):  # what autoretry_for calls
             attempts.append(type(exc))
             raise Ignore

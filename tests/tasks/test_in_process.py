@@ -439,7 +439,7 @@ def test_soft_time_limit_while_the_outcome_is_read_ends_the_task(app, make, monk
         Delivery(task, Context(id="1"), "default", None)._outcome_is_stored()
 
 
-class Based(LockedTask):
+class Based(LockedTask[..., Any]):
     lock_wait_time = 0
 
 

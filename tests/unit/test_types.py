@@ -3,6 +3,8 @@
 from typing import assert_type
 
 import pytest
+from celery import Celery
+from celery.result import AsyncResult
 
 from django_rlock import (
     BaseLock,
@@ -17,6 +19,7 @@ from django_rlock import (
     WriteLock,
     rlock,
 )
+from django_rlock.celery import LockedTask
 
 NAME = "stock:42"
 
@@ -36,6 +39,31 @@ def test_the_kind_tells_the_class():
         (rlock(NAME, "b"), MultiLock),
     ):
         assert type(lock) is kind
+
+
+class Build(LockedTask[[int, str], str]):
+    name = "build"
+
+    def run(self, account_id: int, title: str) -> str:
+        return f"{title} {account_id}"
+
+
+def build(account_id: int, title: str) -> str:
+    return f"{title} {account_id}"
+
+
+def test_a_task_has_its_parameters_and_its_result():
+    with Celery("types", broker="memory://", set_as_current=False) as app:
+        app.conf.task_always_eager = True
+        decorated: LockedTask[[int, str], str] = app.task(base=LockedTask, shared=False)(build)
+        of_a_class = Build()
+        app.register_task(of_a_class)
+        for task in (decorated, of_a_class):
+            assert assert_type(task(7, "report"), str) == "report 7"
+            assert assert_type(task.delay(7, "report"), AsyncResult[str]).get() == "report 7"
+            task.delay("report", 7)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="title"):
+                task.delay(7)  # type: ignore[call-arg]
 
 
 def test_type_checkers_refuse_a_misspelt_attribute() -> None:
