@@ -253,7 +253,7 @@ class BaseLock(Handle):
 
     def enter(self, *, describe: bool = True) -> None:
         """Enter a block, as ``with`` does; ``__exit__`` leaves it. Without ``describe``, LockTimeoutError does not name
-        the holder, which saves a command."""
+        the holder, which saves a command, and the caller logs it."""
         driver = blocking_driver(self)
         run_flow(self._enter, (driver, self._owner(driver), describe))
 
@@ -302,7 +302,7 @@ class BaseLock(Handle):
         if self.until_commit:
             check_until_commit(self, driver)
         started = driver.now()
-        claim = Claim(owner, self.wait_time, self.lease_time, scoped=1)
+        claim = Claim(owner, self.wait_time, self.lease_time, scoped=1, tells=describe)
         if not await engine.ask_for(self, driver, claim):
             failed = claim.failed
             raise LockTimeoutError(

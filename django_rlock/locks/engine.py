@@ -59,23 +59,31 @@ class Claim:
 
     ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
     (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once``
-    there is no waiting for another owner, only for an unreachable server.
+    there is no waiting for another owner, only for an unreachable server. ``tells`` is whether a lock that is taken is
+    news to the log; if not, the caller logs it.
 
     After an acquire that did not succeed, ``failed`` is the attempt.
     """
 
-    __slots__ = ("failed", "lease", "once", "owner", "scoped", "wait")
+    __slots__ = ("failed", "lease", "once", "owner", "scoped", "tells", "wait")
 
     failed: Attempt
 
     def __init__(
-        self, owner: Owner, wait: float | None, lease: float | None, scoped: int = 0, once: bool = False
+        self,
+        owner: Owner,
+        wait: float | None,
+        lease: float | None,
+        scoped: int = 0,
+        once: bool = False,
+        tells: bool = True,
     ) -> None:
         self.owner = owner
         self.wait = wait
         self.lease = lease
         self.scoped = scoped
         self.once = once or wait == 0
+        self.tells = tells
 
     def lease_under(self, options: AliasSettings) -> float:
         """The lease to request from the server, in seconds."""
@@ -109,7 +117,7 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     finally:
         owner.is_calling = before
     if not taken:
-        tell_timed_out(claim.failed, driver.now() - started)
+        tell_timed_out(claim.failed, driver.now() - started, claim.tells)
     elif lock.at_least is not None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(lock.at_least, driver.now())

@@ -50,9 +50,10 @@ def release_level(lock: Named, held: float) -> int:
     return logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING
 
 
-def tell_timed_out(failed: Attempt, waited: float) -> None:
+def tell_timed_out(failed: Attempt, waited: float, is_news: bool) -> None:
     lock = failed.lock
     count_given_up(lock)
     count_wait(lock, key_of(lock, failed.owner), failed.owner.place, waited)
-    log(logger, logging.INFO, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.wire_name, waited)
+    level = logging.INFO if is_news else logging.DEBUG
+    log(logger, level, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.wire_name, waited)
     signals.lock_timed_out.tell(lock, owner=failed.wire_name, waited=waited)

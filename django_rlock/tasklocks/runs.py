@@ -241,7 +241,8 @@ class Run:
 
     def _skipped(self, error: LockTimeoutError, found: _Holders) -> Skipped | None:
         waited = f" and was not free within {error.waited:.1f} s" if error.waited >= 0.05 else ""
-        self._tell(task_skipped, "was skipped: %s", held_by(self.lock.name, found.first_task) + waited)
+        other = None if found.first_task else _described(error, self.lock).holder
+        self._tell(task_skipped, "was skipped: %s", held_by(self.lock.name, found.first_task, other) + waited)
         result = skipped(self.task, self.lock.name, found.first_task)
         if self.delivery is not None and self.options.on_skipped == "stop_chain":
             end_chain(self.task, self.delivery.message, result)

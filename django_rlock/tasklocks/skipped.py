@@ -34,9 +34,9 @@ class Skipped:
         return None
 
 
-def held_by(lock_name: str, holder: str | None) -> str:
-    """Why a task was skipped; ``holder`` as in ``Skipped``."""
-    return f"lock {lock_name!r} is held by " + ("another owner" if holder is None else f"task {holder}")
+def held_by(lock_name: str, holder: str | None, other: str | None = None) -> str:
+    """Why a task was skipped; ``holder`` as in ``Skipped``, ``other`` describes a holder that is no task."""
+    return f"lock {lock_name!r} is held by " + (other or "another owner" if holder is None else f"task {holder}")
 
 
 def skipped(task: Any, lock_name: str, holder: str | None) -> Skipped | None:

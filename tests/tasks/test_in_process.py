@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -127,7 +128,28 @@ def test_skip(make, somebody_else, received, call):
     assert (isinstance(result, Skipped), bool(result), dumps(result)) == (True, False, "null")
     assert (result.lock_name, result.holder) == ("job", None)
     assert [(signal["task"], signal["lock"].name) for signal in skipped] == [(task, "job")]
-    assert [signal["reason"] for signal in skipped] == ["lock 'job' is held by another owner"]
+    assert [signal["reason"].partition(" pid ")[0] for signal in skipped] == [f"lock 'job' is held by {gethostname()}"]
+
+
+def test_a_skip_is_one_line_that_names_the_holder(make, somebody_else, caplog):
+    caplog.set_level(logging.INFO, "django_rlock")
+    make(lambda self: "ran")()
+    [line] = caplog.messages
+    assert re.fullmatch(r"Task job\[\] was skipped: lock 'job' is held by .* pid .*", line)
+
+
+def test_a_skip_names_the_task_that_holds_it(make, caplog):
+    caplog.set_level(logging.INFO, "django_rlock")
+
+    def body(self, runs):
+        if runs:
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(lambda: self.apply([0], task_id="second").get()).result(UNTIL_SERVED)
+        return "ran"
+
+    make(body).apply([1], task_id="first")
+    [line] = caplog.messages
+    assert line == "Task job[second] was skipped: lock 'job' is held by task first"
 
 
 @pytest.mark.parametrize(
