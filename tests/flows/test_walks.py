@@ -14,8 +14,10 @@ from tests.flows.stepping import SteppingDriver
 from tests.flows.walking import OPTIONS, Model, Walk, weigh
 from tests.forms import THOROUGH
 
-WALKS = 500 if THOROUGH else 8
+WALKS = 200 if THOROUGH else 8
 STEPS = 80
+
+pytestmark = pytest.mark.timeout(900)  # the long form takes minutes on a busy machine
 
 
 @pytest.fixture
