@@ -136,7 +136,7 @@ async def test_nobody_is_inside_what_was_given_back_while_it_was_entered(
     leaving = face.start(face.release, lock)
     await face.until(lambda: HOLDS.snapshot() == [])
     reply.let_go.set()
-    with pytest.raises(LockUnavailableError, match="given back"):
+    with pytest.raises(LockUnavailableError, match="released it during this acquire"):
         await face.result(entering)
     await face.result(leaving)
     assert HOLDS.snapshot() == []
