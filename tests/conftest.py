@@ -89,6 +89,7 @@ def redis_client(server: EmbeddedServer) -> Iterator[redis.Redis]:
 @pytest.fixture
 def brief_collections() -> Iterator[None]:
     """Let the garbage collector look at new objects only."""
+    gc.collect()  # what is garbage by now would stay for ever, and a connection with it
     gc.freeze()
     yield
     gc.unfreeze()

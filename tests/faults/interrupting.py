@@ -1,5 +1,6 @@
 """What the tests of interruptions share: an exception at any call, as a signal's handler would raise it."""
 
+import gc
 import itertools
 import sys
 
@@ -20,13 +21,17 @@ def raise_interruption(*_: object) -> None:
 
 
 def at_call(number, strike, is_spared=is_swallowed):
-    """Have something done at the calls that follow, at one of them, as a signal's handler would do it."""
+    """Have something done at the calls that follow, at one of them, as a signal's handler would do it.
+
+    End it by ``sys.setprofile(None)``, and by ``gc.enable()``: see ``opcode_watch``.
+    """
     made = itertools.count(1)
 
     def count(frame, event, _argument):
         if event in {"call", "c_return"} and not is_spared(frame) and next(made) == number:
             strike()
 
+    gc.disable()
     sys.setprofile(count)
 
 
@@ -39,6 +44,7 @@ def is_interrupted(action, number, strike=raise_interruption, is_spared=is_swall
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return False
 
 

@@ -3,10 +3,15 @@
 After such a call Python looks for signals, and the exception belongs to the call. That matters where a ``with`` begins:
 since Python 3.14 it calls ``__enter__`` like any function, and what its ``__exit__`` covers begins only behind that. In
 Python 3.11 only opcodes can be watched; there an exception before the next opcode has the same effect.
+
+No garbage is collected meanwhile. Python drops what is raised in a finalizer, so nothing would be interrupted. And if a
+collection begins as Python 3.11 makes the frame object for a trace function, and that function raises inside the
+collection, then Python frees the function and calls it nevertheless: a crash.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -33,7 +38,12 @@ if sys.version_info < (3, 12):
                 meet(frame, False)
             return trace
 
-        sys.settrace(None if meet is None else enter)
+        if meet is None:
+            sys.settrace(None)
+            gc.enable()
+        else:
+            gc.disable()
+            sys.settrace(enter)
 
 else:
 
@@ -55,5 +65,9 @@ else:
             monitoring.use_tool_id(tool, __name__)
         monitoring.register_callback(tool, events.INSTRUCTION, see)
         monitoring.register_callback(tool, events.C_RETURN, see_return)
-        # Returns are told only with calls.
-        monitoring.set_events(tool, events.NO_EVENTS if meet is None else events.INSTRUCTION | events.CALL)
+        if meet is None:
+            monitoring.set_events(tool, events.NO_EVENTS)
+            gc.enable()
+        else:
+            gc.disable()
+            monitoring.set_events(tool, events.INSTRUCTION | events.CALL)  # returns are told only with calls

@@ -318,6 +318,7 @@ def test_thread_that_is_interrupted_twice(redis_client, monkeypatch):
                 pass
             finally:
                 sys.setprofile(None)
+                gc.enable()
         return struck.is_set()
 
     assert sum(1 for _ in itertools.takewhile(interrupted_twice, itertools.count(1))) > 5
