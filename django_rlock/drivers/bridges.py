@@ -1,63 +1,88 @@
 """Which threads and tasks of this process are blocked until the running code has ended.
 
-``async_to_sync()`` blocks its thread until a coroutine has ended; ``sync_to_async()`` and ``to_thread()`` keep their
-task until a function has. What they run has an owner of its own, so it would wait for ever for a lock of its caller.
+``async_to_sync()`` blocks its thread until a coroutine has ended; ``sync_to_async()``, ``to_thread()`` and
+``run_in_executor()`` keep their task until a function has. What they run has an owner of its own, so it would wait for
+ever for a lock of its caller.
+
+What a task waits for is read from its future, and from the coroutines of tasks that are suspended. The frames of other
+threads are left alone: ``sys._current_frames()`` may stop the process if garbage is collected meanwhile
+(https://github.com/python/cpython/issues/106883).
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
+import concurrent.futures
+import contextlib
+import faulthandler
+import queue
+import re
+import selectors
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import asgiref.sync
+from asgiref.current_thread_executor import CurrentThreadExecutor
+from asgiref.sync import AsyncToSync
+
 from django_rlock.drivers.identity import Owner, running_loop
 
-_PLUMBING = {"asgiref", "asyncio", "concurrent", "contextlib", "django_rlock", "queue", "selectors", "threading"}
-"""Packages of which no line says what a thread or a task is doing."""
+_PLUMBING = (
+    *(str(Path(str(each.__file__)).parent) for each in (asgiref.sync, asyncio, concurrent.futures)),
+    *(str(each.__file__) for each in (contextlib, queue, selectors, threading)),
+    str(Path(__file__).parents[1]),
+)
+"""Where no line says what a thread or a task is doing."""
+_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+"""Of faulthandler."""
+
+_ASGIREF = {"asgiref.sync"}
+_POOLS = {"asgiref.current_thread_executor", "concurrent.futures.thread"}
+_LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_check_cancel"}
+"""Callbacks by which asyncio links a future to the future that it stands for."""
 
 _LOOKS, _PAUSE = 100, 0.001
 """How often, and with which pauses in seconds, a thread looks whether a task is suspended."""
 
+_FUTURES = asyncio.Future, concurrent.futures.Future
 Task = asyncio.Task[Any]
+Call = tuple[str, int, str]
+"""File, line and function."""
 
 
-def is_blocked_on_caller(owner: Owner) -> bool:
-    """Whether an owner, a thread or a task, goes on only when the running code has ended."""
+def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
+    """Whether an owner, a thread or a task, goes on only when the running code has ended.
+
+    A task that awaits another one counts only if that ``is_patient``: else it ends when its own wait is over.
+    """
     task = _task_of(owner)
     if task is not None:
         _let_it_suspend(task)
-        return _leads_to_caller(task, crossed=False)
+        return _leads_to_caller(task, is_crossed=False, is_sure=is_patient)
     if not owner.thread or owner.ended:
         return False
     if running_loop() is not None and owner.thread == threading.get_ident():
         return True  # the loop runs inside of what the thread does
-    loops = _loops()
-    frames = _stack(_frame_of(owner.thread)) if loops else ()
-    results = [frame.f_locals.get("call_result") for frame in frames if _is(frame, "asgiref.sync", "__call__")]
-    tasks = [each for loop in loops for each in asyncio.all_tasks(loop)]
-    for each in tasks:
+    for each in [each for loop in _loops(owner.thread) for each in asyncio.all_tasks(loop)]:
         _let_it_suspend(each)
-    return any(
-        _awaits(each, "asgiref.sync", "main_wrap", "call_result", results) and _leads_to_caller(each, crossed=True)
-        for each in tasks
-    )
+        if _blocked_thread(each) == owner.thread and _leads_to_caller(each, is_crossed=True, is_sure=True):
+            return True
+    return False
 
 
 def whereabouts(owner: Owner) -> str:
     """An owner, and the line at which it is now: for errors."""
     task = _task_of(owner)
-    if task is not None:
-        frames, what = [*_coroutine_frames(task)][::-1], "task"
-    else:
-        frames, what = [*_stack(_frame_of(owner.thread))], "thread"
-    for frame in frames:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _PLUMBING:
-            return f"{what} {owner.place!r}, now at {frame.f_code.co_filename}:{frame.f_lineno}"
+    what, calls = ("thread", calls_of(owner.thread)) if task is None else ("task", _calls_in(_coroutine_frames(task)))
+    for file, line, _ in calls if task is None else calls[::-1]:
+        if not file.startswith(_PLUMBING):
+            return f"{what} {owner.place!r}, now at {file}:{line}"
     return f"{what} {owner.place!r}"
 
 
@@ -66,46 +91,41 @@ def stack_of(owner: Owner) -> list[str]:
     has ended."""
     task = _task_of(owner)
     if task is not None:
-        frames = [*_coroutine_frames(task)]
-        if getattr(task.get_coro(), "cr_running", False):
-            frames = _calls_from(frames[0]) or frames
+        calls = _calls_of_task(task)
     elif owner.thread:
-        frames = [] if owner.ended else [*_stack(_frame_of(owner.thread))][::-1]
+        calls = [] if owner.ended else calls_of(owner.thread)[::-1]
     else:
         # A greenlet's owner refers to it weakly, to know when it ends.
         greenlet = next(iter(getattr(owner.is_alive, "args", ())), lambda: None)()
-        frames = [*_stack(getattr(greenlet, "gr_frame", None))][::-1]
-    calls = [(frame.f_code, frame.f_lineno) for frame in frames]
-    return [f'File "{code.co_filename}", line {line}, in {code.co_name}' for code, line in calls]
+        calls = _calls_in(_stack(getattr(greenlet, "gr_frame", None)))[::-1]
+    return [f'File "{file}", line {line}, in {function}' for file, line, function in calls]
 
 
-def _calls_from(first: FrameType) -> list[FrameType]:
-    """The calls from a frame of a coroutine that a thread runs now, the innermost last; empty if none does any more."""
-    for frame in _current_frames().values():
-        calls = [*_stack(frame)][::-1]
-        if first in calls:
-            return calls[calls.index(first) :]
+def _calls_of_task(task: Task) -> list[Call]:
+    """Those of its coroutines, the innermost last; and those inside of them, if a thread runs them now."""
+    calls = _calls_in(_coroutine_frames(task))
+    if calls and getattr(task.get_coro(), "cr_running", False):
+        running = calls_of(getattr(task.get_loop(), "_thread_id", None) or 0)[::-1]
+        functions = [(file, function) for file, _, function in running]
+        outermost = calls[0][0], calls[0][2]
+        if outermost in functions:
+            return running[functions.index(outermost) :]
+    return calls
+
+
+def _calls_in(frames: Iterable[FrameType]) -> list[Call]:
+    return [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
+
+
+def calls_of(thread: int) -> list[Call]:
+    """Where a thread is, from the innermost call to the outermost one."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        for section in file.read().split("\n\n"):
+            if re.match(rf"(Current thread|Thread) 0x{thread:016x}\b", section):
+                return [(name, int(line), function) for name, line, function in _LINE.findall(section)]
     return []
-
-
-def _frame_of(thread: int) -> FrameType | None:
-    """The frame in which a thread is."""
-    return _current_frames().get(thread)
-
-
-def _current_frames() -> dict[int, FrameType]:
-    """The frames in which all threads are, by their idents.
-
-    No garbage may be collected meanwhile: CPython holds a mutex then that the end of a thread's local variables needs,
-    https://github.com/python/cpython/issues/106883.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()  # noqa: SLF001 - documented
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _task_of(owner: Owner) -> Task | None:
@@ -121,49 +141,85 @@ def _let_it_suspend(task: Task) -> None:
         time.sleep(_PAUSE)
 
 
-def _leads_to_caller(task: Task, crossed: bool) -> bool:
-    """Whether a task awaits a function that the running thread executes for it; or, once a bridge was ``crossed``,
-    whether it is the running task or awaits that. Tasks that await each other without a bridge are left alone.
+def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
+    """Whether a task waits for a function that the running thread executes for it; or, once a bridge ``is_crossed`` or
+    where it ``is_sure`` that all wait until the end, whether it is the running task or awaits that.
     """
     current = asyncio.current_task() if running_loop() is not None else None
-    running = [*_stack(sys._getframe())]  # noqa: SLF001 - documented
-    jobs = [frame.f_locals.get("task_context") for frame in running if _is(frame, "asgiref.sync", "thread_handler")]
-    calls = [getattr(frame.f_locals.get("self"), "fn", None) for frame in running if _is_work(frame)]
+    jobs = _jobs()
     seen: set[Task] = set()
-    todo = [(task, crossed)]
+    todo = [(task, is_crossed, is_sure)]
     while todo:
-        each, crossed = todo.pop()
-        if crossed and each is current:
+        each, crossed, sure = todo.pop()
+        if each is current and (crossed or sure):
             return True
         if each in seen or each.done():
             continue
         seen.add(each)
-        if _awaits(each, "asgiref.sync", "__call__", "task_context", jobs):
-            return True
-        if _awaits(each, "asyncio.threads", "to_thread", "func_call", calls):
-            return True
         future = getattr(each, "_fut_waiter", None)
-        todo += [(found, crossed) for found in (future, *getattr(future, "_children", ())) if _is_task(found)]
-        todo += [(found, True) for found in _run_for(each)]
+        awaited = _behind(future)
+        if not jobs.isdisjoint(awaited):
+            return True
+        # gather() ends with the first error, whatever else still runs.
+        sure = sure and sum(not child.done() for child in getattr(future, "_children", ())) < 2
+        todo += [(found, crossed, sure) for found in (*awaited, *_group_of(each)) if isinstance(found, asyncio.Task)]
+        todo += [(found, True, True) for found in _run_for(each)]
     return False
 
 
-def _is_task(future: Any) -> bool:
-    return isinstance(future, asyncio.Task)
+def _jobs() -> set[Any]:
+    """The futures of the jobs that the running thread executes."""
+    frames = [each for each in _stack(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
+    return {getattr(each.f_locals.get("self"), "future", None) for each in frames} - {None}
+
+
+def _behind(future: Any) -> list[Any]:
+    """The tasks and the jobs of executors for which a future stands; those of gather(), too."""
+    ends: list[Any] = []
+    todo = [future]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, (asyncio.Task, concurrent.futures.Future)):
+            ends.append(each)
+            continue
+        todo += getattr(each, "_children", ())
+        links = [
+            link for link, _ in getattr(each, "_callbacks", None) or () if getattr(link, "__qualname__", "") in _LINKS
+        ]
+        cells = [cell.cell_contents for link in links for cell in link.__closure__]
+        todo += [cell for cell in cells if cell is not each and isinstance(cell, _FUTURES)]
+    return ends
+
+
+def _group_of(task: Task) -> list[Task]:
+    """The tasks for which a task waits at the end of a TaskGroup."""
+    ends = [each for each in _coroutine_frames(task) if _is(each, {"asyncio.taskgroups"}, "__aexit__", "_aexit")]
+    return [each for end in ends for each in end.f_locals["self"]._tasks]  # noqa: SLF001 - of Python
 
 
 def _run_for(task: Task) -> list[Task]:
     """The tasks that ``async_to_sync()`` runs for the function that a task awaits."""
-    frames = [frame for frame in _coroutine_frames(task) if _is(frame, "asgiref.sync", "__call__")]
+    frames = [frame for frame in _coroutine_frames(task) if _is(frame, _ASGIREF, "__call__")]
     return [each for frame in frames for each in frame.f_locals.get("task_context") or ()]
 
 
-def _awaits(task: Task, module: str, function: str, name: str, values: list[Any]) -> bool:
-    """Whether a task is inside of a coroutine function whose variable is one of these objects."""
-    return any(
-        _is(frame, module, function) and any(frame.f_locals.get(name) is value for value in values if value is not None)
-        for frame in _coroutine_frames(task)
-    )
+def _blocked_thread(task: Task) -> int | None:
+    """The thread that ``async_to_sync()`` blocks until a task has ended."""
+    for frame in _coroutine_frames(task):
+        if _is(frame, _ASGIREF, "main_wrap"):
+            ends = frame.f_locals["call_result"]._done_callbacks  # noqa: SLF001 - of Python; none where it has made a loop
+            executors = [*_cells(ends), AsyncToSync.loop_thread_executors.get(task.get_loop())]
+            return next((_thread_of(each) for each in executors if isinstance(each, CurrentThreadExecutor)), None)
+    return None
+
+
+def _thread_of(executor: CurrentThreadExecutor) -> int | None:
+    return executor._work_thread.ident  # noqa: SLF001 - there is no other way to it
+
+
+def _cells(functions: Iterable[Any]) -> list[Any]:
+    """What functions were made with."""
+    return [cell.cell_contents for each in functions for cell in getattr(each, "__closure__", None) or ()]
 
 
 def _coroutine_frames(task: Task) -> Iterator[FrameType]:
@@ -187,16 +243,14 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _loops() -> list[asyncio.AbstractEventLoop]:
-    """The running loop, and those for whose tasks the running thread executes functions."""
+def _loops(thread: int) -> set[asyncio.AbstractEventLoop]:
+    """The running loop, those for whose tasks the running thread executes functions, and those for which
+    ``async_to_sync()`` blocks a thread."""
     stack = _stack(sys._getframe())  # noqa: SLF001 - documented
-    found = [frame.f_locals.get("loop") for frame in stack if _is(frame, "asgiref.sync", "thread_handler")]
-    return [loop for loop in [running_loop(), *found] if loop is not None]
+    found = [frame.f_locals.get("loop") for frame in stack if _is(frame, _ASGIREF, "thread_handler")]
+    made = [loop for loop, each in AsyncToSync.loop_thread_executors.copy().items() if _thread_of(each) == thread]
+    return {loop for loop in [running_loop(), *found, *made] if loop is not None}
 
 
-def _is(frame: FrameType, module: str, function: str) -> bool:
-    return frame.f_code.co_name == function and frame.f_globals.get("__name__") == module
-
-
-def _is_work(frame: FrameType) -> bool:
-    return _is(frame, "concurrent.futures.thread", "run")
+def _is(frame: FrameType, modules: set[str], *functions: str) -> bool:
+    return frame.f_code.co_name in functions and frame.f_globals.get("__name__") in modules

@@ -191,7 +191,7 @@ class Attempt:
         return self.until is None or self.driver.now() < self.until
 
     async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
-        refuse_deadlock(self.lock, self.owner)
+        refuse_deadlock(self.lock, self.owner, self.until is None)
         wait = Wait(self.lock, self.owner, self.wire_name, self.driver.now(), waiter, self.asker)
         try:
             WAITS.add(wait)

@@ -71,16 +71,18 @@ def refuse_nested(lock: BaseLock) -> bool:
 _current_frame: Callable[[int], FrameType | None] = sys._getframe
 
 
-def refuse_deadlock(lock: Named, owner: Owner) -> None:
-    """Before an owner waits for a lock: raise RuntimeError if the holder goes on only when the running code ends."""
+def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> None:
+    """Before an owner waits for a lock, without a limit if it ``is_patient``: raise RuntimeError if the holder goes on
+    only when the running code ends.
+    """
     if lock.noun != Named.noun:
         return
     for holder in HOLDS.owners(lock):
-        if holder is not owner and is_blocked_on_caller(holder):
+        if holder is not owner and is_blocked_on_caller(holder, is_patient):
             raise RuntimeError(
-                f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.place!r} has ended, by "
-                f"async_to_sync(), sync_to_async() or to_thread(). So {owner.place!r} would wait for it for ever. Take "
-                f"the lock on one side only, or with the same owner= on both."
+                f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.place!r} has ended. So "
+                f"{owner.place!r} would wait for the lock for ever. Take it on one side only, or with the same owner= "
+                f"on both."
             )
 
 

@@ -1,6 +1,7 @@
 """Code that waits for a lock of its own caller, which is blocked until that code has ended."""
 
 import asyncio
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, ReadWriteLock, RLock, SpinLock
 from django_rlock.drivers import bridges
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.eventually import UNTIL_SERVED
+from tests.eventually import UNTIL_SERVED, eventually
 
 LOCKS = {
     "fair": lambda **times: FairLock("stock:42", **times),
@@ -76,7 +77,11 @@ def by_to_thread(lock):
     return asyncio.to_thread(enter, lock)
 
 
-@pytest.mark.parametrize("way", [by_main, by_another, by_context, by_to_thread])
+async def by_executor(lock):
+    return await asyncio.get_running_loop().run_in_executor(None, enter, lock)
+
+
+@pytest.mark.parametrize("way", [by_main, by_another, by_context, by_to_thread, by_executor])
 def test_sync_to_async_inside_of_a_block(lock, way):
     async def main() -> None:
         async with lock:
@@ -104,6 +109,11 @@ def test_the_other_way_round(lock):
 
     with lock, refused():
         async_to_sync(inner)()
+
+
+def test_run_in_executor_inside_of_async_to_sync(lock):
+    with lock, refused():
+        async_to_sync(by_executor)(lock)
 
 
 class Eager(ThreadPoolExecutor):
@@ -141,6 +151,68 @@ def test_in_tasks_that_are_gathered(lock):
 
     with lock, refused():
         async_to_sync(inner)()
+
+
+async def in_a_task(lock):
+    await asyncio.create_task(aenter(lock))
+
+
+async def in_a_shielded_task(lock):
+    await asyncio.shield(asyncio.create_task(aenter(lock)))
+
+
+async def in_a_group(lock):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(aenter(lock))
+
+
+@pytest.mark.parametrize("way", [in_a_task, in_a_shielded_task, in_a_group])
+def test_tasks_that_the_holder_awaits(lock, way):
+    async def main() -> None:
+        async with lock:
+            with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+                await way(lock)
+            error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
+            assert re.match(WAITS_FOR_ITSELF, str(error))
+
+    asyncio.run(main())
+
+
+async def fail_soon() -> None:
+    await asyncio.to_thread(eventually, WAITS.snapshot)
+    raise LookupError
+
+
+def test_a_task_beside_one_whose_error_ends_the_wait(lock):
+    """gather() does not wait for it then."""
+
+    async def main() -> None:
+        async with lock:
+            waiting = asyncio.create_task(aenter(lock))
+            with pytest.raises(LookupError):
+                await asyncio.gather(waiting, fail_soon())
+        assert await waiting == "inside"
+
+    asyncio.run(main())
+
+
+def test_a_task_that_the_holder_does_not_await(lock):
+    async def main() -> None:
+        async with lock:
+            waiting = asyncio.create_task(aenter(lock))
+            await asyncio.to_thread(eventually, WAITS.snapshot)
+        assert await waiting == "inside"
+
+    asyncio.run(main())
+
+
+def test_a_task_that_waits_for_a_while_says_where_its_holder_is(redis_client):
+    async def main() -> None:
+        async with FairLock("stock:42"):
+            with pytest.raises(LockTimeoutError, match=f"in this process: task 'Task-.*', now at {__file__}:"):
+                await asyncio.create_task(aenter(FairLock("stock:42", wait_time=0.01)))
+
+    asyncio.run(main())
 
 
 def test_the_same_thread_enters_again(lock):
