@@ -43,7 +43,7 @@ _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """Of faulthandler."""
 
 _ASGIREF = {"asgiref.sync"}
-_POOLS = {"asgiref.current_thread_executor", "concurrent.futures.thread"}
+_POOLS = {"anyio._backends._asyncio", "asgiref.current_thread_executor", "concurrent.futures.thread"}
 _LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_check_cancel"}
 """Callbacks by which asyncio links a future to the future that it stands for."""
 
@@ -169,26 +169,26 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
 
 def _jobs() -> set[Any]:
     """The futures of the jobs that the running thread executes."""
-    frames = [each for each in _stack(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
-    return {getattr(each.f_locals.get("self"), "future", None) for each in frames} - {None}
+    frames = [each.f_locals for each in _stack(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
+    return {getattr(its.get("self"), "future", its.get("future")) for its in frames} - {None}
 
 
 def _behind(future: Any) -> list[Any]:
-    """The tasks and the jobs of executors for which a future stands; those of gather(), too."""
-    ends: list[Any] = []
+    """A future, and the tasks and the jobs of executors for which it stands; those of gather(), too."""
+    found = []
     todo = [future]
     while todo:
         each = todo.pop()
-        if isinstance(each, (asyncio.Task, concurrent.futures.Future)):
-            ends.append(each)
-            continue
-        todo += getattr(each, "_children", ())
-        links = [
-            link for link, _ in getattr(each, "_callbacks", None) or () if getattr(link, "__qualname__", "") in _LINKS
-        ]
-        cells = [cell.cell_contents for link in links for cell in link.__closure__]
-        todo += [cell for cell in cells if cell is not each and isinstance(cell, _FUTURES)]
-    return ends
+        found.append(each)
+        if not isinstance(each, (asyncio.Task, concurrent.futures.Future)):
+            links = [link for link, _ in getattr(each, "_callbacks", None) or () if _is_link(link)]
+            todo += [cell for cell in _cells(links) if isinstance(cell, _FUTURES)]
+            todo += getattr(each, "_children", ())
+    return found
+
+
+def _is_link(callback: Any) -> bool:
+    return getattr(callback, "__qualname__", "") in _LINKS
 
 
 def _group_of(task: Task) -> list[Task]:

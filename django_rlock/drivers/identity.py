@@ -120,7 +120,7 @@ class NamedOwner(Owner):
     def __init__(self, name: str) -> None:
         self.serial = self.wire_name = name
         self.place = self.label = ""
-        self.thread, self.task = 0, None
+        self.thread, self.task, self.job = 0, None, None
         self.in_pool = self.is_calling = False
 
     def renew_name(self) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import queue
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures import thread as executors
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from asgiref.sync import SyncToAsync
 
+from django_rlock.drivers.bridges import calls_of
 from django_rlock.drivers.identity import Owner
 
 _POOLS = {
@@ -20,6 +26,18 @@ _POOLS = {
     "multiprocessing.pool",
 }
 """Modules with the functions that call a job's own one."""
+_LOOPS = {
+    "anyio._backends._asyncio": "run",
+    "concurrent.futures.thread": "_worker",
+    "multiprocessing.pool": "worker",
+}
+"""The functions of these modules that a pool's thread runs as long as it lives."""
+_IDLE = (
+    *(str(each.__file__) for each in (queue, threading, executors)),
+    str(Path(multiprocessing.__file__).parent),
+)
+_ANYIO = "anyio/_backends/_asyncio.py"
+"""Where a pool's thread is while it has no job."""
 _METHODS = {
     "django_rlock.drivers.base",
     "django_rlock.locks.base",
@@ -36,27 +54,38 @@ def is_bridged(bridge: Any = SyncToAsync.threadlocal) -> bool:
 
 
 class Job:
-    """One job of a pool. ``at_end`` are functions that are called in its thread when it has ended.
+    """One job of a pool. ``at_end`` are functions that are called when it has ended: in its thread, if the pool tells.
 
-    ``is_of_request`` is whether the thread works for one request only, as asgiref's thread-sensitive ones under Django.
+    ``key`` is the job's future, which tells; else it differs from those of the thread's other jobs. ``is_of_request``
+    is whether the thread works for one request only, as asgiref's thread-sensitive ones under Django.
     """
 
-    __slots__ = ("at_end", "is_of_request", "is_over")
+    __slots__ = ("_turn", "at_end", "is_of_request", "is_over", "key")
 
-    def __init__(self, future: Future[Any], is_of_request: bool) -> None:
+    def __init__(self, key: object, is_of_request: bool) -> None:
         self.at_end: dict[object, Callable[[], object]] = {}
         self.is_of_request = is_of_request
         self.is_over = False
-        future.add_done_callback(self._end)
+        self.key = key
+        self._turn = threading.Lock()
+        if self.tells:
+            key.add_done_callback(self.end)  # type: ignore[attr-defined]
 
-    def _end(self, _future: Future[Any]) -> None:
-        self.is_over = True
-        for act in list(self.at_end.values()):
-            act()
+    @property
+    def tells(self) -> bool:
+        """Whether its end is told by the pool."""
+        return isinstance(self.key, Future)
+
+    def end(self, _future: object = None) -> None:
+        """Do what is to be done at its end; who comes second waits for that."""
+        with self._turn:
+            self.is_over = True
+            while self.at_end:
+                self.at_end.popitem()[1]()
 
 
 def running_job(owner: Owner) -> Job | None:
-    """The job of a pool that the running thread, an owner, works on.
+    """The job of a pool that the running thread, an owner, works on; a former one, whose end nobody told, is ended.
 
     Raises RuntimeError if the job is nothing but the call of a lock's method.
     """
@@ -71,20 +100,36 @@ def running_job(owner: Owner) -> Job | None:
             "or give the lock an owner=."
         )
     job: Job | None = owner.job
-    if job is None or job.is_over:
-        job = owner.job = _job_of(frame)
+    if job is None or job.is_over or not job.tells:
+        jobs = dict(_jobs_of(frame))
+        if job is not None and not job.is_over and job.key not in jobs:
+            job.end()
+        if job is None or job.is_over:
+            job = owner.job = next((Job(*each) for each in jobs.items()), None)
     return job
 
 
-def _job_of(frame: FrameType | None) -> Job | None:
-    """The job to which a frame belongs."""
-    is_sensitive = False
+def forgotten_job(owner: Owner) -> Job | None:
+    """The last job of a pool's thread that waits for the next one, where nobody has told the end of it."""
+    job: Job | None = owner.job
+    if job is None or job.tells or job.is_over:
+        return None
+    files = {file for file, _, _ in calls_of(owner.thread)}
+    return job if files and all(file.startswith(_IDLE) or file.endswith(_ANYIO) for file in files) else None
+
+
+def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool]]:
+    """The keys of the jobs to which a frame belongs, innermost first, each with whether it is a request's."""
+    is_sensitive = tells = False
     while frame is not None:
-        if frame.f_globals.get("__name__") in _POOLS:
-            its = frame.f_locals.get("self")
-            is_sensitive = is_sensitive or getattr(its, "_thread_sensitive", False)
-            future = getattr(its, "future", None)
-            if isinstance(future, Future):
-                return Job(future, is_sensitive)
+        name, function, its = frame.f_globals.get("__name__"), frame.f_code.co_name, frame.f_locals
+        told, tells = tells, False
+        if name in _POOLS:
+            is_sensitive = is_sensitive or getattr(its.get("self"), "_thread_sensitive", False)
+            future = getattr(its.get("self"), "future", None)
+            if tells := isinstance(future, Future):
+                yield future, is_sensitive
+            elif function == _LOOPS.get(name) and not told:
+                # A thread's loop: its number of jobs, anyio's future, or neither in what initializes the thread.
+                yield (function, its.get("completed"), its.get("future")), is_sensitive
         frame = frame.f_back
-    return None

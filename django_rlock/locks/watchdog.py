@@ -18,11 +18,12 @@ from functools import partial
 from typing import Any
 
 from django_rlock import callbacks, threads
-from django_rlock.callbacks import log
+from django_rlock.callbacks import log, post
 from django_rlock.clock import has_jumped, monotonic, wall_offset
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.jobs import forgotten_job
 from django_rlock.drivers.keeper import Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, listeners
@@ -392,7 +393,9 @@ def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: fl
 
 
 def _may_renew(hold: Hold, now: float) -> bool:
-    if hold.owner_ended:
+    if job := forgotten_job(hold.owner):
+        post(job.end)  # which asks the server
+    elif hold.owner_ended:
         hold.variables.copy().run(
             log, logger, logging.WARNING,
             "%s %r is still held by %s (%s), which has ended without releasing it; it is no longer renewed.",

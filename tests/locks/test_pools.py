@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
@@ -26,6 +28,12 @@ def lock(request):
 
 def take(lock) -> bool:
     return lock.acquire()
+
+
+def visit(lock) -> int:
+    """How often it is held inside."""
+    with lock:
+        return HOLDS.snapshot()[0].count
 
 
 def given_back(redis_client) -> None:
@@ -120,6 +128,60 @@ def test_all_that_a_job_left_held_is_given_back(redis_client, pool, lock):
 
     pool.submit(take_more).result()
     given_back(redis_client)
+
+
+@pytest.fixture
+def threads():
+    """A pool that tells nobody when a job has ended."""
+    with ThreadPool(1) as running:
+        yield running
+
+
+def test_what_a_job_left_held_is_not_the_next_ones(redis_client, threads, lock, caplog):
+    assert threads.apply(take, [lock])
+    assert threads.apply(visit, [lock]) == 1
+    assert "Lock 'stock:42' was still held when a job of the pool's thread" in caplog.text
+
+
+def test_what_the_last_job_left_held_is_given_back(redis_client, threads, lock, settings):
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}
+    assert threads.apply(take, [lock])
+    given_back(redis_client)
+
+
+def test_a_long_job_keeps_what_it_holds(redis_client, threads, lock, settings):
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1}}
+    done = threading.Event()
+
+    def work() -> bool:
+        take(lock)
+        done.wait()
+        lock.release()
+        return not lock.lost
+
+    with contextlib.closing(threads):
+        working = threads.apply_async(work)
+        eventually(lambda: HOLDS.snapshot() and HOLDS.snapshot()[0].confirmed_at() > HOLDS.snapshot()[0].since + 1)
+        done.set()
+        assert working.get()
+
+
+def test_jobs_of_one_map_are_one_job(redis_client, threads):
+    lock = FairLock("stock:42")
+
+    def take_more(number: int) -> int:
+        lock.acquire()
+        return HOLDS.snapshot()[0].count
+
+    assert threads.map(take_more, range(3), chunksize=3) == [1, 2, 3]
+    assert threads.apply(visit, [lock]) == 1
+
+
+@pytest.mark.parametrize("make", [ThreadPool, ThreadPoolExecutor])
+def test_what_a_threads_initializer_left_held_is_not_a_jobs(redis_client, make):
+    lock = FairLock("stock:42")
+    with make(1, initializer=take, initargs=[lock]) as running:
+        assert list(running.map(visit, [lock])) == [1]
 
 
 def test_two_requests_that_share_a_thread_exclude_each_other(redis_client):
