@@ -228,6 +228,7 @@ class _Attempt:
     """One that was woken, and stops before it asks."""
 
     lock = RLock("stock:42")
+    kind = lock._kind
     wire_name = asker = ""
 
     def __init__(self, woken: asyncio.Event) -> None:
