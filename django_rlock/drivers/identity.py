@@ -155,6 +155,11 @@ def may_block_loops() -> bool:
     return bool(os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"))
 
 
+def must_not_block() -> bool:
+    """Whether the caller would block an event loop."""
+    return running_loop() is not None and not may_block_loops()
+
+
 _POOLS = {"anyio._backends._asyncio", "concurrent.futures.thread", "multiprocessing.pool"}
 """Modules whose threads run one job after another."""
 _process = _Process()

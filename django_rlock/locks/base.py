@@ -23,6 +23,7 @@ from django_rlock.drivers.identity import (
     current_owner,
     for_its_owner,
     may_block_loops,
+    must_not_block,
     running_loop,
     thread_owner,
 )
@@ -273,7 +274,7 @@ class BaseLock(Handle):
     def _end_block(self, error: BaseException | None, owner: Owner | None = None) -> None:
         """What ``__exit__`` does, for a block whose own ``__exit__`` is guarded."""
         owner = self._named_owner or owner or thread_owner()
-        if running_loop() is not None and not may_block_loops():
+        if must_not_block():
             # A generator that other code entered is dropped here.
             engine.leave_later(self, owner)
         else:

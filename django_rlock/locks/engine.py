@@ -12,12 +12,14 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_rlock import signals
-from django_rlock.drivers.base import Driver
+from django_rlock.callbacks import post
+from django_rlock.drivers.base import Driver, run_flow
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import Owner
 from django_rlock.drivers.jobs import is_bridged
 from django_rlock.drivers.retrying import PATIENCE
+from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks import force
 from django_rlock.locks.attempt import Attempt
@@ -383,6 +385,9 @@ def _drop_lost(hold: Hold) -> None:
 
 def leave_later(lock: BaseLock, owner: Owner) -> None:
     """Leave a block where nothing may wait for the server: the background releases the lock."""
+    if owner.is_named:  # who shares the name may take its turn before
+        post(run_flow, lock._exit, (sync_driver(lock.using), owner, InterruptedError()))
+        return
     for part in lock.parts:
         if hold := HOLDS.get(part, owner):
             hold.scoped -= 1

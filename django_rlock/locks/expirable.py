@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 from django_rlock import keys, scripts
+from django_rlock.clock import monotonic
 from django_rlock.drivers.base import Driver, run_flow
+from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.identity import NamedOwner, new_request
 from django_rlock.drivers.retrying import PATIENCE
@@ -227,8 +229,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         ids = checked_ids(permits)
         if not ids:
             return 0
-        holds = self._holds_of(ids)
-        call = self._call(scripts.PERMIT_RELEASE, self._keys(), packed(ids))
+        holds, call = self._holds_of(ids), self._release_call(ids)
         # The holds are removed before the command is sent, so that the watchdog does not report them as lost.
         if not await self._surely(driver, call, partial(_forget, holds)) and call.sends == 1:
             for hold in holds:
@@ -238,6 +239,15 @@ class PermitExpirableSemaphore(BaseSemaphore):
         if isinstance(permits, Permit):
             permits.given_back = True
         return len(ids)  # 0 for a repeated command: the first one released them, and its reply was lost
+
+    def _release_later(self, permit: Permit) -> None:
+        """Let the background thread release a permit."""
+        _forget(self._holds_of(permit.ids))
+        clean_up(self.using, self._release_call(permit.ids), monotonic() + SENT_AGAIN)
+        permit.given_back = True
+
+    def _release_call(self, ids: tuple[str, ...]) -> ScriptCall:
+        return self._call(scripts.PERMIT_RELEASE, self._keys(), packed(ids))
 
     def release(self, permits: Permit | str | Iterable[str]) -> None:
         """Like ``try_release``, but raises PermitNotHeldError instead of returning 0."""

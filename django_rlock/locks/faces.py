@@ -9,7 +9,7 @@ from __future__ import annotations
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_rlock.drivers.base import Driver
-from django_rlock.drivers.identity import may_block_loops, running_loop
+from django_rlock.drivers.identity import must_not_block, running_loop
 from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.locks.kinds import Named
 from django_rlock.process import notice_fork
@@ -20,7 +20,7 @@ def blocking_driver(of: Named) -> Driver:
     unless DJANGO_ALLOW_ASYNC_UNSAFE is set."""
     notice_fork()
     driver = sync_driver(of.using)
-    if running_loop() is not None and not may_block_loops():
+    if must_not_block():
         raise SynchronousOnlyOperation(
             "A blocking method was called inside an event loop, which it would block. "
             "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "

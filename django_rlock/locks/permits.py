@@ -14,7 +14,7 @@ from django_rlock import keys, scripts, threads
 from django_rlock.clock import has_jumped, monotonic, wall_offset
 from django_rlock.drivers.base import Driver
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import NamedOwner
+from django_rlock.drivers.identity import NamedOwner, must_not_block
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.counters import REMEMBERED_MS, Request, Requests, checked_number, hidden_behind
 from django_rlock.locks.durations import RELEASE_PATIENCE, milliseconds
@@ -157,6 +157,9 @@ class PermitBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if must_not_block():  # a generator that other code entered is dropped here
+            self._semaphore._release_later(self._permit)
+            return
         with hidden_behind(error, self._semaphore.name):
             self._left(self._semaphore.try_release(self._permit))
 

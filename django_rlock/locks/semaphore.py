@@ -6,13 +6,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from django_rlock import keys, scripts
+from django_rlock.clock import monotonic
 from django_rlock.drivers.base import Driver, run_flow
 from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
-from django_rlock.drivers.identity import new_request
+from django_rlock.drivers.cleaning import clean_up
+from django_rlock.drivers.identity import must_not_block, new_request
 from django_rlock.exceptions import LockTimeoutError
 from django_rlock.locks.counters import (
     MOST,
     REMEMBERED_MS,
+    SENT_AGAIN,
     Counter,
     Request,
     Requests,
@@ -218,7 +221,11 @@ class Semaphore(BaseSemaphore):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run_flow(self._exit, (blocking_driver(self), error))
+        if must_not_block():  # a generator that other code entered is dropped here
+            call = self._request_call(scripts.SEMAPHORE_RELEASE, 1, 0)
+            clean_up(self.using, call, monotonic() + SENT_AGAIN)
+        else:
+            run_flow(self._exit, (blocking_driver(self), error))
 
     async def __aenter__(self) -> Self:
         await self._enter(awaited_driver(self))

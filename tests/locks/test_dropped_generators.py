@@ -2,11 +2,21 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, MultiLock, ReadWriteLock, RLock
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    MultiLock,
+    PermitExpirableSemaphore,
+    ReadWriteLock,
+    RLock,
+    Semaphore,
+    SpinLock,
+)
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import eventually
 
@@ -14,6 +24,7 @@ LOCKS = {
     "fair": lambda: FairLock("stock:42"),
     "plain": lambda: RLock("stock:42"),
     "fenced": lambda: FencedLock("stock:42"),
+    "spin": lambda: SpinLock("stock:42"),
     "read": lambda: ReadWriteLock("stock:42").read_lock,
     "write": lambda: ReadWriteLock("stock:42").write_lock,
     "multi": lambda: MultiLock(FairLock("stock:42"), FencedLock("stock:43")),
@@ -86,8 +97,6 @@ def test_closed_by_another_thread(redis_client, lock, rows):
 @pytest.mark.parametrize("rows", [sync_in_block, sync_in_stack])
 def test_closed_inside_an_event_loop(redis_client, lock, rows):
     """There it must not wait for the server."""
-    if lock.owner:
-        pytest.skip("a name's lock ends with its lease there")
     generator = rows(lock)
     next(generator)
 
@@ -96,6 +105,74 @@ def test_closed_inside_an_event_loop(redis_client, lock, rows):
 
     asyncio.run(main())
     eventually(lambda: is_free(redis_client))
+
+
+async def drop(generators) -> None:
+    """Inside an event loop."""
+    generators.clear()
+    gc.collect()
+
+
+def test_collected_inside_an_event_loop(redis_client, lock):
+    generators = [sync_in_block(lock)]
+    next(generators[0])
+    asyncio.run(drop(generators))
+    eventually(lambda: is_free(redis_client))
+
+
+PERMITS = {
+    "semaphore": (Semaphore("stock:42"), lambda semaphore: semaphore),
+    "permit": (PermitExpirableSemaphore("stock:42"), lambda semaphore: semaphore.permit()),
+    "renewed": (PermitExpirableSemaphore("stock:42"), lambda semaphore: semaphore.permit(renewed=True)),
+}
+
+
+@pytest.fixture(params=PERMITS)
+def semaphore(request):
+    semaphore = PERMITS[request.param][0]
+    semaphore.try_set_permits(1)
+    return semaphore
+
+
+@pytest.fixture
+def block(request, semaphore):
+    return PERMITS[request.node.callspec.params["semaphore"]][1](semaphore)
+
+
+def all_free(semaphore) -> None:
+    """Wait until the permit has been given back, once."""
+    eventually(lambda: semaphore.available_permits() == 1)
+    assert HOLDS.snapshot() == []
+
+
+@pytest.mark.parametrize("rows", [sync_in_block, sync_in_stack])
+def test_a_permit_closed_inside_an_event_loop(semaphore, block, rows):
+    generator = rows(block)
+    next(generator)
+
+    async def main() -> None:
+        generator.close()
+
+    asyncio.run(main())
+    all_free(semaphore)
+
+
+def test_a_permit_closed_by_another_thread(semaphore, block):
+    generator = sync_in_block(block)
+    next(generator)
+    thread = threading.Thread(target=generator.close)
+    thread.start()
+    thread.join()
+    all_free(semaphore)
+
+
+def test_a_permit_of_a_task_that_goes_on(semaphore, block):
+    async def main() -> None:
+        async for _ in in_block(block):
+            break
+        await asyncio.to_thread(all_free, semaphore)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
 
 
 def test_an_outer_block_of_the_first_task_stays(redis_client):
