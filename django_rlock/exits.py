@@ -6,14 +6,17 @@ up before it called ``__enter__``. So that is an object made for the statement, 
 callback runs when the object is dropped.
 
 Python drops an exception that a signal handler raises in such a callback, or in ``__del__``. So an end that comes as it
-should disarms its guard, and then no Python code runs when the object is dropped.
+should disarms its guard, and then no Python code runs when the object is dropped. And what is raised in a callback is
+raised again in the code around it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 from weakref import ref
 
@@ -59,9 +62,32 @@ def _when_dropped(act: Callable[[], object], number: int, _ref: object) -> None:
     _guards.pop(number, None)
     try:
         act()
-    except BaseException:  # from a signal handler
-        act()
-        raise
+    except BaseException as error:  # noqa: BLE001 - from a signal handler; it is raised again
+        try:
+            act()
+        finally:
+            _raise_around(error, sys._getframe(1))  # noqa: SLF001 - documented
+
+
+def _raise_around(error: BaseException, frame: FrameType | None) -> None:
+    """Raise an error at the next line that a frame, or those it returns to, comes to: as a debugger stops there."""
+    frames: list[tuple[FrameType, Any]] = []
+    before = sys.gettrace()
+
+    def strike(_at: FrameType, event: str, _argument: object) -> None:
+        if event == "call":  # perhaps of what garbage collection calls, where it would be dropped as well
+            return
+        sys.settrace(before)
+        for each, function in frames:
+            each.f_trace = function
+        frames.clear()
+        raise error
+
+    while frame is not None:
+        frames.append((frame, frame.f_trace))
+        frame.f_trace = strike
+        frame = frame.f_back
+    sys.settrace(strike)
 
 
 def guarded(exit_block: Callable[..., object], block: object, act: Callable[[], object]) -> Callable[..., object]:

@@ -4,6 +4,7 @@ Python drops what is raised in ``__del__`` and in a weak reference's callback. A
 """
 
 import asyncio
+import signal
 import sys
 import threading
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from django.test import RequestFactory
 
 from django_rlock import FairLock, PermitExpirableSemaphore, RLock, Semaphore, distributed_lock
 from django_rlock.connections import server
+from django_rlock.locks import engine
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import eventually
 from tests.faults.interrupting import MAKERS, block_of
@@ -120,3 +122,60 @@ def test_response_that_keeps_its_lock(redis_client):
 def test_connection(redis_client):
     with nothing_runs_as_objects_are_dropped():
         server("default").open().close()
+
+
+class LimitError(Exception):
+    """As Celery's soft time limit."""
+
+
+def raise_limit(*_) -> None:
+    raise LimitError
+
+
+@pytest.fixture
+def struck_release(monkeypatch):
+    """A signal comes as a release begins, which is called as an object is dropped."""
+    former = signal.signal(signal.SIGUSR1, raise_limit)
+    give_back = engine.give_back
+
+    def give_back_late(*args):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGUSR1)
+        return give_back(*args)
+
+    monkeypatch.setattr(engine, "give_back", give_back_late)
+    yield
+    signal.signal(signal.SIGUSR1, former)
+
+
+def leave_by_rollback(lock) -> None:
+    with transaction.atomic():
+        lock.acquire()
+        lock.release()
+        transaction.set_rollback(True)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("struck_release")
+def test_a_signal_during_the_release_after_a_rollback(redis_client):
+    """Django drops what it would call after COMMIT."""
+    trace = sys.gettrace()
+    with pytest.raises(LimitError):
+        leave_by_rollback(RLock("stock:42", until_commit=True))
+    eventually(lambda: not redis_client.exists("rlock:stock:42"))
+    assert sys.gettrace() is trace
+
+
+@pytest.mark.usefixtures("struck_release")
+def test_a_signal_during_the_release_of_a_block_that_was_dropped(redis_client):
+    """It was interrupted before."""
+
+    def enter_and_be_dropped() -> None:
+        lock = RLock("stock:42")
+        leave = lock.__exit__  # "with" looks it up first
+        lock.__enter__()
+        del leave
+
+    with pytest.raises(LimitError):
+        enter_and_be_dropped()
+    eventually(lambda: not redis_client.exists("rlock:stock:42"))
