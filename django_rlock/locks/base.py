@@ -24,7 +24,6 @@ from django_rlock.drivers.identity import (
     for_its_owner,
     may_block_loops,
     must_not_block,
-    running_loop,
     thread_owner,
 )
 from django_rlock.exceptions import LockTimeoutError, RLockError
@@ -37,7 +36,7 @@ from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.kinds import Handle
-from django_rlock.locks.options import checked_owner, checked_text, unknown_option
+from django_rlock.locks.options import checked_owner, checked_text, unknown_argument, unknown_option
 from django_rlock.locks.records import Hold, Key
 from django_rlock.locks.transactions import (
     AtomicBlock,
@@ -151,7 +150,12 @@ class BaseLock(Handle):
     # --- acquire -----------------------------------------------------------------------------------------------------
 
     def acquire(
-        self, blocking: bool = True, *, wait_time: Duration | None = UNSET, lease_time: Duration | None = UNSET
+        self,
+        blocking: bool = True,
+        *,
+        wait_time: Duration | None = UNSET,
+        lease_time: Duration | None = UNSET,
+        **unknown: Never,
     ) -> bool:
         """Take the lock; returns False if another owner still has it after the wait.
 
@@ -163,22 +167,27 @@ class BaseLock(Handle):
         hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a task of its own, as with create_task(),
         gather() or, before Python 3.12, wait_for(): that task would own the lock, and ends with the call.
         """
-        return run_flow(self._acquire, (blocking_driver(self), blocking, wait_time, lease_time))
+        return run_flow(self._acquire, (blocking_driver(self), blocking, wait_time, lease_time, unknown))
 
     @for_its_owner
     async def aacquire(
-        self, blocking: bool = True, *, wait_time: Duration | None = UNSET, lease_time: Duration | None = UNSET
+        self,
+        blocking: bool = True,
+        *,
+        wait_time: Duration | None = UNSET,
+        lease_time: Duration | None = UNSET,
+        **unknown: Never,
     ) -> bool:
         """As ``acquire``, in asyncio."""
-        return await self._acquire(awaited_driver(self), blocking, wait_time, lease_time)
+        return await self._acquire(awaited_driver(self), blocking, wait_time, lease_time, unknown)
 
-    async def _acquire(
-        self, driver: Driver, blocking: bool, wait_time: Duration | None, lease_time: Duration | None
-    ) -> bool:
+    async def _acquire(self, driver: Driver, blocking: bool, wait: Any, lease: Any, unknown: dict[str, Any]) -> bool:
+        if unknown:
+            raise unknown_argument("acquire", unknown)
         if self.until_commit:
             check_until_commit(self, driver)
         owner = self._owner(driver)
-        taken = await engine.ask_for(self, driver, self._claim(owner, blocking, wait_time, lease_time))
+        taken = await engine.ask_for(self, driver, self._claim(owner, blocking, wait, lease))
         if taken and self.until_commit:
             release_at_end(self, owner)
         return taken
@@ -188,11 +197,8 @@ class BaseLock(Handle):
             if wait is not UNSET and wait != 0:
                 raise ValueError("acquire(blocking=False) tries once; it takes no wait_time.")
             wait = 0
-        return Claim(
-            owner,
-            self.wait_time if wait is UNSET else wait_seconds(wait),
-            self.lease_time if lease is UNSET else lease_seconds(lease),
-        )
+        wait = self.wait_time if wait is UNSET else wait_seconds(wait)
+        return Claim(owner, wait, self.lease_time if lease is UNSET else lease_seconds(lease))
 
     # --- release -----------------------------------------------------------------------------------------------------
 
@@ -422,7 +428,7 @@ class BaseLock(Handle):
     def _present_owner(self) -> Owner:
         """Whose hold ``lost`` and ``check()`` are about."""
         owner = self._named_owner or current_owner()
-        if running_loop() is not None and may_block_loops() and not HOLDS.of_lock(self, owner):
+        if may_block_loops() and not HOLDS.of_lock(self, owner):
             return thread_owner()  # a blocking method may have taken it
         return owner
 
@@ -444,20 +450,22 @@ class BaseLock(Handle):
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def extend(self, lease_time: Duration) -> None:
+    def extend(self, lease_time: Duration, **unknown: Never) -> None:
         """Replace the lease of the hold: it ends ``lease_time`` seconds from now, and is not renewed any more. Under
         ``owner=`` it only prolongs: a longer lease, on which another process may count, stays as it is.
 
         Raises LockNotOwnedError when the owner does not hold the lock; LockLostError when the hold was lost meanwhile.
         """
-        run_flow(self._extend, (blocking_driver(self), lease_time))
+        run_flow(self._extend, (blocking_driver(self), lease_time, unknown))
 
     @for_its_owner
-    async def aextend(self, lease_time: Duration) -> None:
+    async def aextend(self, lease_time: Duration, **unknown: Never) -> None:
         """As ``extend``, in asyncio."""
-        await self._extend(awaited_driver(self), lease_time)
+        await self._extend(awaited_driver(self), lease_time, unknown)
 
-    async def _extend(self, driver: Driver, lease_time: Duration) -> None:
+    async def _extend(self, driver: Driver, lease_time: Duration, unknown: dict[str, Any]) -> None:
+        if unknown:
+            raise unknown_argument("extend", unknown)
         await self._engine.prolong(self, driver, self._owner(driver), lease_time)
 
     def hand_over(self) -> None:

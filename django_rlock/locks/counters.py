@@ -28,7 +28,7 @@ from django_rlock.links.errors import is_final
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.durations import RELEASE_PATIENCE, UNSET, Duration, milliseconds, wait_seconds
 from django_rlock.locks.kinds import Handle, Kind, Named, call_for, retire_call
-from django_rlock.locks.options import checked_text
+from django_rlock.locks.options import checked_text, unknown_argument
 from django_rlock.scripts import Script
 from django_rlock.settings import unknown_alias
 
@@ -115,7 +115,9 @@ class Counter(Handle):
         self._check_alias()
         return call_for(self, script, all_keys, first, *args)
 
-    def _wait_seconds(self, blocking: bool, wait_time: Any) -> float | None:
+    def _wait_seconds(self, blocking: bool, wait_time: Any, unknown: dict[str, Any]) -> float | None:
+        if unknown:
+            raise unknown_argument("acquire", unknown)
         if blocking:
             return self.wait_time if wait_time is UNSET else wait_seconds(wait_time)
         if wait_time is not UNSET and wait_time != 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 from django_rlock import keys, scripts
 from django_rlock.clock import monotonic
@@ -31,6 +31,7 @@ from django_rlock.locks.durations import UNSET, Duration, lease_seconds
 from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
+from django_rlock.locks.options import unknown_argument
 from django_rlock.locks.permits import (
     PERMITS,
     Permit,
@@ -101,13 +102,15 @@ class PermitExpirableSemaphore(BaseSemaphore):
         wait_time: Duration | None = UNSET,
         lease_time: Duration | None = None,
         renewed: bool = False,
+        **unknown: Never,
     ) -> Permit | None:
         """Take permits, all or none; returns None if not enough become free within the wait.
 
         ``wait_time`` and ``lease_time`` are in seconds. The wait defaults to the semaphore's own; a lease of None has
         no end, unless it is ``renewed``. With ``blocking=False`` or ``wait_time=0`` it tries once.
         """
-        return run_flow(self._acquire, (blocking_driver(self), permits, blocking, wait_time, lease_time, renewed))
+        options = permits, blocking, wait_time, lease_time, renewed, unknown
+        return run_flow(self._acquire, (blocking_driver(self), *options))
 
     async def aacquire(
         self,
@@ -117,9 +120,10 @@ class PermitExpirableSemaphore(BaseSemaphore):
         wait_time: Duration | None = UNSET,
         lease_time: Duration | None = None,
         renewed: bool = False,
+        **unknown: Never,
     ) -> Permit | None:
         """As ``acquire``, in asyncio."""
-        return await self._acquire(awaited_driver(self), permits, blocking, wait_time, lease_time, renewed)
+        return await self._acquire(awaited_driver(self), permits, blocking, wait_time, lease_time, renewed, unknown)
 
     async def _acquire(
         self,
@@ -129,8 +133,9 @@ class PermitExpirableSemaphore(BaseSemaphore):
         wait_time: Duration | None,
         lease_time: Duration | None,
         renewed: bool,
+        unknown: dict[str, Any],
     ) -> Permit | None:
-        wait = self._wait_seconds(blocking, wait_time)
+        wait = self._wait_seconds(blocking, wait_time, unknown)
         lease = self._lease(lease_time, renewed)
         until = None if wait is None else driver.now() + wait
         give_up_at = until
@@ -175,6 +180,7 @@ class PermitExpirableSemaphore(BaseSemaphore):
         wait_time: Duration | None = UNSET,
         lease_time: Duration | None = None,
         renewed: bool = False,
+        **unknown: Never,
     ) -> PermitBlock:
         """Take permits for a ``with`` or ``async with`` block, which gets the Permit and releases it at its end.
 
@@ -182,6 +188,8 @@ class PermitExpirableSemaphore(BaseSemaphore):
         block itself raised, raises LockLostError if the lease ended inside it, and PermitNotHeldError if the block has
         released the permit already.
         """
+        if unknown:
+            raise unknown_argument("permit", unknown)
         return PermitBlock(self, permits, {"wait_time": wait_time, "lease_time": lease_time, "renewed": renewed})
 
     def _lease(self, lease_time: Duration | None, renewed: bool) -> float | None:

@@ -113,7 +113,7 @@ class CountDownLatch(Counter):
 
     async def _wait(self, driver: Driver, wait_time: Duration | None) -> bool:
         self._check_alias()
-        wait = self._wait_seconds(True, wait_time)
+        wait = self._wait_seconds(True, wait_time, {})
         until = None if wait is None else driver.now() + wait
         attempt = Attempt(self, driver, driver.owner(), new_request(), 0.0, until)
         return await (attempt.once() if wait == 0 else attempt.wait())

@@ -13,15 +13,23 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 60
 """How many characters of a wrong name an error shows."""
+_FOR_LEASES = "lease_time= for a fixed lease (by default it is renewed)"
+_FOR_WAITS = "wait_time= for how long to wait (0 tries once)"
 _ELSEWHERE = {
-    **dict.fromkeys(("timeout", "expire", "ttl", "lease"), "lease_time= for a fixed lease (by default it is renewed)"),
-    **dict.fromkeys(("blocking_timeout", "blocking", "wait"), "wait_time= for how long to wait (0 tries once)"),
+    **dict.fromkeys(("timeout", "expire", "ttl", "lease"), _FOR_LEASES),
+    **dict.fromkeys(("blocking_timeout", "blocking", "wait"), _FOR_WAITS),
     **dict.fromkeys(("sleep", "auto_renewal", "thread_local"), "nothing: waiters are notified, and leases are renewed"),
     "id": "owner=",
     "alias": "using=",
     "cache": "using=, the alias in RLOCK",
 }
 """What stands here for the options of other lock libraries."""
+_IN_CALLS = {
+    "timeout": _FOR_WAITS,  # as in Python's own locks
+    "token": "owner= of the lock",
+    "replace_ttl": "lease_time= alone",
+}
+"""The same where it differs for methods."""
 
 
 KindName = Literal["fair", "rlock", "spin", "fenced", "redlock", "read", "write", "limited"]
@@ -48,11 +56,16 @@ def limited_kind(kind: str | None) -> KindName:
     return "limited"
 
 
-def unknown_option(called: str, names: Iterable[str]) -> TypeError:
+def unknown_option(called: str, names: Iterable[str], hints: Mapping[str, str] = _ELSEWHERE) -> TypeError:
     """The error for keyword arguments that do not exist; it names ours for those of other libraries."""
     name = next(iter(names))
-    hint = f" Use {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+    hint = f" Use {hints[name]}." if name in hints else ""
     return TypeError(f"{called}() got an unexpected keyword argument {name!r}.{hint}")
+
+
+def unknown_argument(method: str, names: Iterable[str]) -> TypeError:
+    """The same for a method."""
+    return unknown_option(method, names, _ELSEWHERE | _IN_CALLS)
 
 
 def checked_owner(value: object) -> str:

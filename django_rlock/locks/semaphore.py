@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self
 
 from django_rlock import keys, scripts
 from django_rlock.clock import monotonic
@@ -134,20 +134,26 @@ class Semaphore(BaseSemaphore):
     def __init__(self, name: str, *, wait_time: Duration | None = None, using: str = DEFAULT_ALIAS) -> None:
         super().__init__(name, wait_time=wait_time, using=using)
 
-    def acquire(self, permits: int = 1, blocking: bool = True, *, wait_time: Duration | None = UNSET) -> bool:
+    def acquire(
+        self, permits: int = 1, blocking: bool = True, *, wait_time: Duration | None = UNSET, **unknown: Never
+    ) -> bool:
         """Take permits, all or none; returns False if not enough become free within the wait.
 
         ``wait_time`` is in seconds and defaults to the semaphore's own. With ``blocking=False`` or ``wait_time=0`` it
         tries once. Zero permits are always granted. A caller that needs many may wait long while others take few.
         """
-        return run_flow(self._acquire, (blocking_driver(self), permits, blocking, wait_time))
+        return run_flow(self._acquire, (blocking_driver(self), permits, blocking, wait_time, unknown))
 
-    async def aacquire(self, permits: int = 1, blocking: bool = True, *, wait_time: Duration | None = UNSET) -> bool:
+    async def aacquire(
+        self, permits: int = 1, blocking: bool = True, *, wait_time: Duration | None = UNSET, **unknown: Never
+    ) -> bool:
         """As ``acquire``, in asyncio."""
-        return await self._acquire(awaited_driver(self), permits, blocking, wait_time)
+        return await self._acquire(awaited_driver(self), permits, blocking, wait_time, unknown)
 
-    async def _acquire(self, driver: Driver, permits: int, blocking: bool, wait_time: Duration | None) -> bool:
-        wait = self._wait_seconds(blocking, wait_time)
+    async def _acquire(
+        self, driver: Driver, permits: int, blocking: bool, wait_time: Duration | None, unknown: dict[str, Any]
+    ) -> bool:
+        wait = self._wait_seconds(blocking, wait_time, unknown)
         request = _Acquire(self, checked_number("permits", permits))  # refuses an alias with NODES
         if permits == 0:
             return True
@@ -238,7 +244,7 @@ class Semaphore(BaseSemaphore):
 
     async def _enter(self, driver: Driver) -> None:
         started = driver.now()
-        if not await self._acquire(driver, 1, True, UNSET):
+        if not await self._acquire(driver, 1, True, UNSET, {}):
             raise timed_out(self, driver.now() - started)
 
     async def _exit(self, driver: Driver, error: BaseException | None) -> None:

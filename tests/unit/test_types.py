@@ -1,5 +1,6 @@
 """What type checkers see of rlock(): each kind's class, and no option that does not exist. Run by mypy and pytest."""
 
+import asyncio
 from typing import assert_type
 
 import pytest
@@ -12,9 +13,11 @@ from django_rlock import (
     FairLock,
     FencedLock,
     MultiLock,
+    PermitExpirableSemaphore,
     ReadLock,
     RedLock,
     RLock,
+    Semaphore,
     SpinLock,
     WriteLock,
     rlock,
@@ -97,3 +100,37 @@ def test_an_option_of_another_library_is_refused_with_the_name_of_ours(make, our
 def test_a_misspelt_option_is_refused_by_name():
     with pytest.raises(TypeError, match=r"^RLock\(\) got an unexpected keyword argument 'leese_time'\.$"):
         RLock(NAME, leese_time=5)  # type: ignore[arg-type]
+
+
+CALLS = {
+    "timeout": (lambda lock: lock.acquire(timeout=3), "Use wait_time="),
+    "blocking_timeout": (lambda lock: lock.acquire(blocking_timeout=3), "Use wait_time="),
+    "expire": (lambda lock: lock.acquire(expire=3), "Use lease_time="),
+    "ttl": (lambda lock: lock.acquire(True, ttl=3), "Use lease_time="),
+    "token": (lambda lock: lock.acquire(token="1"), "Use owner="),
+    "misspelt": (lambda lock: lock.acquire(wait_tine=3), r"'wait_tine'\.$"),
+    "additional_time": (lambda lock: lock.extend(additional_time=3), "'lease_time'"),
+    "replace_ttl": (lambda lock: lock.extend(3, replace_ttl=True), "Use lease_time="),
+    "in asyncio": (lambda lock: asyncio.run(lock.aacquire(timeout=3)), "Use wait_time="),
+    "extend in asyncio": (lambda lock: asyncio.run(lock.aextend(3, replace_ttl=True)), "Use lease_time="),
+}
+
+
+@pytest.mark.parametrize(("call", "hint"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("lock", [FairLock("stock:42"), MultiLock(RLock("stock:42"), RLock("stock:43"))], ids=repr)
+def test_an_argument_of_another_librarys_method_is_refused_with_a_hint(lock: BaseLock, call, hint: str) -> None:
+    with pytest.raises(TypeError, match=hint):
+        call(lock)
+
+
+SEMAPHORE, PERMITS = Semaphore("stock:42"), PermitExpirableSemaphore("stock:42")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [SEMAPHORE.acquire, SEMAPHORE.aacquire, PERMITS.acquire, PERMITS.aacquire, PERMITS.permit],
+    ids=lambda call: call.__qualname__,
+)
+def test_an_argument_of_another_librarys_semaphore_is_refused_with_a_hint(call) -> None:
+    with pytest.raises(TypeError, match="Use wait_time="):
+        asyncio.run(call(timeout=3))
