@@ -1,8 +1,12 @@
 """Loads what registers itself: the system checks, the process reports and the inspector of locks."""
 
+import sys
+
 from django.apps import AppConfig
 from django.core import checks
 from django.utils.translation import gettext_lazy as _
+
+from django_rlock.process import end
 
 
 class RLockConfig(AppConfig):
@@ -22,3 +26,8 @@ class RLockConfig(AppConfig):
         checks.register(check_aliases)
         checks.register(check_tasks)
         warn_inside_uwsgi()
+        if "celery" in sys.modules:
+            from celery.signals import worker_process_shutdown
+
+            # A pool's child ends by os._exit then.
+            worker_process_shutdown.connect(end, weak=False, dispatch_uid="django_rlock.process")

@@ -177,7 +177,8 @@ def _after_fork() -> None:
     _pid = os.getpid()  # last, since other threads of the child go on when they see it
 
 
-def _at_exit() -> None:
+def end(**_: object) -> None:
+    """End what this process owns: before it exits."""
     notice_fork()
     give_up_at = monotonic() + EXIT_WITHIN
     for hook in _hooks_of("exit"):
@@ -187,9 +188,9 @@ def _at_exit() -> None:
 
 def _end_child() -> None:
     """At the end of a child of ``multiprocessing``, which ends its threads later than the interpreter does."""
-    atexit.unregister(_at_exit)  # a spawned child runs that too
+    atexit.unregister(end)  # a spawned child runs that too
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - they may still work under locks
-    _at_exit()
+    end()
 
 
 def _in_child(_: object = None) -> None:
@@ -204,7 +205,7 @@ def _on_setting(*, setting: str, **_: object) -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 setting_changed.connect(_on_setting, dispatch_uid="django_rlock.process")
-atexit.register(_at_exit)
+atexit.register(end)
 util.register_after_fork(_in_child, _in_child)
 if parent_process() is not None:  # a child has imported this
     _in_child()

@@ -13,6 +13,7 @@ from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject, Retry
 from django.utils.safestring import SafeString
 
+from django_rlock import RLock
 from django_rlock.celery import LockedTask
 from tests.celery_app import app, records
 from tests.celery_app.records import inside, record, until, wait_for
@@ -403,6 +404,12 @@ def dies(self, log, how):
         if how == "exit":
             os._exit(1)
         wait_for(f"{log}:go")
+
+
+@app.task
+def keeps(log):
+    """Leave a lock of no task's held."""
+    assert RLock(f"kept:{log}").acquire(wait_time=records.WAIT)
 
 
 @locked()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rlock import FairLock
+from django_rlock import FairLock, RLock
 from django_rlock.tasklocks.holders import has_ended
 from tests import namespaces
 from tests.celery_app import BLIND, app, records, tasks
@@ -62,6 +62,14 @@ def test_the_worker_watches_its_children_itself(start_worker, log):
             pass
         assert f"pid:{run['pid']} exited" not in blind.last_lines(100)
         blind.kill()  # it would wait for the task
+
+
+def test_a_child_that_ends_as_it_should_frees_all_its_locks(start_worker, log):
+    """It ends by ``os._exit``, without what is registered with ``atexit``."""
+    with start_worker("replaced", "--pool", "prefork", "-c", "1", "--max-tasks-per-child", "1") as pool:
+        tasks.keeps.apply_async((log,), queue=pool.queue).get(timeout=records.WAIT)
+        with RLock(f"kept:{log}", wait_time=SOON):
+            pass
 
 
 def test_a_lock_is_free_whose_name_is_no_plain_string(log):

@@ -156,7 +156,7 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
     monkeypatch.setattr(callbacks._callbacks, "value", calls)
     monkeypatch.setattr(threads, "Bell", Bell)
     monkeypatch.setattr(process, "monotonic", lambda: began + sum(waits))
-    process._at_exit()
+    process.end()
     assert len(waits) == 3
     assert all(waits)
     assert sum(waits) <= 2
