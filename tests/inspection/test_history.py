@@ -163,9 +163,11 @@ def test_only_the_last_hour_of_a_history_counts(past: Past, redis_client: redis.
 
 
 def test_a_lost_lock_is_remembered_after_its_process_was_killed(redis_client: redis.Redis) -> None:
+    before = listeners(redis_client)
     with Process("web-1") as web:
         web.acquire("stock:1", {"route": "POST /buy/1/", "user": "7"})
         eventually(lambda: redis_client.keys("rlock_process:*"))
+        eventually(lambda: listeners(redis_client) > before)
         assert force_release("stock:1", reason="stuck since noon", by="alice")
         [event] = eventually(_events)
     assert (event.what, event.name, event.host, event.pid) == ("lost", "stock:1", "web-1", web.pid)
@@ -173,6 +175,12 @@ def test_a_lost_lock_is_remembered_after_its_process_was_killed(redis_client: re
     assert event.reason == "alice freed it by force: stuck since noon"
     assert _events() == [event]
     assert 80_000 < redis_client.ttl(str(redis_client.keys("rlock_history:*")[0])) <= 86_400
+
+
+def listeners(client: redis.Redis) -> int:
+    """How many processes hear of forced releases."""
+    [(_, count)] = client.pubsub_numsub("rlock_wake:forced")
+    return int(count)
 
 
 def _events() -> list[LockEvent]:
