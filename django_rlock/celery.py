@@ -77,6 +77,10 @@ class LockedTask(DjangoTask[P, R_co]):
       ``on_queued="again"``, of the messages sent during a run one is sent, and runs after it; it is never skipped;
     * ``"until_start"``: messages while another one waits. Runs may overlap, but not the runs of one message.
 
+    In both scopes a message can take the place of the one that waits, which then ends with ``Skipped`` when its time
+    comes: with ``on_queued="earlier"`` a message that is to start before that one, with ``on_queued="replace"`` each
+    message. With ``"replace"``, a message that is sent during a run runs after it, as with ``"again"``.
+
     A message that does not start keeps its place for ``lock_queue_time`` seconds after its countdown or eta. Parts of a
     chord, group or chain, and messages with a ``link``, are always sent, because others wait for them. If a place in
     the queue is lost or expires, a second message is sent, but no run goes without the lock.
@@ -196,9 +200,9 @@ class LockedTask(DjangoTask[P, R_co]):
         """Celery's method. Raises KeyTemplateError for arguments from which no key can be made, naming the argument.
 
         With ``lock_scope`` ``"queue"`` or ``"until_start"`` it returns the result of the message that is queued
-        already, or raises TaskQueuedError with ``on_queued="raise"``, which may be given for one call as well; the
-        result's ``was_sent`` says whether this call has sent a message. Raises LockUnavailableError when Redis is
-        unreachable; then nothing was sent.
+        already, or raises TaskQueuedError with ``on_queued="raise"``. For one call, ``on_queued`` may be ``"return"``,
+        ``"raise"`` or ``"earlier"``. The result's ``was_sent`` says whether this call has sent a message. Raises
+        LockUnavailableError when Redis is unreachable; then nothing was sent.
         """
         send = partial(super().apply_async, args, kwargs)
         options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}

@@ -200,3 +200,14 @@ def places_key(key: str) -> str:
 def place_key(key: str, mark: str) -> str:
     """The place in a lock's queue for one message of a Celery task, which is identified by ``mark``."""
     return f"{tagged('rlock_place', key)}:{mark}"
+
+
+FORMER = ":former"
+"""The end of the key of a former place: of the message that another one is about to replace."""
+
+
+def place_change_keys(key: str, place: str) -> tuple[str, str, str, str]:
+    """For a change of a place, by its key or that of its former one: both, the lock's places between them, and its
+    replaced messages at the end."""
+    place = place.removesuffix(FORMER)
+    return place, places_key(key), place + FORMER, tagged("rlock_replaced", key)

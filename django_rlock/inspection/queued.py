@@ -20,6 +20,8 @@ from django_rlock.settings import get_settings
 
 _MOST = 5000
 """How long the text about a place may be."""
+ASKS, RUNS, UNSENT = "", "-", "?"
+"""What ``change_call`` takes in place of milliseconds."""
 _PATIENCE = 2.0
 """How long freeing a place is retried while Redis is unreachable, in seconds."""
 
@@ -85,7 +87,8 @@ def queued_messages(
 
 def _message(using: str, now: float, key: str, value: str, pttl: int) -> QueuedMessage:
     first, _, about = value.partition("\n")
-    since, _, text = about.partition(" ")
+    since, _, rest = about.partition(" ")
+    text = rest.partition(" ")[2]
     known = document_in(text, _MOST)
     task_id = first.partition(":")[2]
     sent_at = number_of(since) or now
@@ -134,11 +137,15 @@ def free_places(messages: Sequence[QueuedMessage]) -> int:
 
 def _free(message: QueuedMessage) -> bool:
     driver = sync_driver(message.using)
-    call = change_call(rlock(message.name, using=message.using), message.key, message.value, 0)
-    _, freed, _ = run_flow(driver.run, (call, driver.now() + _PATIENCE))
+    call = change_call(rlock(message.name, using=message.using), message.key, message.value, 0, RUNS)
+    _, freed, *_ = run_flow(driver.run, (call, driver.now() + _PATIENCE))
     return bool(freed)
 
 
-def change_call(lock: BaseLock, key: str, value: str, ms: int) -> ScriptCall:
-    """The call that keeps a place for so many milliseconds from now, or leaves it (0), if it has that value."""
-    return ScriptCall(lock.name, prepare(scripts.TASK_PLACE, (key, keys.places_key(lock.key)), (ms,)), value)
+def change_call(lock: BaseLock, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
+    """The call that keeps a place for so many milliseconds from now, or leaves it (0), if it has that value; ``ASKS``
+    asks whether its message was replaced. ``starts`` is in how many milliseconds it starts, or ``RUNS`` or ``UNSENT``.
+    """
+    return ScriptCall(
+        lock.name, prepare(scripts.TASK_PLACE, keys.place_change_keys(lock.key, key), (ms, starts)), value
+    )

@@ -1,26 +1,67 @@
--- Keeps the place of a sent message of a task in the queue, or leaves it.
+-- Keeps the place of a sent message of a task in the queue, or leaves it; a message that it was to replace is replaced
+-- by that, unless it was not sent.
 --
--- KEYS[1]  the place: <token>:<task id>, a newline and what it is about, with ? before it until the message is sent
+-- KEYS[1]  the place, and KEYS[3] the former place, as in task_queue
 -- KEYS[2]  sorted set: the keys of the places of that lock -> when they were taken or kept, s
+-- KEYS[4]  sorted set: messages of that lock that were replaced, <token>:<task id> -> until when that is remembered, s
 -- ARGV[1]  nonce
--- ARGV[2]  the value that it must have, without ? and what it is about
--- ARGV[3]  how long it is kept from now on, ms; 0 leaves it
+-- ARGV[2]  the value that it must have, without ? and what follows the newline
+-- ARGV[3]  how long it is kept from now on, ms; 0 leaves it; '' does neither
+-- ARGV[4]  in how many ms the message is to start; '-' if its run has begun; '?' if it was not sent
 --
--- Returns {nonce, 1, ''}; or {nonce, 0, the value that it has or ''} when that is another one.
+-- Returns {nonce, 1, '', replaced}; or {nonce, 0, the value that a place has or '', replaced} when that is another one;
+-- replaced is 1 if another message has replaced this one, else 0.
 
-local known = redis.call('get', KEYS[1]) or ''
-local value, about = string.match(known, '^%??([^\n]*)(.*)$')
-if known == '' or value ~= ARGV[2] then
-    return {ARGV[1], 0, known}
+-- include: clock
+-- include: move_place
+
+local replaced = redis.call('zscore', KEYS[4], ARGV[2]) and 1 or 0
+local place, known, value, since, planned, about
+for _, key in ipairs({KEYS[1], KEYS[3]}) do
+    known = redis.call('get', key) or ''
+    value, since, planned, about = string.match(known, '^%??([^\n]*)\n(%d+) (%S+) (.*)$')
+    if value == ARGV[2] then
+        place = key
+        break
+    end
+end
+if not place or ARGV[3] == '' then
+    return {ARGV[1], 0, known ~= '' and known or redis.call('get', KEYS[1]) or '', replaced}
+end
+
+local function forget(key)
+    redis.call('del', key)
+    redis.call('zrem', KEYS[2], key)
+end
+
+local function note_replaced(message, ms)
+    local now = now_ms() / 1000
+    redis.call('zremrangebyscore', KEYS[4], '-inf', now)
+    redis.call('zadd', KEYS[4], now + ms / 1000, message)
+    if redis.call('pttl', KEYS[4]) < ms then
+        redis.call('pexpire', KEYS[4], ms)
+    end
+end
+
+local former = place == KEYS[1] and redis.call('get', KEYS[3])
+if former and ARGV[4] ~= '?' then
+    local waits = string.match(former, '^([^\n]*)\n%d+ %d+ ')  -- nil if its run has begun
+    if waits then
+        note_replaced(waits, redis.call('pttl', KEYS[3]))
+    end
+    forget(KEYS[3])
 end
 if ARGV[3] == '0' then
-    redis.call('del', KEYS[1])
-    redis.call('zrem', KEYS[2], KEYS[1])
+    forget(place)
+    if former and ARGV[4] == '?' then
+        move_place(KEYS[2], KEYS[3], KEYS[1])
+    end
 else
-    redis.call('set', KEYS[1], value .. about, 'px', ARGV[3])
-    redis.call('zadd', KEYS[2], redis.call('time')[1], KEYS[1])
+    local starts = ARGV[4] == '-' and '-' or string.format('%.0f', now_ms() + ARGV[4])
+    redis.call('set', place, string.format('%s\n%s %s %s', value, since, starts, about), 'px', ARGV[3])
+    redis.call('zadd', KEYS[2], redis.call('time')[1], place)
     if redis.call('pttl', KEYS[2]) < tonumber(ARGV[3]) then
         redis.call('pexpire', KEYS[2], ARGV[3])
     end
 end
-return {ARGV[1], 1, ''}
+return {ARGV[1], 1, '', replaced}

@@ -1,23 +1,37 @@
 -- Takes the place of a task's message in the queue, unless another message has it, or a run of that task has the lock.
 --
--- KEYS[1]  the place: <token>:<task id>, a newline and what it is about, with ? before it until the message is sent
+-- KEYS[1]  the place: <token>:<task id>, a newline, since when in s, when its message is to start in ms or - once its
+--          run has begun, and what it is about; with ? before it until the message is sent
 -- KEYS[2]  the lock: hash of owner -> holds
 -- KEYS[3]  sorted set: the keys of the places of that lock -> when they were taken, s
+-- KEYS[4]  the former place: that of the message which is being replaced, until the message that replaces it is sent
 -- ARGV[1]  nonce
--- ARGV[2]  the place's value, without ? and what it is about
+-- ARGV[2]  the place's value, without ? and what follows the newline
 -- ARGV[3]  how long it is kept until the message is sent, ms
 -- ARGV[4]  mark of the owners of the task's runs, or '' if runs do not count
--- ARGV[5]  what it is about, after the time at which it was taken, s
+-- ARGV[5]  what it is about
+-- ARGV[6]  in how many ms the message is to start
+-- ARGV[7]  which message it replaces: '' for none, 'earlier' for one that is to start later, 'replace' for any that waits
 --
 -- Returns {nonce, the value that it has, '', 0}; or {nonce, '', owner of a run, its remaining lease in ms}.
 
+-- include: clock
+-- include: move_place
+
+local starts = now_ms() + ARGV[6]
+if redis.call('exists', KEYS[1]) == 0 and redis.call('exists', KEYS[4]) == 1 then
+    move_place(KEYS[3], KEYS[4], KEYS[1])  -- the sender that was to replace it has died
+end
 local known = redis.call('get', KEYS[1])
 if known then
     -- The mark of a sender that died is kept for longer if the server's clock was set back meanwhile.
     if string.sub(known, 1, 1) == '?' and redis.call('pttl', KEYS[1]) > tonumber(ARGV[3]) then
         redis.call('pexpire', KEYS[1], ARGV[3])
     end
-    return {ARGV[1], known, '', 0}
+    local planned = tonumber(string.match(known, '^[^?][^\n]*\n%d+ (%d+) '))  -- nil unless it is sent and waits
+    if not planned or not (ARGV[7] == 'replace' or ARGV[7] == 'earlier' and starts < planned) then
+        return {ARGV[1], known, '', 0}
+    end
 end
 if ARGV[4] ~= '' then
     for _, owner in ipairs(redis.call('hkeys', KEYS[2])) do
@@ -26,9 +40,11 @@ if ARGV[4] ~= '' then
         end
     end
 end
-local value = '?' .. ARGV[2]
-local now = redis.call('time')[1]
-redis.call('set', KEYS[1], value .. '\n' .. now .. ' ' .. ARGV[5], 'px', ARGV[3])
+if known then
+    move_place(KEYS[3], KEYS[1], KEYS[4])
+end
+local value, now = '?' .. ARGV[2], redis.call('time')[1]
+redis.call('set', KEYS[1], string.format('%s\n%s %.0f %s', value, now, starts, ARGV[5]), 'px', ARGV[3])
 redis.call('zadd', KEYS[3], now, KEYS[1])
 if redis.call('pttl', KEYS[3]) < tonumber(ARGV[3]) then
     redis.call('pexpire', KEYS[3], ARGV[3])

@@ -120,6 +120,11 @@ class Delivery:
     def _keys(self) -> tuple[str, str]:
         return keys.task_keys(get_settings(self._using).key_prefix, str(self.message.id))
 
+    @property
+    def queue(self) -> str:
+        """The queue from which it came, by the key that routes there."""
+        return own_routing_key(self.message)
+
     # --- what is known -----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -292,6 +297,11 @@ def own_headers(task: Task[..., Any], task_id: str | None, headers: dict[str, An
     return {name: value for name, value in headers.items() if not name.startswith("rlock_")}
 
 
+def own_routing_key(message: Context) -> str:
+    """The key by which a message came to its queue, without what RabbitMQ's delay put before it."""
+    return _DELAY.sub("", (message.delivery_info or {}).get("routing_key") or "")
+
+
 def put_off(app: Any, message: Context, seconds: float) -> dict[str, Any]:
     """Which options of a copy of a message change when it is to come later; none with most brokers.
 
@@ -304,7 +314,7 @@ def put_off(app: Any, message: Context, seconds: float) -> dict[str, Any]:
     later = {"countdown": max(1, math.ceil(seconds))}
     info = message.delivery_info or {}
     key, exchange = info.get("routing_key") or "", info.get("exchange") or ""
-    own_key = _DELAY.sub("", key)
+    own_key = own_routing_key(message)
     types = {queue.exchange.name: queue.exchange.type for queue in app.amqp.queues.values() if queue.exchange}
     if own_key == key and types.get(exchange, "direct") == "direct":
         return later

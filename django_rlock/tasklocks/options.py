@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ON_LOCKED = ("skip", "retry", "wait", "raise")
 SCOPES = ("run", "queue", "until_start")
-ON_QUEUED = ("return", "raise", "again")
-ON_QUEUED_ONCE = ("return", "raise")
+ON_QUEUED = ("return", "raise", "again", "earlier", "replace")
+ON_QUEUED_ONCE = ("return", "raise", "earlier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TaskOptions:
         )
 
     def on_queued_of(self, task: LockedTask[..., Any], options: dict[str, Any]) -> str:
-        """Take ``on_queued`` out of the options of one call, which may choose between the result and an error."""
+        """Take ``on_queued`` out of the options of one call, which may choose what its sender alone decides."""
         chosen = options.pop("on_queued", None)
         if chosen is None:
             return self.on_queued
@@ -91,7 +91,7 @@ class TaskOptions:
     @property
     def runs_again(self) -> bool:
         """Whether a message sent during a run is to run after it."""
-        return self.on_queued == "again"
+        return self.on_queued in {"again", "replace"}
 
     def lock(self, names: Sequence[str], **times: Any) -> BaseLock:
         """The lock of a run, with the given names and times."""

@@ -27,7 +27,7 @@ from datetime import datetime
 from functools import cache
 from hashlib import blake2b
 from socket import gethostname
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.core.exceptions import ImproperlyConfigured
@@ -41,7 +41,7 @@ from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.room import sync_driver
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
-from django_rlock.inspection.queued import change_call
+from django_rlock.inspection.queued import ASKS, RUNS, UNSENT, change_call
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import wire_name_in
@@ -108,17 +108,18 @@ class Place:
         token, _, mark, lock_name = header
         return cls(task, lock_name, task_id, token, mark)
 
-    def take(self, queue: str = "") -> str | None:
+    def take(self, queue: str = "", starts_in: float = 0.0, replaces: str = "") -> str | None:
         """Take the place, or return the id of the task that has it or runs. Waits while another message is being sent.
 
-        Raises LockUnavailableError when Redis is unreachable.
+        ``replaces`` is which message gives way: ``"earlier"`` one that starts later, ``"replace"`` any that waits; it
+        does once this message has been sent. Raises LockUnavailableError when Redis is unreachable.
         """
         if get_settings(self._options.using).nodes is not None:
             raise ImproperlyConfigured(unfit_alias(self._task))
         mark = f"@{self.mark}:" if self._options.scope == "queue" and not self._options.runs_again else ""
         pause, longest = _PAUSES
         while True:
-            known, run, left_ms = self._try_to_take(mark, queue)
+            known, run, left_ms = self._try_to_take(mark, queue, starts_in, replaces)
             if known == _UNSENT + self._value:
                 return None
             if run:
@@ -134,61 +135,66 @@ class Place:
 
     def take_again(self, queue: str = "") -> None:
         """Take the place for a message that is sent again, perhaps from within its run, if no other message has it."""
-        self._try_to_take("", queue)
+        with logged(self._task):
+            self._try_to_take("", queue)
+            self._is_left = False
 
-    def keep(self, seconds: float) -> None:
+    def keep(self, seconds: float, starts_in: float = 0.0) -> None:
         """Keep the place for a number of seconds from now, if it is still this message's."""
-        self._change(milliseconds(seconds))
+        self._change(milliseconds(seconds), milliseconds(starts_in))
 
-    def begin(self) -> None:
-        """Leave the place, because the run holds the lock; or keep it for a message that outlives the process."""
+    def begin(self) -> bool:
+        """Leave the place, because the run holds the lock; or keep it for a message that outlives the process.
+
+        Returns whether another message has replaced this one.
+        """
         if self._task.acks_late and self._options.scope == "queue" and not self._options.runs_again:
-            self.keep(self._options.queue_time)
-        else:
-            self._change(0)
-            self._is_left = True
+            return self._change(milliseconds(self._options.queue_time), RUNS).is_replaced
+        self._is_left = True
+        return self._change(0, RUNS).is_replaced
 
-    def leave(self) -> None:
-        """Leave the place, if it is still this message's; in the background if Redis is unreachable."""
+    def is_replaced(self) -> bool:
+        """Whether another message has replaced this one."""
+        return self._change(ASKS, RUNS).is_replaced
+
+    def leave(self, state: str = RUNS) -> None:
+        """Leave the place, if it is still this message's; in the background if Redis is unreachable. With ``UNSENT``,
+        the message that this one was to replace has it again."""
         if self._is_left:
             return
         self._is_left = True
         try:
-            self._change(0)
+            self._change(0, state)
         except BaseException as error:
-            self.leave_later()
+            leave_later(self.header, self.task_id, state)
             if not isinstance(error, LockUnavailableError):
                 raise
-
-    def leave_later(self) -> None:
-        """Leave the place in the background, if it is still this message's."""
-        leave_later(self.header, self.task_id)
 
     def hand_on(self) -> None:
         """Do not leave the place: it belongs to another copy of the message, which has been sent."""
         self._is_left = True
 
     def free(self) -> bool:
-        """Free the place, whichever message has it; returns whether it was taken."""
-        freed, known = self._run(self._change_call(0))
-        if known:
-            self._value = _value_in(known)
-            freed = self._change(0)  # by its value: a copy may come late
-        return bool(freed)
+        """Free the place, whichever messages have it and are about to; returns whether it was taken."""
+        freed = False
+        for _ in ("the former place", "the place"):
+            if known := self._change(0, RUNS).known:
+                self._value = known  # by its value: a copy may come late
+                freed = self._change(0, RUNS).is_done or freed
+        return freed
 
-    def _try_to_take(self, mark: str, queue: str) -> tuple[str, str, int]:
+    def _try_to_take(self, mark: str, queue: str, starts_in: float = 0.0, replaces: str = "") -> tuple[str, str, int]:
         sender = f"{gethostname()}:{os.getpid()}"
         about = {"lock": self.lock.name, "task": str(self._task.name), "queue": queue, "sender": sender}
-        all_keys = self._key, self.lock.key, keys.places_key(self.lock.key)
-        queueing = prepare(scripts.TASK_QUEUE, all_keys, (milliseconds(SENDING), mark, json.dumps(about)))
+        place, places, former, _ = keys.place_change_keys(self.lock.key, self._key)
+        args = milliseconds(SENDING), mark, json.dumps(about), milliseconds(starts_in), replaces
+        queueing = prepare(scripts.TASK_QUEUE, (place, self.lock.key, places, former), args)
         known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, self._value))
         return known.decode().partition("\n")[0], run.decode(), left_ms
 
-    def _change(self, ms: int) -> bool:
-        return bool(self._run(self._change_call(ms))[0])
-
-    def _change_call(self, ms: int) -> ScriptCall:
-        return change_call(self.lock, self._key, self._value, ms)
+    def _change(self, ms: int | str, starts: int | str) -> _Changed:
+        done, known, replaced = self._run(change_call(self.lock, self._key, self._value, ms, starts))
+        return _Changed(bool(done), _value_in(known), bool(replaced))
 
     def _run(self, call: ScriptCall) -> list[Any]:
         driver = sync_driver(self._options.using)
@@ -196,7 +202,16 @@ class Place:
         return reply
 
 
-def leave_later(header: Header, task_id: str) -> None:
+class _Changed(NamedTuple):
+    """The outcome of a change of a place: whether it was this message's, else the value that a place has, or ""; and
+    whether another message has replaced this one."""
+
+    is_done: bool
+    known: str
+    is_replaced: bool
+
+
+def leave_later(header: Header, task_id: str, state: str = RUNS) -> None:
     """Leave a message's place in the background, if it is still this message's; its task need not be known here."""
     token, using, mark, lock_name = header
     try:
@@ -204,7 +219,7 @@ def leave_later(header: Header, task_id: str) -> None:
     except ImproperlyConfigured as error:
         log(logger, logging.WARNING, "The place of message %s in the queue is not left: %s", task_id, error)
         return
-    call = change_call(lock, keys.place_key(lock.key, mark), f"{token}:{task_id}", 0)
+    call = change_call(lock, keys.place_key(lock.key, mark), f"{token}:{task_id}", 0, state)
     clean_up(using, call, monotonic() + _LEFT_WITHIN)
 
 
@@ -256,7 +271,8 @@ def send_once(
     if _was_sent_before(options, headers) or _is_of_a_canvas(task, options):
         return sent(send(task_id=task_id, **options))
     place = Place(task, lock_name(), task_id, uuid.uuid4().hex)
-    other = place.take(_queue_of(task, args, options))
+    replaces = on_queued if on_queued in {"earlier", "replace"} else ""
+    other = place.take(_queue_of(task, args, options), _starts_in(task, options), replaces)
     if other is not None:
         return _left_to(other, task, place, on_queued)
     return sent(_send_in(place, task, task_id, {**options, "headers": {**headers, PLACE: place.header}}, send))
@@ -279,8 +295,7 @@ def _send_again(
         result = send(task_id=task_id, **options)
         _keep(place, task, options)
     else:
-        with logged(task):
-            place.take_again(queue)
+        place.take_again(queue)
         result = _send_in(place, task, task_id, options, send)
     running = Place.of_request(task, task.request)
     if running is not None and running.header == place.header:
@@ -298,7 +313,7 @@ def _send_in(
     try:
         result = send(task_id=task_id, **options)
     except BaseException:
-        place.leave()
+        place.leave(UNSENT)
         raise
     _keep(place, task, options)
     return result
@@ -307,7 +322,7 @@ def _send_in(
 def _keep(place: Place, task: LockedTask[..., Any], options: Mapping[str, Any]) -> None:
     """Keep the place of a message that was sent. If that fails, it expires soon, and another message may be sent."""
     with logged(task):
-        place.keep(_time_in_queue(task, options))
+        place.keep(_time_in_queue(task, options), _starts_in(task, options))
 
 
 def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
@@ -363,10 +378,14 @@ def _is_of_a_canvas(task: LockedTask[..., Any], options: Mapping[str, Any]) -> b
 
 def _time_in_queue(task: LockedTask[..., Any], options: Mapping[str, Any]) -> float:
     """The longest time that a message may wait from now on, in seconds."""
-    starts = max(_seconds_until(task, options.get(name)) for name in ("eta", "countdown"))
     expires = options.get("expires", task.expires)
     longest = float("inf") if expires is None else max(_seconds_until(task, expires), 1.0)
-    return min(starts + task._rlock.queue_time, longest)  # noqa: SLF001
+    return min(_starts_in(task, options) + task._rlock.queue_time, longest)  # noqa: SLF001
+
+
+def _starts_in(task: LockedTask, options: Mapping[str, Any]) -> float:
+    """How long a message has to wait at least, in seconds."""
+    return max(0.0, *(_seconds_until(task, options.get(name)) for name in ("eta", "countdown")))
 
 
 def _seconds_until(task: LockedTask[..., Any], moment: float | str | datetime | None) -> float:

@@ -34,7 +34,7 @@ from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, t
 from django_rlock.tasklocks.children import erase, note_of, write
 from django_rlock.tasklocks.deliveries import SENT_AGAIN, Delivery, Standing
 from django_rlock.tasklocks.holders import TaskHolder, free_the_dead, holders_of, label, seems_dead
-from django_rlock.tasklocks.places import Place, mark_of
+from django_rlock.tasklocks.places import Place, logged, mark_of
 from django_rlock.tasklocks.skipped import Skipped, end_chain, held_by, skipped
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def run_message(
     """
     place = Place.of_request(task, request)
     try:
-        result = Run(task, args, kwargs, request, place).execute(body)
+        run = Run(task, args, kwargs, request, place)
+        result = run.execute(body)
+    except _ReplacedError:
+        result = run.leave_to_another()
     except Exception as error:
         if place is not None and _is_outcome(task, error):
             place.leave()
@@ -74,15 +77,23 @@ def run_message(
 
 
 def _is_outcome(task: LockedTask[..., Any], error: Exception) -> bool:
-    """Whether the task fails with an error, which ``autoretry_for``, around the lock, does not take for a retry."""
+    """Whether the task fails with an error."""
+    return not _is_retried(task, error) and not isinstance(error, Retry | Reject | Ignore)
+
+
+def _is_retried(task: LockedTask[..., Any], error: BaseException) -> bool:
+    """Whether ``autoretry_for``, which is around the lock, takes an error for a reason to send the message again."""
     retried: Any = getattr(task, "autoretry_for", ())
     never: Any = getattr(task, "dont_autoretry_for", ())
-    is_retried = isinstance(error, tuple(retried)) and not isinstance(error, tuple(never))
-    return not is_retried and not isinstance(error, Retry | Reject | Ignore)
+    return isinstance(error, tuple(retried)) and not isinstance(error, (Ignore, Retry, *never))
 
 
 class Rejected(Reject, Ignore):
     """Rejects a message. ``autoretry_for``, which is around the lock, lets each Ignore pass."""
+
+
+class _ReplacedError(Exception):
+    """Another message is to run instead of this one."""
 
 
 class Run:
@@ -147,6 +158,8 @@ class Run:
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run the body under the lock; if the lock cannot be taken, do what the options say instead."""
         stage, lock = "taking", self.lock
+        if lock.wait_time != 0:
+            self._end_if_replaced()
         try:
             with _Surroundings(self):
                 lock.enter(describe=False)
@@ -157,6 +170,8 @@ class Run:
                     stage = "releasing"
                     self._note_success()
                 except BaseException as error:
+                    if stage == "running" and _is_retried(self.task, error):
+                        self._keep_out_others()
                     lock._end_block(error)  # noqa: SLF001
                     raise
                 lock._end_block(None)  # noqa: SLF001
@@ -183,11 +198,11 @@ class Run:
             if standing is Standing.SETTLING:
                 raise self._sent_anew(delivery, RLockError(standing.value), self._delay(delivery), is_copy=True)
             delivery.note_run()
+        if self._place is not None and self._place.begin() and not delivery.retries:
+            raise _ReplacedError
         if self.task._stores_start and delivery.keeps_outcome:  # noqa: SLF001
             self._store(delivery.message, {"pid": os.getpid(), "hostname": delivery.message.hostname}, STARTED)
         delivery.forget()
-        if self._place is not None:
-            self._place.begin()
 
     def _note_success(self) -> None:
         """Record the success while the lock is still held, so that no copy can run before that."""
@@ -197,9 +212,30 @@ class Run:
             except LockUnavailableError as error:
                 self.log(logging.ERROR, "has done its work, which could not be recorded: %s", error)
 
+    def _keep_out_others(self) -> None:
+        """Take the place again for a message that ``autoretry_for`` is about to send again, while the lock is held: so
+        other senders always find one of them."""
+        if self._place is not None and self.delivery is not None:
+            self._place.take_again(self.delivery.queue)
+
+    # --- another message is to run instead ---------------------------------------------------------------------------
+
+    def _end_if_replaced(self) -> None:
+        """Raise _ReplacedError if another message has replaced this one, whose work has not begun."""
+        if self._place is not None and self.delivery is not None and not self.delivery.retries:
+            with logged(self.task):
+                if self._place.is_replaced():
+                    raise _ReplacedError
+
+    def leave_to_another(self) -> Skipped | None:
+        """Return the result of a message that another one has replaced."""
+        self._tell(task_deduplicated, "was dropped: %s", "another message has replaced it")
+        return skipped(self.task, self.lock.name, None)
+
     # --- the lock is taken -------------------------------------------------------------------------------------------
 
     def _when_taken(self, error: LockTimeoutError, body: Callable[[], Any]) -> Any:
+        self._end_if_replaced()
         found = _Holders(self.lock)
         if found.frees_the_dead():
             return self.execute(body)

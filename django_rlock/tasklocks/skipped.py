@@ -13,7 +13,8 @@ _TAKE_IT = {"json", "pickle", "application/json", "application/x-python-serializ
 
 
 class Skipped:
-    """The result of a task that did not run because its lock was taken; it is false, and null in JSON.
+    """The result of a task that did not run because its lock was taken, or because another message has replaced its
+    own; it is false, and null in JSON.
 
     ``lock_name`` is the lock, ``holder`` the id of the task that held it, or None if that was not a task.
     """

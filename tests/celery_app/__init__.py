@@ -31,7 +31,7 @@ WORKERS_CANNOT_ENCODE = "RLOCK_TEST_CANNOT_ENCODE"
 SQS = "RLOCK_TEST_SQS"
 """The port of an SQS on this machine to take for messages."""
 
-app = Celery("tests.celery_app", include=["tests.celery_app.tasks"], set_as_current=False)
+app = Celery("tests.celery_app", include=["tests.celery_app.tasks", "tests.celery_app.endings"], set_as_current=False)
 app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=3,  # a worker whose broker is gone for good, ends

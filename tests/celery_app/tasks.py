@@ -6,11 +6,11 @@ import subprocess
 import time
 from collections.abc import Callable
 from functools import cache, cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 from celery import Task
 from celery.backends.redis import RedisBackend
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject
 from django.utils.safestring import SafeString
 
 from django_rlock import RLock
@@ -233,13 +233,33 @@ def queues_again(self, log, gated=False):
     return work(self, log, gated)
 
 
-@queued(on_queued="again", acks_late=True, reject_on_worker_lost=True)
-def catches_up(self, log):
+def catch_up(task, log):
     """Record up to which change it has come."""
-    with inside(log, self.request.id):
+    with inside(log, task.request.id):
         change = records.client().get(f"{log}:changes")
         time.sleep(WORK)
         record(f"{log}:seen", int(change or 0))
+
+
+catching_up = partial(queued, acks_late=True, reject_on_worker_lost=True)
+catches_up = catching_up(on_queued="again", name="catches_up")(catch_up)
+catches_up_with_the_last = catching_up(on_queued="replace", name="catches_up_with_the_last")(catch_up)
+
+
+def count_message(task, log, number, gated=False):
+    record(f"{log}:numbers", number)
+    return work(task, log, gated)
+
+
+queues_the_earlier = queued(on_queued="earlier", name="queues_the_earlier")(count_message)
+queues_the_earlier_late = queued(
+    on_queued="earlier", name="queues_the_earlier_late", acks_late=True, reject_on_worker_lost=True
+)(count_message)
+queues_the_last = queued(on_queued="replace", name="queues_the_last")(count_message)
+waits_for_the_last = queued(on_queued="replace", on_locked="wait", name="waits_for_the_last")(count_message)
+queues_the_last_until_it_starts = locked(
+    lock_scope="until_start", on_queued="replace", name="queues_the_last_until_it_starts"
+)(count_message)
 
 
 def key_that_fails(task, log, how):
@@ -270,63 +290,27 @@ def queues_and_is_interrupted(self, log):
     return work(self, log)
 
 
-class Ends(LockedTask[..., Any]):
-    """A task that ends in a way, and at a point, that its message names."""
-
-    WAYS: ClassVar[dict[str, Callable[[], object]]] = {
-        "error": lambda: _raise(ConnectionError()),
-        "ignore": lambda: _raise(Ignore()),
-        "reject": lambda: _raise(Reject("not now", requeue=False)),
-        "requeue": lambda: _raise(Reject("later", requeue=True)),
-        "retry": lambda: _raise(Retry("by hand")),
-        "soft limit": lambda: signal.raise_signal(signal.SIGUSR1),  # Celery's signal, to Celery's handler
-        "death": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "exit": lambda: _raise(SystemExit(1)),
-    }
-
-    def end(self, point, log, how):
-        """End if it is the time to; once, where the message comes again."""
-        if how.startswith(f"{point}: ") and record(f"{log}:tries", how) == 1:
-            self.WAYS[how.removeprefix(f"{point}: ")]()
-
-    def before_start(self, task_id, args, kwargs):
-        self.end("before it", *args)
-
-    def __call__(self, *args, **kwargs):
-        self.end("in a call", *args)
-        return super().__call__(*args, **kwargs)
-
-
-def _raise(error: BaseException) -> None:
-    raise error
-
-
-def ends(self, log, how):
-    with inside(log, self.request.id):
-        if how == "gated":
-            wait_for(f"{log}:go")
-        if how == "retries unheard" and self.request.retries == 0:
-            self.retry(countdown=LATER, throw=False)
-        self.end("in its body", log, how)
-    return f"done {log}"
-
-
-ending = partial(app.task, base=Ends, bind=True, lock_key="work:<log>", lock_scope="queue", **soon)
-ends_early = ending(name="ends_early")(ends)
-ends_late = ending(name="ends_late", acks_late=True)(ends)
-ends_and_returns = ending(name="ends_and_returns", acks_late=True, reject_on_worker_lost=True)(ends)
-ends_at_its_limit = ending(name="ends_at_its_limit", acks_late=True, time_limit=1)(ends)
-ends_at_its_limit_and_returns = ending(
-    name="ends_at_its_limit_and_returns", acks_late=True, time_limit=1, acks_on_failure_or_timeout=False
-)(ends)
-ends_and_is_retried = ending(name="ends_and_is_retried", retry_on_worker_lost=True, default_retry_delay=LATER)(ends)
-ends_with_its_own_request = ending(name="ends_with_its_own_request", Request="celery.worker.request:Request")(ends)
-
-
 @queued(autoretry_for=(ConnectionError,), retry_backoff=False, default_retry_delay=LATER)
 def queues_and_is_retried(self, log):
     with inside(log, self.request.id):
         if self.request.retries == 0:
+            raise ConnectionError
+    return f"done {log}"
+
+
+class RetriesSlowly(LockedTask[..., Any]):
+    """Waits, once its lock is released, before Celery's ``autoretry_for`` sends its message again."""
+
+    def retry(self, *args, **kwargs):
+        [log] = self.request.args or []
+        wait_for(f"{log}:go")
+        return super().retry(*args, **kwargs)
+
+
+@queued(base=RetriesSlowly, autoretry_for=(ConnectionError,), max_retries=1, default_retry_delay=0.1)
+def queues_and_is_retried_slowly(self, log, fails=1):
+    with inside(log, self.request.id):
+        if self.request.retries < fails:
             raise ConnectionError
     return f"done {log}"
 

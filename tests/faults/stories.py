@@ -414,18 +414,22 @@ def place(token: str) -> Place:
 @story(scripts.TASK_PLACE)
 def keep_place(strike: Strike) -> None:
     place("first").take()
-    strike()
     place("first").keep(60)
-    place("first").leave()
-    place("second").take()
+    place("second").take(replaces="replace")
+    strike()
+    place("second").keep(60)
+    place("second").leave()
+    place("third").take()
 
 
 @story(scripts.TASK_QUEUE)
 def take_place(strike: Strike) -> None:
     strike()
-    place("first").take()
-    place("first").leave()
-    place("second").take()
+    place("first").take(replaces="replace")
+    place("first").keep(60)
+    place("second").take(replaces="replace")
+    place("second").keep(60)
+    place("third").take(replaces="replace")
 
 
 def task_call(script: Script, first: str | int, *args: str | int) -> ScriptCall:

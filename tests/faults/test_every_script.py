@@ -22,6 +22,8 @@ from tests.mutants import changed_scripts
 
 __all__ = ["often"]
 
+TIMES = re.compile(r"\n\d+ (\d+|-) ")
+"""When a place was taken, and when its message is to start."""
 OWNER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:\d+")
 NUMBER = "rlock:printers"
 LEASES = """
@@ -88,7 +90,7 @@ MUTANTS = {
         "known ~= ARGV[2] and known ~= ARGV[3]",
         "false",
     ),
-    "a place is any message's": ("TASK_PLACE", "known == '' or value ~= ARGV[2]", "known == ''"),
+    "a place is any message's": ("TASK_PLACE", "if value == ARGV[2] then", "if value then"),
 }
 
 
@@ -144,7 +146,7 @@ def content(redis_client, key):
     kind = redis_client.type(key)
     if kind == "hash":
         return sorted((OWNER.sub("owner", field), value) for field, value in redis_client.hgetall(key).items())
-    return redis_client.zcard(key) if kind == "zset" else redis_client.get(key)
+    return redis_client.zcard(key) if kind == "zset" else TIMES.sub("\nthen ", redis_client.get(key))
 
 
 def is_like(found, usual):

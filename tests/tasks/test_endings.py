@@ -9,7 +9,7 @@ from kombu import serialization
 
 from django_rlock.celery import LockedTask
 from django_rlock.tasklocks.places import PLACE, Place
-from tests.celery_app import DEDUPLICATES, RABBIT, RABBIT_QUEUES, app, records, tasks, use_rabbit
+from tests.celery_app import DEDUPLICATES, RABBIT, RABBIT_QUEUES, app, endings, records, tasks, use_rabbit
 from tests.celery_app.records import starts, until
 from tests.forms import long
 from tests.rabbitmq import RabbitServer, RabbitUnavailableError
@@ -22,7 +22,7 @@ QUICK = "error", "ignore", "reject", "retry"
 ENDINGS = ["returns", *(f"{point}: {way}" for point in POINTS for way in QUICK)]
 BREAKS = [f"{point}: {way}" for point in POINTS for way in ("soft limit", "death", "exit")]
 """Ways that only children of a prefork worker survive or do not, as it may be."""
-KINDS = [tasks.ends_early, tasks.ends_late]
+KINDS = [endings.ends_early, endings.ends_late]
 
 
 def name_of(task):
@@ -63,9 +63,9 @@ def test_a_failure_has_left_the_place_before_it_is_known(worker, log, has_place,
 
 
 def test_a_retry_that_the_worker_is_not_told_of_keeps_the_place(worker, log, is_left):
-    result = tasks.ends_late.delay(log, "retries unheard")
+    result = endings.ends_late.delay(log, "retries unheard")
     assert records.wait_for(f"ended:{result.id}") == "SUCCESS"
-    assert tasks.ends_late.delay(log, "returns").id == result.id
+    assert endings.ends_late.delay(log, "returns").id == result.id
     starts(log, 2)
     is_left()
 
@@ -73,18 +73,18 @@ def test_a_retry_that_the_worker_is_not_told_of_keeps_the_place(worker, log, is_
 @pytest.mark.parametrize("point", ["in its body", *long("before it", "in a call")])
 def test_a_message_that_comes_again_after_its_process_died_keeps_its_place(worker, log, is_left, point):
     how = f"{point}: death"
-    result = tasks.ends_and_returns.delay(log, how)
+    result = endings.ends_and_returns.delay(log, how)
     assert records.wait_for(f"{log}:tries") == how
-    assert tasks.ends_and_returns.delay(log, how).id == result.id
+    assert endings.ends_and_returns.delay(log, how).id == result.id
     assert result.get(timeout=records.WAIT) == f"done {log}"
     is_left()
 
 
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="Celery 5.7 has retry_on_worker_lost")
 def test_a_message_that_is_retried_after_its_process_died_keeps_its_place(worker, log, is_left):
-    result = tasks.ends_and_is_retried.delay(log, "in its body: death")
+    result = endings.ends_and_is_retried.delay(log, "in its body: death")
     assert records.wait_for(f"retried:{result.id}") == "WorkerLostError"
-    assert tasks.ends_and_is_retried.delay(log, "returns").id == result.id
+    assert endings.ends_and_is_retried.delay(log, "returns").id == result.id
     assert result.get(timeout=records.WAIT) == f"done {log}"
     is_left()
 
@@ -111,17 +111,17 @@ def test_a_task_that_the_worker_does_not_know(worker, log, is_left, has_place, e
 def test_a_serializer_that_the_worker_refuses(worker, log, is_left):
     serialization.register("refused", lambda value: "", lambda text: None, "application/x-refused", "utf-8")
     try:
-        tasks.ends_early.apply_async([log, "returns"], serializer="refused")
+        endings.ends_early.apply_async([log, "returns"], serializer="refused")
         is_left()
     finally:
         serialization.unregister("refused")
 
 
-@pytest.mark.parametrize("task", [tasks.ends_at_its_limit, tasks.ends_at_its_limit_and_returns], ids=name_of)
+@pytest.mark.parametrize("task", [endings.ends_at_its_limit, endings.ends_at_its_limit_and_returns], ids=name_of)
 def test_a_time_limit_leaves_the_place_unless_the_message_comes_again(worker, log, is_left, task):
     result = task.delay(log, "gated")
     (run,) = starts(log, 1)
-    if task is tasks.ends_at_its_limit_and_returns:
+    if task is endings.ends_at_its_limit_and_returns:
         assert starts(log, 1)[0]["id"] == run["id"]
         assert task.delay(log, "returns").id == result.id
         go(log)
@@ -130,7 +130,7 @@ def test_a_time_limit_leaves_the_place_unless_the_message_comes_again(worker, lo
 
 
 def test_what_is_terminated(worker, log, is_left, has_place):
-    result = tasks.ends_late.delay(log, "gated")
+    result = endings.ends_late.delay(log, "gated")
     starts(log, 1)
     assert has_place()
     app.control.revoke(result.id, terminate=True)
@@ -141,7 +141,7 @@ def test_what_is_revoked_although_its_request_is_of_another_class(start_worker, 
     with start_worker("busy", "--pool", "prefork", "-c", "1") as busy:
         tasks.skips.apply_async([f"{log}-first", True], queue=busy.queue)
         starts(f"{log}-first", 1)
-        result = tasks.ends_with_its_own_request.apply_async([log, "returns"], queue=busy.queue)
+        result = endings.ends_with_its_own_request.apply_async([log, "returns"], queue=busy.queue)
         until(lambda: (app.control.inspect([busy.hostname]).query_task(result.id) or {}).get(busy.hostname))
         app.control.revoke(result.id, destination=[busy.hostname], reply=True)
         go(f"{log}-first")
@@ -152,19 +152,19 @@ def test_a_success_that_celery_does_not_run_again(worker, start_worker, log, is_
     task_id = uuid.uuid4().hex
     tasks.text_of.apply_async(("another run",), task_id=task_id).get(timeout=records.WAIT)
     with start_worker("strict", "--pool", "prefork", "-c", "1", **{DEDUPLICATES: "1"}) as strict:
-        tasks.ends_late.apply_async([log, "before it: requeue"], task_id=task_id, queue=strict.queue)
+        endings.ends_late.apply_async([log, "before it: requeue"], task_id=task_id, queue=strict.queue)
         is_left()
     assert not records.count(f"{log}:starts")
 
 
 def test_a_cold_shutdown_keeps_the_place_of_a_message_that_comes_again(worker, start_worker, log, is_left):
     with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1") as victim:
-        result = tasks.ends_late.apply_async([log, "gated"], queue=victim.queue)
+        result = endings.ends_late.apply_async([log, "gated"], queue=victim.queue)
         (ended,) = starts(log, 1)
         victim.process.send_signal(signal.SIGQUIT)
         victim.process.wait(records.WAIT)
     forget(log, ended)
-    assert tasks.ends_late.delay(log, "returns").id == result.id
+    assert endings.ends_late.delay(log, "returns").id == result.id
     app.control.add_consumer(victim.queue, destination=[worker.hostname], reply=True)
     deliver_again()
     starts(log, 1)

@@ -317,6 +317,30 @@ def test_its_own_retry_is_the_same_message(worker, log, unread, task):
     assert not records.count(f"{log}:starts")
 
 
+def test_no_message_comes_between_a_run_and_its_retry(worker, log):
+    task = tasks.queues_and_is_retried_slowly
+    result = task.delay(log)
+    starts(log, 1)
+    assert records.wait_for(f"{log}:ends") == result.id
+    until(lambda: not ((info := task.lock_info(log)) and info.is_held))
+    assert [(each.task_id, each.queue) for each in task.lock_info(log).queued] == [(result.id, worker.queue)]
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(task.delay, log)
+        go(log)
+        assert second.result(records.WAIT).id == result.id
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    assert records.count(f"{log}:starts") == 1
+
+
+def test_the_last_of_its_retries_leaves_the_place(worker, log, unread):
+    task = tasks.queues_and_is_retried_slowly
+    result = task.delay(log, fails=2)
+    go(log)
+    go(log)
+    assert isinstance(result.get(timeout=records.WAIT, propagate=False), ConnectionError)
+    until(lambda: is_free(task, log, unread))
+
+
 def test_a_copy_takes_no_place_that_its_run_has_left(worker, log, unread):
     result = tasks.queues.delay(log, gated=True)
     starts(log, 1)
@@ -369,13 +393,14 @@ def test_what_comes_during_a_run_runs_once_after_it(worker, log):
     assert not records.count(f"{log}:starts")
 
 
+@pytest.mark.parametrize("task", [tasks.catches_up, tasks.catches_up_with_the_last], ids=lambda task: task.name)
 @pytest.mark.parametrize("kills", [False, True], ids=["", "killed"])
-def test_no_change_is_missed(worker, log, kills):
+def test_no_change_is_missed(worker, log, kills, task):
     """Whenever it is sent: a run begins after it, also where a process is killed meanwhile."""
 
     def change(_):
         records.client().incr(f"{log}:changes")
-        tasks.catches_up.delay(log)
+        task.delay(log)
 
     def is_caught_up():
         return records.last(f"{log}:seen") == int(records.client().get(f"{log}:changes") or 0)
