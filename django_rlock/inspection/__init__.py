@@ -27,7 +27,7 @@ from django_rlock.inspection.infos import (
     Waiter,
     WaitGraph,
 )
-from django_rlock.inspection.queued import QueuedMessage, free_places, only_queued, queued_messages
+from django_rlock.inspection.queued import QueuedMessage, free_places, queued_messages, with_queued
 from django_rlock.inspection.sources import asking
 from django_rlock.inspection.survey import Problem, Survey, own_report
 from django_rlock.inspection.waiting import edges, mark
@@ -76,7 +76,8 @@ def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool 
 
     ``pattern`` is a shell pattern for their names (``stock:*``); None takes all. Held for less than half a
     second, a lock is not listed yet. ``scan=True`` also finds locks that no report names, as those of Java
-    clients: it looks at every key of the server, in steps. LockUnavailableError when the Redis of an alias
+    clients, and locks that are free while messages are queued for them: it looks at every key of the server, in steps.
+    LockUnavailableError when the Redis of an alias
     is unreachable.
     """
     locks, errors = find_locks(using, pattern, scan)
@@ -134,11 +135,8 @@ def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInf
     deadlocks = survey.deadlocks()
     for error in survey.errors.values():
         raise error
-    queued: dict[str, list[QueuedMessage]] = {}
-    for message in queued_messages(using, [lock.name for lock in locks]) if locks else ():
-        queued.setdefault(message.name, []).append(message)
-    held = [replace(info, queued=tuple(queued.pop(info.name, ()))) for info in mark(found, deadlocks)]
-    return held + [only_queued(messages) for messages in queued.values()]
+    queued = queued_messages(using, [lock.name for lock in locks]) if locks else []
+    return with_queued(mark(found, deadlocks), queued)
 
 
 def number_at(name: str, using: str = DEFAULT_ALIAS) -> int | None:

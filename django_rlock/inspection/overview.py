@@ -19,8 +19,8 @@ from django_rlock.inspection.sources import server_names
 from django_rlock.inspection.survey import Survey
 from django_rlock.inspection.waiting import mark
 
-_UNREPORTED = {LockState.NO_EXPIRY.value, LockState.UNKNOWN.value}
-"""States that reports do not know, so a filter by them reads all locks."""
+_UNREPORTED = {LockState.NO_EXPIRY.value, LockState.UNKNOWN.value, LockState.QUEUED.value}
+"""States that reports do not know, so a filter by them reads all locks; those that are only queued for by a scan."""
 _LEASE_STEP = 5.0
 """By how many seconds the end of a lease must change for the page to count as changed."""
 _MAX_SILENT = 50
@@ -54,12 +54,13 @@ class Overview:
     def __init__(self, params: Mapping[str, str], is_refresh: bool = False) -> None:
         self.scan = bool(params.get("scan"))
         self._reads_all = self.scan or params.get("state") in _UNREPORTED
+        scans = self.scan or params.get("state") == LockState.QUEUED
         try:
             self._survey, self._improper = Survey(listed_aliases(), is_refresh=is_refresh), ""
         except ImproperlyConfigured as error:
             self._survey, self._improper = Survey([]), str(error)
         self.deadlocks: tuple[Deadlock, ...] = self._survey.deadlocks()
-        found = self._survey.read_all(scan=self.scan) if self._reads_all else self._survey.reported
+        found = self._survey.read_all(scan=scans) if self._reads_all else self._survey.reported
         self._listed: list[Listed] = mark(found, self.deadlocks)
         self._params = params
         self._read: dict[tuple[str, str], LockInfo | None] = {}
@@ -145,4 +146,5 @@ def _lasting(lock: LockInfo) -> tuple[object, ...]:
     """What is shown of a lock and stays the same while nothing happens to it; a renewal does."""
     about = lock.using, lock.key, lock.kind, lock.state.value, lock.count, lock.waiting, Row(lock).keeps_waiting
     hot = lock.rate_text, [party.actor for party in lock.recent]
-    return *about, hot, lock.holder.owner, lock.holder.since, lock.until and round(lock.until / _LEASE_STEP)
+    queued = [message.value for message in lock.queued]
+    return *about, hot, queued, lock.holder.owner, lock.holder.since, lock.until and round(lock.until / _LEASE_STEP)

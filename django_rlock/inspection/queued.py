@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from fnmatch import translate
 from typing import Any
 
@@ -108,7 +108,16 @@ def _message(using: str, now: float, key: str, value: str, pttl: int) -> QueuedM
     )
 
 
-def only_queued(messages: Sequence[QueuedMessage]) -> LockInfo:
+def with_queued(locks: Iterable[LockInfo], messages: Iterable[QueuedMessage]) -> list[LockInfo]:
+    """Locks with the messages that are queued for them, and after them those that are free and queued for."""
+    queued: dict[str, list[QueuedMessage]] = {}
+    for message in messages:
+        queued.setdefault(message.name, []).append(message)
+    held = [replace(info, queued=tuple(queued.pop(info.name))) if info.name in queued else info for info in locks]
+    return held + [_only_queued(messages) for messages in queued.values()]
+
+
+def _only_queued(messages: Sequence[QueuedMessage]) -> LockInfo:
     """A lock that is free, and for which messages are queued."""
     first = messages[0]
     return LockInfo(

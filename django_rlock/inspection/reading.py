@@ -20,7 +20,7 @@ from redis.exceptions import ClusterCrossSlotError
 from django_rlock.cluster import ClusterClient
 from django_rlock.inspection.parsing import Fields, Report, parse_report, unchanged_report
 from django_rlock.inspection.untrusted import number_of, plain_text
-from django_rlock.keys import queue_key, redisson_queue_key
+from django_rlock.keys import places_key, queue_key, redisson_queue_key
 from django_rlock.reports import PROCESSES, report_key
 from django_rlock.reports.history import HISTORIES, history_key
 from django_rlock.scripts import ABSENT
@@ -47,8 +47,8 @@ _OWNER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:.+", re.DOTALL)
 class State:
     """A lock as it is: owner → holds, the PTTL in ms, and the first of its queues, ours and Redisson's fair lock's.
 
-    ``queues`` is how many of the two queues there are. Of a RedLock ``nodes`` maps each node to the owner there, ""
-    where it is free, None where it is unreachable.
+    ``queues`` is how many of the two queues there are, ``has_places`` whether messages of tasks have places. Of a
+    RedLock ``nodes`` maps each node to the owner there, "" where it is free, None where it is unreachable.
     """
 
     holds: Mapping[str, int]
@@ -57,11 +57,12 @@ class State:
     waiting: int
     nodes: Mapping[str, str | None] = field(default_factory=dict)
     queues: int = 0
+    has_places: bool = False
 
     @property
     def present(self) -> int:
         """How many of its keys ``count_present`` finds."""
-        return sum(map(bool, self.nodes.values())) if self.nodes else 1 + self.queues
+        return sum(map(bool, self.nodes.values())) if self.nodes else 1 + self.queues + self.has_places
 
     @property
     def has_lock_owners(self) -> bool:
@@ -130,11 +131,13 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
     for start in range(0, len(wanted), BATCH):
         batch = wanted[start : start + BATCH]
         replies = iter(_pipeline(client, [command for key in batch for command in _read_lock(key)]))
-        for key, held, pttl, queue, java in zip(batch, *[replies] * 4, strict=False):
+        for key, held, pttl, queue, java, places in zip(batch, *[replies] * 5, strict=False):
             if (holds := _holds(held)) and pttl != ABSENT:
                 waiters = *map(_waiting, queue or ()), *map(plain_text, java or ())
                 queues = bool(queue) + bool(java)
-                found[key] = State(holds, pttl, waiters[:MAX_PARTIES], len(waiters), queues=queues)
+                found[key] = State(
+                    holds, pttl, waiters[:MAX_PARTIES], len(waiters), queues=queues, has_places=bool(places)
+                )
     return found | _count_waiters(client, {key: state for key, state in found.items() if state.waiting >= MAX_PARTIES})
 
 
@@ -149,8 +152,8 @@ def _count_waiters(client: redis.Redis, states: Mapping[str, State]) -> dict[str
 
 
 def count_present(client: redis.Redis, keys: Iterable[str]) -> int:
-    """How many there are of these locks and their queues; one command, in a cluster one for each lock."""
-    locks = [(key, queue_key(key), redisson_queue_key(key)) for key in keys]
+    """How many there are of these locks, their queues and sets of places; one command, in a cluster one for each."""
+    locks = [(key, queue_key(key), redisson_queue_key(key), places_key(key)) for key in keys]
     if not isinstance(client, ClusterClient):
         with suppress(ClusterCrossSlotError):  # a cluster behind one address
             return sum(_pipeline(client, [("EXISTS", *itertools.chain(*locks))]))
@@ -220,6 +223,7 @@ def _read_lock(key: str) -> Iterator[tuple[Any, ...]]:
     yield "PTTL", key
     yield "ZRANGE", queue_key(key), 0, MAX_PARTIES - 1
     yield "LRANGE", redisson_queue_key(key), 0, MAX_PARTIES - 1
+    yield "EXISTS", places_key(key)
 
 
 def _fields(reply: Any) -> Fields:

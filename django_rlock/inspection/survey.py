@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,7 +17,8 @@ from django_rlock.inspection import recent, waiting
 from django_rlock.inspection.building import SILENT_AFTER, Builder
 from django_rlock.inspection.infos import Deadlock, LockInfo, ProcessInfo
 from django_rlock.inspection.parsing import Report, parse_report
-from django_rlock.inspection.reading import MOST_AHEAD
+from django_rlock.inspection.queued import queued_messages, with_queued
+from django_rlock.inspection.reading import MOST_AHEAD, State
 from django_rlock.inspection.reported import Reported
 from django_rlock.inspection.sources import asking
 from django_rlock.reports import local_report
@@ -52,7 +53,8 @@ class AliasSurvey:
         """Read the current state of some locks; returns the held locks."""
         wanted = sorted(keys)
         with asking(", ".join(wanted[:3]), self._using) as server:
-            return self._builder.infos(server.read_states(wanted))
+            states = server.read_states(wanted)
+        return self._with_queued(self._builder.infos(states), states)
 
     def named(self, names: Iterable[str]) -> list[LockInfo]:
         return self.read(self._prefix + name for name in names)
@@ -62,7 +64,8 @@ class AliasSurvey:
         wanted = {self._prefix + name: self._builder.report_of(self._prefix + name) for name in names}
         with asking(", ".join([*wanted][:3]), self._using) as server:
             states = recent.read_states(server, self._using, wanted, self._is_refresh)
-        return self._builder.infos(states) + self._builder.hot(key for key in wanted if key not in states)
+        locks = self._builder.infos(states) + self._builder.hot(key for key in wanted if key not in states)
+        return self._with_queued(locks, states)
 
     def read_all(self, pattern: str | None = None, scan: bool = False, with_hot: bool = False) -> list[LockInfo]:
         """Read all locks that reports name, or with ``scan`` all that the server has; see ``find_locks``."""
@@ -76,7 +79,13 @@ class AliasSurvey:
             with asking(pattern or "*", self._using) as server:
                 found = server.read_states(self._matching(server.scan_keys(self._prefix) - reported, pattern))
             locks += self._builder.infos({key: state for key, state in found.items() if state.has_lock_owners})
+            return with_queued(locks, queued_messages(self._using, pattern=pattern))
         return locks
+
+    def _with_queued(self, locks: list[LockInfo], states: Mapping[str, State]) -> list[LockInfo]:
+        """Add the queued messages to the locks that have places."""
+        names = [lock.name for lock in locks if lock.key in states and states[lock.key].has_places]
+        return with_queued(locks, queued_messages(self._using, names)) if names else locks
 
     def _matching(self, keys: Iterable[str], pattern: str | None) -> list[str]:
         matches = re.compile(translate(pattern or "*")).match

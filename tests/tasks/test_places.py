@@ -12,7 +12,7 @@ from kombu import Queue
 from django_rlock.celery import LockedTask
 from django_rlock.inspection import free_places, lock_info, queued_messages
 from tests.celery_app import app, tasks
-from tests.celery_app.records import starts
+from tests.celery_app.records import starts, until
 from tests.tasks.test_losses import go
 from tests.tasks.test_scopes import unread, waiting
 
@@ -70,6 +70,36 @@ def test_rlock_list_shows_it(queued, unread, log, format_):
         assert text in shown
     with pytest.raises(CommandError, match="No message"):
         run("rlock_list", "--queued", "--using", "default", "nothing:*")
+
+
+@pytest.mark.parametrize("option", ["--scan", "--state=queued"])
+def test_rlock_list_shows_free_locks_that_are_queued_for(queued, unread, log, option):
+    shown = run("rlock_list", option, "--using", "default", f"work:{log}")
+    for text in (f"work:{log}", "queued", queued.id, unread):
+        assert text in shown
+
+
+@pytest.mark.parametrize("scan", [{}, {"scan": "1"}], ids=["", "scan"])
+@pytest.mark.django_db
+def test_lists_show_what_is_queued_for_a_held_lock(worker, unread, log, admin_client, scan):
+    running = tasks.queues_again.delay(log, gated=True)
+    starts(log, 1)
+    waits = tasks.queues_again.apply_async([log], queue=unread)
+    until(lambda: tasks.queues_again.lock_info(log).held_for)  # by a report
+    shown = json.loads(run("rlock_list", "--using", "default", "--format", "json", f"work:{log}"))
+    assert [message["task_id"] for message in shown[0]["queued"]] == [waits.id]
+    page = admin_client.get("/admin/django_rlock/lock/", {"q": log, **scan}).content.decode()
+    assert waits.id in page
+    tasks.queues_again.release_lock(log)
+    go(log)
+    running.forget()
+
+
+@pytest.mark.parametrize("query", [{"scan": "1"}, {"state": "queued"}], ids=str)
+@pytest.mark.django_db
+def test_the_admins_list_shows_free_locks_that_are_queued_for(queued, unread, log, admin_client, query):
+    page = admin_client.get("/admin/django_rlock/lock/", {"q": log, **query}).content.decode()
+    assert queued.id in page
 
 
 @pytest.mark.django_db

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_locks, listed_aliases, queued_messages
 from django_rlock.inspection.infos import LockInfo, LockState
-from django_rlock.inspection.queued import HEADINGS
+from django_rlock.inspection.queued import HEADINGS, QueuedMessage
 from django_rlock.management.output import (
     CLEAR,
     NOTHING_MATCHED,
@@ -58,7 +58,9 @@ class Command(BaseCommand):
             help="repeat the list every SECONDS (2), until Ctrl-C",
         )
         parser.add_argument(
-            "--scan", action="store_true", help="also find locks that no report names; reads every key of the server"
+            "--scan",
+            action="store_true",
+            help="also find locks that no report names, or that messages are queued for; reads every key of the server",
         )
         parser.add_argument(
             "--queued",
@@ -82,7 +84,8 @@ class Command(BaseCommand):
     def _list(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
         try:
             check_usage(options["using"])
-            locks, errors = find_locks(options["using"], options["pattern"], options["scan"], with_hot=True)
+            scan = options["scan"] or options["state"] == LockState.QUEUED
+            locks, errors = find_locks(options["using"], options["pattern"], scan, with_hot=True)
         except ImproperlyConfigured as error:
             raise failed(error) from error
         locks = [lock for lock in locks if _is_meant(lock, options)]
@@ -103,9 +106,8 @@ class Command(BaseCommand):
             raise failed(error) from error
         if format == "json":
             self.stdout.write(to_json([message.as_dict() for message in found]))
-        elif found:
-            rows = ([message.name, *message.row] for message in found)
-            self.stdout.write(table(["lock", *HEADINGS], rows, terminal_width(self.stdout)))
+        else:
+            self._print_queued(found)
         if not found:
             raise CommandError("No message is queued.", returncode=NOTHING_MATCHED)
 
@@ -132,6 +134,12 @@ class Command(BaseCommand):
             self.stdout.write(lock_table(locks, terminal_width(self.stdout)))
             for line in deadlock_lines(locks):
                 self.stdout.write(line)
+            self._print_queued([message for lock in locks for message in lock.queued])
+
+    def _print_queued(self, messages: list[QueuedMessage]) -> None:
+        if messages:
+            rows = ([message.name, *message.row] for message in messages)
+            self.stdout.write(table(["lock", *HEADINGS], rows, terminal_width(self.stdout)))
 
 
 def _is_meant(lock: LockInfo, options: dict[str, Any]) -> bool:

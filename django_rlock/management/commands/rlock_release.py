@@ -27,7 +27,7 @@ from django_rlock.inspection import (
 )
 from django_rlock.inspection.building import SILENT_AFTER
 from django_rlock.inspection.infos import Holder, LockInfo
-from django_rlock.inspection.queued import only_queued
+from django_rlock.inspection.queued import with_queued
 from django_rlock.inspection.reading import MOST_AHEAD
 from django_rlock.management.output import (
     ERROR,
@@ -166,7 +166,7 @@ class Command(BaseCommand):
 
     def _in_queue(self, queue: str, aliases: list[str], names: list[str], pattern: str | None) -> list[Found]:
         messages = [each for using in aliases for each in queued_messages(using, names or None, pattern)]
-        return [(only_queued([each]), each) for each in messages if each.queue == queue]
+        return [(with_queued([], [each])[0], each) for each in messages if each.queue == queue]
 
     def _ask(self, found: list[Found]) -> None:
         several = len(get_aliases()) > 1
