@@ -22,6 +22,7 @@ from celery.signals import (
     task_retry,
     task_revoked,
     task_unknown,
+    worker_ready,
 )
 from celery.states import REJECTED, SUCCESS
 
@@ -96,6 +97,18 @@ def _after_cancellation(sender: Any, request: Any, reason: Any = None, **_: Any)
 def _after_refusal(message: Any, **_: Any) -> None:
     """Handle a message whose task or serializer this worker does not know."""
     _leave(message.headers, (message.headers or {}).get("id", ""))
+
+
+@worker_ready.connect(weak=False)
+def _watch_decoding(sender: Any, **_: Any) -> None:
+    """Handle messages whose bodies cannot be decoded, of which no signal tells; ``sender`` is the worker's consumer."""
+    on_decode_error = sender.on_decode_error
+
+    def refuse(message: Any, error: Exception) -> None:
+        on_decode_error(message, error)
+        _after_refusal(message)
+
+    sender.on_decode_error = refuse
 
 
 def _leave(headers: Mapping[str, Any] | None, task_id: str) -> None:

@@ -87,6 +87,11 @@ DEDUPLICATES = "RLOCK_TEST_DEDUPLICATES"
 
 app.conf.worker_deduplicate_successful_tasks = DEDUPLICATES in os.environ
 
+SOFT_SHUTDOWN = "RLOCK_TEST_SOFT_SHUTDOWN"
+"""For how many seconds a worker lets runs go on that are to end at once."""
+
+app.conf.worker_soft_shutdown_timeout = float(os.environ.get(SOFT_SHUTDOWN, "0"))
+
 if "RLOCK_TEST_CELERY" in os.environ:
     use(os.environ["RLOCK_TEST_CELERY"])
 

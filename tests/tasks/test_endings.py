@@ -5,14 +5,27 @@ import uuid
 
 import pytest
 from celery import Celery, Task
-from kombu import serialization
+from kombu import Producer, serialization
 
 from django_rlock.celery import LockedTask
 from django_rlock.tasklocks.places import PLACE, Place
-from tests.celery_app import DEDUPLICATES, RABBIT, RABBIT_QUEUES, app, endings, records, tasks, use_rabbit
+from tests.celery_app import (
+    DEDUPLICATES,
+    RABBIT,
+    RABBIT_QUEUES,
+    SOFT_SHUTDOWN,
+    SQS,
+    app,
+    endings,
+    records,
+    tasks,
+    use_rabbit,
+    use_sqs,
+)
 from tests.celery_app.records import starts, until
 from tests.forms import long
 from tests.rabbitmq import RabbitServer, RabbitUnavailableError
+from tests.sqs import Sqs, missing
 from tests.tasks.test_losses import deliver_again, forget, go
 
 pytestmark = pytest.mark.usefixtures("locks_of_workers")
@@ -117,6 +130,23 @@ def test_a_serializer_that_the_worker_refuses(worker, log, is_left):
         serialization.unregister("refused")
 
 
+def test_a_body_that_cannot_be_decoded(worker, log, is_left, has_place):
+    place = Place(endings.ends_early, f"work:{log}", uuid.uuid4().hex, "token")
+    assert place.take() is None
+    place.keep(3600)
+    send_damaged(app, place, worker.queue)
+    is_left()
+
+
+def send_damaged(publisher, place, queue):
+    """Send a message whose body breaks off."""
+    headers = {"task": "ends_early", "id": place.task_id, PLACE: place.header}
+    with publisher.connection_for_write() as connection, Producer(connection.channel()) as producer:
+        producer.publish(
+            "[[", routing_key=queue, headers=headers, content_type="application/json", content_encoding="utf-8"
+        )
+
+
 @pytest.mark.parametrize("task", [endings.ends_at_its_limit, endings.ends_at_its_limit_and_returns], ids=name_of)
 def test_a_time_limit_leaves_the_place_unless_the_message_comes_again(worker, log, is_left, task):
     result = task.delay(log, "gated")
@@ -173,6 +203,46 @@ def test_a_cold_shutdown_keeps_the_place_of_a_message_that_comes_again(worker, s
     is_left()
 
 
+@pytest.mark.thorough
+def test_what_a_soft_shutdown_ends_keeps_its_place_if_it_comes_again(worker, start_worker, log, is_left):
+    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1", **{SOFT_SHUTDOWN: "1"}) as victim:
+        result = endings.ends_late.apply_async([log, "gated"], queue=victim.queue)
+        (ended,) = starts(log, 1)
+        victim.process.send_signal(signal.SIGQUIT)
+        victim.process.wait(records.WAIT)
+    forget(log, ended)
+    assert endings.ends_late.delay(log, "returns").id == result.id
+    app.control.add_consumer(victim.queue, destination=[worker.hostname], reply=True)
+    deliver_again()
+    starts(log, 1)
+    go(log)
+    assert result.get(timeout=records.WAIT) == f"done {log}"
+    is_left()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("task", KINDS, ids=name_of)
+def test_what_ends_during_a_soft_shutdown_leaves_its_place(start_worker, log, is_left, task):
+    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1", **{SOFT_SHUTDOWN: "30"}) as victim:
+        result = task.apply_async([log, "gated"], queue=victim.queue)
+        starts(log, 1)
+        victim.process.send_signal(signal.SIGQUIT)
+        go(log)
+        assert result.get(timeout=records.WAIT) == f"done {log}"
+        is_left()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seconds", ["0", "1"], ids=["cold", "soft"])
+def test_a_shutdown_leaves_the_place_of_what_it_ends_for_good(start_worker, log, is_left, seconds):
+    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1", **{SOFT_SHUTDOWN: seconds}) as victim:
+        endings.ends_early.apply_async([log, "gated"], queue=victim.queue)
+        starts(log, 1)
+        victim.process.send_signal(signal.SIGQUIT)
+        victim.process.wait(records.WAIT)
+    is_left()
+
+
 # --- by pools and brokers --------------------------------------------------------------------------------------------
 
 
@@ -186,13 +256,25 @@ def rabbit():
         yield server
 
 
+@pytest.fixture(scope="module")
+def sqs():
+    if missing():
+        pytest.skip(f"not installed: {', '.join(missing())}")
+    with Sqs() as server:
+        yield server
+
+
 @pytest.fixture
 def send(request, broker, celery_servers):
     """Sends a task with a place by a broker; returns the variables of the environment of its worker, too."""
     with Celery("publisher", set_as_current=False) as publisher:
         publisher.conf.update(broker_url=app.conf.broker_url, result_backend=app.conf.result_backend)
         environ = {}
-        if broker != "redis":
+        if broker == "sqs":
+            port = str(request.getfixturevalue("sqs").port)
+            use_sqs(publisher, port)
+            environ = {SQS: port}
+        elif broker != "redis":
             url = request.getfixturevalue("rabbit").url
             use_rabbit(publisher, url, broker)
             environ = {RABBIT: url, RABBIT_QUEUES: broker}
@@ -200,6 +282,10 @@ def send(request, broker, celery_servers):
         def send(task, queue, log, how):
             place = Place(task, f"work:{log}", uuid.uuid4().hex, "token")
             assert place.take() is None
+            if how == "damaged":
+                send_damaged(publisher, place, queue)
+                place.keep(3600)
+                return
             headers = {PLACE: place.header}
             publisher.send_task(task.name, [log, how], task_id=place.task_id, queue=queue, headers=headers)
             place.keep(3600)
@@ -208,13 +294,13 @@ def send(request, broker, celery_servers):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("broker", ["redis", "classic", "quorum"])
+@pytest.mark.parametrize("broker", ["redis", "classic", "quorum", "topic", "sqs"])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_each_ending_by_pools_and_brokers(start_worker, send, log, celery_servers, pool, broker):
     deliver, environ = send
-    endings = ENDINGS + (BREAKS if pool == "prefork" else [])
+    ways = [*ENDINGS, "damaged", *(BREAKS if pool == "prefork" else [])]
     with start_worker(f"{pool}-{broker}", "--pool", pool, "-c", "2", **environ) as worker:
-        for number, (task, how) in enumerate((task, how) for task in KINDS for how in endings):
+        for number, (task, how) in enumerate((task, how) for task in KINDS for how in ways):
             deliver(task, worker.queue, f"{log}-{number}", how)
         with celery_servers[0].client() as client:
             until(lambda: not list(client.scan_iter(f"rlock_place:{{rlock:work:{log}-*")))
