@@ -22,6 +22,7 @@ from django_rlock.settings import DEFAULT_ALIAS
 from django_rlock.tasklocks.bodies import guard
 from django_rlock.tasklocks.checks import tell_worker
 from django_rlock.tasklocks.deliveries import SENT_AGAIN, SENT_BY_ITSELF, kept_options, own_headers, put_off
+from django_rlock.tasklocks.holders import overlapping_runs
 from django_rlock.tasklocks.options import TaskOptions
 from django_rlock.tasklocks.places import Place, send_once, sent
 from django_rlock.tasklocks.refusals import refuse_of_call, refuse_unknown
@@ -168,16 +169,18 @@ class LockedTask(DjangoTask[P, R_co]):
         """Who holds the lock of a run with these arguments, who waits for it, and in ``queued`` which messages have its
         place in the queue; None when it is free and nothing is queued.
 
-        Arguments that the key ignores may be left out. Raises LockUnavailableError when Redis is unreachable, and
-        KeyTemplateError or TypeError when no key can be made of the arguments.
+        Arguments that the key ignores may be left out. With ``lock_scope="until_start"`` the holders are those of all
+        runs that have lasted for half a second, because each has a lock of its own. Raises LockUnavailableError when
+        Redis is unreachable, and KeyTemplateError or TypeError when no key can be made of the arguments.
         """
-        return self._lock_of(args, kwargs).info()
+        lock = self._lock_of(args, kwargs)
+        return overlapping_runs(lock) if self._rlock.scope == "until_start" else lock.info()
 
     def release_lock(self, *args: Any, **kwargs: Any) -> bool:
         """Free the lock of a run with these arguments, whoever holds it; returns whether it was held.
 
-        A run that holds it goes on until it notices, so two runs may overlap. Arguments and errors are those of
-        ``lock_info()``.
+        A run that holds it goes on until it notices, so two runs may overlap. With ``lock_scope="until_start"`` it only
+        frees the place of the message that waits. Arguments and errors are those of ``lock_info()``.
         """
         lock = self._lock_of(args, kwargs)
         freed = self._rlock.scope != "run" and Place(self, lock.name, "", "").free()

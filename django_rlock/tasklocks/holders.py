@@ -11,16 +11,20 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_rlock.inspection import iter_locks
 from django_rlock.locks import BaseLock
 from django_rlock.process import on_fork
 from django_rlock.settings import get_settings
 
 if TYPE_CHECKING:
+    from django_rlock.inspection import LockInfo
     from django_rlock.tasklocks.options import TaskOptions
 
 _RENEWED_BY = 0.5
@@ -57,6 +61,19 @@ def label(task_id: str, mark: str = "") -> str:
 def holders_of(lock: BaseLock) -> list[TaskHolder]:
     """The tasks that hold a lock, by one command. Raises LockUnavailableError when Redis is unreachable."""
     return [holder for wire_name in lock.holders() if (holder := TaskHolder.of(wire_name)) is not None]
+
+
+def overlapping_runs(lock: BaseLock) -> LockInfo | None:
+    """The runs of a task whose messages have a lock each, named after this one and the message's id, as one lock; with
+    the messages that wait. Runs are known once they have lasted for half a second. Raises LockUnavailableError.
+    """
+    info = lock.info()
+    found = iter_locks(lock.using, f"{escape(lock.name)}:*")
+    runs = [each for each in found if each.holder.owner.endswith(each.name.removeprefix(lock.name))]
+    if not runs:
+        return info
+    holders = tuple(holder for run in runs for holder in run.holders)
+    return replace(runs[0], name=lock.name, key=lock.key, holders=holders, queued=info.queued if info else ())
 
 
 def seems_dead(options: TaskOptions, left: float | None) -> bool:

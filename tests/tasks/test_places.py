@@ -56,6 +56,21 @@ def test_a_held_lock_has_its_queued_messages_too(worker, unread, log):
     running.forget()
 
 
+def test_runs_that_may_overlap_are_described_as_those_of_a_lock(worker, unread, log):
+    task = tasks.queues_until_it_starts
+    for _ in range(2):
+        task.delay(log)
+        starts(log, 1)
+    waits = task.apply_async([log], queue=unread)
+    until(lambda: len(task.lock_info(log).holders) == 2)
+    info = task.lock_info(log)
+    assert (info.name, info.is_held, info.state) == (f"work:{log}", True, "held")
+    assert [message.task_id for message in info.queued] == [waits.id]
+    go(log)
+    go(log)
+    until(lambda: not task.lock_info(log).is_held)
+
+
 @pytest.mark.parametrize("format_", ["text", "json"])
 def test_rlock_info_shows_it(queued, unread, log, format_):
     shown = run("rlock_info", f"work:{log}", "--format", format_)
