@@ -19,6 +19,7 @@ from django_rlock.tasklocks import places
 from django_rlock.tasklocks.deliveries import COPY
 from tests.celery_app import app, records, tasks
 from tests.celery_app.records import overlaps, starts, until
+from tests.forms import long
 from tests.tasks.test_losses import deliver_again, forget, go
 
 pytestmark = pytest.mark.usefixtures("locks_of_workers")
@@ -393,7 +394,7 @@ def test_what_comes_during_a_run_runs_once_after_it(worker, log):
     assert not records.count(f"{log}:starts")
 
 
-@pytest.mark.parametrize("task", [tasks.catches_up, tasks.catches_up_with_the_last], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [tasks.catches_up, *long(tasks.catches_up_with_the_last)], ids=lambda task: task.name)
 @pytest.mark.parametrize("kills", [False, True], ids=["", "killed"])
 def test_no_change_is_missed(worker, log, kills, task):
     """Whenever it is sent: a run begins after it, also where a process is killed meanwhile."""
