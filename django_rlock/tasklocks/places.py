@@ -383,7 +383,7 @@ def _time_in_queue(task: LockedTask[..., Any], options: Mapping[str, Any]) -> fl
     return min(_starts_in(task, options) + task._rlock.queue_time, longest)  # noqa: SLF001
 
 
-def _starts_in(task: LockedTask, options: Mapping[str, Any]) -> float:
+def _starts_in(task: LockedTask[..., Any], options: Mapping[str, Any]) -> float:
     """How long a message has to wait at least, in seconds."""
     return max(0.0, *(_seconds_until(task, options.get(name)) for name in ("eta", "countdown")))
 

@@ -59,6 +59,21 @@ def is_left(has_place):
     return lambda: until(lambda: not has_place())
 
 
+@pytest.fixture
+def until_left(worker, log, celery_servers):
+    """Waits until the worker has left the places that it leaves in the background, by one that it leaves last."""
+
+    def until_left():
+        place = Place(endings.ends_early, f"work:{log}-last", uuid.uuid4().hex, "token")
+        assert place.take() is None
+        place.keep(3600)
+        send_damaged(app, place, worker.queue)
+        with celery_servers[0].client() as client:
+            until(lambda: not any(client.scan_iter(f"rlock_place:{{rlock:work:{log}-last}}:*")))
+
+    return until_left
+
+
 # --- by its run, or before it ----------------------------------------------------------------------------------------
 
 
@@ -94,9 +109,10 @@ def test_a_message_that_comes_again_after_its_process_died_keeps_its_place(worke
 
 
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="Celery 5.7 has retry_on_worker_lost")
-def test_a_message_that_is_retried_after_its_process_died_keeps_its_place(worker, log, is_left):
+def test_a_message_that_is_retried_after_its_process_died_keeps_its_place(worker, log, is_left, until_left):
     result = endings.ends_and_is_retried.delay(log, "in its body: death")
     assert records.wait_for(f"retried:{result.id}") == "WorkerLostError"
+    until_left()
     assert endings.ends_and_is_retried.delay(log, "returns").id == result.id
     assert result.get(timeout=records.WAIT) == f"done {log}"
     is_left()
@@ -148,11 +164,15 @@ def send_damaged(publisher, place, queue):
 
 
 @pytest.mark.parametrize("task", [endings.ends_at_its_limit, endings.ends_at_its_limit_and_returns], ids=name_of)
-def test_a_time_limit_leaves_the_place_unless_the_message_comes_again(worker, log, is_left, task):
+def test_a_time_limit_leaves_the_place_unless_the_message_comes_again(
+    worker, log, is_left, has_place, until_left, task
+):
     result = task.delay(log, "gated")
     (run,) = starts(log, 1)
     if task is endings.ends_at_its_limit_and_returns:
         assert starts(log, 1)[0]["id"] == run["id"]
+        until_left()
+        assert has_place()  # its run alone would keep others out as well
         assert task.delay(log, "returns").id == result.id
         go(log)
         go(log)
