@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from celery.contrib.django.task import DjangoTask
@@ -34,13 +35,20 @@ if TYPE_CHECKING:
 
     from django_rlock.inspection import LockInfo
 
+    _Task = DjangoTask
+else:
+
+    class _Task(DjangoTask):
+        __class_getitem__ = classmethod(GenericAlias)  # Celery's tasks have it from 5.7 on
+
+
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 __all__ = ["LockedTask", "Skipped"]
 
 
-class LockedTask(DjangoTask[P, R_co]):
+class LockedTask(_Task[P, R_co]):
     """A task that runs under a lock, so that two runs with the same key never overlap::
 
         @shared_task(base=LockedTask, lock_key="report:<account_id>")
