@@ -94,7 +94,7 @@ def _disconnect(clients: Collection[redis.Redis]) -> None:
 
 _clients: Owned[dict[str, redis.Redis]] = Owned("connections", dict, stop=lambda clients: _disconnect(clients.values()))
 _sentinels: Owned[WeakSet[redis.Redis]] = Owned("connections", WeakSet, stop=_disconnect)
-"""Those that were asked for a primary: redis-py keeps their connections open."""
+"""Sentinels that were asked for a primary: redis-py keeps their connections open."""
 
 
 def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
@@ -425,7 +425,7 @@ def when_left(tell: Callable[[str, Address | None], object]) -> None:
 def _leave(using: str, node: Address | None) -> None:
     """Close all links to a server that has become a replica: it may leave them open, and refuses what they ask for.
 
-    Those that callers in threads use at the moment find that out themselves.
+    Threads find out by themselves that the links they use at the moment are closed.
     """
     for (alias, address, _), each in _servers.value.copy().items():
         if (alias, address) == (using, node):

@@ -118,7 +118,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     with the LockTimeoutError and the arguments of the call, and returns the result.
 
     ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT,
-    Redis is asked whether the lock is still held; if it was lost, or Redis is unreachable, all is rolled back.
+    one command checks that the lock is still held; if it was lost, or Redis is unreachable, all is rolled back.
     ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True does so always, and on the default
     database too; False never. Async code has no transactions. Put the decorator above others that wrap the view or the
     method: below them, Django opens the transaction before the lock is taken, which is logged. A lock on one method of

@@ -1,7 +1,7 @@
-"""All errors that django_rlock raises, with one base class.
+"""All errors that django_rlock raises; they share a base class.
 
-Their values are attributes, not only text. Each message says what happened and then what to do. An error's ``args`` are
-the arguments of its class, in order, so that it survives pickling and Celery's JSON results.
+An error has its values as attributes too. Each message says what happened, and then what to do. An error's ``args`` are
+the arguments of its class, in order, so the error survives pickling and Celery's JSON results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from django_rlock.redaction import printable, reason_of
 class RLockError(redis.exceptions.LockError):
     """Base of all errors of this package; ``lock_name`` is the name given by the caller, or None.
 
-    It is a ``redis.exceptions.LockError``, so code written for redis-py's lock, or ``cache.lock()``, goes on catching
-    it. So it is a ``RedisError`` and a ``ValueError`` as well, as redis-py's is.
+    The class derives from ``redis.exceptions.LockError``, so code for redis-py's lock, or for ``cache.lock()``, catches
+    it as well. Like redis-py's error, it is therefore also a ``RedisError`` and a ``ValueError``.
 
     ``noun`` is the kind of object with that name: "lock", "semaphore", "permit of semaphore" or "latch".
     """
@@ -26,8 +26,8 @@ class RLockError(redis.exceptions.LockError):
     noun: str = "lock"
 
     def __init__(self, *args: object) -> None:
-        # Not through OSError, a base of some of them, which would take the first of several arguments for an errno; nor
-        # through LockError, which would take the second for the lock's name.
+        # Don't call OSError, a base of some subclasses: it would take the first of several arguments as an errno. Don't
+        # call LockError either: it would take the second argument as the lock's name.
         redis.exceptions.RedisError.__init__(self)
         self.args = args
 
@@ -37,7 +37,7 @@ class RLockError(redis.exceptions.LockError):
         return printable(self._text())
 
     def _text(self) -> str:
-        """The message; names in it may come from anywhere."""
+        """The message. Names in it may contain any characters."""
         return str(self.args[0]) if self.args else ""
 
     @property
@@ -51,11 +51,11 @@ KEPT = "nobody: kept after its release"
 
 
 class LockTimeoutError(RLockError, TimeoutError):
-    """The lock, or another object that was waited for, was still taken when the wait ended.
+    """The lock, semaphore or latch was still not free when the wait ended.
 
-    ``waited`` is the time spent waiting, in seconds. ``holder`` describes the holder, if it is known. ``retry_after``
-    is the holder's remaining lease in seconds, or None if it has no end. ``option`` is the name of the option that sets
-    the wait.
+    ``waited`` is the time spent waiting, in seconds. ``holder`` describes the holder, if known. ``retry_after`` is the
+    holder's remaining lease in seconds, or None if the lease has no end. ``option`` is the name of the option that sets
+    the wait time.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class LockTimeoutError(RLockError, TimeoutError):
 
 
 class LockNotOwnedError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeError):
-    """The lock was released or extended by an owner that does not hold it; ``owner`` is the owner that tried.
+    """The lock was released or extended by an owner that does not hold it; ``owner`` is that owner.
 
-    If that owner holds the other side of a read-write lock, ``side`` ("read" or "write") is the side that was released
-    or extended, and ``held_side`` the one that is held. ``left_by`` is the name of a task or thread of this process
-    that took the lock and has ended without releasing it. ``asked_for`` is what was asked for that only a holder has,
-    as its fencing token.
+    If that owner holds the other side of a read-write lock, ``side`` ("read" or "write") is the side that it tried to
+    release or extend, and ``held_side`` is the side that it holds. ``left_by`` is the name of a task or thread of this
+    process that took the lock and has ended without releasing it. ``asked_for`` is a property that only a holder has,
+    such as its fencing token.
     """
 
     def __init__(
@@ -124,29 +124,29 @@ class LockNotOwnedError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeE
     def _text(self) -> str:
         if self.asked_for:
             return (
-                f"{self._subject} has no {self.asked_for} outside of a hold, and this owner ({self.owner}) does not "
-                f"hold it. Read it inside of the block, or between acquire() and release(), in the same thread or task."
+                f"{self._subject} has no {self.asked_for} outside a hold, and this owner ({self.owner}) does not "
+                f"hold it. Read it inside the block, or between acquire() and release(), in the same thread or task."
             )
         if self.held_side:
             return (
-                f"{self._subject} is not held through its {self.side}_lock by this owner ({self.owner}), but through "
-                f"its {self.held_side}_lock. Release that one."
+                f"This owner ({self.owner}) holds the {self.held_side}_lock of {self.lock_name!r}, but not its "
+                f"{self.side}_lock. Use the {self.held_side}_lock instead."
             )
         if self.left_by:
             return (
                 f"{self._subject} is not held by this owner ({self.owner}): it was acquired in "
-                f"{self.left_by!r}, a task or thread that has ended. Acquire it in the task that releases it. "
-                f"create_task(), gather() and, before Python 3.12, wait_for() run their argument in a task of its own; "
-                f"for a limit use wait_time= or asyncio.timeout()."
+                f"{self.left_by!r}, a task or thread that has ended. Acquire the lock in the task that releases it. "
+                f"create_task(), gather() and, before Python 3.12, wait_for() run their argument in a new task; "
+                f"to limit the wait, use wait_time= or asyncio.timeout()."
             )
         return (
-            f"{self._subject} is not held by this owner ({self.owner}). Release it where it was acquired, in the same "
-            f"thread or task or with the same owner=, and once for each time; force_release() ends all holds."
+            f"{self._subject} is not held by this owner ({self.owner}). Release it in the thread or task that acquired "
+            f"it, or with the same owner=, and once for each acquire. force_release() ends all holds."
         )
 
 
 class LockUpgradeError(RLockError, RuntimeError):
-    """A reader tried to take the same name's write lock, and would have waited for itself; ``owner`` is the reader."""
+    """The holder of a read lock tried to take the write lock of the same name: a deadlock. ``owner`` is the reader."""
 
     def __init__(self, lock_name: str, owner: str | None = None) -> None:
         super().__init__(lock_name, owner)
@@ -155,16 +155,16 @@ class LockUpgradeError(RLockError, RuntimeError):
 
     def _text(self) -> str:
         return (
-            f"{self._subject} is held for reading by this owner ({self.owner}), which would wait for itself to "
-            f"write. Release the read lock first; or take the write lock before it, since a writer may read as well."
+            f"This owner ({self.owner}) holds the read lock of {self.lock_name!r}; to wait for its write lock would be "
+            f"a deadlock. Release the read lock first, or take the write lock before the read lock."
         )
 
 
 class LockLostError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeError):
-    """The lock or permit was held, but its lease ended or it was released by force; ``reason`` says which.
+    """The lock or permit was held, but its lease ended or it was released by force: ``reason`` tells which.
 
-    Another owner may have held the lock since: roll back, or check what was written. redis-py raises its
-    ``LockNotOwnedError`` for a lock that is released after its end, so this error is one.
+    Another owner may have held the lock since: roll back, or check what was written. The class derives from redis-py's
+    ``LockNotOwnedError``, which redis-py raises when a lock is released after its lease ended.
     """
 
     def __init__(self, lock_name: str, reason: str = "its lease ended", noun: str = "lock") -> None:
@@ -175,16 +175,17 @@ class LockLostError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeError
 
     def _text(self) -> str:
         return (
-            f"{self._subject} was lost while it was held: {self.reason}. Another owner may have held it since; "
-            f"undo or verify the work done under it."
+            f"{self._subject} was lost while it was held: {self.reason}. Another owner may have held it since: "
+            f"undo or verify the work done under the lock."
         )
 
 
 class StaleTokenError(RLockError, RuntimeError):
-    """A row refused a write, because a later holder of the lock has written it since.
+    """A row refused a write, because a later holder of the lock has already written the row.
 
-    ``row`` is ``app.model:pk``. ``token`` is the token of the late write (None: of an object that was loaded before the
-    row had one), ``stored`` the newer one. ``lock_name`` is None if this process does not know the token's lock.
+    ``row`` is ``app.model:pk``. ``token`` is the token of the late write, or None if its object was loaded before the
+    row had a token. ``stored`` is the newer token. ``lock_name`` is None if this process does not know the token's
+    lock.
     """
 
     def __init__(self, lock_name: str | None, row: str, token: int | None, stored: int) -> None:
@@ -197,13 +198,13 @@ class StaleTokenError(RLockError, RuntimeError):
     def _text(self) -> str:
         lock = "the lock" if self.lock_name is None else f"lock {self.lock_name!r}"
         return (
-            f"{self.row} refused a write under the fencing token {self.token}: it has been written under {self.stored} "
-            f"since, by a later holder of {lock}. Roll back, and start again from the stored row."
+            f"{self.row} refused a write with the fencing token {self.token}: a later holder of {lock} has already "
+            f"written it with token {self.stored}. Roll back, and start again from the stored row."
         )
 
 
 class PermitNotHeldError(RLockError, RuntimeError):
-    """Permits were released that are not taken; ``ids`` are all permits of that release."""
+    """A release named permits that are not taken; ``ids`` are all permits of that release."""
 
     noun = "semaphore"
 
@@ -215,19 +216,19 @@ class PermitNotHeldError(RLockError, RuntimeError):
     def _text(self) -> str:
         return (
             f"Not all of the permits {', '.join(self.ids)} of {self.noun} {self.lock_name!r} are taken: an id is "
-            f"wrong, its permit was released before, or its lease has ended. None of them was changed."
+            f"wrong, or its permit was already released, or its lease has ended. No permit was changed."
         )
 
 
 class LockUnavailableError(RLockError, ConnectionError):
-    """Redis is unreachable or refuses: ``reason``; what to do: ``advice``. The cause is ``__cause__``."""
+    """Redis is unreachable or refuses a command: ``reason`` says why, ``advice`` what to do. See also ``__cause__``."""
 
     def __init__(self, lock_name: str, reason: str, advice: str | None = None, noun: str = "lock") -> None:
         super().__init__(lock_name, reason, advice, noun)
         self.lock_name = lock_name
         self.noun = noun
         self.reason = reason
-        self.advice = advice or "Nothing was changed; check that Redis is up and reachable."
+        self.advice = advice or "Nothing was changed. Check that Redis is up and reachable."
 
     def _text(self) -> str:
         return f"{self._subject} is unavailable: {self.reason}. {self.advice}"
@@ -241,7 +242,7 @@ class QuorumNotReachedError(LockUnavailableError):
         super().__init__(
             lock_name,
             f"only {nodes - len(errors)} of {nodes} nodes voted, and {nodes // 2 + 1} must agree ({told})",
-            "It is held only where a majority has it; check that the nodes are up and reachable.",
+            "The lock is held only if a majority grants it. Check that the nodes are up and reachable.",
         )
         self.args = lock_name, errors, nodes
         self.errors = errors
@@ -249,7 +250,7 @@ class QuorumNotReachedError(LockUnavailableError):
 
 
 class TaskQueuedError(RLockError):
-    """A task was not sent, because a message with the same key waits or runs: that of the task ``task_id``."""
+    """A task was not sent, because the task ``task_id`` with the same key is already queued or running."""
 
     def __init__(self, lock_name: str, task_id: str) -> None:
         super().__init__(lock_name, task_id)
@@ -258,13 +259,13 @@ class TaskQueuedError(RLockError):
 
     def _text(self) -> str:
         return (
-            f"The task was not sent: task {self.task_id} with the same key ({self.lock_name!r}) is queued or runs. "
-            f"Wait for that one, or leave out on_queued='raise' to get its result."
+            f"The task was not sent: task {self.task_id} with the same key ({self.lock_name!r}) is already queued or "
+            f"running. Wait for that task, or remove on_queued='raise' to get its result."
         )
 
 
 class KeyTemplateError(RLockError, ValueError):
-    """A key template is wrong, or does not accept a value; ``template`` is its source."""
+    """A key template is malformed, or does not accept a value; ``template`` is its source."""
 
     def __init__(self, message: str, template: str) -> None:
         super().__init__(message, template)

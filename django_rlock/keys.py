@@ -11,7 +11,7 @@ from functools import lru_cache
 MAX_NAME = 1024
 """The maximum length of a name or an owner in UTF-8 bytes: processes and servers store them in many places."""
 MOST_KEPT = 512
-"""How many locks' keys, and prepared calls of a sort, a process keeps: those that were used last."""
+"""How many locks' keys, and prepared calls of each sort, a process keeps: the most recently used."""
 KEPT = "kept:"
 """Begins the owner's field in the hash of a lock that was released, and stays taken for a while."""
 MODE = "mode"
@@ -62,7 +62,7 @@ def queue_key(key: str) -> str:
 
 
 def redisson_queue_key(key: str) -> str:
-    """List of those that wait for a lock as Redisson's fair one."""
+    """List of the waiters in the queue of Redisson's fair lock."""
     return release_keys(key)[2]
 
 

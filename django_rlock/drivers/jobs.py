@@ -1,4 +1,4 @@
-"""Jobs of thread pools. The thread of a job goes on with others, so what a job takes must not stay with the thread."""
+"""Jobs of thread pools. A thread runs many jobs, so a lock that a job took must not stay with the thread."""
 
 from __future__ import annotations
 

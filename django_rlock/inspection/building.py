@@ -164,7 +164,7 @@ class Builder:
         )
 
     def _waiters(self, state: State, waits: Mapping[str, Entry]) -> list[Waiter]:
-        """The first of the queue in their order, then those that only reports name, the longest waiting first."""
+        """The first waiters of the queue in order, then waiters in reports only, with the longest wait first."""
         others = self._outside(waits.values(), (*state.queue, *state.holds))
         others.sort(key=lambda entry: (entry.since or 0.0, entry.owner))
         owners = [*state.queue, *(entry.owner for entry in others)]

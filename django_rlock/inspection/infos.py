@@ -159,8 +159,7 @@ class Waiter(Party):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingProcess(Waiter):
-    """A process with ``count`` waiters of a lock. What else is said of it is what is known of the one that has waited
-    longest."""
+    """A process with ``count`` waiters of a lock. The other attributes describe the waiter with the longest wait."""
 
     count: int
 
@@ -255,7 +254,7 @@ class Deadlock:
 
 @dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """Who waits for whom, and those that wait in a circle."""
+    """Which owners wait for which others, and the deadlocks among them."""
 
     edges: tuple[Edge, ...]
     deadlocks: tuple[Deadlock, ...]

@@ -1,4 +1,4 @@
-"""A page of the list of locks: all locks as reported, and the current state of those that the page shows."""
+"""A page of the list of locks: all locks as reported, and the current state of the locks on the page."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _MAX_READINGS = 4
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What an operator should know first. ``oldest_wait`` is in seconds, None when no one waits; ``oldest_since`` is
-    when it began. ``aliases`` are those that are shown, each with its servers."""
+    """Summary for operators. ``oldest_wait`` is in seconds, None when nobody waits; ``oldest_since`` is the time at
+    which it began. ``aliases`` are the aliases that are shown, each with its servers."""
 
     held: int
     waiting: int
@@ -86,7 +86,7 @@ class Overview:
         listing = Listing(self._listed, self._params)
         shown = [lock for lock in self._listed if lock.state == LockState.SILENT][:_MAX_SILENT]
         for _ in range(0 if self._reads_all else _MAX_READINGS):
-            shown += listing.page.object_list  # among them those that moved up to the places of others
+            shown += listing.page.object_list  # including locks that moved up into the place of others
             unread = {place: lock for lock in shown if (place := _place(lock)) not in self._read}
             if not unread or self._read_all_of(unread):
                 break

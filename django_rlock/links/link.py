@@ -36,9 +36,9 @@ _AT_ONCE = 32_768
 DOUBTED_AFTER = 10.0
 """After how many seconds without use the other end of a connection may be gone without a word: firewalls forget it."""
 ALIVE_WITHIN = 0.5
-"""How soon the first reply after that must begin, in seconds; else the connection is replaced."""
+"""How soon the first reply after that must begin, in seconds; otherwise the connection is replaced."""
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""When the kernel asks an idle connection's other end for a sign of life, by the names that platforms have for that."""
+"""When the kernel probes the peer of an idle connection, by the platforms' names of the options."""
 _READ = 65_536
 _READ_FIRST = 448
 """How many bytes are read first. A lock's reply is shorter, and Python allocates 512 bytes several times as fast."""
@@ -58,7 +58,7 @@ class StaleReplyError(RedisConnectionError):
 class Place:
     """One of the connections that a server may have, from its making until ``free``.
 
-    It is free, too, when it is collected: who had it was interrupted before that.
+    It is also freed when it is collected, if an interruption kept its user from calling ``free``.
     """
 
     __slots__ = ("__weakref__", "_taken")
@@ -81,7 +81,7 @@ class Link:
 
     ``next_reply`` returns the next reply of the bytes that have been received, or INCOMPLETE.
 
-    A link that was idle for long ``is_doubted``: what it brings must begin soon, or it is broken.
+    A link that was idle for long ``is_doubted``: its next reply must begin soon; otherwise the link is broken.
     """
 
     is_plain: bool
@@ -291,13 +291,13 @@ def reply_error(reply: Any) -> RedisError:
 
 
 def stray() -> RedisConnectionError:
-    """The exception for a reply that no command waits for."""
-    return RedisConnectionError("The connection brought a reply that belongs to no command; it was closed.")
+    """The exception for a reply without a command."""
+    return RedisConnectionError("The connection received a reply without a command; it was closed.")
 
 
 def gone_silently() -> RedisConnectionError:
-    """The exception for a link that was idle for long, and brings nothing any more."""
-    return RedisConnectionError("The connection was idle for long, and brought nothing any more; it was closed.")
+    """The exception for a link that was idle for long, and got no reply."""
+    return RedisConnectionError("The connection was idle for long, and then got no reply; it was closed.")
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -39,7 +39,7 @@ Owed = tuple[tuple[bytes, Script] | None, Slot, float, float]
 
 
 class TaskLink:
-    """A link used by an event loop, from ``attach`` until it is given back or broken off.
+    """A link used by an event loop, from ``attach`` until it is released or closed.
 
     A cancelled task leaves its slot in the queue, so that its reply is dropped when it comes. Each reply must echo the
     nonce stored with its slot, and be its script's, else the link is closed. One pair of timers serves all limits. A

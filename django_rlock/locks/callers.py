@@ -101,7 +101,7 @@ def describe_holder(lock: Named) -> str | None:
 
 
 def give_back_at_job_end(lock: BaseLock, owner: Owner) -> None:
-    """Before a pool's thread takes a lock: see to it that the end of its job gives back what is still held then.
+    """Before a pool's thread takes a lock: make sure that the end of its job releases locks that are still held.
 
     Raises RuntimeError if the job is nothing but the call that takes the lock.
     """
@@ -122,8 +122,8 @@ def _give_back(job: Job, lock: BaseLock, part: BaseLock, key: Key, former: Befor
             return  # at the end of the request the middleware gives it back
         log(
             logger, logging.WARNING,
-            "Lock %r was still held when a job of the pool's thread %r ended; it is given back. Take it by 'with', or "
-            "release it in the same job, or give it an owner=.",
+            "Lock %r was still held when a job of the pool's thread %r ended; it is released now. Use 'with', release "
+            "the lock in the same job, or use owner=.",
             part.name, hold.place,
         )  # fmt: skip
         leave_interrupted(lock, part, hold, former.blocks)

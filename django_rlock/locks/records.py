@@ -77,7 +77,7 @@ class Hold:
     long a late copy of its acquire could hold the lock, in seconds; 0 if there is no copy. ``suspect`` is set while its
     renewal fails, and ``renewing`` while one is under way. ``planned`` is when the watchdog checks it next, and
     ``told`` whether the loss was reported; only the watchdog writes these. ``ear`` listens to forced releases while the
-    hold is kept. ``ending`` is set while its own owner frees it by force, which is no loss. ``line`` is where it was
+    hold is kept. ``ending`` is set while its own owner frees it by force, which is not a loss. ``line`` is where it was
     acquired. ``overdue`` is set once the watchdog has warned of a hold that lasts too long. ``variables`` are the
     context variables of the code that acquired it, for what the background thread reports of it. ``kept_until`` is
     until when the lock stays taken after its release; 0 if it becomes free.

@@ -62,7 +62,7 @@ class Naming:
         return self._from_arguments(task, args, kwargs, task_id or task.request.id)
 
     def names_of(self, task: LockedTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """The names of the locks of runs with these arguments; those that the key ignores may be left out.
+        """The names of the locks of runs with these arguments; arguments that the key ignores may be left out.
 
         Raises KeyTemplateError or TypeError, which name the task.
         """
@@ -233,11 +233,11 @@ class _Values:
         return [each.name for each in named if each.default is each.empty]
 
     def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], used: Collection[str] | None = None) -> Values:
-        """The arguments by name; those that are ``used`` (None: all) are validated."""
+        """The arguments by name; the ``used`` ones (None: all) are validated."""
         return self._with_models(self._arguments.of_call(args, kwargs), used)
 
     def of_part(self, args: tuple[Any, ...], kwargs: dict[str, Any], used: Collection[str] | None) -> Values:
-        """The same for a call of which only those that are ``used`` must be given."""
+        """The same for a call in which only the ``used`` arguments must be given."""
         values = self._arguments.of_part(args, kwargs)
         for name in self.required:
             if name not in values and (used is None or name in used):

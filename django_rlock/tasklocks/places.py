@@ -1,10 +1,10 @@
 """Messages of a task with ``lock_scope="queue"`` or ``"until_start"``: of those with one key, one is in the queue.
 
 A message's place in the queue is a key in Redis, named after the lock, the task and the broker, with the value
-``<token>:<task id>`` and, for those who look, what it is about. The sender takes the place for a short time before it
-sends the message, because it may die in between. Once the message is sent, the place is kept for ``lock_queue_time``.
-Until then other senders wait, and do not drop their message in favour of this one. So a place without a message, of a
-sender that died or of a command with an unknown outcome, suppresses no message. The token is also a header of the
+``<token>:<task id>`` and a description for operators. The sender takes the place for a short time before it sends the
+message, because it may die in between. Once the message is sent, the place is kept for ``lock_queue_time``. Until then
+other senders wait, and do not drop their message in favour of this one. So a stale place, left by a dead sender or a
+lost reply, never suppresses a message. docs/architecture.md has the table of states. The token is also a header of the
 message. It makes late commands harmless: a sender does not prolong a place that its message has already left, and an
 expired message does not remove another one's place.
 
@@ -344,7 +344,7 @@ def _left_to(other: str, task: LockedTask[..., Any], place: Place, on_queued: st
 def _queue_of(
     task: LockedTask[..., Any], args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]
 ) -> str:
-    """The name of the queue to which a message goes, for those who look at places; "" if that is not known."""
+    """The name of the queue of a message, for operators who list places; "" if unknown."""
     app: Any = task.app
     try:
         routed = app.amqp.router.route({**task._get_exec_options(), **options}, task.name, *args)  # type: ignore[attr-defined] # noqa: SLF001

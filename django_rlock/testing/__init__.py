@@ -129,7 +129,7 @@ def _place(alias: str, known: Mapping[str, Any]) -> dict[str, Any]:
 def advance(seconds: float) -> None:
     """Let time pass for the locks of ``override_locks()``, as if this machine had been suspended for so long.
 
-    Leases that are not longer end, also those that the watchdog renews: their holders find the locks lost. No other
+    Leases that are not longer end, even if the watchdog renews them: their holders find the locks lost. No other
     clock moves, and no fake of the time moves this one.
     """
     memory.pass_time(seconds)

@@ -64,7 +64,7 @@ async def test_counter_lives_for_fence_ttl(face, redis_client, settings, fence_t
 
 
 async def test_without_a_hold_there_is_no_token(face):
-    with pytest.raises(LockNotOwnedError, match="has no fencing token outside of a hold"):
+    with pytest.raises(LockNotOwnedError, match="has no fencing token outside a hold"):
         FencedLock("stock:42").token  # noqa: B018
 
 

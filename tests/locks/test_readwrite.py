@@ -243,7 +243,7 @@ async def test_named_reader_of_another_process_who_wants_to_write(face, server, 
 async def test_the_other_side_is_named(face, side, method, redis_client):
     lock, other = side("prices"), (WriteLock if side is ReadLock else ReadLock)("prices")
     await face.acquire(lock)
-    with pytest.raises(LockNotOwnedError, match=f"but through its {lock.kind}_lock. Release that one.") as caught:
+    with pytest.raises(LockNotOwnedError, match=f"Use the {lock.kind}_lock instead.") as caught:
         if method == "check":
             other.check()
         else:
@@ -251,7 +251,7 @@ async def test_the_other_side_is_named(face, side, method, redis_client):
     assert (caught.value.side, caught.value.held_side) == (other.kind, lock.kind)
     await face.release(lock)
     assert left(redis_client) == []
-    with pytest.raises(LockNotOwnedError, match="Release it where it was acquired"):
+    with pytest.raises(LockNotOwnedError, match="Release it in the thread or task that acquired it"):
         await face.release(other)
 
 

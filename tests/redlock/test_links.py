@@ -174,8 +174,8 @@ VOTE = b"*2\r\n$1\r\n1\r\n:1\r\n"
     [
         (VOTE, False, 1, "closed the connection"),
         (VOTE[:8], False, 0, "closed the connection"),
-        (VOTE + b"+stray\r\n", False, 1, "belongs to no command"),
-        (VOTE + b"+stray\r\n", True, 1, "belongs to no command"),
+        (VOTE + b"+stray\r\n", False, 1, "reply without a command"),
+        (VOTE + b"+stray\r\n", True, 1, "reply without a command"),
     ],
     ids=["vote, end", "a part of a vote, end", "vote, stray reply", "vote, stray reply in one piece"],
 )
@@ -196,7 +196,7 @@ def test_an_idle_link_that_brings_a_part_of_a_reply_is_not_used():
     ours, theirs = socket.socketpair()
     link = NodeLink(0, Link(ours))
     theirs.sendall(b"-ERR str")
-    with pytest.raises(RedisConnectionError, match="belongs to no command"):
+    with pytest.raises(RedisConnectionError, match="reply without a command"):
         list(link.read(limit=1))
     link.close()
     theirs.close()
