@@ -1,6 +1,6 @@
-"""System checks: mistakes that the first lock would refuse, found before the first request. No check uses the network.
+"""System checks find mistakes in the settings before the first request. No check uses the network.
 
-Each message has a stable id, and a hint that names its place in the documentation.
+Each message has a stable id, and a hint with a link to the documentation.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _gunicorn.add_argument("--worker-connections", type=int, default=1000)
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Check RLOCK.
 
-    E001: the setting, one of its aliases or its cache; the text is that of the exception. W001: an even number of
+    E001: the setting, one of its aliases or its cache is wrong; the text is the exception's. W001: an even number of
     NODES. W002: fewer than three NODES. W003: fewer connections than threads, as far as the environment and the
-    settings show. W007: views wait for longer than a dead holder's lock lasts. W008: RLOCK has no ``default``. W010:
-    no place for locks is named, and the default cache is none.
+    settings show. W007: views wait longer than the lock of a dead holder lasts. W008: RLOCK has no ``default``. W010:
+    RLOCK names no server for locks, and the default cache has no Redis.
     """
     errors: list[CheckMessage] = [
-        _warning("W010", str(error), "It is an error with --deploy.")
+        _warning("W010", str(error), "With --deploy, this is an error.")
         if isinstance(error, NoPlaceError)
         else _error("E001", str(error), "Correct RLOCK or CACHES.")
         for error in _refusals()
@@ -53,7 +53,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 
 def check_deployment(**_: Any) -> list[CheckMessage]:
-    """Check for what works in development, but not under load.
+    """Find settings that work in development, but fail under load.
 
     W004: the locks' database is also used by a cache, which may be cleared. W005: a reply may take too long. W006:
     uWSGI runs no threads. W009: locks are on a server of this machine. E003: locks are in each process's memory. E004:
@@ -61,7 +61,7 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
     """
     if refusals := list(_refusals()):
         unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
-        return [_error("E004", str(error), "Name a place for locks.") for error in unplaced]
+        return [_error("E004", str(error), "Set CACHE, NODES or STORE in RLOCK.") for error in unplaced]
     found = [message for alias in get_aliases() for message in _risks(get_settings(alias))]
     return [*found, *_no_threads()]
 
@@ -96,17 +96,18 @@ def _no_default() -> Iterator[CheckMessage]:
     named = getattr(settings, "RLOCK", None)
     if named and DEFAULT_ALIAS not in named:
         text = f"RLOCK has no {DEFAULT_ALIAS!r}: code that names no alias uses CACHES['default'], with default options."
-        advice = f"State that by RLOCK = {{{DEFAULT_ALIAS!r}: {{}}, …}}, or name the alias that is meant."
+        advice = f"If this is intended, add {DEFAULT_ALIAS!r}: {{}} to RLOCK; otherwise rename the intended alias."
         yield _warning("W008", text, advice)
 
 
 def _doubts(options: AliasSettings) -> Iterator[CheckMessage]:
     place, nodes = f"RLOCK[{options.alias!r}]", len(options.nodes or ())
     if nodes and nodes % 2 == 0:
-        text = f"{place}['NODES'] are {nodes}, which tolerate no more failures than {nodes - 1} would."
+        text = f"{place}['NODES'] lists {nodes} nodes; {nodes - 1} would tolerate as many failures."
         yield _warning("W001", text, "Use an odd number of nodes.")
     if 0 < nodes < 3:
-        text = f"{place}['NODES'] are {nodes}: when one of them fails, no lock can be taken."
+        count = "1 node" if nodes == 1 else f"{nodes} nodes"
+        text = f"{place}['NODES'] lists {count}: when one node fails, no lock can be taken."
         yield _warning("W002", text, "Use three or five independent nodes.")
     yield from _too_few_connections(place, options.max_connections)
     yield from _long_waits(place, options)
@@ -116,7 +117,7 @@ def _too_few_connections(place: str, most: int) -> Iterator[CheckMessage]:
     for origin, threads in _configured_threads():
         if threads > most:
             text = (
-                f"{place}['MAX_CONNECTIONS'] is {most}, and {origin} has one process run {threads} threads or "
+                f"{place}['MAX_CONNECTIONS'] is {most}, but with {origin} a process runs {threads} threads or "
                 f"greenlets: when more than {most} of them use locks at once, the others wait for a connection."
             )
             advice = f"Set {place}['MAX_CONNECTIONS'] to {threads}, or run fewer threads in each process."
@@ -126,14 +127,10 @@ def _too_few_connections(place: str, most: int) -> Iterator[CheckMessage]:
 def _long_waits(place: str, options: AliasSettings) -> Iterator[CheckMessage]:
     wait, lease = options.view_wait_time, options.watchdog_timeout
     if wait is None or wait > lease:
-        what = (
-            "None: requests wait"
-            if wait is None
-            else f"{wait:g} s, longer than WATCHDOG_TIMEOUT ({lease:g} s): requests wait"
-        )
+        value = "None" if wait is None else f"{wait:g} s, longer than WATCHDOG_TIMEOUT ({lease:g} s)"
         text = (
-            f"{place}['VIEW_WAIT_TIME'] is {what} for a holder that lives and works. Clients and proxies give up "
-            f"before, and each request keeps its thread."
+            f"{place}['VIEW_WAIT_TIME'] is {value}: requests wait for a holder that is alive and working. Clients and "
+            f"proxies give up earlier, and each waiting request occupies its thread."
         )
         yield _warning("W007", text, f"Set {place}['VIEW_WAIT_TIME'] to a few seconds, and return 423 after them.")
 
@@ -147,16 +144,16 @@ def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
         return
     place, cache = f"RLOCK[{options.alias!r}]", f"CACHES[{options.cache!r}]"
     for use in _other_uses(options.cache):
-        text = f"{place} keeps locks in {cache}, {use}: cache.clear() there frees all locks, whoever holds them."
-        advice = f"Give locks a database of their own: another entry in CACHES, which {place}['CACHE'] names."
+        text = f"{place} keeps locks in {cache}, {use}: cache.clear() there frees all locks, even held ones."
+        advice = f"Give locks a separate database: add an entry to CACHES, and name it in {place}['CACHE']."
         yield _warning("W004", text, advice)
     limit, most = source(options.alias).options.get("socket_timeout"), background_limit(options.alias)
     if limit is None or limit > most:
         option = "socket_timeout" if is_djangos(settings.CACHES[options.cache]) else "SOCKET_TIMEOUT"
-        told = f"sets no {option}" if limit is None else f"waits too long: its {option} is {limit:g} s"
+        problem = f"sets no {option}" if limit is None else f"waits too long: {option} is {limit:g} s"
         text = (
-            f"{cache}, where {place} keeps locks, {told}. A server that hangs blocks a caller for "
-            f"{limit or UNSET_TIMEOUT:g} s, and a lease of {options.watchdog_timeout:g} s has room for {most:g} s."
+            f"{cache}, where {place} keeps locks, {problem}. A server that hangs blocks a caller for "
+            f"{limit or UNSET_TIMEOUT:g} s, but a lease of {options.watchdog_timeout:g} s allows for {most:g} s only."
         )
         yield _warning("W005", text, f"Set {cache}['OPTIONS'] = {{{option!r}: {most:g}, …}}, or less.")
 
@@ -166,7 +163,7 @@ def _of_one_place(options: AliasSettings) -> CheckMessage:
     advice = f"Set RLOCK[{alias!r}]['CACHE'] to an entry of CACHES with a Redis"
     if options.store == "memory":
         text = (
-            f"RLOCK[{alias!r}]['STORE'] is 'memory': each process has locks of its own, so two workers hold the same "
+            f"RLOCK[{alias!r}]['STORE'] is 'memory': each process has separate locks, so two workers can hold the same "
             f"lock at once."
         )
         return _error("E003", text, f"{advice}, or STORE to 'embedded' if the site has one machine.")
@@ -194,7 +191,7 @@ def _no_threads() -> Iterator[CheckMessage]:
     options = _uwsgi_options()
     if options and not ("threads" in options or _is_on(options.get("enable-threads", False))):
         text = (
-            "uWSGI runs no threads, so nothing renews locks: each is lost when its lease ends, even while it is used."
+            "uWSGI runs no threads, so nothing renews locks: each is lost when its lease ends, even while it is held."
         )
         yield _warning("W006", text, "Set enable-threads = true for uWSGI, or threads.")
 
@@ -207,7 +204,7 @@ def warn_inside_uwsgi() -> None:
 
 
 def _own_uwsgi() -> Any:
-    """The module that uWSGI provides in its processes; None in others."""
+    """The module that uWSGI provides in its processes; None in other processes."""
     try:
         return import_module("uwsgi")
     except ImportError:
@@ -215,7 +212,7 @@ def _own_uwsgi() -> Any:
 
 
 def _uwsgi_options() -> dict[str, Any]:
-    """The options of the uWSGI that runs this process, else those in the environment; empty without uWSGI."""
+    """The options of the uWSGI that runs this process, or the options in the environment; empty without uWSGI."""
     uwsgi = _own_uwsgi()
     if uwsgi is not None:
         return dict(uwsgi.opt)
@@ -230,7 +227,7 @@ def _is_on(value: object) -> bool:
 
 
 def _configured_threads() -> Iterator[tuple[str, int]]:
-    """The settings for how many threads or greenlets one process runs, with their values."""
+    """The settings for the number of threads or greenlets of a process, with their values."""
     yield "GUNICORN_CMD_ARGS", _gunicorn_threads(os.environ.get("GUNICORN_CMD_ARGS", ""))
     yield "UWSGI_THREADS", _number(os.environ.get("UWSGI_THREADS", ""))
     concurrency = getattr(settings, "CELERY_WORKER_CONCURRENCY", None)

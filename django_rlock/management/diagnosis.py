@@ -1,5 +1,4 @@
-"""What an operator should know about the locks' servers, and what to do about it; no server takes more than a few
-seconds."""
+"""Problems of the locks' servers, and their remedies. The checks of a server take a few seconds at most."""
 
 from __future__ import annotations
 
@@ -32,23 +31,23 @@ from django_rlock.settings import AliasSettings, get_settings, server_aliases
 SLOW = 0.01
 """A usual reply time above this makes all locks slow, in seconds."""
 SLOW_CONNECT = 0.5
-"""How long connecting and logging in may take, in seconds."""
+"""Connecting and logging in should not take longer, in seconds."""
 SKEW = 0.1
-"""How far the clocks of a RedLock's nodes may differ, in seconds: fencing tokens may be this far ahead."""
+"""The allowed difference between the clocks of a RedLock's nodes, in seconds: tokens may be this far ahead."""
 PINGS = 20
 CONNECTIONS = 4
-"""How many connections are compared, to find an address at which several servers answer."""
+"""The number of connections to compare, to find several servers behind one address."""
 KEYS = 16
-"""How many keys are looked for, to find the node of a cluster that lacks some of them."""
+"""The number of keys to look up, to find a node of a cluster that lacks some of them."""
 PAIRS = 8
-"""How many locks are tried in pairs, to find a proxy that spreads them over servers."""
+"""The number of locks to try in pairs, to find a proxy that spreads locks over servers."""
 WITHIN = 2.0
-"""How long each reply may take, in seconds."""
+"""The time limit for each reply, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check, on a ``server`` of an alias or on none (""); ``advice`` says what to do."""
+    """The result of one check of a ``server``, or of the settings (""); ``advice`` says what to do."""
 
     alias: str
     server: str
@@ -91,7 +90,7 @@ def findings_of(messages: Sequence[CheckMessage]) -> Iterator[Finding]:
         level: Level = "error" if message.level >= ERROR else "warning"
         yield Finding("", "", str(message.id), level, message.msg, message.hint or "")
     if not messages:
-        yield Finding("", "", "settings", "ok", "RLOCK and CACHES fit")
+        yield Finding("", "", "settings", "ok", "RLOCK and CACHES are valid")
 
 
 def _failed(alias: str, server: str, error: BaseException, where: str, by_tls: bool = False) -> Finding:
@@ -129,8 +128,8 @@ class _Server:
         self._ask()
         took = monotonic() - asked
         if took > SLOW_CONNECT:
-            text = f"connecting to {address_of(self._client)} took {took * 1000:.0f} ms, for which new processes wait"
-            advice = "Look for what delays connections: the resolving of names, TLS, a proxy, a distant server."
+            text = f"connecting to {address_of(self._client)} took {took * 1000:.0f} ms, which delays new processes"
+            advice = "Find the cause of the delay: DNS, TLS, a proxy, a distant server."
             yield self._finding("connection", "warning", text, advice)
 
     def _ask(self) -> None:
@@ -161,7 +160,7 @@ class _Server:
             seconds, micros = self._client.time()
             self._clocks[self._name] = seconds + micros / 1e6 - (asked + monotonic()) / 2
         except SERVER_ERRORS as error:
-            text = f"its time is unknown, so rlock_list and the admin cannot read it: {redacted(str(error))}"
+            text = f"TIME fails, so rlock_list and the admin cannot read this server: {redacted(str(error))}"
             yield self._finding("time", "warning", text, "Allow TIME: grant +time, or let the proxy pass it.")
 
     def _of_info(self) -> Iterator[Finding]:
@@ -173,23 +172,23 @@ class _Server:
             return
         info = infos[0]
         if not {"redis_version", "role"} <= info.keys():
-            text = "Version, eviction, persistence and replicas are unknown: INFO does not name them"
-            yield self._finding("info", "warning", text, "Look at the server behind it: this may be a proxy.")
+            text = "Version, eviction, persistence and replicas are unknown: INFO does not contain them"
+            yield self._finding("info", "warning", text, "This may be a proxy: check the server behind it.")
             return
         if len(servers := {each.get("run_id") for each in infos}) > 1:
-            text = f"{len(servers)} servers answer at {address_of(self._client)}, and each has locks of its own"
-            yield self._finding("servers", "error", text, "Let all connections lead to one server, the primary.")
+            text = f"{len(servers)} servers answer at {address_of(self._client)}, and each has separate locks"
+            yield self._finding("servers", "error", text, "Route all connections to one server, the primary.")
         for look in LOOKS:
             if seen := look(info, self._options):
                 yield self._finding(*seen)
 
     def _fresh_info(self) -> Mapping[str, Any]:
-        """INFO over a connection of its own."""
+        """INFO over a new connection."""
         self._client.connection_pool.disconnect()
         return self._client.info()  # type: ignore[no-any-return]
 
     def _slots(self) -> Iterator[Finding]:
-        """Whether it is a node of a cluster, or a cluster behind one address."""
+        """Check whether this is a node of a cluster, or a cluster behind one address."""
         keys = [f"{self._key}:{number}" for number in range(KEYS)]
         pipe = self._client.pipeline(transaction=False)
         for key in keys:
@@ -212,14 +211,14 @@ class _Server:
             try:
                 if self._hears(channel, sharded):
                     continue
-                text = "a message does not arrive: waiters only poll now and then"
+                text = "a message does not arrive: waiters are not woken, and only poll from time to time"
                 yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
             except SERVER_ERRORS as error:
                 family = f"{channel.partition(':')[0]}:*"
                 text = f"the channels {family} are refused, so waiters only poll: {redacted(str(error))}"
                 meaning = meaning_of(error)
                 known = meaning.advice if meaning is not None and meaning.about != "rights" else None
-                advice = "Grant the rights that the documentation names: docs/topologies.md#least-rights"
+                advice = "Grant the rights that the documentation lists: docs/topologies.md#least-rights"
                 yield self._finding("pubsub", "warning", text, known or advice)
             return
         yield self._finding("pubsub", "ok", "a message arrives")
@@ -289,7 +288,7 @@ def _skew(alias: str, clocks: Mapping[str, float]) -> Finding:
     if apart <= SKEW:
         return Finding(alias, "", "clocks", "ok", text)
     advice = f"Let NTP slew them to within {SKEW:g} s."
-    return Finding(alias, "", "clocks", "warning", f"{text}: fencing tokens cost a round trip more", advice)
+    return Finding(alias, "", "clocks", "warning", f"{text}: fencing tokens cost one more round trip", advice)
 
 
 def _locks(options: AliasSettings) -> Iterator[Finding]:
@@ -300,38 +299,38 @@ def _locks(options: AliasSettings) -> Iterator[Finding]:
 
 
 def _a_lock(alias: str) -> Finding:
-    """Take a lock of its own, to try all that locks need: scripts, rights, acknowledgements, a quorum."""
+    """Take a test lock, to check all that locks need: scripts, rights, acknowledgements, a quorum."""
     lock = rlock(f"rlock_doctor:{uuid.uuid4()}", using=alias, wait_time=WITHIN)
     asked = monotonic()
     try:
         if not lock.acquire():
-            text = "a lock that is used by nothing else could not be taken"
-            return Finding(alias, "", "lock", "error", text, "Look at the findings above.")
+            text = "a test lock, which nothing else uses, could not be acquired"
+            return Finding(alias, "", "lock", "error", text, "See the findings above.")
         lock.extend(60)
         lock.release()
     except LockUnavailableError as error:
         return Finding(alias, "", "lock", "error", redacted(error.reason), error.advice)
     except LockLostError as error:
-        advice = "Name one server: several may answer at this address, or a proxy may drop what is written to it."
+        advice = "Use one server: several servers may answer at this address, or a proxy may drop writes."
         return Finding(alias, "", "lock", "error", redacted(str(error)), advice)
     except (RLockError, ImproperlyConfigured) as error:
-        return Finding(alias, "", "lock", "error", redacted(str(error)), "Look at the findings above.")
+        return Finding(alias, "", "lock", "error", redacted(str(error)), "See the findings above.")
     return Finding(alias, "", "lock", "ok", f"taken, extended and released in {(monotonic() - asked) * 1000:.1f} ms")
 
 
 def _shards(alias: str) -> Iterator[Finding]:
-    """Whether a proxy spreads names over servers that know nothing of each other: a lock alone, and as one of two."""
-    # A proxy sends a script to the server of its first key, which is that of the free lock: names are taken in order.
+    """Find a proxy that spreads names over independent servers: take a lock alone, and as one of two."""
+    # A proxy sends a script to the server of its first key, the key of the free lock, since names are taken in order.
     first, *others = [f"rlock_doctor:{number}:{uuid.uuid4()}" for number in range(PAIRS + 1)]
     apart = sum(_both_inside(alias, first, other) for other in others)
     if apart:
         text = f"{apart} of {len(others)} locks were taken twice at once: a proxy spreads names over several servers"
-        advice = "Name one server, or a Redis Cluster: a sharding proxy is unfit for locks."
+        advice = "Use one server, or a Redis Cluster: locks don't work behind a sharding proxy."
         yield Finding(alias, "", "shards", "error", text, advice)
 
 
 def _both_inside(alias: str, first: str, other: str) -> bool:
-    """Whether another owner gets two locks at once, of which one is held by us."""
+    """Whether another owner gets two locks at once, although this owner holds one of them."""
     try:
         with RLock(other, using=alias, wait_time=WITHIN, lease_time=60):
             return threads.elsewhere(_takes, alias, first, other)

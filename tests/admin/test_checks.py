@@ -95,7 +95,7 @@ def test_gunicorn_runs_more_threads_than_there_are_connections(
 ) -> None:
     few_connections.setenv("GUNICORN_CMD_ARGS", arguments)
     found = [message.msg for message in warnings()]
-    assert [f" run {threads} threads" in text for text in found] == [True] * (threads is not None)
+    assert [f" runs {threads} threads" in text for text in found] == [True] * (threads is not None)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_inside_of_uwsgi(
 def test_threads_of_uwsgi_need_connections(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     settings.RLOCK = {"default": {"MAX_CONNECTIONS": 8}}
     monkeypatch.setenv("UWSGI_THREADS", "9")
-    assert "UWSGI_THREADS has one process run 9 threads" in told("W003")
+    assert "UWSGI_THREADS a process runs 9 threads" in told("W003")
 
 
 # --- W007: waits ------------------------------------------------------------------------------------------------------
