@@ -176,7 +176,7 @@ class LockLostError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeError
     def _text(self) -> str:
         return (
             f"{self._subject} was lost while it was held: {self.reason}. Another owner may have held it since: "
-            f"undo or verify the work done under the lock."
+            f"undo or verify the work done under it."
         )
 
 

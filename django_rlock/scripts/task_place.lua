@@ -1,8 +1,10 @@
--- Keeps the place of a sent message of a task in the queue, or leaves it; a message that it was to replace is replaced
--- by that, unless it was not sent.
+-- Keeps the place of a task's message in the queue, or leaves it.
 --
--- KEYS[1]  the place, and KEYS[3] the former place, as in task_queue
+-- The message that it was to replace is then replaced, unless this one was not sent.
+--
+-- KEYS[1]  the place, as in task_queue
 -- KEYS[2]  sorted set: the keys of the places of that lock -> when they were taken or kept, s
+-- KEYS[3]  the former place, as in task_queue
 -- KEYS[4]  sorted set: messages of that lock that were replaced, <token>:<task id> -> until when that is remembered, s
 -- ARGV[1]  nonce
 -- ARGV[2]  the value that it must have, without ? and what follows the newline

@@ -146,7 +146,7 @@ def content(redis_client, key):
     kind = redis_client.type(key)
     if kind == "hash":
         return sorted((OWNER.sub("owner", field), value) for field, value in redis_client.hgetall(key).items())
-    return redis_client.zcard(key) if kind == "zset" else TIMES.sub("\nthen ", redis_client.get(key))
+    return redis_client.zcard(key) if kind == "zset" else TIMES.sub("\nthen ", redis_client.get(key) or "")
 
 
 def is_like(found, usual):

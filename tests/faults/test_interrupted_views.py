@@ -161,8 +161,8 @@ def test_release_that_is_interrupted_as_it_is_registered_is_made_once(monkeypatc
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_release_that_is_interrupted_as_the_transaction_is_rolled_back_is_made(monkeypatch):
-    """Python calls for it then what a signal's exception only ends; it drops the exception."""
-    with suppress(ZeroDivisionError), transaction.atomic():
+    """Python makes the release then, and the signal's exception is raised again afterwards."""
+    with pytest.raises(Interruption), transaction.atomic():
         block_of(until_commit())
         monkeypatch.setattr(engine, "give_back", interrupted_once(monkeypatch))
         _ = 1 / 0
@@ -174,8 +174,9 @@ def test_release_that_is_interrupted_as_the_transaction_is_rolled_back_is_made(m
 def test_response_whose_end_is_interrupted_releases_its_lock(monkeypatch):
     response = distributed_lock("stock:42")(lambda request: StreamingHttpResponse(()))(RequestFactory().get("/"))
     monkeypatch.setattr(detached, "clean_up", interrupted_once(monkeypatch))
-    del response
-    gc.collect()
+    with pytest.raises(Interruption):
+        del response
+        gc.collect()
     assert HOLDS.snapshot() == []
     until_clean()
     assert not RLock("stock:42").locked()

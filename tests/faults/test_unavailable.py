@@ -64,7 +64,7 @@ async def test_down_at_start(face, kind, own_server, wait):
     began = time.monotonic()
     error = await refused(face, kind("stock:42"), wait_time=wait)
     assert time.monotonic() - began >= wait
-    assert re.search(r"'stock:42'.*check that Redis is up", str(error))
+    assert re.search(r"'stock:42'.*Check that Redis is up", str(error))
     assert error.lock_name == "stock:42"
     assert error.__cause__ is not None
     assert isinstance(error, ConnectionError)
@@ -132,7 +132,7 @@ async def test_where_no_thread_can_be_started(face, kind, own_server, monkeypatc
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
     if down:
-        assert "check that Redis is up" in str(await refused(face, kind("stock:42"), blocking=False))
+        assert "Check that Redis is up" in str(await refused(face, kind("stock:42"), blocking=False))
     else:
         async with face.inside(kind("stock:42")):
             pass
@@ -146,7 +146,7 @@ async def test_a_server_that_refuses_connections_is_not_waited_for(face, own_ser
     settings.RLOCK = {"default": {"REFUSED_WAIT_TIME": patience}}
     own_server().kill()
     made = MultiLock(RLock("x"), RLock("y")) if make is MultiLock else make("x")
-    with pytest.raises(LockUnavailableError, match="check that Redis is up"):
+    with pytest.raises(LockUnavailableError, match="Check that Redis is up"):
         await face.call(made, "acquire", wait_time=3600)
 
 

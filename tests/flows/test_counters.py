@@ -67,7 +67,7 @@ class Asking(Visitor):
         if isinstance(counter, CountDownLatch):
             assert await counter._wait(self.driver, UNSET)
             return "served"
-        more = () if isinstance(counter, Semaphore) else (None, False)
+        more: tuple[Any, ...] = ({},) if isinstance(counter, Semaphore) else (None, False, {})
         taken = await counter._acquire(self.driver, 1, True, UNSET, *more)
         self.world.enter(self)
         try:

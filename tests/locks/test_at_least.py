@@ -17,7 +17,7 @@ from django_rlock import (
     rlock,
 )
 from django_rlock.locks.holds import HOLDS
-from tests.background import settle
+from tests.eventually import eventually
 from tests.faces import elsewhere, waiting
 
 KEY = "rlock:stock:42"
@@ -148,8 +148,7 @@ def test_dropped_block_keeps_it_too():
     running = work()
     next(running)
     del running
-    settle()
-    assert left_of(RLock("stock:42")) > 40
+    eventually(lambda: left_of(RLock("stock:42")) > 40)
 
 
 async def test_error_says_that_nobody_holds_it(face, kind):

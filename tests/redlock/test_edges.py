@@ -222,7 +222,7 @@ def test_admin(held, nodes, settings):
     assert "quorum 5/5" in page.content.decode()
     page = browser.get(reverse("admin:django_rlock_lock_change", args=["quorum/x"]))
     assert '<h2 id="rlock-nodes">Nodes</h2>' in page.content.decode()
-    assert "<dt>locks2</dt><dd>held</dd>" in page.content.decode()
+    assert "<dt><bdi>locks2</bdi></dt><dd>held</dd>" in page.content.decode()
     document = browser.get(reverse("admin:django_rlock_lock_json") + "?scan=1").json()
     assert owner_of(held) not in json.dumps(document)
     target = json.dumps(["quorum", "x", owner_of(held)])

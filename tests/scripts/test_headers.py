@@ -11,7 +11,7 @@ from django_rlock.scripts import Script
 
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
 INCLUDED = {
-    "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "lease", "owns",
+    "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "lease", "move_place", "owns",
     "permit_reclaim", "publish_always", "publish_both", "read_holds", "token", "voter", "write_waiters",
 }  # fmt: skip
 

@@ -148,7 +148,7 @@ def test_a_skip_names_the_task_that_holds_it(make, caplog):
         return "ran"
 
     make(body).apply([1], task_id="first")
-    [line] = caplog.messages
+    [line] = [record.getMessage() for record in caplog.records if record.name.startswith("django_rlock.")]
     assert line == "Task job[second] was skipped: lock 'job' is held by task first"
 
 
