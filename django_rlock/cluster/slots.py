@@ -100,14 +100,16 @@ class SlotMap:
 
     def _ranges(self, node: Address) -> list[tuple[int, int, Address]]:
         try:
-            reply = self._ask(node)
-            return [
-                (start, end, self.redirected(host, port, node))
-                for start, end, (host, port, *_), *_ in reply
-                if 0 <= start <= end < SLOTS
-            ]
+            return self._ranges_in(self._ask(node), node)
         except (redis.RedisError, OSError, TypeError, ValueError):  # the last two if it is malformed
             return []
+
+    def _ranges_in(self, reply: Any, node: Address) -> list[tuple[int, int, Address]]:
+        return [
+            (start, end, self.redirected(host, port, node))
+            for start, end, (host, port, *_), *_ in reply
+            if 0 <= start <= end < SLOTS
+        ]
 
     def _learn(self, ranges: Sequence[tuple[int, int, Address]]) -> None:
         owners: list[Address | None] = [None] * SLOTS

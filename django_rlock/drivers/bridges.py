@@ -122,9 +122,14 @@ def calls_of(thread: int) -> list[Call]:
     with contextlib.suppress(OSError), tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
-        for section in file.read().split("\n\n"):
-            if re.match(rf"(Current thread|Thread) 0x{thread:016x}\b", section):
-                return [(name, int(line), function) for name, line, function in _LINE.findall(section)]
+        return _calls_of(thread, file.read())
+    return []
+
+
+def _calls_of(thread: int, dump: str) -> list[Call]:
+    for section in dump.split("\n\n"):
+        if re.match(rf"(Current thread|Thread) 0x{thread:016x}\b", section):
+            return [(name, int(line), function) for name, line, function in _LINE.findall(section)]
     return []
 
 

@@ -80,8 +80,11 @@ class Job:
         """Do what is to be done at its end; who comes second waits for that."""
         with self._turn:
             self.is_over = True
-            while self.at_end:
-                self.at_end.popitem()[1]()
+            self._do_what_is_left()
+
+    def _do_what_is_left(self) -> None:
+        while self.at_end:
+            self.at_end.popitem()[1]()
 
 
 def running_job(owner: Owner) -> Job | None:

@@ -73,11 +73,11 @@ _current_frame: Callable[[int], FrameType | None] = sys._getframe
 
 def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> None:
     """Before an owner waits for a lock, without a limit if it ``is_patient``: raise RuntimeError if the holder goes on
-    only when the running code ends.
+    only when the running code ends, and the watchdog renews its lease until then.
     """
     if lock.noun != Named.noun:
         return
-    for holder in HOLDS.owners(lock):
+    for holder in [each.owner for each in HOLDS.held_against(lock) if each.renewed]:
         if holder is not owner and is_blocked_on_caller(holder, is_patient):
             raise RuntimeError(
                 f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.place!r} has ended. So "
@@ -96,7 +96,7 @@ def calling_line() -> Line:
 
 def describe_holder(lock: Named) -> str | None:
     """The holder in a line; if it is in this process, with where it is now."""
-    here = next(map(whereabouts, HOLDS.owners(lock)), None)
+    here = next((whereabouts(each.owner) for each in HOLDS.held_against(lock)), None)
     return ", in this process: ".join(filter(None, (INSPECTOR.holder(lock), here))) or None
 
 

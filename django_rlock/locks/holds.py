@@ -166,11 +166,11 @@ class Holds:
         """One owner's holds of a lock; for a MultiLock, of each of its locks."""
         return [hold for part in lock.parts if (hold := self.get(part, owner)) is not None]
 
-    def owners(self, lock: Named) -> list[Owner]:
-        """The owners in this process that hold a lock of this name; of readers, those for whom ``lock`` has to wait."""
+    def held_against(self, lock: Named) -> list[Hold | GroupHold]:
+        """What this process holds under a lock's name; of readers, those for whom ``lock`` has to wait."""
         scopes = ("", "write") if lock._kind.scope == "read" else ("", "read", "write")
         held = self._table.copy().items()
-        return [each.owner for key, each in held if key[:2] == (lock.using, lock.name) and key[2] in scopes]
+        return [each for key, each in held if key[:2] == (lock.using, lock.name) and key[2] in scopes]
 
     def left_by(self, lock: Named) -> str | None:
         """The reports' name of a thread or task that has ended without releasing the lock."""

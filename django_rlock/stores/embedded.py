@@ -130,9 +130,10 @@ class Embedded:
         try:
             with self._log.open(errors="replace") as log:
                 log.seek(min(size, self._log_size()))
-                return [line for line in log.read().splitlines() if line]
+                said = log.read()
         except OSError:
             return []
+        return [line for line in said.splitlines() if line]
 
 
 def _connected(path: str, limit: float) -> socket.socket:
@@ -164,17 +165,22 @@ def _output(command: list[str], folder: Path) -> str:
 
 def _first_line(pipe: IO[bytes], within: float) -> str:
     """It does not wait for the end of the pipe: a child that this process forks meanwhile keeps the pipe open."""
-    until = monotonic() + within
-    said = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while not said.endswith(b"\n"):
-            if not selector.select(max(until - monotonic(), 0.0)):
-                return f"its keeper did not reply within {within:g} s"
-            piece = pipe.read(4096)
-            if not piece:
-                break
-            said += piece
+        said = _read_line(pipe, selector, monotonic() + within)
+    return f"its keeper did not reply within {within:g} s" if said is None else said
+
+
+def _read_line(pipe: IO[bytes], selector: selectors.BaseSelector, until: float) -> str | None:
+    """The first line, or what there is of it at the end of the pipe; None if it takes too long."""
+    said = b""
+    while not said.endswith(b"\n"):
+        if not selector.select(max(until - monotonic(), 0.0)):
+            return None
+        piece = pipe.read(4096)
+        if not piece:
+            break
+        said += piece
     return said.decode(errors="replace").strip()
 
 

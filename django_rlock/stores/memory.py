@@ -83,9 +83,7 @@ class InProcessServer:
     def _load_scripts(self) -> None:
         # fakeredis closes a connection after an error reply, such as the one for an unknown script.
         with self._client() as client:
-            for script in vars(scripts).values():
-                if isinstance(script, Script):
-                    client.script_load(script.source)
+            _load_scripts(client)
 
     def give_vote(self, quarantine: float) -> None:
         """Let it vote as a node of RedLock: it has forgotten no lock."""
@@ -105,6 +103,12 @@ class InProcessServer:
         with server.lock:
             for data in server.dbs.values():
                 data.clear()
+
+
+def _load_scripts(client: redis.Redis) -> None:
+    for script in vars(scripts).values():
+        if isinstance(script, Script):
+            client.script_load(script.source)
 
 
 def has_extra() -> bool:

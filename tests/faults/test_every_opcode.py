@@ -14,7 +14,7 @@ from tests.forms import first_place
 from tests.topologies.servers import TOPOLOGIES
 
 SHORT = ("pair", "wait", "again", "extend", "timeout", "block")
-STRIDES = {"threads": (6, SHORT), "logged": (20, ("pair", "wait"))}
+STRIDES = {"threads": (12, SHORT), "logged": (40, ("pair", "wait"))}
 """Of the short form: so many runs of the suite with consecutive seeds meet every place."""
 
 

@@ -52,7 +52,7 @@ from tests.faults.storm_process import BrokenOffError, Outcome, StoppedError, Wa
 from tests.faults.storms import places_of, summary
 
 # A socket whose interrupted opener never had it is closed by Python.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+pytestmark = [pytest.mark.lengthy, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
 KEY = "rlock:stock:42"
 _raise_signal = ctypes.PyDLL(None)["raise"]

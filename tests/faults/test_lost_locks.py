@@ -32,6 +32,8 @@ from tests.eventually import PATIENCE, eventually
 from tests.faces import elsewhere
 from tests.proxy import load_scripts
 
+pytestmark = pytest.mark.lengthy
+
 KEY = "rlock:stock:42"
 TESTS = Path(__file__).parents[1]
 

@@ -25,6 +25,8 @@ from tests.faults.copies import is_settled, often
 from tests.faults.stories import STORIES
 from tests.faults.test_every_script import forget, is_like, outcome, play_usually
 
+pytestmark = pytest.mark.lengthy
+
 __all__ = ["forget", "often"]
 
 NUMBER, TEXT = re.compile(rb":(-?\d+)\r\n"), re.compile(rb"\$\d+\r\n[^\r]*\r\n")

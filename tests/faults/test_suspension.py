@@ -16,6 +16,8 @@ from tests.clocks import Clocks, build, preloading
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.processes import ClientProcess
 
+pytestmark = pytest.mark.lengthy
+
 LEASE = 1.0
 HOUR = 3600.0
 SHORT = {"WATCHDOG_TIMEOUT": LEASE, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}

@@ -30,6 +30,8 @@ from tests.background import nudge, until_renewed
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.proxy import load_scripts
 
+pytestmark = pytest.mark.lengthy
+
 KEY = "rlock:stock:42"
 QUEUE = f"rlock_queue:{{{KEY}}}"
 GRACE = 1.5

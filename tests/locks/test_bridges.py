@@ -8,7 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
-from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, ReadWriteLock, RLock, SpinLock
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    LockLostError,
+    LockTimeoutError,
+    MultiLock,
+    ReadWriteLock,
+    RLock,
+    SpinLock,
+)
 from django_rlock.drivers import bridges
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import UNTIL_SERVED, eventually
@@ -53,6 +62,15 @@ def refused():
 def test_async_to_sync_inside_of_a_block(lock):
     with lock, refused():
         async_to_sync(aenter)(lock)
+
+
+def test_a_lease_that_is_not_renewed_is_waited_for():
+    """It ends by itself."""
+    lock = RLock("stock:42")
+    lock.acquire(lease_time=0.3)
+    assert async_to_sync(aenter)(RLock("stock:42")) == "inside"
+    with pytest.raises(LockLostError):
+        lock.release()
 
 
 def test_asyncio_run_inside_of_a_block(lock):

@@ -26,6 +26,8 @@ from tests.faces import elsewhere
 from tests.operators import free_by_force
 from tests.redlock.conftest import _five_servers, nodes  # noqa: F401
 
+pytestmark = pytest.mark.lengthy
+
 
 def several(name: str, **options: Any) -> MultiLock:
     return MultiLock(RLock(f"{name}:1"), FairLock(f"{name}:2"), ReadLock(f"{name}:3"), **options)

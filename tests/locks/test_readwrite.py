@@ -27,6 +27,8 @@ from tests.eventually import UNTIL_SERVED, eventually
 from tests.faces import TaskFace, elsewhere, waiting, waits
 from tests.processes import ClientProcess
 
+pytestmark = pytest.mark.lengthy
+
 KEY = "rlock:prices"
 WRITERS, CHANNEL = writers_key(KEY), readwrite_channel(KEY)
 each_side = pytest.mark.parametrize("side", [ReadLock, WriteLock], ids=lambda each: each.kind)

@@ -9,6 +9,8 @@ from tests.background import renew_now, until_heard, until_renewed
 from tests.eventually import PATIENCE
 from tests.faces import elsewhere
 
+pytestmark = pytest.mark.lengthy
+
 KEY = "rlock:stock:42"
 
 

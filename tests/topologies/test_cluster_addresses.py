@@ -21,6 +21,8 @@ from tests.topologies.documented import entry
 from tests.topologies.servers import Naming, Topology, cluster, command
 from tests.topologies.slots import errors, moving, owner_of
 
+pytestmark = pytest.mark.lengthy
+
 KEY = "rlock:stock:42"
 NAMES = [f"stock:{number}" for number in range(12)]
 """On all three nodes."""
