@@ -125,9 +125,10 @@ def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool]]:
     """The keys of the jobs to which a frame belongs, innermost first, each with whether it is a request's."""
     is_sensitive = tells = False
     while frame is not None:
-        name, function, its = frame.f_globals.get("__name__"), frame.f_code.co_name, frame.f_locals
+        name, function = frame.f_globals.get("__name__"), frame.f_code.co_name
         told, tells = tells, False
         if name in _POOLS:
+            its = frame.f_locals  # not of other frames: up to Python 3.12 they would keep all that they name
             is_sensitive = is_sensitive or getattr(its.get("self"), "_thread_sensitive", False)
             future = getattr(its.get("self"), "future", None)
             if tells := isinstance(future, Future):

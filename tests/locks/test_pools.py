@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 
@@ -11,7 +12,7 @@ from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_rlock import FairLock, MultiLock, ReadWriteLock, RLock
 from django_rlock.locks.holds import HOLDS
-from tests.eventually import eventually
+from tests.eventually import UNTIL_SERVED, eventually
 
 LOCKS = {
     "fair": lambda: FairLock("stock:42"),
@@ -231,3 +232,21 @@ def test_what_another_thread_holds_is_left_alone(redis_client, pool):
     with FairLock("stock:42"):
         assert pool.submit(lambda: take(FairLock("stock:42", wait_time=0))).result() is False
         assert redis_client.exists("rlock:stock:42")
+
+
+class Thing:
+    """What a job's function has a name for."""
+
+
+def test_what_the_code_around_a_lock_drops_is_dropped_at_once():
+    """Up to Python 3.12, a look at a frame's names keeps what they stand for."""
+
+    def job():
+        thing = Thing()
+        with RLock("stock:42"):
+            dropped = weakref.ref(thing)
+        del thing
+        return dropped() is None
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(job).result(UNTIL_SERVED)
