@@ -27,6 +27,7 @@ from django_rlock.links.tasks import TaskLink
 from django_rlock.locks.redlock import RedLock
 from tests.background import until_renewed
 from tests.eventually import eventually
+from tests.faces import TaskFace
 from tests.faults.test_server_errors import NO_LOGIN, REPLICA, REPLICA_62
 from tests.proxy import Proxy, load_scripts
 from tests.redlock.conftest import NODE_TIMEOUT, hold_of, holders, paused
@@ -380,6 +381,7 @@ async def test_nodes_whose_connections_are_of_no_more_use_vote_over_new_ones(fac
 
 
 @pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("face", [TaskFace], ids=["async"], indirect=True)  # only event loops counted votes so
 async def test_a_vote_that_comes_while_others_are_asked_again_is_not_the_last_one(face, proxies, nodes):
     lock = RedLock("x", using="quorum")
     await acquire_and_give_back(face, lock)
