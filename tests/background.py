@@ -15,9 +15,9 @@ import pytest
 
 from django_rlock import callbacks, threads
 from django_rlock.drivers import cleaning
-from django_rlock.drivers import keeper as keeping
+from django_rlock.drivers import worker as keeping
 from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.keeper import Keeper, add_job, keeper, keepers
+from django_rlock.drivers.worker import BackgroundWorker, add_job, worker, workers
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import watch
@@ -27,7 +27,7 @@ from tests.eventually import PATIENCE, eventually
 class RoundEnds:
     """The last job of a round: it notifies the test that waits for the round's end."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, worker: BackgroundWorker) -> None:
         self.waiting: deque[threads.Bell] = deque()
 
     def round(self, now: float) -> float:
@@ -44,13 +44,13 @@ add_job(RoundEnds)
 
 def nudge(using: str = "default") -> None:
     """Start a round now."""
-    keeper(using).ring()
+    worker(using).ring()
 
 
 def look_at(hold: Hold) -> None:
     """Make the watchdog check a hold whose times a test has changed."""
     watch(hold)
-    keeper(hold.lock.using).ring()
+    worker(hold.lock.using).ring()
 
 
 def renew_now(*holds: Hold) -> None:
@@ -91,7 +91,7 @@ def hears(hold: Any) -> bool:
 
 def _end_rounds() -> None:
     """Have all background threads come to the end of a round, which may be one that is under way."""
-    for each in keepers():
+    for each in workers():
         end = threads.Bell()
         each.jobs[RoundEnds].waiting.append(end)
         each.ring()
@@ -101,10 +101,10 @@ def _end_rounds() -> None:
 def forget_clean_up() -> None:
     """Drop what is still to be cleaned up on servers that are gone by now, and what a round has in its hands."""
     for _ in range(2):
-        for each in keepers():
+        for each in workers():
             each.jobs[CleanUps].clear()
         _end_rounds()
-    for each in keepers():
+    for each in workers():
         each.jobs[CleanUps].clear()
 
 
@@ -117,7 +117,7 @@ def is_clean() -> bool:
 
 
 def _all_done() -> bool:
-    return all(_is_done(each.jobs[CleanUps]) for each in keepers())
+    return all(_is_done(each.jobs[CleanUps]) for each in workers())
 
 
 def _is_done(jobs: CleanUps) -> bool:
@@ -133,8 +133,8 @@ def until_clean() -> None:
 def no_threads() -> Iterator[None]:
     """A process without background threads: what they would do is the test's business."""
     with (
-        mock.patch.object(Keeper, "_start"),
-        mock.patch.object(keeping._keepers, "value", {}),
+        mock.patch.object(BackgroundWorker, "_start"),
+        mock.patch.object(keeping._workers, "value", {}),
     ):
         yield
 

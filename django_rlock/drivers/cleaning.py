@@ -21,8 +21,8 @@ from django_rlock.clock import monotonic
 from django_rlock.connections import servers_of
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.keeper import Keeper, add_job, keeper
 from django_rlock.drivers.room import background_driver
+from django_rlock.drivers.worker import BackgroundWorker, add_job, worker
 
 logger = logging.getLogger("django_rlock.cleaning")
 
@@ -48,10 +48,10 @@ class CleanUp(NamedTuple):
 
 
 class CleanUps:
-    """The calls that a keeper still has to send."""
+    """The calls that a background worker still has to send."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._using = keeper.using
+    def __init__(self, worker: BackgroundWorker) -> None:
+        self._using = worker.using
         self.inbox: deque[CleanUp] = deque()
         self._due: list[tuple[float, int, CleanUp]] = []
         self._numbers = itertools.count()
@@ -113,8 +113,8 @@ def _is_refused(error: Exception) -> bool:
 class IdleLinks:
     """Closes the links of an alias that callers have not used for a while."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._using = keeper.using
+    def __init__(self, worker: BackgroundWorker) -> None:
+        self._using = worker.using
 
     def round(self, now: float) -> float:
         return min((server.prune(now) for server in servers_of(self._using)), default=math.inf)
@@ -128,7 +128,7 @@ def clean_up(using: str, call: ScriptCall, until: float, again: bool = False) ->
 
     ``again`` repeats it until then even after success, for a command that may still be executed after it.
     """
-    its = keeper(using)
+    its = worker(using)
     its.jobs[CleanUps].inbox.append(CleanUp(call, until, AGAIN_AFTER if again else 0.0))
     its.ring()
 

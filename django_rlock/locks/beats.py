@@ -23,9 +23,9 @@ from django_rlock.callbacks import log
 from django_rlock.clock import monotonic
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.commands import Command
-from django_rlock.drivers.keeper import SLOWEST_TICK, Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, commands_to, listener
+from django_rlock.drivers.worker import SLOWEST_TICK, BackgroundWorker, add_job, worker
 from django_rlock.locks.holds import NEWCOMERS, WAITS
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import Wait
@@ -85,8 +85,8 @@ class Group:
 class Beats:
     """The waits of an alias, grouped by lock."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._using = keeper.using
+    def __init__(self, worker: BackgroundWorker) -> None:
+        self._using = worker.using
         self.inbox: deque[Wait] = deque()
         self.hurried: deque[tuple[LockKey, float]] = deque()
         self._groups: dict[LockKey, Group] = {}
@@ -236,7 +236,7 @@ def wake_who_must_ask(waits: Sequence[Wait], state: int) -> None:
 
 def expect(wait: Wait, now: float) -> None:
     """Arrange beats for a wait that goes to sleep, and include it in the process's report."""
-    its = keeper(wait.lock.using)
+    its = worker(wait.lock.using)
     its.jobs[Beats].inbox.append(wait)
     its.wake_by(min(wait.beat_at, now + SLOWEST_TICK))
     if now > its.late_at:
@@ -245,7 +245,7 @@ def expect(wait: Wait, now: float) -> None:
 
 def beat_soon(lock: Named) -> None:
     """Beat for a lock in the next round, because it may have become free."""
-    its = keeper(lock.using)
+    its = worker(lock.using)
     its.jobs[Beats].hurried.append((LockKey(lock.key, lock.kind), 0.0))
     its.ring()
 
@@ -253,7 +253,7 @@ def beat_soon(lock: Named) -> None:
 def beat_after_grant(wait: Wait) -> None:
     """Beat soon for the other waiters of a lock that was granted to this wait: the grant shortened their alive time."""
     within = wait.lock._settings.waiter_alive_time * BEAT_SHARE
-    its = keeper(wait.lock.using)
+    its = worker(wait.lock.using)
     its.jobs[Beats].hurried.append((LockKey(wait.lock.key, wait.lock.kind), within))
 
 

@@ -24,9 +24,9 @@ from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import clean_up
 from django_rlock.drivers.jobs import forgotten_job
-from django_rlock.drivers.keeper import Keeper, add_job, keeper
 from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, listeners
+from django_rlock.drivers.worker import BackgroundWorker, add_job, worker
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.beats import beat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
@@ -91,8 +91,8 @@ class Doubts:
     ``clocks`` is the distance of the clocks at which none is doubted.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, worker: BackgroundWorker) -> None:
+        self._worker = worker
         self._young: deque[Hold] = deque()
         self._ears: dict[str, weakref.ref[Ear]] = {}
         self._doubted: deque[Hold] = deque()
@@ -130,7 +130,7 @@ class Doubts:
         return min(self._young[0].since + LISTEN_AFTER if self._young else math.inf, self._again_at)
 
     def _doubt_all(self, clocks: float) -> None:
-        holds = [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using]
+        holds = [hold for hold in HOLDS.snapshot() if hold.lock.using == self._worker.using]
         self._doubted.extend(holds)
         if holds:
             log(
@@ -153,12 +153,12 @@ class Doubts:
             # Callers drop it with their last hold. So it is removed by one call into C, in which no exception vanishes.
             self._ears[channel] = weakref.ref(ear, partial(self._ears.pop, channel))
             hear = partial(self._hear, channel)
-            ear.waiters = [each.call_at(channel, hear) for each in listeners(self._keeper.using)]
+            ear.waiters = [each.call_at(channel, hear) for each in listeners(self._worker.using)]
 
     def _hear(self, channel: str, message: str) -> None:
         self._told.append((monotonic(), message))
         self.inbox.append((channel, message))
-        self._keeper.ring()
+        self._worker.ring()
 
     def _note_heard(self, heard: set[tuple[str, str]]) -> None:
         for channel, _ in heard:
@@ -172,7 +172,7 @@ class Doubts:
     def _meant(self, heard: set[tuple[str, str]]) -> list[Hold]:
         """The holds that the messages concern."""
         heard = {(channel, Forced.parse(message).key) for channel, message in heard}
-        return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using and _is_meant(hold, heard)]
+        return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._worker.using and _is_meant(hold, heard)]
 
     def how_freed(self, hold: Hold) -> str | None:
         """How a hold was freed by force, where a message has told that; the last one, as earlier ones may come late."""
@@ -223,7 +223,7 @@ def sure_of(holds: Iterable[Hold]) -> bool:
     """Whether these holds can be believed. Where a clock has jumped, their servers are asked; False if they do not
     answer within ANSWER_WITHIN seconds.
     """
-    doubted = [hold for hold in holds if not hold.lost and has_jumped(keeper(hold.lock.using).jobs[Doubts].clocks)]
+    doubted = [hold for hold in holds if not hold.lost and has_jumped(worker(hold.lock.using).jobs[Doubts].clocks)]
     return not doubted or threads.within(ANSWER_WITHIN, _is_answered, doubted) is True
 
 
@@ -249,8 +249,8 @@ def _is_meant(hold: Hold, heard: set[tuple[str, str]]) -> bool:
 class Renewals:
     """The holds of an alias, by the time when they are due."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, worker: BackgroundWorker) -> None:
+        self._worker = worker
         self.inbox: deque[Key | GroupHold] = deque()
         self.losses: deque[Hold] = deque()
         self._due: list[tuple[float, int, Hold]] = []
@@ -272,7 +272,7 @@ class Renewals:
         at, _, hold = self._due[0]
         if at <= now or not hold.renewed:
             return at
-        return max(at, now + PAUSE * get_settings(self._keeper.using).watchdog_timeout)
+        return max(at, now + PAUSE * get_settings(self._worker.using).watchdog_timeout)
 
     def _take_in(self, now: float) -> None:
         if self.inbox:
@@ -284,7 +284,7 @@ class Renewals:
                 hold = HOLDS.at(key)
                 if hold is not None:
                     self._plan(hold, _next_look(hold, now))
-                    self._keeper.jobs[Doubts].add(hold)
+                    self._worker.jobs[Doubts].add(hold)
                     NEWCOMERS.tell(hold)
 
     def _plan(self, hold: Hold, at: float) -> None:
@@ -297,7 +297,7 @@ class Renewals:
         first_due = self._due[0][0] if self._due else math.inf
         if first_due > now:
             return []
-        horizon = now + TOGETHER * get_settings(self._keeper.using).watchdog_timeout
+        horizon = now + TOGETHER * get_settings(self._worker.using).watchdog_timeout
         due: list[Hold] = []
         while self._due and self._due[0][0] <= horizon and len(due) < _AT_ONCE:
             at, _, hold = self._due[0]
@@ -323,7 +323,7 @@ class Renewals:
         return False
 
     async def _renew(self, holds: list[Hold]) -> None:
-        driver = background_driver(self._keeper.using)
+        driver = background_driver(self._worker.using)
         for hold in holds:
             hold.renewing = True
         # A caller that releases a hold after this knows that a renewal of it may arrive later.
@@ -348,17 +348,17 @@ class Renewals:
 
     def at_exit(self) -> None:
         """Free the renewed holds when the interpreter exits; a lease chosen by a caller runs on."""
-        mine = [hold for hold in HOLDS.snapshot() if hold.lock.using == self._keeper.using]
+        mine = [hold for hold in HOLDS.snapshot() if hold.lock.using == self._worker.using]
         leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
         for hold in leaving:
             HOLDS.remove(hold)
         calls = [hold.keep_call() or hold.leave_call() for hold in leaving]
-        run_sync(background_driver(self._keeper.using).run_all(calls))
+        run_sync(background_driver(self._worker.using).run_all(calls))
 
 
 def watch(hold: Hold) -> None:
     """Let the watchdog renew a hold, or notice its end: it was just taken, or its lease has changed."""
-    its = keeper(hold.lock.using)
+    its = worker(hold.lock.using)
     its.jobs[Renewals].inbox.append(hold.key)
     its.wake_by(hold.renew_at() if hold.renewed else hold.deadline)
     if hold.confirmed_at() > its.late_at:
@@ -367,7 +367,7 @@ def watch(hold: Hold) -> None:
 
 def watch_group(held: GroupHold) -> None:
     """The same for locks that were just taken together."""
-    its = keeper(held.group.using)
+    its = worker(held.group.using)
     its.jobs[Renewals].inbox.append(held)
     its.wake_by(held.renew_at() if held.renewed else held.deadline)
     if held.since > its.late_at:
@@ -470,7 +470,7 @@ def lose(hold: Hold, reason: str) -> None:
     # This comes first: an owner that sees the loss and takes the lock again then does so under a new wire name, which
     # the clean-up of this hold cannot touch.
     hold.owner.renew_name()
-    its = keeper(hold.lock.using)
+    its = worker(hold.lock.using)
     if reason == FREED:
         reason = its.jobs[Doubts].how_freed(hold) or reason
     hold.lost = hold.lost or reason

@@ -337,7 +337,7 @@ class Company:
         self._inside -= 1
 
 
-class Keeper:
+class BackgroundWorker:
     """A thread that stays in a block."""
 
     def __init__(self, block: Any) -> None:
@@ -424,7 +424,7 @@ def weather(kind: str, company: str, interruptions: int) -> dict[str, Any]:
     storm, victim, others = Storm(strike), Victim(kind), Company(kind, COMPANIES[company])
     tell(begun=True)
     victim.hold()
-    keeper = Keeper(victim.taken.their_block())
+    worker = BackgroundWorker(victim.taken.their_block())
     others.start()
     rage(storm, victim, interruptions, losses)
     tell(raised=storm.raised)
@@ -435,7 +435,7 @@ def weather(kind: str, company: str, interruptions: int) -> dict[str, Any]:
     live_on(victim)
     tell(victim="lives on")
     others.stop()
-    keeper.leave()
+    worker.leave()
     victim.give_back()
     gc.collect()  # an interrupted wait may be part of a circle
     with suppress(AssertionError):

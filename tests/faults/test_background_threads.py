@@ -7,7 +7,7 @@ import pytest
 from django_rlock import FairLock, RLock
 from django_rlock.clock import monotonic
 from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.keeper import Keeper, keeper
+from django_rlock.drivers.worker import BackgroundWorker, worker
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import watch
 from django_rlock.threads import Bell
@@ -17,7 +17,7 @@ from tests.eventually import PATIENCE, eventually
 
 def test_one_that_ended_is_replaced(kind, redis_client, caplog):
     with kind("stock:41"):
-        its = keeper("default")
+        its = worker("default")
         its._stopped = True  # as if it had died
         its.ring()
         eventually(lambda: not its._runs)
@@ -34,14 +34,14 @@ def test_one_that_ended_is_replaced_by_the_next_acquire(monkeypatch, settings, r
     settings.RLOCK = {"default": {}}  # a new background thread
     failed = threading.Event()
 
-    def fail(self: Keeper, *_: object) -> None:
+    def fail(self: BackgroundWorker, *_: object) -> None:
         self._promise(monotonic() + 0.5)
         failed.set()
         raise SystemExit
 
-    monkeypatch.setattr(Keeper, "_turn", fail)
-    monkeypatch.setattr(Keeper, "_log_failure", fail)
-    its = keeper("default")
+    monkeypatch.setattr(BackgroundWorker, "_turn", fail)
+    monkeypatch.setattr(BackgroundWorker, "_log_failure", fail)
+    its = worker("default")
     its.ring()
     assert failed.wait(PATIENCE)
     eventually(lambda: not its._runs)
@@ -54,9 +54,9 @@ def test_one_that_hangs_is_replaced(monkeypatch, settings, redis_client, caplog)
     """It ends when it can go on."""
     settings.RLOCK = {"default": {}}  # a new background thread
     hangs, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
-    run, clean_up_now = Keeper._run, CleanUps.round
+    run, clean_up_now = BackgroundWorker._run, CleanUps.round
 
-    def run_and_say_so(self: Keeper, seat: Bell) -> None:
+    def run_and_say_so(self: BackgroundWorker, seat: Bell) -> None:
         first = not hangs.is_set()
         run(self, seat)
         if first:
@@ -68,9 +68,9 @@ def test_one_that_hangs_is_replaced(monkeypatch, settings, redis_client, caplog)
             goes_on.wait(PATIENCE)
         return clean_up_now(self, now)
 
-    monkeypatch.setattr(Keeper, "_run", run_and_say_so)
+    monkeypatch.setattr(BackgroundWorker, "_run", run_and_say_so)
     monkeypatch.setattr(CleanUps, "round", hang_once)
-    its = keeper("default")
+    its = worker("default")
     its.ring()
     assert hangs.wait(PATIENCE)
     its.late_at = its.wakes_at = monotonic() - 1000
@@ -92,7 +92,7 @@ def test_how_late_one_may_be(is_unconfirmed, redis_client, caplog):
         (hold,) = HOLDS.snapshot()
         if is_unconfirmed:
             hold.granted_until(hold.since + 5)
-        its = keeper("default")
+        its = worker("default")
         its._runs = True
         its._promise(hold.deadline - hold.runs_for - 3)
         before = its._seat

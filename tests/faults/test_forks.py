@@ -10,8 +10,8 @@ import pytest
 
 from django_rlock import FairLock, LockNotOwnedError, RLock
 from django_rlock.drivers.identity import client_id, current_owner
-from django_rlock.drivers.keeper import keeper, keepers
 from django_rlock.drivers.room import _listeners
+from django_rlock.drivers.worker import worker, workers
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.forking import fork, in_child
@@ -91,10 +91,10 @@ def test_child_takes_waits_and_is_renewed_by_itself(kind, redis_client, settings
         waiting = threading.Thread(target=wait)
         waiting.start()
         eventually(WAITS.snapshot)
-        assert keeper("default")._runs
+        assert worker("default")._runs
 
         def child() -> None:
-            assert keepers() == []
+            assert workers() == []
             assert _listeners.value == {}
             with kind("stock:44") as own:
                 # Others must wait for it, longer than its lease.

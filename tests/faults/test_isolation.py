@@ -21,10 +21,10 @@ from django_rlock.clock import monotonic
 from django_rlock.drivers import cleaning
 from django_rlock.drivers.calls import ScriptCall, prepare
 from django_rlock.drivers.cleaning import CleanUps, clean_up
-from django_rlock.drivers.keeper import keeper
 from django_rlock.drivers.listening import subscriber as subscribing
 from django_rlock.drivers.listening.listener import Listener
 from django_rlock.drivers.room import listener
+from django_rlock.drivers.worker import worker
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.scripts import LOCK_STATE
 from tests.background import forget_clean_up, is_clean, nudge, renew_now, settle, until_renewed
@@ -326,7 +326,7 @@ def test_clean_up_that_may_be_obeyed_before_its_cause_comes_again(monkeypatch, r
     call = calls(1)[0]
     began = monotonic()
     clean_up("default", call, began + 0.3, again=True)
-    eventually(lambda: keeper("default").jobs[CleanUps].is_empty and call.sent_at >= began + 0.3)
+    eventually(lambda: worker("default").jobs[CleanUps].is_empty and call.sent_at >= began + 0.3)
     assert call.sends <= 6
 
 
@@ -334,7 +334,7 @@ def test_clean_up_comes_again_after_the_first_success(own_server, monkeypatch):
     """Not after the attempt was given up, which may have been long before the server was back."""
     own = own_server()
     monkeypatch.setattr(cleaning, "AGAIN_AFTER", 100.0)
-    its = keeper("default").jobs[CleanUps]
+    its = worker("default").jobs[CleanUps]
     own.kill()
     (call,) = calls(1)
     clean_up("default", call, monotonic() + 1000, again=True)
@@ -357,7 +357,7 @@ def test_clean_up_of_what_may_not_come_again_comes_once(redis_client):
 def test_clean_up_waits_for_its_server_and_is_bounded(own_server, monkeypatch, caplog):
     own = own_server()
     monkeypatch.setattr(cleaning, "MOST", 5)
-    its = keeper("default").jobs[CleanUps]
+    its = worker("default").jobs[CleanUps]
     own.kill()
     for number, call in enumerate(calls(8)):
         clean_up("default", call, monotonic() + 60 + number)
@@ -372,8 +372,8 @@ def test_clean_up_is_sent_in_few_round_trips(redis_client):
     redis_client.config_resetstat()
     monotonic_end = monotonic() + 60
     for call in calls(100):
-        keeper("default").jobs[CleanUps].inbox.append(cleaning.CleanUp(call, monotonic_end))
+        worker("default").jobs[CleanUps].inbox.append(cleaning.CleanUp(call, monotonic_end))
     nudge()
     eventually(lambda: redis_client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) >= 100)
     settle()  # the replies
-    assert keeper("default").jobs[CleanUps].is_empty
+    assert worker("default").jobs[CleanUps].is_empty

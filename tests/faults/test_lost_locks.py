@@ -19,8 +19,8 @@ from django_rlock import (
 from django_rlock.clock import monotonic
 from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.identity import current_owner
-from django_rlock.drivers.keeper import keeper
 from django_rlock.drivers.room import background_driver
+from django_rlock.drivers.worker import worker
 from django_rlock.links import server as links
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
@@ -420,7 +420,7 @@ def test_a_hold_whose_renewal_was_sent_twice_gives_its_wire_name_up(kind, redis_
     """The first one may still come, to the owner's next hold."""
     with kind("stock:42"):
         (hold,) = HOLDS.snapshot()
-        renewals = keeper("default").jobs[Renewals]
+        renewals = worker("default").jobs[Renewals]
         run_sync(renewals._renew([hold]))
         assert hold.owner.wire_name == hold.wire_name
         redis_client.client_kill_filter(_type="normal", skipme=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from django_rlock.drivers import identity
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import NamedOwner, Owner
-from django_rlock.drivers.keeper import keeper
+from django_rlock.drivers.worker import worker
 from django_rlock.locks import BaseLock, beats, watchdog
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.engine import take_in_turn as take
@@ -320,7 +320,7 @@ class Renewer(Actor):
         due = [each for each in HOLDS.of(self.visitor.owner) if each.renewed and not each.is_lost(now)]
         if not due:
             return "nothing to renew"
-        await keeper("default").jobs[watchdog.Renewals]._renew(due)
+        await worker("default").jobs[watchdog.Renewals]._renew(due)
         return "renewed"
 
 

@@ -12,7 +12,7 @@ import redis
 from django_rlock.drivers.base import EVERYBODY
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.keeper import keeper
+from django_rlock.drivers.worker import worker
 from django_rlock.keys import alive_key, queue_key
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.turns import TURNS
@@ -68,7 +68,7 @@ class World:
         HOLDS.clear()
         WAITS.clear()
         TURNS.forget()
-        keeper("default").jobs[CleanUps].clear()
+        worker("default").jobs[CleanUps].clear()
 
     @property
     def keys(self) -> list[str]:
@@ -269,7 +269,7 @@ class World:
 
     def collect_clean_up(self, process: Process) -> None:
         """What the flows of a process have left to its background thread."""
-        inbox = keeper("default").jobs[CleanUps].inbox
+        inbox = worker("default").jobs[CleanUps].inbox
         while inbox:
             call, _, gap = inbox.popleft()
             process.deferred.append((call, 0.0))

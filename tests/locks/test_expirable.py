@@ -13,7 +13,7 @@ from django_rlock import (
     PermitNotHeldError,
     scripts,
 )
-from django_rlock.drivers.keeper import keeper
+from django_rlock.drivers.worker import worker
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import kinds
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -201,7 +201,7 @@ async def test_permit_that_was_not_given_back_is_looked_at_again(face, licences,
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}
     permit = await face.call(licences, "acquire", renewed=True)
     (hold,) = permit._holds
-    renewals = keeper("default").jobs[Renewals]
+    renewals = worker("default").jobs[Renewals]
     await face.until(lambda: _is_planned(renewals, hold))
     redis_client.delete(KEY, PERMITS)
 

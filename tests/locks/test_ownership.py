@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockUnavailableError, MultiLock, RLock
-from django_rlock.drivers.keeper import keeper
+from django_rlock.drivers.worker import worker
 from django_rlock.inspection import force_release
 from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, rlock, watchdog
 from django_rlock.locks.holds import HOLDS
@@ -376,7 +376,7 @@ def test_a_believed_grant_is_asked_about(redis_client, asked, monkeypatch):
 def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatch):
     """A cluster has one for each lock."""
     settle()
-    keeper("default").jobs[Doubts]._ears.clear()
+    worker("default").jobs[Doubts]._ears.clear()
     monkeypatch.setattr(watchdog, "forced_channel", lambda lock: f"rlock_wake:{lock.name}:forced")
     monkeypatch.setattr(watchdog, "MOST_CHANNELS", 2)
     with RLock("first"), RLock("second"):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_rlock import RLock
-from django_rlock.drivers.keeper import keeper
+from django_rlock.drivers.worker import worker
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import PAUSE, Renewals
@@ -19,7 +19,7 @@ SOON = 0.001
 def renewals() -> Iterator[Renewals]:
     """The rounds are the test's business, and so is their time."""
     with no_threads():
-        yield keeper("default").jobs[Renewals]
+        yield worker("default").jobs[Renewals]
 
 
 def only_hold(renewals: Renewals) -> Hold:

@@ -50,10 +50,10 @@ def too_many_objects() -> dict[str, int]:
 def _unfinished() -> dict[str, Any]:
     from django_rlock import PermitExpirableSemaphore, Semaphore
     from django_rlock.drivers.cleaning import AGAIN_AFTER, CleanUps
-    from django_rlock.drivers.keeper import keepers
+    from django_rlock.drivers.worker import workers
     from django_rlock.locks.holds import HOLDS, WAITS
 
-    jobs = [each.jobs[CleanUps] for each in keepers()]
+    jobs = [each.jobs[CleanUps] for each in workers()]
     semaphores = Semaphore("semaphore:last", using=ONE), PermitExpirableSemaphore("permits", using=ONE)
     left = {
         "holds": [hold.key for hold in HOLDS.snapshot()],

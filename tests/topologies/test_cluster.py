@@ -22,8 +22,8 @@ from django_rlock.cluster import ClusterClient, slot_of
 from django_rlock.connections import _ask_slots, cluster_client, server, slot_map
 from django_rlock.drivers.calls import pack_command
 from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.keeper import keeper
 from django_rlock.drivers.room import async_driver, sync_driver
+from django_rlock.drivers.worker import worker
 from django_rlock.inspection import iter_locks
 from django_rlock.inspection.sources import asking
 from django_rlock.locks import engine, watchdog
@@ -280,7 +280,7 @@ def test_refused_name_leaves_nothing_to_clean_up(topology, caplog):
     with pytest.raises(LockUnavailableError, match="braces"):
         RLock("a}b").acquire(wait_time=0)
     eventually(lambda: "Nothing to clean up" in caplog.text)
-    assert not keeper("default").jobs[CleanUps]._due
+    assert not worker("default").jobs[CleanUps]._due
 
 
 def test_locks_are_listed_and_found_on_all_nodes(topology, use):

@@ -8,8 +8,8 @@ import pytest
 
 from django_rlock import FairLock
 from django_rlock.clock import monotonic
-from django_rlock.drivers.keeper import keeper
 from django_rlock.drivers.room import commands_to
+from django_rlock.drivers.worker import worker
 from django_rlock.locks import beats
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.topologies.servers import is_ready
@@ -76,7 +76,7 @@ def wait_for(lock, topology):
 
 
 def is_seldom_beaten_for(lock):
-    groups = keeper("default").jobs[beats.Beats]._groups
+    groups = worker("default").jobs[beats.Beats]._groups
     group = groups.get(beats.LockKey(lock.key, "fair"))
     return group is not None and monotonic() + beats.LONGEST_PAUSE / 2 < group.beat_at < math.inf
 

@@ -9,9 +9,9 @@ import pytest
 from django_rlock import callbacks, connections, process, reports, threads
 from django_rlock import settings as settings_module
 from django_rlock.callbacks import Callbacks
-from django_rlock.drivers import keeper as keeping
 from django_rlock.drivers import room
-from django_rlock.drivers.keeper import Keeper
+from django_rlock.drivers import worker as keeping
+from django_rlock.drivers.worker import BackgroundWorker
 from django_rlock.process import remembered
 from django_rlock.reports import Reporter
 from tests.eventually import PATIENCE
@@ -149,9 +149,9 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
             waits.append(timeout or 0.0)
             return False
 
-    its, reporter, calls = Keeper("default"), Reporter(), Callbacks()
+    its, reporter, calls = BackgroundWorker("default"), Reporter(), Callbacks()
     its._began = reporter._began = calls._runs = True
-    monkeypatch.setattr(keeping._keepers, "value", {"default": its})
+    monkeypatch.setattr(keeping._workers, "value", {"default": its})
     monkeypatch.setattr(reports._reporter, "value", reporter)
     monkeypatch.setattr(callbacks._callbacks, "value", calls)
     monkeypatch.setattr(threads, "Bell", Bell)

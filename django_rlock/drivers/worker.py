@@ -33,7 +33,7 @@ _IDLE_ROUNDS = 10
 
 
 class Job(Protocol):
-    """A part of a keeper's round. One instance is made for each keeper."""
+    """A part of a background worker's round. One instance is made for each background worker."""
 
     def round(self, now: float) -> float:
         """Do what is due at the monotonic time ``now``; return when to run next (inf: not by itself)."""
@@ -42,15 +42,16 @@ class Job(Protocol):
         """Release what must not outlive the process."""
 
 
-_makers: list[Callable[[Keeper], Job]] = []
+_makers: list[Callable[[BackgroundWorker], Job]] = []
 
 
-def add_job(make: Callable[[Keeper], Job], *, first: bool = False) -> None:
-    """Register a job of which each keeper makes one; it runs after those added before, or as the ``first``."""
+def add_job(make: Callable[[BackgroundWorker], Job], *, first: bool = False) -> None:
+    """Register a job of which each background worker makes one; it runs after those added before, or as the
+    ``first``."""
     _makers.insert(0 if first else len(_makers), make)
 
 
-class Keeper:
+class BackgroundWorker:
     """The background thread of the alias ``using``, with its jobs by class."""
 
     def __init__(self, using: str) -> None:
@@ -100,7 +101,7 @@ class Keeper:
     def _start(self) -> None:
         self._began = True
         try:
-            threads.start(self._run, self._seat, name=f"rlock-keeper-{self.using}")
+            threads.start(self._run, self._seat, name=f"rlock-worker-{self.using}")
         except RuntimeError as error:  # the interpreter ends, or the system has no thread left
             log(logger, logging.ERROR, "Locks of %r are not renewed, no thread can be started: %s", self.using, error)
 
@@ -203,29 +204,29 @@ class Keeper:
         log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))
 
 
-def _stop_all(keepers: dict[str, Keeper]) -> None:
-    for each in list(keepers.values()):
+def _stop_all(workers: dict[str, BackgroundWorker]) -> None:
+    for each in list(workers.values()):
         each.stop()
 
 
-_keepers: Owned[dict[str, Keeper]] = Owned("keeping", dict, stop=_stop_all)
+_workers: Owned[dict[str, BackgroundWorker]] = Owned("keeping", dict, stop=_stop_all)
 
 
-def keeper(using: str) -> Keeper:
+def worker(using: str) -> BackgroundWorker:
     """The background thread of an alias, made on first use."""
-    known = _keepers.value.get(using)
-    return known or _keepers.value.setdefault(using, Keeper(using))
+    known = _workers.value.get(using)
+    return known or _workers.value.setdefault(using, BackgroundWorker(using))
 
 
-def keepers() -> list[Keeper]:
+def workers() -> list[BackgroundWorker]:
     """All background threads of this process."""
-    return list(_keepers.value.values())
+    return list(_workers.value.values())
 
 
 def _leave_all(within: float) -> None:
     """Let all aliases leave at the same time, so that an unreachable server takes no time from the others."""
     give_up_at = monotonic() + within
-    for done in [each.leave() for each in keepers()]:
+    for done in [each.leave() for each in workers()]:
         done.wait(give_up_at - monotonic())
 
 
