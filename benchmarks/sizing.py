@@ -21,7 +21,7 @@ from typing import Any, Self
 TITLE = "Capacity: the CPU time that a server needs"
 USE = 0.6
 """The share of its core that a server should use at most, so that commands do not queue."""
-REPORT_BEAT, ALIVE_TIME, BEAT_SHARE = 5.0, 10.0, 0.3
+REPORT_BEAT, ALIVE_TIME, HEARTBEAT_SHARE = 5.0, 10.0, 0.3
 """Seconds between two signs of life of a report; WAITER_ALIVE_TIME, and the share of it between those of waiters."""
 MOST_REPORTS = 1.0
 """How often a process writes its report at most, per second."""
@@ -40,7 +40,7 @@ class Costs:
     handover: float
     renewal: float
     report: float
-    beat: float
+    heartbeat: float
     wake: float
     together: float
     idle: float
@@ -66,7 +66,7 @@ LABELS = {
     "handover": "hand-over to a waiter",
     "renewal": "renewal of a hold",
     "report": "report of a process",
-    "beat": "sign of life of a waiter",
+    "heartbeat": "sign of life of a waiter",
     "wake": "waking up",
     "together": "what comes within this time is done together",
     "idle": "a server without clients",
@@ -75,11 +75,11 @@ LABELS = {
 }
 """The rows of the benchmark's table."""
 HERE = Costs(
-    pair=38, handover=83, renewal=16, report=10, beat=21, wake=102, together=1830,
+    pair=38, handover=83, renewal=16, report=10, heartbeat=21, wake=102, together=1830,
     idle=0.0014, latency=1090, connection=1235,
 )  # fmt: skip
 """What the run in docs/capacity.md measured."""
-PACKETS = {"pair": 2, "handover": 2, "renewal": 1, "report": 1, "beat": 1}
+PACKETS = {"pair": 2, "handover": 2, "renewal": 1, "report": 1, "heartbeat": 1}
 """What a client sends for each."""
 
 
@@ -108,7 +108,7 @@ class Load:
             "handover": self.handovers,
             "renewal": renewals,
             "report": reporting / REPORT_BEAT + min(reporting * MOST_REPORTS, renewals),
-            "beat": self.waiting / (ALIVE_TIME * BEAT_SHARE),
+            "heartbeat": self.waiting / (ALIVE_TIME * HEARTBEAT_SHARE),
         }
 
 

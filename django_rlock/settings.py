@@ -41,8 +41,8 @@ SHORTEST_LEASES = 20
 """The shortest lease of a RedLock, as a multiple of NODE_TIMEOUT."""
 NODE_MARK = "#"
 """Separates an alias with NODES from the number of one of its nodes."""
-BEAT_SHARE = 0.3
-"""A process beats for its waiters at intervals of this share of their alive time."""
+HEARTBEAT_SHARE = 0.3
+"""A process sends heartbeats for its waiters at intervals of this share of their alive time."""
 
 
 class _RefusedError(ValueError):
@@ -479,11 +479,11 @@ def _check_caches(parsed: AliasSettings) -> None:
 
 
 def _check_claim(parsed: AliasSettings) -> None:
-    # A grant shortens its process's alive mark to the claim time; the next beat must come before it ends.
-    if not BEAT_SHARE * parsed.waiter_alive_time < parsed.claim_time <= parsed.waiter_alive_time:
+    # A grant shortens its process's alive mark to the claim time; the next heartbeat must come before it ends.
+    if not HEARTBEAT_SHARE * parsed.waiter_alive_time < parsed.claim_time <= parsed.waiter_alive_time:
         raise ImproperlyConfigured(
-            f"RLOCK[{parsed.alias!r}]['CLAIM_TIME'] must be above {BEAT_SHARE} times WAITER_ALIVE_TIME and not above "
-            f"it, not {parsed.claim_time} of {parsed.waiter_alive_time}."
+            f"RLOCK[{parsed.alias!r}]['CLAIM_TIME'] must be above {HEARTBEAT_SHARE} times WAITER_ALIVE_TIME and not "
+            f"above it, not {parsed.claim_time} of {parsed.waiter_alive_time}."
         )
 
 

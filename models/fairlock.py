@@ -77,7 +77,7 @@ class FairLock:
             if client.doing == IDLE and any(name[0] == at for name in known):
                 return "an owner that has left is still there"
         waits = any(client.doing == WAITING for client in state.clients)
-        if waits and state.server.holder == NOBODY and state.server.queue and not self.beats:
+        if waits and state.server.holder == NOBODY and state.server.queue and not self.heartbeats:
             return "nobody is handed the free lock"
         return None
 
@@ -95,13 +95,13 @@ class FairLock:
         for at in range(len(state.clients)):
             for step, after in self._act(state, at):
                 yield f"client {at} {step}", after
-        if self.beats and state.server.holder == NOBODY and state.server.queue:
+        if self.heartbeats and state.server.holder == NOBODY and state.server.queue:
             server, sent = self._hand_on(state.server)
-            yield "a beat hands the lock on", state._replace(server=server, network=_with(state.network, *sent))
+            yield "a heartbeat hands the lock on", state._replace(server=server, network=_with(state.network, *sent))
 
     # --- what the protocol relies on ---------------------------------------------------------------------------------
 
-    beats = True
+    heartbeats = True
 
     def belief(self, client: Client, ticket: int) -> int:
         """How long a grant may be believed that comes by a message."""
@@ -347,7 +347,7 @@ class NameUsedTwice(FairLock):
 class NoBeat(FairLock):
     """Nobody hands on a lock whose holder died."""
 
-    beats = False
+    heartbeats = False
 
 
 class NoUndo(FairLock):

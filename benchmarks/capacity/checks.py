@@ -21,13 +21,13 @@ from benchmarks.results import Row, median_row
 from benchmarks.sizing import PACKETS, Costs, Load, handovers_of, use_of
 from django_rlock import FairLock, LockTimeoutError
 
-SHARES = {"pair": 0.6, "renewal": 0.15, "report": 0.15, "beat": 0.1}
+SHARES = {"pair": 0.6, "renewal": 0.15, "report": 0.15, "heartbeat": 0.1}
 """What the connections of a crowd send."""
 SEQUELS = {
     "pair": packets.fair_pair,
     "renewal": packets.renewal,
     "report": packets.report,
-    "beat": packets.beat,
+    "heartbeat": packets.heartbeat,
 }
 SLOW_TURN = 0.004
 """How long a holder of the hot lock works, in seconds: not what its latency was taken from."""

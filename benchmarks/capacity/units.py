@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[Callable[[int], packets.Sequel], int]] = {
     "acquire + release, RLock": (packets.plain_pair, 2),
     LABELS["renewal"]: (packets.renewal, 1),
     LABELS["report"]: (packets.report, 1),
-    LABELS["beat"]: (packets.beat, 1),
+    LABELS["heartbeat"]: (packets.heartbeat, 1),
 }
 """What is sent, and how many packets each thing takes."""
 YARDSTICK = "a plain SET"

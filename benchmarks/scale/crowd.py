@@ -68,7 +68,7 @@ def wait_until_queued(names: int, processes: int) -> None:
 
 
 def look(crowd: list[Crew], processes: int, names: int, seconds: float) -> Seen:
-    time.sleep(seconds)  # each process beats for each lock once
+    time.sleep(seconds)  # each process sends heartbeats for each lock once
     before, meter = cpu_times(crowd), Meter()
     time.sleep(seconds)
     spent, after = meter.spent(), cpu_times(crowd)

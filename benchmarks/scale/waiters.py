@@ -73,7 +73,7 @@ def look(name: str, tasks: int, seconds: float) -> Seen:
     meter, waiters = Meter(), begin_to_wait(name, tasks)
     queued = wait_until_queued(name, tasks)
     queueing, failures = meter.spent(), waiters.failures
-    time.sleep(seconds)  # the last tasks go to sleep, and each lock gets one beat
+    time.sleep(seconds)  # the last tasks go to sleep, and each lock gets one heartbeat
     return Seen(queued, failures, queueing, rest(seconds))
 
 

@@ -1,4 +1,4 @@
-"""The background thread of an alias. It runs the jobs that other modules register: renewal, beats, clean-up.
+"""The background thread of an alias. It runs the jobs that other modules register: renewal, heartbeats, clean-up.
 
 Each alias has its own thread, so an unreachable server delays no other alias. The thread sleeps while nothing is held
 or waited for. The acquire path calls ``wake_by`` to wake it, which costs one comparison if the thread will be awake in

@@ -21,14 +21,14 @@ from django_rlock.inspection.parsing import Entry, HotEntry, Report, actor_of
 from django_rlock.inspection.reading import MAX_PARTIES, State
 from django_rlock.inspection.reported import ByLock, Reported, longest
 from django_rlock.keys import is_kept
-from django_rlock.reports import BEAT
+from django_rlock.reports import HEARTBEAT
 from django_rlock.reports.hot import MAX_NAMED
 from django_rlock.scripts import ENDLESS
 from django_rlock.settings import get_settings
 
 _FREE = State({}, 0, (), 0)
-SILENT_AFTER = 3 * BEAT
-"""The age of a process's last beat from which it counts as silent, in seconds."""
+SILENT_AFTER = 3 * HEARTBEAT
+"""The age of a process's last heartbeat from which it counts as silent, in seconds."""
 
 
 class Builder:
@@ -42,7 +42,7 @@ class Builder:
         self._lease = get_settings(using).watchdog_timeout
         self.now = now
         self._clock = now - monotonic()
-        self._silent = {report.client for report in self.reports.values() if now - report.beat > SILENT_AFTER}
+        self._silent = {report.client for report in self.reports.values() if now - report.heartbeat > SILENT_AFTER}
         self._holds = ByLock([entry for report in self.reports.values() for entry in report.holds])
         self._waits = ByLock([entry for report in self.reports.values() for entry in report.waits])
         self._hot: dict[str, list[tuple[HotEntry, Report]]] = defaultdict(list)
@@ -103,7 +103,7 @@ class Builder:
     def left(self, entry: Entry) -> float:
         """What is left of a lease as reported, in seconds: renewals have ended with their process."""
         lease = entry.lease or self._lease
-        return min(self.reports[entry.client].beat + SILENT_AFTER + lease - self.now, lease)
+        return min(self.reports[entry.client].heartbeat + SILENT_AFTER + lease - self.now, lease)
 
     def _outside(self, waits: Iterable[Entry], others: Iterable[str]) -> list[Entry]:
         """The waits of owners that live and are not among ``others``."""
@@ -153,7 +153,7 @@ class Builder:
 
     def _holder(self, owner: str, count: int, entry: Entry | None) -> Holder:
         report = self._report(owner, entry)
-        heard_ago = None if report is None else max(self.now - report.beat, 0.0)
+        heard_ago = None if report is None else max(self.now - report.heartbeat, 0.0)
         return Holder(
             **self._party(owner, entry, report),
             count=count,

@@ -119,7 +119,7 @@ class Holder(Party):
     """An owner that holds a lock ``count`` times.
 
     ``held_for`` is None when unknown; ``since`` is when it began, by the server's clock. ``heard_ago`` is the age of
-    its process's last beat, None without a report; ``silent`` says that it is too old for a process that lives.
+    its process's last heartbeat, None without a report; ``silent`` says that it is too old for a process that lives.
     """
 
     count: int
@@ -172,8 +172,9 @@ class WaitingProcess(Waiter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """A process that has a report. ``started`` is by the server's clock; ``heard_ago`` is the age of its last beat, and
-    ``silent`` says that it is too old for a process that lives. ``holds`` and ``waits`` count what it reported."""
+    """A process that has a report. ``started`` is by the server's clock; ``heard_ago`` is the age of its last
+    heartbeat, and ``silent`` says that it is too old for a process that lives. ``holds`` and ``waits`` count what it
+    reported."""
 
     client: str
     host: str

@@ -26,8 +26,8 @@ MAX_RATE = 1e6
 MAX_AGE = 5.0
 """For how long a report counts whose process has written nothing since, in seconds: it may have expired."""
 _SETTLED = 1.0
-"""A reading taken within this many seconds of a beat may miss a part of the report: a cluster may execute the parts
-of a report in another order, and the clocks of processes differ."""
+"""A reading taken within this many seconds of a heartbeat may miss a part of the report: a cluster may execute the
+parts of a report in another order, and the clocks of processes differ."""
 MAX_KEPT = 12_000
 """Fields of reports that a process keeps between two readings, some 1.5 kB each."""
 _NO_LOCKS = {"latch", "permit", "semaphore"}
@@ -89,10 +89,10 @@ class HotEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one process reported. ``beat`` is when it was last heard of, by the server's clock in seconds."""
+    """What one process reported. ``heartbeat`` is when it was last heard of, by the server's clock in seconds."""
 
     client: str
-    beat: float
+    heartbeat: float
     host: str
     pid: int | None
     role: str
@@ -116,21 +116,21 @@ _known: Owned[dict[tuple[str, str], _Parsed]] = Owned("reports", dict)
 """The last reading of each report, by place and process: most of it is the same in the next one."""
 
 
-def unchanged_report(client: str, beat: float, place: str, now: float) -> Report | None:
-    """The report as it was read a moment ago, if its process has written nothing since: each writing is a beat. None
-    when it must be read. ``now`` is the server's time."""
+def unchanged_report(client: str, heartbeat: float, place: str, now: float) -> Report | None:
+    """The report as it was read a moment ago, if its process has written nothing since: each writing is a heartbeat.
+    None when it must be read. ``now`` is the server's time."""
     known = _known.value.get((place, client))
-    if known is None or known.report is None or known.report.beat != beat:
+    if known is None or known.report is None or known.report.heartbeat != heartbeat:
         return None
-    return known.report if beat + _SETTLED < known.read_at and now - known.read_at < MAX_AGE else None
+    return known.report if heartbeat + _SETTLED < known.read_at and now - known.read_at < MAX_AGE else None
 
 
-def parse_report(client: str, beat: float, fields: Fields, place: str = "", now: float = 0.0) -> Report:
+def parse_report(client: str, heartbeat: float, fields: Fields, place: str = "", now: float = 0.0) -> Report:
     """A report from its fields; invalid fields are left out. ``place`` distinguishes the reports of a process to
     several servers; ``now`` is when it was read, by the server's clock, for ``unchanged_report``."""
     known = _known.value.get((place, client))
     if known and known.report and known.fields == fields:
-        report = replace(known.report, beat=beat)
+        report = replace(known.report, heartbeat=heartbeat)
         _keep(place, client, known._replace(report=report, read_at=now))
         return report
     entries = _read_entries(place, client, fields)
@@ -138,7 +138,7 @@ def parse_report(client: str, beat: float, fields: Fields, place: str = "", now:
     pid = number_of(about.get(b"pid"))
     report = Report(
         client,
-        beat,
+        heartbeat,
         host=short_text(about.get(b"host")),
         pid=None if pid is None else int(pid),
         role=short_text(about.get(b"role")),

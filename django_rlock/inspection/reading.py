@@ -38,7 +38,8 @@ SCAN_COUNT = 2000
 SCAN_CALLS = 5000
 """A scan ends after ten million keys, found or not."""
 MOST_AHEAD = 1.0
-"""How far a living process's last beat may be ahead of the server's clock, in seconds: each reads it now and then."""
+"""How far a living process's last heartbeat may be ahead of the server's clock, in seconds: each reads it now and
+then."""
 _NAMED = re.compile(r"[^/]{36}/\d+/(.*)", re.DOTALL)
 _OWNER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:.+", re.DOTALL)
 
@@ -73,33 +74,33 @@ class State:
 def read_all_reports(client: redis.Redis, place: str, is_refresh: bool = False) -> tuple[float, list[Report]]:
     """The server's time, in seconds, and the report of every process; for ``place`` see ``parse_report``. A refresh
     does not read the reports again that have not changed since they were read a moment ago."""
-    time, beats = _pipeline(client, [("TIME",), ("ZREVRANGE", PROCESSES, 0, MAX_PROCESSES - 1, "WITHSCORES")])
+    time, heartbeats = _pipeline(client, [("TIME",), ("ZREVRANGE", PROCESSES, 0, MAX_PROCESSES - 1, "WITHSCORES")])
     now = _seconds(time)
-    scores = {plain_text(member): number_of(score) or 0.0 for member, score in _pairs(beats or [])}
+    scores = {plain_text(member): number_of(score) or 0.0 for member, score in _pairs(heartbeats or [])}
     _bring_back(client, scores, now)
     kept = _unchanged_reports(scores, place, now) if is_refresh else {}
     asked = [process for process in scores if process not in kept]
     hashes = _pipeline(client, [_read_hash(report_key(process), MAX_FIELDS) for process in asked])
     found = {process: _fields(reply) for process, reply in zip(asked, hashes, strict=True)}
     if ended := [process for process, fields in found.items() if not fields]:
-        # Its report outlived it and then expired. If it comes back just now, its next beat adds it again.
+        # Its report outlived it and then expired. If it comes back just now, its next heartbeat adds it again.
         _pipeline(client, [("ZREM", PROCESSES, *ended)])
     read = {p: parse_report(p, scores[p], fields, place, now) for p, fields in found.items() if fields}
     return now, [report for process in scores if (report := kept.get(process) or read.get(process))]
 
 
-def _bring_back(client: redis.Redis, beats: Mapping[str, float], now: float) -> None:
-    """Bring beats back to ``now`` on the server that are ahead of its clock, which was set back since. From then on
-    they age: a process that lives beats again, a dead one is silent after a while.
+def _bring_back(client: redis.Redis, heartbeats: Mapping[str, float], now: float) -> None:
+    """Bring heartbeats back to ``now`` on the server that are ahead of its clock, which was set back since. From then
+    on they age: a process that lives heartbeats again, a dead one is silent after a while.
     """
-    if ahead := [process for process, beat in beats.items() if beat > now + MOST_AHEAD]:
+    if ahead := [process for process, heartbeat in heartbeats.items() if heartbeat > now + MOST_AHEAD]:
         scores = [part for process in ahead for part in (repr(now), process)]
         with suppress(redis.ResponseError):  # a user who may only read, or a full server
             _pipeline(client, [("ZADD", PROCESSES, "XX", "LT", *scores)])
 
 
-def _unchanged_reports(beats: Mapping[str, float], place: str, now: float) -> dict[str, Report]:
-    found = ((process, unchanged_report(process, beat, place, now)) for process, beat in beats.items())
+def _unchanged_reports(heartbeats: Mapping[str, float], place: str, now: float) -> dict[str, Report]:
+    found = ((process, unchanged_report(process, heartbeat, place, now)) for process, heartbeat in heartbeats.items())
     return {process: report for process, report in found if report}
 
 
@@ -110,10 +111,10 @@ def read_reports(client: redis.Redis, processes: Collection[str]) -> tuple[float
     for process in processes:
         commands += [("ZSCORE", PROCESSES, process), _read_hash(report_key(process), MAX_FIELDS)]
     time, *replies = _pipeline(client, commands)
-    now, beats = _seconds(time), [number_of(beat) or 0.0 for beat in replies[::2]]
-    _bring_back(client, dict(zip(processes, beats, strict=True)), now)
-    found = zip(processes, beats, map(_fields, replies[1::2]), strict=True)
-    return now, [parse_report(process, beat, fields) for process, beat, fields in found if fields]
+    now, heartbeats = _seconds(time), [number_of(heartbeat) or 0.0 for heartbeat in replies[::2]]
+    _bring_back(client, dict(zip(processes, heartbeats, strict=True)), now)
+    found = zip(processes, heartbeats, map(_fields, replies[1::2]), strict=True)
+    return now, [parse_report(process, heartbeat, fields) for process, heartbeat, fields in found if fields]
 
 
 def read_histories(client: redis.Redis) -> tuple[float, dict[str, str]]:

@@ -41,8 +41,8 @@ class AliasSurvey:
 
     @property
     def ahead(self) -> set[str]:
-        """The processes whose last beat is ahead of the server's clock, which has been set back since."""
-        return {report.client for report in self.reports if report.beat > self.now + MOST_AHEAD}
+        """The processes whose last heartbeat is ahead of the server's clock, which has been set back since."""
+        return {report.client for report in self.reports if report.heartbeat > self.now + MOST_AHEAD}
 
     @cached_property
     def reported(self) -> list[Reported]:
@@ -114,8 +114,8 @@ class Survey:
 
     @property
     def ahead(self) -> set[str]:
-        """The processes whose last beat is ahead of their server's clock, which has been set back since. This reading
-        has brought these beats back: whoever is dead will be silent after ``SILENT_AFTER``."""
+        """The processes whose last heartbeat is ahead of their server's clock, which has been set back since. This
+        reading has brought these heartbeats back: whoever is dead will be silent after ``SILENT_AFTER``."""
         return {client for alias in self._aliases.values() for client in alias.ahead}
 
     @cached_property
@@ -124,7 +124,7 @@ class Survey:
         found: dict[str, list[tuple[float, Report]]] = defaultdict(list)
         for alias in self._aliases.values():
             for report in alias.reports:
-                found[report.client].append((max(alias.now - report.beat, 0.0), report))
+                found[report.client].append((max(alias.now - report.heartbeat, 0.0), report))
         return sorted(map(_process, found.values()), key=lambda process: (process.host, process.pid or 0))
 
     @cached_property

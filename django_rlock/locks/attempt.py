@@ -9,8 +9,8 @@ from django_rlock.drivers.base import Driver, Waiter
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.locks.beats import beat_after_grant, expect
 from django_rlock.locks.callers import refuse_deadlock
+from django_rlock.locks.heartbeats import expect, heartbeat_after_grant
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import REPOLL, Named
 from django_rlock.locks.records import Wait
@@ -198,8 +198,8 @@ class Attempt:
             return await self._try_when_woken(waiter, wait, tried)
         finally:
             WAITS.remove(wait)
-            if wait.beat_at < math.inf:
-                beat_after_grant(wait)
+            if wait.heartbeat_at < math.inf:
+                heartbeat_after_grant(wait)
 
     async def _try_when_woken(self, waiter: Waiter, wait: Wait, tried: bool) -> bool:
         while tried or not await self.once(waiting=True):
@@ -216,10 +216,10 @@ class Attempt:
     def _pause(self, wait: Wait) -> float:
         """How long to sleep unless woken, in seconds; 0 or less when the time is up."""
         now = self.driver.now()
-        poll, beat = self.kind.pauses(self.lock, self.left_ms, self.tries)
-        wait.beat_at = now + beat
+        poll, heartbeat = self.kind.pauses(self.lock, self.left_ms, self.tries)
+        wait.heartbeat_at = now + heartbeat
         wait.outside = self.outside
-        if beat < math.inf or not wait.expected:
+        if heartbeat < math.inf or not wait.expected:
             wait.expected = True
             expect(wait, now)
         return poll if self.until is None else min(poll, self.until - now)

@@ -14,13 +14,14 @@ from django_rlock.drivers.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import Kind, call_for
-from django_rlock.settings import BEAT_SHARE, settings_of
+from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.attempt import Attempt
 
 UNASKED = 600.0
-"""How long a waiter sleeps before it tries again unwoken, in seconds; beats find a lost ticket or wake-up earlier."""
+"""How long a waiter sleeps before it tries again unwoken, in seconds; heartbeats find a lost ticket or wake-up
+earlier."""
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
@@ -41,7 +42,7 @@ class Fair(Kind["FairLock"]):
     """A queue of tickets. A release grants the lock to the first waiter that is alive, and wakes only that one."""
 
     joins = True
-    beats_together = 100
+    heartbeats_together = 100
 
     def begin(self, attempt: Attempt, now: float) -> None:
         # A queue's member begins with the client id, which a name chosen by the caller lacks. The number keeps late
@@ -74,18 +75,19 @@ class Fair(Kind["FairLock"]):
         return f"{asker} {lock.key}"
 
     def pauses(self, lock: FairLock, left_ms: int, tries: int) -> tuple[float, float]:
-        # The process's beat watches the holder's lease for all its waiters, so they can sleep until they are woken.
-        beat = settings_of(lock.using).waiter_alive_time * BEAT_SHARE
-        return UNASKED, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
+        # The process's heartbeat watches the holder's lease for all its waiters, so they can sleep until they are
+        # woken.
+        heartbeat = settings_of(lock.using).waiter_alive_time * HEARTBEAT_SHARE
+        return UNASKED, min(heartbeat, left_ms / 1000 + 0.005) if left_ms >= 0 else heartbeat
 
-    def beat(self, waiting: Sequence[tuple[FairLock, str]], alive: float) -> ScriptCall:
+    def heartbeat(self, waiting: Sequence[tuple[FairLock, str]], alive: float) -> ScriptCall:
         # First the state keys of all locks, then the queues of all, and so on.
         by_sort = zip(*[keys.fair_keys(lock.key) for lock, _ in waiting], strict=True)
         all_keys = tuple(itertools.chain.from_iterable(by_sort))
         first = waiting[0][0]
         claim = milliseconds(settings_of(first.using).claim_time)
         return call_for(
-            first, scripts.FAIR_BEAT, all_keys, claim, milliseconds(alive), *[asker for _, asker in waiting]
+            first, scripts.FAIR_HEARTBEAT, all_keys, claim, milliseconds(alive), *[asker for _, asker in waiting]
         )
 
 

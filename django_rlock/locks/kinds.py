@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REPOLL = 30.0
 """The longest sleep of a waiter before it tries again unwoken, in seconds, in case a message was lost."""
 LONGEST_ALIVE = 300.0
-"""For how long a process that waits for many locks counts as alive after a beat at most, in seconds."""
+"""For how long a process that waits for many locks counts as alive after a heartbeat at most, in seconds."""
 _MAX_TEXT = 300
 """How much holders are told of a forced release, in characters."""
 RENEW, EXTEND, SETTLE = 1, 0, 2
@@ -95,8 +95,8 @@ class Kind(Generic[L]):
     """Whether a process that holds it for long listens to forced releases."""
     patience: ClassVar[float] = math.inf
     """How long an acquire is retried at most, even if the wait is longer: the server must still know it."""
-    beats_together: ClassVar[int] = 1
-    """How many locks of the same place one beat may serve."""
+    heartbeats_together: ClassVar[int] = 1
+    """How many locks of the same place one heartbeat may serve."""
     votes: ClassVar[Mapping[scripts.Script, Callable[..., ScriptCall]]] = {}
     """For a kind that asks several servers: what the replies to each script mean together."""
 
@@ -127,14 +127,15 @@ class Kind(Generic[L]):
         return None
 
     def pauses(self, lock: L, left_ms: int, tries: int) -> tuple[float, float]:
-        """How long a waiter sleeps at most after these tries, and in how long its process beats for it (inf: never)."""
+        """How long a waiter sleeps at most after these tries, and in how long its process sends heartbeats for it (inf:
+        never)."""
         # In its last millisecond a lease is returned as 0, but still runs.
         return min(REPOLL, (left_ms + 1) / 1000) if left_ms >= 0 else REPOLL, math.inf
 
-    def beat(self, waiting: Sequence[tuple[L, str]], alive: float) -> ScriptCall:
-        """Beats for locks of this kind and alias. Each comes with its process's longest waiting owner, which then
-        counts as alive for ``alive`` seconds. Returns for each lock a state (see ``beats``) and the remaining lease in
-        ms."""
+    def heartbeat(self, waiting: Sequence[tuple[L, str]], alive: float) -> ScriptCall:
+        """Heartbeats for locks of this kind and alias. Each comes with its process's longest waiting owner, which then
+        counts as alive for ``alive`` seconds. Returns for each lock a state (see ``heartbeats``) and the remaining
+        lease in ms."""
         raise NotImplementedError
 
     # --- give it up, give it back ------------------------------------------------------------------------------------

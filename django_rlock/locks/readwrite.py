@@ -15,7 +15,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import LONGEST_ALIVE, Kind, call_for, settled_keys
 from django_rlock.locks.options import LockOptions
 from django_rlock.locks.records import Hold
-from django_rlock.settings import BEAT_SHARE, settings_of
+from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.attempt import Attempt
@@ -116,16 +116,16 @@ class Writing(Side):
         return call_for(lock, scripts.WRITE_RELEASE, all_keys, wire_name, left, milliseconds(lease))
 
     def pauses(self, lock: _Side, left_ms: int, tries: int) -> tuple[float, float]:
-        # When a reader leaves, the lock may become free earlier than the waiter knows: the beat notices that.
-        beat = settings_of(lock.using).waiter_alive_time * BEAT_SHARE
+        # When a reader leaves, the lock may become free earlier than the waiter knows: the heartbeat notices that.
+        heartbeat = settings_of(lock.using).waiter_alive_time * HEARTBEAT_SHARE
         pause, _ = super().pauses(lock, left_ms, tries)
-        return pause, min(beat, left_ms / 1000 + 0.005) if left_ms >= 0 else beat
+        return pause, min(heartbeat, left_ms / 1000 + 0.005) if left_ms >= 0 else heartbeat
 
-    def beat(self, waiting: Sequence[tuple[_Side, str]], alive: float) -> ScriptCall:
+    def heartbeat(self, waiting: Sequence[tuple[_Side, str]], alive: float) -> ScriptCall:
         lock, asker = waiting[0]
         key, _, writers, _ = keys.readwrite_keys(lock.key)
         first = int(lock.prefer == "writer")
-        return call_for(lock, scripts.WRITE_BEAT, (key, writers), asker, milliseconds(alive), first)
+        return call_for(lock, scripts.WRITE_HEARTBEAT, (key, writers), asker, milliseconds(alive), first)
 
     def lease(self, lock: _Side, wire_name: str, lease: float, mode: int) -> ScriptCall:
         all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, wire_name, mode)

@@ -345,8 +345,8 @@ class GroupHold:
 
 
 class Wait:
-    """A wait of an owner of this process for a lock. Times are monotonic seconds; ``beat_at`` is when its next beat is
-    due.
+    """A wait of an owner of this process for a lock. Times are monotonic seconds; ``heartbeat_at`` is when its next
+    heartbeat is due.
 
     ``expected`` is whether the background thread knows of it, ``outside`` whether the holder does not know the queue in
     which it waits. Only the attempt keeps its waiter alive: if an interrupted attempt could not leave, the waiter is
@@ -357,9 +357,9 @@ class Wait:
         "_left",
         "_waiter",
         "asker",
-        "beat_at",
         "context",
         "expected",
+        "heartbeat_at",
         "key",
         "lock",
         "outside",
@@ -378,7 +378,7 @@ class Wait:
         self.since = now
         self._waiter = weakref.ref(waiter)
         self._left = False
-        self.beat_at = math.inf  # set before it sleeps
+        self.heartbeat_at = math.inf  # set before it sleeps
         self.expected = self.outside = False
 
     @property

@@ -28,7 +28,7 @@ from django_rlock.drivers.listening.waiters import ListenerWaiter
 from django_rlock.drivers.room import background_driver, listeners
 from django_rlock.drivers.worker import BackgroundWorker, add_job, worker
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.beats import beat_soon
+from django_rlock.locks.heartbeats import heartbeat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import Forced, forced_channel
 from django_rlock.locks.records import GroupHold, Hold, Key
@@ -487,7 +487,7 @@ def _report_loss(hold: Hold) -> None:
     count_hold(hold, monotonic())
     note_lost(hold)
     NEWCOMERS.counted(True)
-    beat_soon(lock)  # it may have become free earlier than its waiters expect
+    heartbeat_soon(lock)  # it may have become free earlier than its waiters expect
     variables = hold.variables.copy()
     variables.run(
         log, logger, logging.WARNING, "%s %r (%r) was lost while held by %s: %s.",

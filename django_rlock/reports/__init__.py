@@ -38,8 +38,8 @@ Item = Hold | Wait
 logger = logging.getLogger("django_rlock.reports")
 
 PROCESSES = "rlock_processes"
-"""Sorted set of the processes that have a report: client id → server time of the last beat, in seconds."""
-BEAT = 5.0
+"""Sorted set of the processes that have a report: client id → server time of the last heartbeat, in seconds."""
+HEARTBEAT = 5.0
 """How often a process reports that it is alive while it has anything to report, in seconds."""
 MIN_AGE = 0.5
 """Holds and waits that end sooner than this are never written, in seconds."""
@@ -48,7 +48,7 @@ MAX_ENTRIES = 1000
 _WRITE_PAUSE = 1.0
 _RETRY_PAUSE = 10.0
 _SHORTEST_TTL = 60.0
-_CLOCK_PAUSE = BEAT
+_CLOCK_PAUSE = HEARTBEAT
 _CLOCK_STEP = 0.2
 _FORGET_AFTER = 30 * 86400.0
 
@@ -166,7 +166,7 @@ class Publisher:
             commands.append((PROCESSES, ("ZADD", PROCESSES, repr(now + self.clock), self.client)))
             is_new = bool(self._commands.run(commands)[-1])
             self.certain = not (is_new and self.sent and self.certain)
-            self.beat_due = now + (BEAT if self.certain else _WRITE_PAUSE)
+            self.beat_due = now + (HEARTBEAT if self.certain else _WRITE_PAUSE)
         self.sent = fields
 
     def _all(self, fields: dict[str, str]) -> list[Command]:

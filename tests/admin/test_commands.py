@@ -298,7 +298,7 @@ def test_release_dead_frees_only_what_a_killed_process_held(redis_client: redis.
 def test_release_dead_frees_what_the_dead_reported_while_the_servers_clock_was_fast(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
-    """A beat that lies in the future is neither a sign of life until then, nor one of death."""
+    """A heartbeat that lies in the future is neither a sign of life until then, nor one of death."""
     for module in (building, rlock_release):
         monkeypatch.setattr(module, "SILENT_AFTER", 2.0)
     plant_locks(redis_client, 1, 1, silent=-3600)

@@ -55,7 +55,7 @@ def test_unchanged_tabs_ask_for_three_commands_each(operator: Client, redis_clie
     before = commands_of(redis_client)
     answers = [operator.get(url, headers=REFRESH | {"If-None-Match": etag}).status_code for _ in range(10)]
     assert answers == [304] * 10
-    assert commands_of(redis_client) - before <= 10 * 3  # the time, the beats, and whether the locks are there
+    assert commands_of(redis_client) - before <= 10 * 3  # the time, the heartbeats, and whether the locks are there
 
 
 def test_tabs_with_other_filters_share_what_was_read(operator: Client, redis_client: redis.Redis) -> None:

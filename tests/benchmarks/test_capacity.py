@@ -16,7 +16,16 @@ from django_rlock.keys import queue_key
 from django_rlock.reports import PROCESSES, report_key
 
 COSTS = Costs(
-    pair=40, handover=80, renewal=20, report=10, beat=25, wake=100, together=1000, idle=0, latency=500, connection=2048
+    pair=40,
+    handover=80,
+    renewal=20,
+    report=10,
+    heartbeat=25,
+    wake=100,
+    together=1000,
+    idle=0,
+    latency=500,
+    connection=2048,
 )
 
 
@@ -40,7 +49,7 @@ def test_a_busy_server_does_not_wake_up_for_each_command():
 
 def test_rates_of_a_load():
     rates = Load(processes=100, pairs=7, handovers=3, held=50, waiting=30, lease=30).rates()
-    assert rates == {"pair": 7, "handover": 3, "renewal": 5, "report": 80 / 5 + 5, "beat": 10}
+    assert rates == {"pair": 7, "handover": 3, "renewal": 5, "report": 80 / 5 + 5, "heartbeat": 10}
 
 
 def test_no_more_processes_report_than_there_are_and_each_at_most_once_a_second():
@@ -73,7 +82,7 @@ def test_a_hot_lock():
 
 def rows_of(costs):
     """The benchmark's rows, as it makes them."""
-    in_micros = {"pair", "handover", "renewal", "report", "beat", "wake"}
+    in_micros = {"pair", "handover", "renewal", "report", "heartbeat", "wake"}
     return [
         Row(label, 1.0, details={"µs": getattr(costs, field)})
         if field in in_micros
@@ -187,10 +196,10 @@ def test_a_renewal_renews(send, client):
 
 def test_a_beat_keeps_the_place_of_a_waiter(send, client):
     queue = queue_key(FairLock("bench:wanted:0").key)
-    send(packets.beat)
+    send(packets.heartbeat)
     for _ in range(2):
         assert client.zcard(queue) == 1
-        send(packets.beat)
+        send(packets.heartbeat)
 
 
 def test_a_report_is_one_of_a_process(send, client):

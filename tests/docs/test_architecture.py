@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 from django_rlock import FairLock
-from django_rlock.locks import beats, watchdog
+from django_rlock.locks import heartbeats, watchdog
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,8 +43,8 @@ def test_its_figures_are_those_of_the_code():
     for text in (
         f"one script for up to {watchdog._AT_ONCE} holds; in a cluster one for each, {watchdog._AT_ONCE} in a packet",
         f"one script for each hold, {watchdog._AT_ONCE} in a packet",
-        f"one script for up to {FairLock._kind.beats_together} locks waited for",
-        f"beats for {beats.MOST_PER_SECOND:g} of them a second",
-        f"by one command for {beats._LOOK_AT}",
+        f"one script for up to {FairLock._kind.heartbeats_together} locks waited for",
+        f"heartbeats for {heartbeats.MOST_PER_SECOND:g} of them a second",
+        f"by one command for {heartbeats._LOOK_AT}",
     ):
         assert text in background

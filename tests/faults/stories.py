@@ -187,26 +187,26 @@ def leave(strike: Strike) -> None:
     fair(lease_time=60).acquire()
 
 
-@story(scripts.FAIR_BEAT)
-def beat(strike: Strike) -> None:
+@story(scripts.FAIR_HEARTBEAT)
+def heartbeat(strike: Strike) -> None:
     """A process whose waiter had its turn since, and has left."""
     with plain(owner="somebody", lease_time=60):
         waiting = thread_owner().wire_name
         send(fair()._kind.acquire(fair(), waiting, 1, 60, waiting=True))
         strike()
-        send(fair()._kind.beat([(fair(), waiting)], 10))
+        send(fair()._kind.heartbeat([(fair(), waiting)], 10))
         send(fair()._kind.leave(fair(), waiting))
     thread_owner().renew_name()
     fair(lease_time=60).acquire()
 
 
-@story(scripts.WRITE_BEAT)
+@story(scripts.WRITE_HEARTBEAT)
 def beat_of_a_writer(strike: Strike) -> None:
     reading(owner="somebody", lease_time=60).acquire()
     lock, waiting = writing(prefer="writer"), f"{client_id()}:waits"
     send(lock._kind.acquire(lock, waiting, 1, 60, waiting=True))
     strike()
-    send(lock._kind.beat([(lock, waiting)], 10))
+    send(lock._kind.heartbeat([(lock, waiting)], 10))
 
 
 @story(scripts.WRITE_WITHDRAW)

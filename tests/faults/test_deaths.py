@@ -15,9 +15,9 @@ from tests.processes import ROOT, ClientProcess, RemoteError
 KEY = "rlock:stock:42"
 QUEUE = f"rlock_queue:{{{KEY}}}"
 SHORT = {"WATCHDOG_TIMEOUT": 3.0, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}
-"""A beat comes every 0.3 s then."""
+"""A heartbeat comes every 0.3 s then."""
 PATIENT = {"WATCHDOG_TIMEOUT": 600, "WAITER_ALIVE_TIME": 200, "CLAIM_TIME": 150}
-"""Nothing that takes a lease, a beat or a claim happens within a test."""
+"""Nothing that takes a lease, a heartbeat or a claim happens within a test."""
 
 ACQUIRE, RELEASE = "lock('stock:42').acquire()", "lock('stock:42').release()"
 
@@ -96,7 +96,9 @@ def test_waiter_that_was_killed_is_skipped(start, redis_client, settings):
     queued(redis_client, 21)
     dead.kill()
     lock.release()
-    assert answer.result(UNTIL_SERVED) is True  # after a claim of 2 s and a beat, where twenty claims would be 40 s
+    assert (
+        answer.result(UNTIL_SERVED) is True
+    )  # after a claim of 2 s and a heartbeat, where twenty claims would be 40 s
     alive.do(RELEASE)
 
 
@@ -109,10 +111,10 @@ def test_waiter_whose_alive_time_is_over_costs_nothing(start, redis_client):
     queued(redis_client, 2)
     process = redis_client.zrange(QUEUE, 0, 0)[0][:36]
     dead.kill()
-    # The beat of the other waiter drops a mark whose time is over.
+    # The heartbeat of the other waiter drops a mark whose time is over.
     eventually(lambda: (redis_client.zscore(f"rlock_alive:{{{KEY}}}", process) or 0) < time.time() * 1000)
     holder.do(RELEASE)
-    assert answer.result(UNTIL_SERVED) is True  # long before a beat or a claim
+    assert answer.result(UNTIL_SERVED) is True  # long before a heartbeat or a claim
     alive.do(RELEASE)
 
 
@@ -136,7 +138,7 @@ def test_paused_waiter_loses_its_claim_and_queues_again(start, redis_client, sho
 
 
 def test_listening_connection_is_killed(kind, redis_client, settings):
-    """Everything is asked at once after the reconnect; no one waits for a beat, a poll or a lease."""
+    """Everything is asked at once after the reconnect; no one waits for a heartbeat, a poll or a lease."""
     settings.RLOCK = {"default": PATIENT}
     holder = kind("stock:42")
 
@@ -162,7 +164,7 @@ def _someone_waits(redis_client, kind) -> bool:
 
 
 def test_wake_up_is_lost(redis_client, short, monkeypatch):
-    """The beat finds the grant."""
+    """The heartbeat finds the grant."""
     from django_rlock.drivers.listening.listener import Listener
 
     lock = FairLock("stock:42")
@@ -190,7 +192,7 @@ def test_server_restarts_empty(own_server, start):
     with server.client() as client:
         eventually(lambda: client.zcard(QUEUE) == 2)
     server.restart()
-    eventually(lambda: any(answer.done() for answer in answers))  # a beat found the lock free
+    eventually(lambda: any(answer.done() for answer in answers))  # a heartbeat found the lock free
     eventually(lambda: holder.do("state") == {"told": True})  # a renewal found it gone
     with pytest.raises(RemoteError, match="LockLostError"):
         holder.do(RELEASE)

@@ -131,7 +131,7 @@ async def test_interruption_after_entering_again_keeps_the_count(face, kind, red
 
 
 def test_wait_that_was_interrupted_while_it_left_is_over(kind, redis_client, monkeypatch):
-    """Neither the report that names it nor the beats for it keep it, or its place in the line."""
+    """Neither the report that names it nor the heartbeats for it keep it, or its place in the line."""
     lock = kind("stock:42")
 
     def wait_for_it() -> None:

@@ -237,7 +237,7 @@ def test_slow_callback_costs_no_lock(redis_client):
 
 
 def test_waiter_goes_on_when_its_listener_cannot_connect(monkeypatch, settings, redis_client):
-    """Beats find what no message reported."""
+    """Heartbeats find what no message reported."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
 
     def refuse(self: object) -> None:

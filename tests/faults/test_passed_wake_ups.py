@@ -1,6 +1,6 @@
 """A waiter that was woken and is broken off before it asked leaves what fell free to the next one, at once.
 
-No beat and no poll helps here: they come later than a test has patience.
+No heartbeat and no poll helps here: they come later than a test has patience.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ SHORT = {"fair", "rlock", "read", "semaphore"}
 
 @pytest.fixture(params=[name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in SCENES])
 def scene(request: pytest.FixtureRequest, settings: Settings) -> Scene:
-    # No beat repairs what is lost.
+    # No heartbeat repairs what is lost.
     settings.RLOCK = {"default": {"CACHE": "default", "WAITER_ALIVE_TIME": 600, "CLAIM_TIME": 500}}
     return SCENES[request.param]()
 

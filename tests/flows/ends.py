@@ -21,7 +21,7 @@ def nothing_left(world: World) -> None:
 
 
 def finish(world: World) -> None:
-    """With a beat whenever nothing else happens, all live actors end, and nothing is left."""
+    """With a heartbeat whenever nothing else happens, all live actors end, and nothing is left."""
     for _ in range(12):
         while actions := world.actions():
             world.do(actions[0])

@@ -1,6 +1,6 @@
 """A third driver, which suspends before every call and lets the test choose who goes next; and the actors that use it.
 
-The flows are the real ones (take, wait, give back, beat, renew) and so is the server; only time, threads and the
+The flows are the real ones (take, wait, give back, heartbeat, renew) and so is the server; only time, threads and the
 delivery of messages are the test's. See ``worlds`` and ``exploring``.
 """
 
@@ -17,7 +17,7 @@ from django_rlock.drivers import identity
 from django_rlock.drivers.calls import ScriptCall
 from django_rlock.drivers.identity import NamedOwner, Owner
 from django_rlock.drivers.worker import worker
-from django_rlock.locks import BaseLock, beats, watchdog
+from django_rlock.locks import BaseLock, heartbeats, watchdog
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.engine import take_in_turn as take
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -325,25 +325,25 @@ class Renewer(Actor):
 
 
 class Beater(Actor):
-    """The background thread of a process, which beats ``times`` times for those who wait in it."""
+    """The background thread of a process, which heartbeats ``times`` times for those who wait in it."""
 
     def __init__(self, world: World, process: Process, times: int, split: bool = False) -> None:
         super().__init__(world, process, split)
         self.left = times
-        self.start(self._beat(times))
+        self.start(self._heartbeat(times))
 
     def local_state(self) -> Any:
         return self.left
 
-    async def _beat(self, times: int) -> str:
+    async def _heartbeat(self, times: int) -> str:
         for self.left in reversed(range(times)):
             await suspend("idle")
             waits = [wait for wait in WAITS.snapshot() if self.process.waits(wait)]
             for name in {wait.lock.name: None for wait in waits}:
-                await self._beat_for([wait for wait in waits if wait.lock.name == name])
+                await self._send_heartbeats([wait for wait in waits if wait.lock.name == name])
         return "done"
 
-    async def _beat_for(self, waits: list[Wait]) -> None:
+    async def _send_heartbeats(self, waits: list[Wait]) -> None:
         lock = waits[0].lock
-        reply = await self.driver.run(lock._kind.beat([(lock, waits[0].asker)], lock._settings.waiter_alive_time))
-        beats.wake_who_must_ask(waits, reply[1])
+        reply = await self.driver.run(lock._kind.heartbeat([(lock, waits[0].asker)], lock._settings.waiter_alive_time))
+        heartbeats.wake_who_must_ask(waits, reply[1])

@@ -199,7 +199,7 @@ def _about(left_ms: int) -> int:
 
 
 def finish(world: World) -> None:
-    """With beats, and with the end of leases that no one holds, all who are alive end, and nothing is left."""
+    """With heartbeats, and with the end of leases that no one holds, all who are alive end, and nothing is left."""
     assert isinstance(world, HandOffs)
     for _ in range(12):
         while actions := [action for action in world.actions() if action[0] in GOES_ON]:

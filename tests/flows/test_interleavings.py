@@ -92,7 +92,8 @@ def test_cancelled_anywhere(kind, make_world, split):
 
 
 def test_cancelled_beside_another_of_its_process(kind, make_world):
-    """A waiter that was woken and is cancelled before it retries passes the wake-up on; no beat has to repair that."""
+    """A waiter that was woken and is cancelled before it retries passes the wake-up on; no heartbeat has to repair
+    that."""
 
     def build() -> World:
         world = make_world()
@@ -130,7 +131,7 @@ def test_time_is_up_anywhere(kind, make_world):
 
 
 def test_beats_in_between_do_no_harm(make_world):
-    """Beats only wake waiters that may retry."""
+    """Heartbeats only wake waiters that may retry."""
 
     def build() -> World:
         world = make_world()
@@ -145,7 +146,7 @@ def test_beats_in_between_do_no_harm(make_world):
 
 @pytest.mark.parametrize("fault", ["lose", "kill"])
 def test_a_beat_repairs(make_world, fault):
-    """A wake-up is lost, or a process dies at any step: the beats of the others get all waiters the lock."""
+    """A wake-up is lost, or a process dies at any step: the heartbeats of the others get all waiters the lock."""
 
     def build() -> World:
         world = make_world()

@@ -1,5 +1,5 @@
 """Every order of readers' and writers' steps: no one holds the lock beside a writer, and no wake-up is lost, without
-any beat."""
+any heartbeat."""
 
 from __future__ import annotations
 

@@ -86,10 +86,10 @@ class Walk:
             self._obey(what, (int(at), int(number)))
         elif step == "a tick passes":
             self._tick()
-        elif step == "a beat hands the lock on":
+        elif step == "a heartbeat hands the lock on":
             head = self.client.zrange(queue_key(KEY), 0, 0)[0].decode()
             lock = self.walkers[0].lock
-            self.world.execute(lock._kind.beat([(lock, head)], OPTIONS["WAITER_ALIVE_TIME"]))
+            self.world.execute(lock._kind.heartbeat([(lock, head)], OPTIONS["WAITER_ALIVE_TIME"]))
         else:
             found = _OF_CLIENT.fullmatch(step)
             assert found, step

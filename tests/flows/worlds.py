@@ -277,7 +277,7 @@ class World:
                 process.deferred.append((call, gap))
 
     def repair(self) -> None:
-        """A beat of each process that is alive, as it comes every few seconds."""
+        """A heartbeat of each process that is alive, as it comes every few seconds."""
         for process in self.processes:
             if not process.dead:
                 beater = Beater(self, process, 1)

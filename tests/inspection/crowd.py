@@ -49,15 +49,15 @@ def plant_locks(
 
 @contextmanager
 def beating(client: redis.Redis, processes: Sequence[str]) -> Iterator[None]:
-    """Let planted processes live until the end of the block: they beat, as those with a report do."""
+    """Let planted processes live until the end of the block: they heartbeat, as those with a report do."""
     ended = threading.Event()
 
-    def beat() -> None:
+    def heartbeat() -> None:
         while not ended.wait(1.0):
             seconds, micros = client.time()
             client.zadd("rlock_processes", dict.fromkeys(processes, seconds + micros / 1e6), xx=True)
 
-    thread = threading.Thread(target=beat)
+    thread = threading.Thread(target=heartbeat)
     thread.start()
     try:
         yield

@@ -129,5 +129,5 @@ def test_a_report_that_has_not_changed_is_not_parsed_again(
     parsed = Calls(monkeypatch, parsing, "_read_entries")
     [process] = map(str, redis_client.zrange("rlock_processes", 0, -1))
     redis_client.zadd("rlock_processes", {process: redis_client.time()[0] - 60})
-    assert {lock.state for lock in iter_locks()} == {LockState.SILENT}  # its beat was another one
+    assert {lock.state for lock in iter_locks()} == {LockState.SILENT}  # its heartbeat was another one
     assert process not in {client for _, client, _ in parsed.arguments}

@@ -29,7 +29,7 @@ def listed(**options: Any) -> dict[str, Any]:
 
 
 def fall_silent(client: redis.Redis, process: Process) -> None:
-    """Let the beats of a process be old, as they are some time after its death, while its leases still run."""
+    """Let the heartbeats of a process be old, as they are some time after its death, while its leases still run."""
     [report] = [str(key) for key in client.keys("rlock_process:*") if client.hget(key, "pid") == str(process.pid)]
     client.zincrby("rlock_processes", -20, report.removeprefix("rlock_process:"))
 

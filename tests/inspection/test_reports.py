@@ -159,10 +159,10 @@ def test_a_living_process_is_not_silent_though_the_servers_clock_was_set(
         clock.publish_in(0.6)
         for publisher in reports._reporter.value.publishers.values():
             publisher.clock -= step
-        clock.publish_in(reports.BEAT)
-        beat = redis_client.zscore("rlock_processes", client_id())
-    assert beat is not None
-    assert abs(redis_client.time()[0] + clock.ahead - beat) < 60
+        clock.publish_in(reports.HEARTBEAT)
+        heartbeat = redis_client.zscore("rlock_processes", client_id())
+    assert heartbeat is not None
+    assert abs(redis_client.time()[0] + clock.ahead - heartbeat) < 60
 
 
 def test_a_context_is_cut_to_what_is_allowed(redis_client: redis.Redis, clock: Clock) -> None:

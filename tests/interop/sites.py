@@ -63,7 +63,7 @@ FIELD = [
 
 _OPTIONS = {"CACHE": "interop", "KEY_PREFIX": "", "FENCE_TTL": None}
 _PATIENT = {"WAITER_ALIVE_TIME": 600.0, "CLAIM_TIME": 500.0}
-"""A process's beats come later than a test has patience."""
+"""A process's heartbeats come later than a test has patience."""
 _HASTY = {"WATCHDOG_TIMEOUT": HASTY_WATCHDOG, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}
 
 

@@ -70,7 +70,7 @@ async def test_release_by_python_wakes_java(face, pair, name, site, java):
 
 
 async def test_fair_waiters_hear_javas_release(face, name, site, java):
-    """No beat helps: the first one comes much later. Two waiters, of whom the one that came first is first."""
+    """No heartbeat helps: the first one comes much later. Two waiters, of whom the one that came first is first."""
     pair, alice, served = PAIRS["fair"], java("alice"), []
 
     async def visit_in_turn(number: int) -> None:

@@ -55,7 +55,7 @@ def left(redis_client) -> list[str]:
 
 @pytest.fixture
 def no_beats(settings) -> None:
-    """Each new holder was woken by a message: no beat and no poll comes while the test runs."""
+    """Each new holder was woken by a message: no heartbeat and no poll comes while the test runs."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1000, "CLAIM_TIME": 1000, "WATCHDOG_TIMEOUT": 300}}
 
 
@@ -564,7 +564,7 @@ async def test_writer_that_died_keeps_readers_out_for_its_alive_time_only(face, 
         writer.begin("lock('prices', 'write', prefer='writer').acquire()")
         await face.until(lambda: client.exists(WRITERS))
         mark = client.zrange(WRITERS, 0, -1, withscores=True)[0][1]
-        await face.until(lambda: client.zrange(WRITERS, 0, -1, withscores=True)[0][1] > mark + 900)  # by its beats
+        await face.until(lambda: client.zrange(WRITERS, 0, -1, withscores=True)[0][1] > mark + 900)  # by its heartbeats
         assert await face.acquire(read_lock(prefer="writer"), blocking=False) is False
         writer.kill()
         assert await face.acquire(read_lock(prefer="writer"))

@@ -109,7 +109,7 @@ def test_channel_that_nobody_waits_on_is_dropped(redis_client, monkeypatch):
 
 @pytest.fixture
 def patient(settings):
-    """No beat repairs what is lost."""
+    """No heartbeat repairs what is lost."""
     settings.RLOCK = {"default": {"CACHE": "default", "KEY_PREFIX": "", "WAITER_ALIVE_TIME": 600, "CLAIM_TIME": 500}}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from django_rlock import scripts
 from django_rlock.keys import release_keys
-from django_rlock.locks.beats import GRANTED, QUEUED, UNKNOWN
+from django_rlock.locks.heartbeats import GRANTED, QUEUED, UNKNOWN
 from tests.eventually import eventually
 from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, JAVA, KEY, ME, OTHER, QUEUE, THIRD, now_ms
 
@@ -20,8 +20,8 @@ def release(run, owner, left=0):
     return run(scripts.FAIR_RELEASE, owner, left, LEASE, CLAIM)
 
 
-def beat(run, member):
-    return run(scripts.FAIR_BEAT, CLAIM, ALIVE_FOR, member)
+def heartbeat(run, member):
+    return run(scripts.FAIR_HEARTBEAT, CLAIM, ALIVE_FOR, member)
 
 
 def wake_up(owner, ticket):
@@ -180,7 +180,7 @@ def test_release_hands_over_to_the_first(run, redis_client, heard, state):
     assert state() == ({THIRD: CLAIMED}, [OTHER])
     assert 0 < redis_client.pttl(KEY) <= CLAIM
     assert heard() == [wake_up(THIRD, ticket)]
-    # Until its next beat, its process counts as alive for the claim only.
+    # Until its next heartbeat, its process counts as alive for the claim only.
     assert redis_client.zscore(ALIVE, THIRD[:36]) <= now_ms(redis_client) + CLAIM
 
 
@@ -208,14 +208,14 @@ def test_many_dead_waiters_are_removed_step_by_step(run, redis_client, heard, st
     assert state()[0] == {}
     assert acquire(run, THIRD, waiting=False)[0] == 0, "it does not pass those who wait behind the dead"
     assert redis_client.zcard(QUEUE) == number + 1 - 2000
-    assert beat(run, OTHER)[1] > 0
+    assert heartbeat(run, OTHER)[1] > 0
     assert state() == ({OTHER: CLAIMED}, [])
     assert heard()[-1] == wake_up(OTHER, ticket)
 
 
 def test_beat_goes_on_at_once_behind_many_dead_waiters(run, redis_client):
     redis_client.zadd(QUEUE, {f"{'d' * 36}:{each}": each for each in range(2500)})
-    assert beat(run, OTHER) == [0, 0]
+    assert heartbeat(run, OTHER) == [0, 0]
     assert redis_client.zcard(QUEUE) == 1500
 
 
@@ -278,7 +278,7 @@ def test_beat_of_a_waiter_in_the_queue(run, redis_client, heard):
     acquire(run, OTHER)
     acquire(run, ME)
     redis_client.zadd(ALIVE, {ME[:36]: 1})
-    state, left = beat(run, ME)
+    state, left = heartbeat(run, ME)
     assert state == QUEUED
     assert 0 < left <= LEASE
     assert redis_client.zscore(ALIVE, ME[:36]) > now_ms(redis_client) + ALIVE_FOR - 1000
@@ -287,14 +287,14 @@ def test_beat_of_a_waiter_in_the_queue(run, redis_client, heard):
 
 def test_beat_of_a_waiter_that_the_server_does_not_know(run):
     acquire(run, OTHER)
-    assert beat(run, ME)[0] == UNKNOWN
+    assert heartbeat(run, ME)[0] == UNKNOWN
 
 
 def test_beat_of_a_waiter_that_was_granted(run):
     acquire(run, OTHER)
     acquire(run, ME)
     release(run, OTHER)
-    state, left = beat(run, ME)
+    state, left = heartbeat(run, ME)
     assert state == GRANTED
     assert 0 < left <= CLAIM
 
@@ -304,15 +304,15 @@ def test_beat_hands_on_a_lock_that_fell_free(run, redis_client, heard):
     *_, ticket = acquire(run, THIRD)
     acquire(run, ME)
     redis_client.delete(KEY)
-    assert beat(run, ME) == [QUEUED, CLAIM]
+    assert heartbeat(run, ME) == [QUEUED, CLAIM]
     assert heard() == [wake_up(THIRD, ticket)]
 
 
 def test_beat_on_an_empty_server(run):
-    assert beat(run, ME) == [UNKNOWN, -2]
+    assert heartbeat(run, ME) == [UNKNOWN, -2]
 
 
-@pytest.mark.parametrize("mark", [acquire, beat], ids=["acquire", "beat"])
+@pytest.mark.parametrize("mark", [acquire, heartbeat], ids=["acquire", "heartbeat"])
 def test_marks_of_ended_processes_go(run, redis_client, mark):
     acquire(run, THIRD)
     acquire(run, OTHER)
@@ -331,7 +331,7 @@ def test_owner_that_the_caller_named(run, heard, state):
     release(run, OTHER)
     assert state() == ({member: CLAIMED}, [])
     assert heard() == [wake_up(member, ticket)]
-    assert beat(run, member)[0] == GRANTED
+    assert heartbeat(run, member)[0] == GRANTED
     assert acquire(run, member) == "OK"
     assert state() == ({"order-7": "1"}, [])
     assert release(run, "order-7") == 1
@@ -437,7 +437,7 @@ def test_release_grants_or_leaves_the_lock_to_redissons_waiter(run, redis_client
             assert redis_client.zscore(ALIVE, "guests") > 0
             redis_client.zadd(ALIVE, {"guests": now_ms(redis_client) + 100})
             assert 0 < acquire(run, OTHER)[0] <= 100, "the reply says for how long"
-            assert 0 < beat(run, OTHER)[1] <= 100
+            assert 0 < heartbeat(run, OTHER)[1] <= 100
             assert state()[0] == {}, "no script here takes it meanwhile"
         if len(outcomes) == 2:
             return
@@ -449,7 +449,7 @@ def by_acquire(run):
 
 
 def by_beat(run):
-    return beat(run, OTHER)[1]
+    return heartbeat(run, OTHER)[1]
 
 
 @pytest.mark.parametrize("look", [by_acquire, by_beat])

@@ -501,7 +501,7 @@ def test_beat_keeps_the_writers_of_its_process_alive(run, redis_client):
     for writer in (*mates, THIRD):
         write(run, writer, alive=ALIVE_FOR)
     redis_client.zadd(WRITERS, {mates[0]: 2, mates[1]: 2, THIRD: 2})
-    known, left = run(scripts.WRITE_BEAT, mates[0], ALIVE_FOR, 1)
+    known, left = run(scripts.WRITE_HEARTBEAT, mates[0], ALIVE_FOR, 1)
     assert (known, about(left, LEASE)) == (1, True)
     now = redis_client.time()[0] * 1000
     assert [redis_client.zscore(WRITERS, each) > now for each in (*mates, THIRD)] == [True, True, False]
@@ -509,19 +509,19 @@ def test_beat_keeps_the_writers_of_its_process_alive(run, redis_client):
 
 
 def test_beat_finds_a_mark_that_was_lost(run, redis_client):
-    """The writer retries and so makes a new one; the beat makes none, because that writer may just have left."""
+    """The writer retries and so makes a new one; the heartbeat makes none, because that writer may just have left."""
     read(run, OTHER)
-    known, left = run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 1)
+    known, left = run(scripts.WRITE_HEARTBEAT, ME, ALIVE_FOR, 1)
     assert (known, about(left, LEASE)) == (0, True)
-    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 0)[0] == 1
+    assert run(scripts.WRITE_HEARTBEAT, ME, ALIVE_FOR, 0)[0] == 1
     assert not redis_client.exists(WRITERS)
 
 
 def test_beat_finds_a_lock_that_fell_free(run, redis_client):
     redis_client.hset(KEY, OTHER, 1)
-    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 0) == [1, -1]
+    assert run(scripts.WRITE_HEARTBEAT, ME, ALIVE_FOR, 0) == [1, -1]
     redis_client.delete(KEY)
-    assert run(scripts.WRITE_BEAT, ME, ALIVE_FOR, 0) == [0, -2]
+    assert run(scripts.WRITE_HEARTBEAT, ME, ALIVE_FOR, 0) == [0, -2]
 
 
 # --- questions and force ---------------------------------------------------------------------------------------------

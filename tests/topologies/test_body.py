@@ -49,8 +49,8 @@ async def test_waiter_is_woken(face, kind, topology):
         await face.acquire(lock)
         waiting = face.start(visit, face, kind("stock:42"), [])
         wait = await face.until(WAITS.snapshot)
-        # No look of its own brings it in: those come with the lease's end, or a beat, at the earliest.
-        assert wait[0].beat_at - wait[0].since > 1
+        # No look of its own brings it in: those come with the lease's end, or a heartbeat, at the earliest.
+        assert wait[0].heartbeat_at - wait[0].since > 1
         await face.release(lock)
         await face.result(waiting)
         assert WAITS.snapshot() == []

@@ -89,6 +89,6 @@ async def test_locks_without_the_rights_for_messages(face, own_server, use, miss
     waiting = face.start(visit, face, FairLock("stock:42"))
     await face.until(WAITS.snapshot)
     await face.release(lock)
-    await face.result(waiting)  # its beat finds the lock
+    await face.result(waiting)  # its heartbeat finds the lock
     async with face.inside(RLock("stock:43", wait_time=CONFIRM_WITHIN)):
         pass

@@ -1,4 +1,4 @@
-"""A process that waits for many locks, and seldom beats for each: it looks whether they are still held."""
+"""A process that waits for many locks, and seldom heartbeats for each: it looks whether they are still held."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from django_rlock import FairLock
 from django_rlock.clock import monotonic
 from django_rlock.drivers.room import commands_to
 from django_rlock.drivers.worker import worker
-from django_rlock.locks import beats
+from django_rlock.locks import heartbeats
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.topologies.servers import is_ready
 from tests.topologies.slots import owner_of
@@ -30,7 +30,7 @@ def topology(request, started, use):
 @pytest.fixture(autouse=True)
 def seldom(monkeypatch):
     """Two waits are many."""
-    monkeypatch.setattr(beats, "MOST_PER_SECOND", 1 / beats.LONGEST_PAUSE)
+    monkeypatch.setattr(heartbeats, "MOST_PER_SECOND", 1 / heartbeats.LONGEST_PAUSE)
 
 
 def test_freed_lock_is_found_long_before_its_next_beat(topology):
@@ -76,9 +76,9 @@ def wait_for(lock, topology):
 
 
 def is_seldom_beaten_for(lock):
-    groups = worker("default").jobs[beats.Beats]._groups
-    group = groups.get(beats.LockKey(lock.key, "fair"))
-    return group is not None and monotonic() + beats.LONGEST_PAUSE / 2 < group.beat_at < math.inf
+    groups = worker("default").jobs[heartbeats.Heartbeats]._groups
+    group = groups.get(heartbeats.LockKey(lock.key, "fair"))
+    return group is not None and monotonic() + heartbeats.LONGEST_PAUSE / 2 < group.heartbeat_at < math.inf
 
 
 def node_of(lock, topology):

@@ -7,7 +7,7 @@ import pytest
 from django_rlock import FairLock, LockLostError, MultiLock, RLock
 from django_rlock.drivers.room import background_driver
 from django_rlock.inspection.sources import asking
-from django_rlock.locks import beats
+from django_rlock.locks import heartbeats
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now
 from tests.eventually import PATIENCE
@@ -71,11 +71,13 @@ async def test_many_locks_are_renewed(face: Face, topology: Topology) -> None:
         await face.release(RLock(name))
 
 
-@pytest.mark.parametrize("retry", [beats._RETRY, PATIENCE], ids=["by its next beat", "by the failure of its beat"])
+@pytest.mark.parametrize(
+    "retry", [heartbeats._RETRY, PATIENCE], ids=["by its next heartbeat", "by the failure of its heartbeat"]
+)
 async def test_a_process_that_waits_for_several_locks_is_woken(
     face: Face, topology: Topology, monkeypatch: pytest.MonkeyPatch, retry: float
 ) -> None:
-    monkeypatch.setattr(beats, "_RETRY", retry)
+    monkeypatch.setattr(heartbeats, "_RETRY", retry)
     for name in NAMES:
         topology.redis.hset(f"rlock:{name}", "somebody", 1)
     waits = [face.start(visit, face, FairLock(name)) for name in NAMES]
@@ -83,7 +85,7 @@ async def test_a_process_that_waits_for_several_locks_is_woken(
     for name in NAMES:
         topology.redis.delete(f"rlock:{name}")
     for name in NAMES:
-        beats.beat_soon(FairLock(name))
+        heartbeats.heartbeat_soon(FairLock(name))
     for each in waits:
         await face.result(each)
 

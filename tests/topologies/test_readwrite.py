@@ -15,9 +15,9 @@ async def visit(face, lock) -> bool:
 
 
 async def waiting_long(face, count) -> None:
-    """No look of their own brings them in: those come with the lease's end, or a beat, at the earliest."""
+    """No look of their own brings them in: those come with the lease's end, or a heartbeat, at the earliest."""
     await waiting(face, count)
-    assert all(wait.beat_at - wait.since > 1 for wait in WAITS.snapshot())
+    assert all(wait.heartbeat_at - wait.since > 1 for wait in WAITS.snapshot())
 
 
 async def test_readers_and_writers_wake_each_other(face, topology):

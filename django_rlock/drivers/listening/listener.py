@@ -24,7 +24,7 @@ from django_rlock.drivers.listening.waiters import CallingWaiter, ListenerWaiter
 KEEP_CHANNEL = 60.0
 """How long a channel stays subscribed after its last waiter left, in seconds."""
 CONFIRM_WITHIN = 1.0
-"""How long to wait for a subscription's confirmation; without it a waiter depends on its next poll or beat."""
+"""How long to wait for a subscription's confirmation; without it a waiter depends on its next poll or heartbeat."""
 
 _SHARED = None, EVERYBODY
 """The tokens that many waiters share: their queues are kept, since another waiter may join as the last one leaves."""

@@ -114,7 +114,7 @@ class Subscriber:
         with contextlib.suppress(OSError):  # its buffer is full of wake-ups, or it is closed
             self._outer.send(b"\0")
         if not self._runs:
-            with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left; beats go on
+            with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left; heartbeats go on
                 threads.start(self._run, name="rlock-listener")
 
     # --- the thread --------------------------------------------------------------------------------------------------

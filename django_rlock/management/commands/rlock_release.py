@@ -155,7 +155,8 @@ class Command(BaseCommand):
         return found, errors
 
     def _await_silence(self, using: str | None) -> None:
-        """Where the server's clock has been set back, wait until it shows who is dead: who lives beats meanwhile."""
+        """Where the server's clock has been set back, wait until it shows who is dead: who lives heartbeats
+        meanwhile."""
         if ahead := take_survey(using).ahead:
             wait = SILENT_AFTER + MOST_AHEAD
             self.stderr.write(

@@ -1,11 +1,11 @@
 """Keeps this process's waiters alive in their queues, and hands on locks whose holders died. Runs in rounds of the
 alias's background thread.
 
-A process sends one beat for a lock, however many of its threads and tasks wait for it, and one script beats for many
-locks. While the process waits for few locks, it beats for each as often as its waiters must be seen alive. While it
-waits for many, it often checks whether all are still held, by one command for many locks, and beats for each less
-often, with a longer alive time. If the process then dies, each of its locks loses one claim time, just as when it dies
-right after a beat.
+A process sends one heartbeat for a lock, however many of its threads and tasks wait for it, and one script heartbeats
+for many locks. While the process waits for few locks, it sends heartbeats for each as often as its waiters must be seen
+alive. While it waits for many, it often checks whether all are still held, by one command for many locks, and sends
+heartbeats for each less often, with a longer alive time. If the process then dies, each of its locks loses one claim
+time, just as when it dies right after a heartbeat.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from django_rlock.drivers.worker import SLOWEST_TICK, BackgroundWorker, add_job,
 from django_rlock.locks.holds import NEWCOMERS, WAITS
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import Wait
-from django_rlock.settings import BEAT_SHARE, get_settings
+from django_rlock.settings import HEARTBEAT_SHARE, get_settings
 
 T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.beats")
 
 UNKNOWN, QUEUED, GRANTED = 0, 1, 2
-"""The state of a process's longest waiter, as a beat returns it: not known to the server, queued, or granted."""
+"""The state of a process's longest waiter, as a heartbeat returns it: not known to the server, queued, or granted."""
 MOST_PER_SECOND = 10.0
-"""The maximum rate of beats of a process on one alias; with more locks, each gets beats less often."""
+"""The maximum rate of heartbeats of a process on one alias; with more locks, each gets heartbeats less often."""
 LONGEST_PAUSE = 80.0
-"""The longest time between two beats for a lock, in seconds."""
+"""The longest time between two heartbeats for a lock, in seconds."""
 _LOOK_AT = 500
 """How many locks one command checks."""
 _RETRY = 0.5
 _REGULAR = 0.8
-"""A first beat that is due before this share of the shortest pause is meant for the end of the holder's lease."""
+"""A first heartbeat that is due before this share of the shortest pause is meant for the end of the holder's lease."""
 _TOGETHER = 1 / 6
 """Locks that are due within this share of the shortest pause are handled in one round."""
 
@@ -60,17 +60,17 @@ class LockKey(NamedTuple):
 class Group:
     """This process's waits for one lock, the longest first.
 
-    ``beat_at`` is when a beat is due and ``planned`` when the group is due in the heap, both in monotonic seconds.
-    ``is_exact`` means that it must not be handled earlier, because the holder's lease ends then. ``ear`` listens to the
-    holder's own channel if the holder does not know the queue.
+    ``heartbeat_at`` is when a heartbeat is due and ``planned`` when the group is due in the heap, both in monotonic
+    seconds. ``is_exact`` means that it must not be handled earlier, because the holder's lease ends then. ``ear``
+    listens to the holder's own channel if the holder does not know the queue.
     """
 
-    __slots__ = ("beat_at", "ear", "is_exact", "planned", "waits")
+    __slots__ = ("ear", "heartbeat_at", "is_exact", "planned", "waits")
 
     def __init__(self) -> None:
         self.waits: dict[int, Wait] = {}
         self.planned = math.inf
-        self.beat_at = math.inf
+        self.heartbeat_at = math.inf
         self.is_exact = False
         self.ear: ListenerWaiter | None = None
 
@@ -82,7 +82,7 @@ class Group:
         return list(self.waits.values())
 
 
-class Beats:
+class Heartbeats:
     """The waits of an alias, grouped by lock."""
 
     def __init__(self, worker: BackgroundWorker) -> None:
@@ -97,7 +97,7 @@ class Beats:
         self._take_in(now)
         due = self._collect(now)
         if due:
-            run_sync(self._beat(due, now))
+            run_sync(self._heartbeat(due, now))
         return self._due[0][0] if self._due else math.inf
 
     def _take_in(self, now: float) -> None:
@@ -105,13 +105,13 @@ class Beats:
             wait = self.inbox.popleft()
             if not wait.over:
                 NEWCOMERS.tell(wait)
-                if wait.beat_at < math.inf:
+                if wait.heartbeat_at < math.inf:
                     self._join(wait, now)
         for _ in range(len(self.hurried)):
             key, within = self.hurried.popleft()
             if group := self._groups.get(key):
-                group.beat_at = min(group.beat_at, now + within)
-                self._plan(key, group, min(group.planned, group.beat_at))
+                group.heartbeat_at = min(group.heartbeat_at, now + within)
+                self._plan(key, group, min(group.planned, group.heartbeat_at))
 
     def _join(self, wait: Wait, now: float) -> None:
         key = LockKey(wait.lock.key, wait.lock.kind)
@@ -121,11 +121,11 @@ class Beats:
         group.waits[id(wait)] = wait
         if wait.outside and group.ear is None:
             lock = wait.lock
-            group.ear = listener(self._using).call_at(keys.redisson_channel(lock.key), lambda _: beat_soon(lock))
+            group.ear = listener(self._using).call_at(keys.redisson_channel(lock.key), lambda _: heartbeat_soon(lock))
         # For a waiter that has just learned of the lease's end, or waits again after a grant to another one.
-        group.beat_at = min(group.beat_at, wait.beat_at)
-        is_exact = wait.beat_at < now + _REGULAR * self._shortest_pause
-        self._plan(key, group, min(group.planned, wait.beat_at), is_exact)
+        group.heartbeat_at = min(group.heartbeat_at, wait.heartbeat_at)
+        is_exact = wait.heartbeat_at < now + _REGULAR * self._shortest_pause
+        self._plan(key, group, min(group.planned, wait.heartbeat_at), is_exact)
 
     def _plan(self, key: LockKey, group: Group, at: float, is_exact: bool = False) -> None:
         if at != group.planned:
@@ -159,23 +159,23 @@ class Beats:
 
     # --- asking the server -------------------------------------------------------------------------------------------
 
-    async def _beat(self, due: dict[LockKey, Group], now: float) -> None:
+    async def _heartbeat(self, due: dict[LockKey, Group], now: float) -> None:
         overdue, others = due, dict[LockKey, Group]()
         if self._pause > self._shortest_pause:
-            others = {key: group for key, group in due.items() if group.beat_at > now and key.kind == "fair"}
+            others = {key: group for key, group in due.items() if group.heartbeat_at > now and key.kind == "fair"}
             overdue = {key: group for key, group in due.items() if key not in others}
         overdue |= self._find_free(others)
         for key in others.keys() - overdue.keys():
-            self._plan(key, others[key], min(monotonic() + self._shortest_pause, others[key].beat_at))
-        await self._beat_for(overdue)
+            self._plan(key, others[key], min(monotonic() + self._shortest_pause, others[key].heartbeat_at))
+        await self._send_heartbeats(overdue)
 
     @property
     def _shortest_pause(self) -> float:
-        return get_settings(self._using).waiter_alive_time * BEAT_SHARE
+        return get_settings(self._using).waiter_alive_time * HEARTBEAT_SHARE
 
     @property
     def _pause(self) -> float:
-        """The time between two beats for the same lock, in seconds."""
+        """The time between two heartbeats for the same lock, in seconds."""
         return max(self._shortest_pause, min(len(self._groups) / MOST_PER_SECOND, LONGEST_PAUSE))
 
     def _find_free(self, groups: dict[LockKey, Group]) -> dict[LockKey, Group]:
@@ -190,16 +190,18 @@ class Beats:
         free = [key for part, reply in zip(parts, replies, strict=True) if not _all_held(part, reply) for key in part]
         return {key: groups[key] for key in free}
 
-    async def _beat_for(self, groups: dict[LockKey, Group]) -> None:
+    async def _send_heartbeats(self, groups: dict[LockKey, Group]) -> None:
         driver = background_driver(self._using)
         lines = [(key, group, waits) for key, group in groups.items() if (waits := group.alive())]
         by_kind: dict[tuple[str, object], list[Any]] = defaultdict(list)
         for line in lines:
             by_kind[line[0].kind, driver.place(line[0].key)].append(line)
-        parts = [part for same in by_kind.values() for part in _sliced(same, same[0][2][0].lock._kind.beats_together)]
-        alive = max(get_settings(self._using).waiter_alive_time, self._pause / BEAT_SHARE)
+        parts = [
+            part for same in by_kind.values() for part in _sliced(same, same[0][2][0].lock._kind.heartbeats_together)
+        ]
+        alive = max(get_settings(self._using).waiter_alive_time, self._pause / HEARTBEAT_SHARE)
         calls = [
-            part[0][2][0].lock._kind.beat([(waits[0].lock, waits[0].asker) for _, _, waits in part], alive)
+            part[0][2][0].lock._kind.heartbeat([(waits[0].lock, waits[0].asker) for _, _, waits in part], alive)
             for part in parts
         ]
         for part, reply in zip(parts, await driver.run_all(calls), strict=True):
@@ -208,16 +210,16 @@ class Beats:
     def _note(self, part: Sequence[tuple[LockKey, Group, list[Wait]]], reply: Any) -> None:
         now = monotonic()
         if isinstance(reply, Exception) or len(reply) != 1 + 2 * len(part):
-            log(logger, logging.INFO, "No beat for lock %r: %s", part[0][0].key, reply)
+            log(logger, logging.INFO, "No heartbeat for lock %r: %s", part[0][0].key, reply)
             for key, group, waits in part:
                 waits[0].wake()  # its own call keeps this process alive in the queue, or fails with the reason
-                group.beat_at = now + _RETRY
-                self._plan(key, group, group.beat_at)
+                group.heartbeat_at = now + _RETRY
+                self._plan(key, group, group.heartbeat_at)
             return
         states = zip(reply[1::2], reply[2::2], strict=True)
         for (key, group, waits), (state, left_ms) in zip(part, states, strict=True):
             wake_who_must_ask(waits, state)
-            group.beat_at = now + self._pause
+            group.heartbeat_at = now + self._pause
             left = waits[0].lock._kind.pauses(waits[0].lock, left_ms, 1)[1]
             self._plan(key, group, now + left, is_exact=left < self._shortest_pause)
 
@@ -226,7 +228,7 @@ class Beats:
 
 
 def wake_who_must_ask(waits: Sequence[Wait], state: int) -> None:
-    """Wake the waiters that must try again, after a beat for the first of them."""
+    """Wake the waiters that must try again, after a heartbeat for the first of them."""
     if state == GRANTED:
         waits[0].wake()  # the message of its grant was lost
     elif state == UNKNOWN:
@@ -235,26 +237,26 @@ def wake_who_must_ask(waits: Sequence[Wait], state: int) -> None:
 
 
 def expect(wait: Wait, now: float) -> None:
-    """Arrange beats for a wait that goes to sleep, and include it in the process's report."""
+    """Arrange heartbeats for a wait that goes to sleep, and include it in the process's report."""
     its = worker(wait.lock.using)
-    its.jobs[Beats].inbox.append(wait)
-    its.wake_by(min(wait.beat_at, now + SLOWEST_TICK))
+    its.jobs[Heartbeats].inbox.append(wait)
+    its.wake_by(min(wait.heartbeat_at, now + SLOWEST_TICK))
     if now > its.late_at:
         its.check(now)
 
 
-def beat_soon(lock: Named) -> None:
+def heartbeat_soon(lock: Named) -> None:
     """Beat for a lock in the next round, because it may have become free."""
     its = worker(lock.using)
-    its.jobs[Beats].hurried.append((LockKey(lock.key, lock.kind), 0.0))
+    its.jobs[Heartbeats].hurried.append((LockKey(lock.key, lock.kind), 0.0))
     its.ring()
 
 
-def beat_after_grant(wait: Wait) -> None:
+def heartbeat_after_grant(wait: Wait) -> None:
     """Beat soon for the other waiters of a lock that was granted to this wait: the grant shortened their alive time."""
-    within = wait.lock._settings.waiter_alive_time * BEAT_SHARE
+    within = wait.lock._settings.waiter_alive_time * HEARTBEAT_SHARE
     its = worker(wait.lock.using)
-    its.jobs[Beats].hurried.append((LockKey(wait.lock.key, wait.lock.kind), within))
+    its.jobs[Heartbeats].hurried.append((LockKey(wait.lock.key, wait.lock.kind), within))
 
 
 def _look(part: Sequence[LockKey]) -> Command:
@@ -270,4 +272,4 @@ def _sliced(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (things[start : start + size] for start in range(0, len(things), size))
 
 
-add_job(Beats)
+add_job(Heartbeats)
