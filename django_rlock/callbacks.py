@@ -52,7 +52,7 @@ class Callbacks:
         """Wait until everything posted has been called, for at most ``within`` seconds; returns whether it was."""
         if self._queue.empty() and not self._runs:
             return True
-        done = threads.Bell()
+        done = threads.AutoResetEvent()
         self.post(done.ring)
         return done.wait(within)
 

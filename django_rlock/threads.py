@@ -24,7 +24,7 @@ SIGNALS_WITHIN = 1.0
 """After how many seconds of a long sleep the main thread looks for signals by itself."""
 
 
-class Bell:
+class AutoResetEvent:
     """Wakes the one thread that waits for it. One ring is kept until it is used."""
 
     __slots__ = ("_gate",)
@@ -63,9 +63,9 @@ class Bell:
         return self._gate.acquire(False)
 
 
-def free_seat() -> Bell:
+def free_seat() -> AutoResetEvent:
     """A bell that has rung: of several threads, the one that quiets it has the seat, until it rings it again."""
-    seat = Bell()
+    seat = AutoResetEvent()
     seat.ring()
     return seat
 
@@ -87,12 +87,12 @@ def _run_named(name: str, function: Callable[..., object], args: tuple[Any, ...]
 class Call:
     """A function that another thread calls, and its outcome. ``notify`` is called there at the end."""
 
-    __slots__ = ("_bell", "_function", "_notify", "error", "value")
+    __slots__ = ("_event", "_function", "_notify", "error", "value")
 
     def __init__(self, function: Callable[[], object], notify: Callable[[], object] | None = None) -> None:
-        self._bell = Bell()
+        self._event = AutoResetEvent()
         self._function = function
-        self._notify = notify or self._bell.ring
+        self._notify = notify or self._event.ring
         self.error: BaseException | None = None
         self.value: Any = None
 
@@ -112,7 +112,7 @@ class Call:
         self._notify()
 
     def wait(self, timeout: float | None = None) -> bool:
-        return self._bell.wait(timeout)
+        return self._event.wait(timeout)
 
     @property
     def outcome(self) -> Any:

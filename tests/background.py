@@ -28,7 +28,7 @@ class RoundEnds:
     """The last job of a round: it notifies the test that waits for the round's end."""
 
     def __init__(self, worker: BackgroundWorker) -> None:
-        self.waiting: deque[threads.Bell] = deque()
+        self.waiting: deque[threads.AutoResetEvent] = deque()
 
     def round(self, now: float) -> float:
         for _ in range(len(self.waiting)):
@@ -92,7 +92,7 @@ def hears(hold: Any) -> bool:
 def _end_rounds() -> None:
     """Have all background threads come to the end of a round, which may be one that is under way."""
     for each in workers():
-        end = threads.Bell()
+        end = threads.AutoResetEvent()
         each.jobs[RoundEnds].waiting.append(end)
         each.ring()
         assert end.wait(PATIENCE)

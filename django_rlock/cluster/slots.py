@@ -137,11 +137,11 @@ class _Round:
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, at most for a number of seconds."""
-        bell = threading.Lock()  # only this thread waits for it
-        bell.acquire()
-        self._waiting.append(bell)
+        event = threading.Lock()  # only this thread waits for it
+        event.acquire()
+        self._waiting.append(event)
         if self.goes_on():  # otherwise the bell might never ring
-            bell.acquire(timeout=max(min(seconds, self._over_at - monotonic()), 0))
+            event.acquire(timeout=max(min(seconds, self._over_at - monotonic()), 0))
 
     def end(self) -> None:
         """End the round, and wake the threads that wait for it."""

@@ -188,7 +188,7 @@ async def _wait_for(future: asyncio.Future[Any], limit: float) -> None:
         future.remove_done_callback(sleep.end_after)
 
 
-class LoopBell:
+class LoopEvent:
     """Wakes the one task that waits for it, from any thread. One ring is kept until it is used.
 
     asyncio.Event takes a mutex of all loops when a task first waits for it, and a signal may leave that locked.
@@ -225,21 +225,21 @@ async def take_link(server: Server, limit: float) -> Link:
     link = server.take_idle()
     if link is not None:
         return link
-    bell = LoopBell()
-    claim = LinkWait(bell.ring)
+    event = LoopEvent()
+    claim = LinkWait(event.ring)
     try:
-        return await _await(server, claim, bell, monotonic() + limit)
+        return await _await(server, claim, event, monotonic() + limit)
     finally:
         server.forget(claim)
 
 
-async def _await(server: Server, claim: LinkWait, bell: LoopBell, until: float) -> Link:
+async def _await(server: Server, claim: LinkWait, event: LoopEvent, until: float) -> Link:
     while True:
         opens = server.ask_for(claim)
         left = until - monotonic()
         if left <= 0:
             raise server.none_in_time(opens)
-        await bell.wait(left if opens else min(left, _LOOK_AGAIN))
+        await event.wait(left if opens else min(left, _LOOK_AGAIN))
         claim.check()
         link = server.take_idle()
         if link is not None:
@@ -254,10 +254,10 @@ class TaskFace:
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         # Not by to_thread(): to start its thread, the loop takes a mutex shared by the executors of all threads.
-        bell = LoopBell()
-        call = threads.Call(partial(function, *args), bell.ring)
+        event = LoopEvent()
+        call = threads.Call(partial(function, *args), event.ring)
         _helpers.value.take(call)
-        await bell.wait()
+        await event.wait()
         return call.result()
 
     async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

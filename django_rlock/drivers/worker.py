@@ -59,10 +59,10 @@ class BackgroundWorker:
         self.jobs: dict[Any, Any] = {make: make(self) for make in _makers}
         self.wakes_at = math.inf
         self.late_at = math.inf
-        self._bell = threads.Bell()
-        self._seat: threads.Bell = threads.free_seat()
+        self._event = threads.AutoResetEvent()
+        self._seat: threads.AutoResetEvent = threads.free_seat()
         self._runs = False
-        self._leaving: threads.Bell | None = None
+        self._leaving: threads.AutoResetEvent | None = None
         self._began = False
         self._stopped = False
         self._idle = 0
@@ -76,7 +76,7 @@ class BackgroundWorker:
 
     def ring(self) -> None:
         """Start a round now."""
-        self._bell.ring()
+        self._event.ring()
         if not self._runs:
             self._start()
 
@@ -108,20 +108,20 @@ class BackgroundWorker:
     def stop(self) -> None:
         """End the thread, because the settings have changed."""
         self._stopped = True
-        self._bell.ring()
+        self._event.ring()
 
-    def leave(self) -> threads.Bell:
+    def leave(self) -> threads.AutoResetEvent:
         """Let the thread release what must not outlive the process; the returned bell rings when that is done."""
-        self._leaving = done = threads.Bell()
+        self._leaving = done = threads.AutoResetEvent()
         if self._began:
-            self._bell.ring()
+            self._event.ring()
         else:
             done.ring()
         return done
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
-    def _run(self, seat: threads.Bell) -> None:
+    def _run(self, seat: threads.AutoResetEvent) -> None:
         if not seat.quiet():
             return  # another thread has the seat
         self._runs = True
@@ -140,7 +140,7 @@ class BackgroundWorker:
 
     def _turn(self) -> None:
         """One round, and the sleep after it."""
-        self._bell.quiet()
+        self._event.quiet()
         began = monotonic()
         late = began - self.wakes_at
         if began > self.late_at and late > self._leases()[0] * LATE:
@@ -156,7 +156,7 @@ class BackgroundWorker:
         if not may_sleep or due < math.inf:
             due = min(due, latest)
         self._promise(due)
-        if self._bell.wait(None if due == math.inf else due - monotonic()):
+        if self._event.wait(None if due == math.inf else due - monotonic()):
             self._idle = 0
 
     def _promise(self, due: float) -> None:
@@ -185,7 +185,7 @@ class BackgroundWorker:
             self._log_failure(error)
             return monotonic() + SLOWEST_TICK
 
-    def _leave(self, done: threads.Bell) -> float:
+    def _leave(self, done: threads.AutoResetEvent) -> float:
         for job in self.jobs.values():
             try:
                 job.at_exit()

@@ -82,14 +82,14 @@ class Server:
         link = self.take_idle()
         if link is not None:
             return link
-        bell = threads.Bell()
-        claim = LinkWait(bell.ring)
+        event = threads.AutoResetEvent()
+        claim = LinkWait(event.ring)
         try:
-            return self._await(claim, bell, monotonic() + limit)
+            return self._await(claim, event, monotonic() + limit)
         finally:
             self.forget(claim)
 
-    def _await(self, claim: LinkWait, bell: threads.Bell, until: float) -> Link:
+    def _await(self, claim: LinkWait, event: threads.AutoResetEvent, until: float) -> Link:
         while True:
             opens = self.ask_for(claim)
             link = self.take_idle()
@@ -98,7 +98,7 @@ class Server:
             left = until - monotonic()
             if left <= 0:
                 raise self.none_in_time(opens)
-            bell.wait(left if opens else min(left, _LOOK_AGAIN))
+            event.wait(left if opens else min(left, _LOOK_AGAIN))
             claim.check()
             link = self.take_idle()
             if link is not None:

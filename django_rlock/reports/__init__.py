@@ -227,10 +227,10 @@ class Reporter:
         self.recorder = Recorder(self._homes_of)
         self.stacks = Stacks(self._wake)
         self._homes: dict[str, dict[str, str]] = {}
-        self._bell = threads.Bell()
+        self._event = threads.AutoResetEvent()
         self._seat = threads.free_seat()
         self._began = self._runs = self._stopped = False
-        self._leaving: threads.Bell | None = None
+        self._leaving: threads.AutoResetEvent | None = None
         self.wakes_at = math.inf
 
     def tell(self, item: Item) -> None:
@@ -249,7 +249,7 @@ class Reporter:
             self._wake()
 
     def _wake(self) -> None:
-        self._bell.ring()
+        self._event.ring()
         if not self._runs:
             self._began = True
             with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left
@@ -258,14 +258,14 @@ class Reporter:
     def stop(self) -> None:
         """End the thread, because the settings have changed."""
         self._stopped = True
-        self._bell.ring()
+        self._event.ring()
 
     def leave(self, within: float) -> None:
         """At a clean exit, write the history, and delete the reports if nothing is held. Otherwise they stay, and stop
         being refreshed."""
         if self._began:
-            self._leaving = done = threads.Bell()
-            self._bell.ring()
+            self._leaving = done = threads.AutoResetEvent()
+            self._event.ring()
             done.wait(within)
 
     def _run(self) -> None:
@@ -273,7 +273,7 @@ class Reporter:
             return  # another thread has the seat
         self._runs = True
         while not self._stopped:
-            self._bell.quiet()
+            self._event.quiet()
             self.wakes_at = monotonic() + MIN_AGE
             try:
                 due = self.round(monotonic())
@@ -281,7 +281,7 @@ class Reporter:
                 log(logger, logging.ERROR, "The process report failed; it is retried: %s", repr(error))
                 due = monotonic() + _RETRY_PAUSE
             self.wakes_at = due
-            self._bell.wait(None if due == math.inf else due - monotonic())
+            self._event.wait(None if due == math.inf else due - monotonic())
 
     def round(self, now: float) -> float:
         """Write all reports that are due; returns when to call this again."""

@@ -10,7 +10,7 @@ from django_rlock.drivers.cleaning import CleanUps
 from django_rlock.drivers.worker import BackgroundWorker, worker
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import watch
-from django_rlock.threads import Bell
+from django_rlock.threads import AutoResetEvent
 from tests.background import no_threads, until_renewed
 from tests.eventually import PATIENCE, eventually
 
@@ -56,7 +56,7 @@ def test_one_that_hangs_is_replaced(monkeypatch, settings, redis_client, caplog)
     hangs, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
     run, clean_up_now = BackgroundWorker._run, CleanUps.round
 
-    def run_and_say_so(self: BackgroundWorker, seat: Bell) -> None:
+    def run_and_say_so(self: BackgroundWorker, seat: AutoResetEvent) -> None:
         first = not hangs.is_set()
         run(self, seat)
         if first:

@@ -527,7 +527,7 @@ class Gate:
 def test_a_signal_just_before_a_long_sleep_ends_it_soon(monkeypatch):
     monkeypatch.setattr(threads, "SIGNALS_WITHIN", 0.02)
     waiter: Any = run_sync(sync_driver("default").listen("channel", EVERYBODY))
-    waiter._bell._gate = gate = Gate(waiter._bell._gate)
+    waiter._event._gate = gate = Gate(waiter._event._gate)
     former = signal.signal(signal.SIGUSR2, raise_interruption)
     try:
         with pytest.raises(Interruption):

@@ -29,7 +29,7 @@ from django_rlock.drivers.base import run_sync
 from django_rlock.drivers.listening.listener import Listener
 from django_rlock.drivers.listening.waiters import ThreadWaiter
 from django_rlock.drivers.room import async_driver, listener, sync_driver
-from django_rlock.drivers.tasks import LoopBell, Sleep
+from django_rlock.drivers.tasks import LoopEvent, Sleep
 from django_rlock.keys import redisson_channel
 from django_rlock.locks import BaseLock
 from django_rlock.locks.attempt import Attempt
@@ -137,14 +137,14 @@ async def until_waiting(number: int) -> None:
             await asyncio.sleep(0.001)
 
 
-def bell_of(wait: Wait) -> LoopBell:
+def bell_of(wait: Wait) -> LoopEvent:
     waiter: Any = wait._waiter()
-    return waiter._bell
+    return waiter._event
 
 
 def test_task_that_is_cancelled_when_it_was_just_woken(scene, redis_client, monkeypatch):
     """Before it runs again, and so before it asks."""
-    ring = LoopBell.ring
+    ring = LoopEvent.ring
 
     async def body() -> None:
         first = asyncio.create_task(scene.avisit())
@@ -159,14 +159,14 @@ def test_task_that_is_cancelled_when_it_was_just_woken(scene, redis_client, monk
                 sleep.end()
             first.cancel()
 
-        def ring_and_cancel(bell: LoopBell) -> None:
-            if bell is not bell_of_first:
-                ring(bell)
+        def ring_and_cancel(event: LoopEvent) -> None:
+            if event is not bell_of_first:
+                ring(event)
                 return
-            bell.has_rung = True
-            bell._loop.call_soon_threadsafe(end_and_cancel, bell._sleep)
+            event.has_rung = True
+            event._loop.call_soon_threadsafe(end_and_cancel, event._sleep)
 
-        monkeypatch.setattr(LoopBell, "ring", ring_and_cancel)
+        monkeypatch.setattr(LoopEvent, "ring", ring_and_cancel)
         await asyncio.to_thread(scene.free)
         async with asyncio.timeout(UNTIL_SERVED):
             with pytest.raises(asyncio.CancelledError):

@@ -22,7 +22,7 @@ def test_thread_that_leaves_passes_its_wake_up_on(redis_client):
     driver: Any = sync_driver("default")
     first, second = (run_sync(driver.listen(CHANNEL, None)) for _ in range(2))
     redis_client.publish(CHANNEL, "0")
-    eventually(lambda: not first._bell._gate.locked())
+    eventually(lambda: not first._event._gate.locked())
     assert run_sync(second.wait(0.05)) is False
     first.close()
     assert run_sync(second.wait(UNTIL_SERVED)) is True
@@ -34,7 +34,7 @@ def test_task_that_leaves_passes_its_wake_up_on(redis_client):
         driver: Any = async_driver("default")
         first, second = [await driver.listen(CHANNEL, None) for _ in range(2)]
         redis_client.publish(CHANNEL, "0")
-        await asyncio.to_thread(eventually, lambda: first._bell.has_rung)
+        await asyncio.to_thread(eventually, lambda: first._event.has_rung)
         first.close()
         assert await second.wait(UNTIL_SERVED) is True
         first, third = second, await driver.listen(CHANNEL, None)
@@ -61,7 +61,7 @@ def test_wake_up_that_comes_early_is_kept(redis_client):
     waiter = run_sync(driver.listen(CHANNEL, "for me"))
     redis_client.publish(CHANNEL, "17 for me")
     redis_client.publish(CHANNEL, "18 for another")
-    eventually(lambda: not waiter._bell._gate.locked())
+    eventually(lambda: not waiter._event._gate.locked())
     assert run_sync(waiter.wait(UNTIL_SERVED)) is True
     assert waiter.ticket == "17"
     assert run_sync(waiter.wait(0.05)) is False

@@ -144,7 +144,7 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
     """No thread does what they wait for."""
     began, waits = time.monotonic(), list[float]()
 
-    class Bell(threads.Bell):
+    class AutoResetEvent(threads.AutoResetEvent):
         def wait(self, timeout: float | None = None) -> bool:
             waits.append(timeout or 0.0)
             return False
@@ -154,7 +154,7 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
     monkeypatch.setattr(keeping._workers, "value", {"default": its})
     monkeypatch.setattr(reports._reporter, "value", reporter)
     monkeypatch.setattr(callbacks._callbacks, "value", calls)
-    monkeypatch.setattr(threads, "Bell", Bell)
+    monkeypatch.setattr(threads, "AutoResetEvent", AutoResetEvent)
     monkeypatch.setattr(process, "monotonic", lambda: began + sum(waits))
     process.end()
     assert len(waits) == 3

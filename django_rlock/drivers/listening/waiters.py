@@ -8,7 +8,7 @@ from typing import Protocol
 
 from django_rlock import threads
 from django_rlock.drivers.base import EVERYBODY
-from django_rlock.drivers.tasks import LoopBell
+from django_rlock.drivers.tasks import LoopEvent
 from django_rlock.exits import disarm, guard
 
 
@@ -71,9 +71,9 @@ class ListenerWaiter:
 class _SleepingWaiter(ListenerWaiter):
     """Sleeps on a bell."""
 
-    __slots__ = ("_bell", "_guard")
+    __slots__ = ("_event", "_guard")
 
-    _bell: threads.Bell | LoopBell
+    _event: threads.AutoResetEvent | LoopEvent
 
     def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
         super().__init__(lines, channel, token)
@@ -81,14 +81,14 @@ class _SleepingWaiter(ListenerWaiter):
         self._guard = guard(self, partial(lines.lose, channel, token))
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._event.ring()
 
     def close(self, asked: bool = True) -> None:
         super().close(asked)
         disarm(self._guard)
 
     def _has_unused_wake_up(self) -> bool:
-        return self._bell.has_rung
+        return self._event.has_rung
 
 
 class ThreadWaiter(_SleepingWaiter):
@@ -96,14 +96,14 @@ class ThreadWaiter(_SleepingWaiter):
 
     __slots__ = ()
 
-    _bell: threads.Bell
+    _event: threads.AutoResetEvent
 
     def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
         super().__init__(lines, channel, token)
-        self._bell = threads.Bell()
+        self._event = threads.AutoResetEvent()
 
     async def wait(self, timeout: float | None) -> bool:
-        return self._bell.wait_for_long(timeout)
+        return self._event.wait_for_long(timeout)
 
 
 class TaskWaiter(_SleepingWaiter):
@@ -111,14 +111,14 @@ class TaskWaiter(_SleepingWaiter):
 
     __slots__ = ()
 
-    _bell: LoopBell
+    _event: LoopEvent
 
     def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
         super().__init__(lines, channel, token)
-        self._bell = LoopBell()
+        self._event = LoopEvent()
 
     async def wait(self, timeout: float | None) -> bool:
-        return await self._bell.wait(timeout)
+        return await self._event.wait(timeout)
 
 
 class CallingWaiter(ListenerWaiter):
