@@ -27,7 +27,7 @@ from django_rlock.locks.callers import a_call, calling_line, give_back_at_job_en
 from django_rlock.locks.durations import RELEASE_PATIENCE, Duration, lease_seconds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, Named, holders_call
-from django_rlock.locks.records import GroupHold, Hold, Terms, key_of
+from django_rlock.locks.records import BatchHold, Hold, Terms, key_of
 from django_rlock.locks.tallies import LONG_WAIT, count_hold, count_wait
 from django_rlock.locks.telling import tell_acquired, tell_released, tell_timed_out
 from django_rlock.locks.turns import TURNS, in_turn
@@ -489,7 +489,7 @@ def _wire_name(lock: BaseLock, owner: Owner) -> str:
     return owner.wire_name
 
 
-def expect_copies(hold: Hold | GroupHold, lease: float) -> None:
+def expect_copies(hold: Hold | BatchHold, lease: float) -> None:
     """Record that a hold's acquire was sent more than once: a copy that arrives after its end would take the lock."""
     hold.late_lease = lease
     hold.owner.renew_name()

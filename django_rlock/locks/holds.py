@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rlock.drivers.identity import Owner
-from django_rlock.locks.records import GroupHold, Hold, Key, Wait, key_of
+from django_rlock.locks.records import BatchHold, Hold, Key, Wait, key_of
 from django_rlock.process import on_fork
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Before(NamedTuple):
     held.
     """
 
-    record: Hold | GroupHold | None = None
+    record: Hold | BatchHold | None = None
     depth: int = 0
     blocks: int = 0
 
@@ -30,7 +30,7 @@ class Before(NamedTuple):
             return True
         # A hold that was lost before may be forgotten during a long wait; then the new hold is not nested.
         former = self.record
-        if isinstance(former, GroupHold):
+        if isinstance(former, BatchHold):
             former = None if former.is_whole else former.members.get(hold.key)  # a whole one was not lost
         return former is not None and former.lost is not None and hold is not former and hold.lost is None
 
@@ -45,18 +45,18 @@ class Holds:
     """
 
     def __init__(self) -> None:
-        self._table: dict[Key, Hold | GroupHold] = {}
+        self._table: dict[Key, Hold | BatchHold] = {}
 
     def get(self, lock: Named, owner: Owner, scope: str | None = None) -> Hold | None:
         """The owner's hold of this lock, or of the same name in another scope."""
         key = key_of(lock, owner, scope)
         found = self._table.get(key)
-        return found.members[key] if isinstance(found, GroupHold) else found
+        return found.members[key] if isinstance(found, BatchHold) else found
 
     def at(self, key: Key) -> Hold | None:
         """The hold with this key."""
         found = self._table.get(key)
-        return found.members[key] if isinstance(found, GroupHold) else found
+        return found.members[key] if isinstance(found, BatchHold) else found
 
     def before(self, keys: Sequence[Key], depth: Callable[[Key], tuple[int, int]]) -> Mapping[Key, Before]:
         """What there is of the locks with these keys, if anything; ``depth`` returns how often and by how many blocks.
@@ -64,7 +64,7 @@ class Holds:
         """
         return {} if self.has_none(keys) else {key: Before(self._table.get(key), *depth(key)) for key in keys}
 
-    def record(self, lock: Named, owner: Owner) -> Hold | GroupHold | None:
+    def record(self, lock: Named, owner: Owner) -> Hold | BatchHold | None:
         """The record with the owner's hold of this lock; it may be that of a group."""
         return self._table.get(key_of(lock, owner))
 
@@ -74,7 +74,7 @@ class Holds:
         found = self._table.get(key)
         if found is None:
             return 0, 0
-        if isinstance(found, GroupHold):
+        if isinstance(found, BatchHold):
             if found.is_whole:
                 return 1, found.scoped
             found = found.members[key]
@@ -84,19 +84,19 @@ class Holds:
         """Whether there is no hold with any of these keys."""
         return self._table.keys().isdisjoint(keys)
 
-    def records(self, keys: Sequence[Key]) -> list[Hold | GroupHold | None]:
+    def records(self, keys: Sequence[Key]) -> list[Hold | BatchHold | None]:
         """The record for each of these keys; a group's record only if all its locks are among the keys."""
         found = [self._table.get(key) for key in keys]
         times = Counter(found)
         return [
-            each if isinstance(each, GroupHold) and each.is_whole and times[each] == len(each.keys) else self.at(key)
+            each if isinstance(each, BatchHold) and each.is_whole and times[each] == len(each.keys) else self.at(key)
             for key, each in zip(keys, found, strict=True)
         ]
 
     def put(self, hold: Hold) -> None:
         self._table[hold.key] = hold
 
-    def put_group(self, held: GroupHold) -> None:
+    def put_group(self, held: BatchHold) -> None:
         self._table.update(dict.fromkeys(held.keys, held))
 
     def remove(self, hold: Hold) -> None:
@@ -115,7 +115,7 @@ class Holds:
         if self.at(key) is hold:
             self._table.pop(key, None)
 
-    def remove_group(self, held: GroupHold) -> None:
+    def remove_group(self, held: BatchHold) -> None:
         for key in held.keys:
             self._table.pop(key, None)
         held.keys = ()
@@ -136,7 +136,7 @@ class Holds:
 
     def __contains__(self, hold: Hold) -> bool:
         found = self._table.get(hold.key)
-        if isinstance(found, GroupHold):
+        if isinstance(found, BatchHold):
             return not found.is_whole and found.members[hold.key] is hold
         return found is hold
 
@@ -147,7 +147,7 @@ class Holds:
         """The locks that are held and not known to be lost, each once for each owner here. Does not split groups."""
         return [lock for held in set(self._table.values()) for lock in self._locks_of(held)]
 
-    def _locks_of(self, held: Hold | GroupHold) -> Sequence[Any]:
+    def _locks_of(self, held: Hold | BatchHold) -> Sequence[Any]:
         if isinstance(held, Hold):
             return () if held.lost else (held.lock,)
         if held.is_whole:
@@ -166,7 +166,7 @@ class Holds:
         """One owner's holds of a lock; for a MultiLock, of each of its locks."""
         return [hold for part in lock.parts if (hold := self.get(part, owner)) is not None]
 
-    def held_against(self, lock: Named) -> list[Hold | GroupHold]:
+    def held_against(self, lock: Named) -> list[Hold | BatchHold]:
         """What this process holds under a lock's name; of readers, those for whom ``lock`` has to wait."""
         scopes = ("", "write") if lock._kind.scope == "read" else ("", "read", "write")
         held = self._table.copy().items()
@@ -177,7 +177,7 @@ class Holds:
         left = self._where(lambda held: held.owner.ended)
         return next((hold.place for hold in left if hold.key[:3] == (lock.using, lock.name, lock._kind.scope)), None)
 
-    def _where(self, wanted: Callable[[Hold | GroupHold], bool]) -> list[Hold]:
+    def _where(self, wanted: Callable[[Hold | BatchHold], bool]) -> list[Hold]:
         # Groups that are not wanted are not split. A list of the items would make a tuple for each: then the collector
         # may run, and with it whoever changes the table. A copy is made in one go.
         if not self._table:

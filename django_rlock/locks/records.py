@@ -1,4 +1,4 @@
-"""What this process knows of each lock that it holds (``Hold``, ``GroupHold``) or waits for (``Wait``).
+"""What this process knows of each lock that it holds (``Hold``, ``BatchHold``) or waits for (``Wait``).
 
 The tables of these records are in ``holds``.
 """
@@ -256,7 +256,7 @@ class Hold:
         return self.owner.ended
 
 
-class GroupHold:
+class BatchHold:
     """Locks that one script took for an owner: one record for all, until one of them is needed on its own.
 
     Then each becomes a ``Hold`` of its own, permanently, with the times of this record. Any thread may cause that.

@@ -21,7 +21,7 @@ from django_rlock.locks.engine import Claim, expect_copies
 from django_rlock.locks.groups import Grouping, LockGroup, Piece
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import Named
-from django_rlock.locks.records import GroupHold, Hold, key_of
+from django_rlock.locks.records import BatchHold, Hold, key_of
 from django_rlock.locks.telling import tell_taken
 from django_rlock.locks.together import give_back_all, held_of, pieces_of
 from django_rlock.locks.watchdog import watch_group
@@ -150,7 +150,7 @@ class AllOrNone:
             reply = await driver.take(call, self.until, lambda: group.release_call(wire_name))
             now = driver.now()
             if reply[1] == OK and now < call.sent_at + lease:
-                held = GroupHold(group, owner, wire_name, call.sent_at, lease)
+                held = BatchHold(group, owner, wire_name, call.sent_at, lease)
                 held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
                 held.line = calling_line()
                 self._note_taken(held, call.sends > 1)
@@ -173,7 +173,7 @@ class AllOrNone:
             self._note_failed(group.locks[reply[2] - 1]).left_ms = reply[1]
         return False
 
-    def _note_taken(self, held: GroupHold, has_copies: bool) -> None:
+    def _note_taken(self, held: BatchHold, has_copies: bool) -> None:
         if has_copies:
             expect_copies(held, held.lease)
         HOLDS.put_group(held)
@@ -198,7 +198,7 @@ class AllOrNone:
         now = self.driver.now()
         for held in held_of(self.taken, self.owner):
             if held.is_lost(now):
-                for hold in held.members.values() if isinstance(held, GroupHold) else [held]:
+                for hold in held.members.values() if isinstance(held, BatchHold) else [held]:
                     if self._before.get(hold.key, NOTHING).record is not None:
                         raise hold.lost_error()
                     self._note_failed(hold.lock)
@@ -216,7 +216,7 @@ class AllOrNone:
         latest = max((held.deadline for held in records), default=0.0)
         for held in records:
             if held in self.lent or held.deadline < min(latest, self.driver.now() + lease):
-                for hold in held.members.values() if isinstance(held, GroupHold) else [held]:
+                for hold in held.members.values() if isinstance(held, BatchHold) else [held]:
                     with suppress(LockLostError):  # which is noticed next
                         await engine.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
 

@@ -19,7 +19,7 @@ from django_rlock.process import on_fork
 
 if TYPE_CHECKING:
     from django_rlock.locks.kinds import Named
-    from django_rlock.locks.records import GroupHold
+    from django_rlock.locks.records import BatchHold
 
 MAX_GROUPS = 50
 """How many groups are counted; the locks of further ones are counted together, for each alias."""
@@ -109,7 +109,7 @@ class Tallies:
 
     def __init__(self) -> None:
         self.groups: dict[Group, Tally] = {}
-        self.recent: deque[Hold | GroupHold] = deque(maxlen=MAX_RECENT)
+        self.recent: deque[Hold | BatchHold] = deque(maxlen=MAX_RECENT)
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._by_name: dict[str, Tally] = {}
 
@@ -163,7 +163,7 @@ def count_hold(hold: Hold, now: float) -> None:
         tally.holds.append(Past(held, now, hold.key, hold.place, hold.context))
 
 
-def count_group(held: GroupHold, now: float) -> None:
+def count_group(held: BatchHold, now: float) -> None:
     """Count locks that were taken together and are released now, once for each of their groups."""
     TALLIES.recent.append(held)
     lasted, owner, group = now - held.since, held.owner, held.group

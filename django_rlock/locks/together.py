@@ -14,12 +14,12 @@ from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import RELEASE_PATIENCE
 from django_rlock.locks.groups import LockGroup, Piece, places, sliced
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.records import GroupHold, Hold, key_of
+from django_rlock.locks.records import BatchHold, Hold, key_of
 from django_rlock.locks.tallies import count_group
 from django_rlock.locks.telling import tells_of_releases
 from django_rlock.locks.watchdog import free_behind
 
-Held = Hold | GroupHold
+Held = Hold | BatchHold
 
 
 def held_of(locks: Sequence[BaseLock], owner: Owner) -> list[Held]:
@@ -28,10 +28,10 @@ def held_of(locks: Sequence[BaseLock], owner: Owner) -> list[Held]:
     return [whole] if whole else list(dict.fromkeys(filter(None, _records(locks, owner))))
 
 
-def _whole(locks: Sequence[BaseLock], owner: Owner) -> GroupHold | None:
+def _whole(locks: Sequence[BaseLock], owner: Owner) -> BatchHold | None:
     """The usual case: one record for all of them."""
     first = HOLDS.record(locks[0], owner) if locks else None
-    if isinstance(first, GroupHold) and first.is_whole and first.group.locks == tuple(locks):
+    if isinstance(first, BatchHold) and first.is_whole and first.group.locks == tuple(locks):
         return first
     return None
 
@@ -48,7 +48,7 @@ async def give_back_all(
     ``begun`` collects the locks whose release has started; the caller need not release them.
     """
     failures: list[RLockError] = []
-    rest: Sequence[GroupHold | BaseLock] = locks
+    rest: Sequence[BatchHold | BaseLock] = locks
     try:
         rest = _pieces_held(driver, owner, locks)
         for piece in rest:
@@ -67,21 +67,21 @@ async def give_back_all(
 
 
 async def _give_back_piece(
-    driver: Driver, owner: Owner, piece: GroupHold | BaseLock, failures: list[RLockError], begun: set[object]
+    driver: Driver, owner: Owner, piece: BatchHold | BaseLock, failures: list[RLockError], begun: set[object]
 ) -> None:
-    if isinstance(piece, GroupHold):
+    if isinstance(piece, BatchHold):
         failures += await _free(driver.at(piece.group.using), piece)
     else:
         await engine.give_back(piece, driver.at(piece.using), owner, begun)
 
 
-def _release_later(piece: GroupHold | BaseLock, owner: Owner) -> None:
+def _release_later(piece: BatchHold | BaseLock, owner: Owner) -> None:
     for hold in _holds(piece, owner):
         if hold in HOLDS:  # a group that is being freed handles interruptions itself
             engine.release_later(hold)
 
 
-def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[GroupHold | BaseLock]:
+def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[BatchHold | BaseLock]:
     """The parts that one script each releases."""
     if owner.is_named:
         return list(locks)  # others share the name, so these are released one by one
@@ -103,14 +103,14 @@ def _ends(held: Held, now: float) -> bool:
     return not nested and not held.is_lost(now)
 
 
-def _joined(found: dict[Held | None, BaseLock]) -> Iterable[GroupHold | BaseLock]:
+def _joined(found: dict[Held | None, BaseLock]) -> Iterable[BatchHold | BaseLock]:
     """Join holds in one place and under one wire name into as few groups as possible."""
     if len(found) == 1:
         ((held, lock),) = found.items()
-        return [held if isinstance(held, GroupHold) else lock]
+        return [held if isinstance(held, BatchHold) else lock]
     members = [each for held, lock in found.items() for each in _members(held, lock)]
     slices = [zip(*part, strict=True) for part in sliced(members)]
-    return [GroupHold.joined(LockGroup(locks), holds) for holds, locks in slices]
+    return [BatchHold.joined(LockGroup(locks), holds) for holds, locks in slices]
 
 
 def pieces_of(groups: Iterable[LockGroup]) -> list[Piece]:
@@ -118,19 +118,19 @@ def pieces_of(groups: Iterable[LockGroup]) -> list[Piece]:
 
 
 def _members(held: Held | None, lock: BaseLock) -> list[tuple[Hold, BaseLock]]:
-    if isinstance(held, GroupHold):
+    if isinstance(held, BatchHold):
         return list(zip(held.members.values(), held.group.locks, strict=True))
     return [] if held is None else [(held, lock)]
 
 
-def _holds(piece: GroupHold | BaseLock, owner: Owner) -> list[Hold]:
-    if isinstance(piece, GroupHold):
+def _holds(piece: BatchHold | BaseLock, owner: Owner) -> list[Hold]:
+    if isinstance(piece, BatchHold):
         return list(piece.members.values())
     hold = HOLDS.get(piece, owner)
     return [] if hold is None else [hold]
 
 
-async def _free(driver: Driver, held: GroupHold) -> list[RLockError]:
+async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
     group = held.group
     call = group.release_call(held.wire_name)
     try:
@@ -149,7 +149,7 @@ async def _free(driver: Driver, held: GroupHold) -> list[RLockError]:
     return _note_freed(held, call, missing, driver.now())
 
 
-async def _send_release(driver: Driver, held: GroupHold, call: ScriptCall) -> Sequence[int]:
+async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> Sequence[int]:
     """Return the positions of the locks that were gone, counted from 1."""
     group, until = held.group, min(held.deadline, driver.now() + RELEASE_PATIENCE)
     try:
@@ -166,7 +166,7 @@ async def _send_release(driver: Driver, held: GroupHold, call: ScriptCall) -> Se
     return [position for position, lock in enumerate(group.locks, start=1) if lock in gone]
 
 
-def _note_freed(held: GroupHold, call: ScriptCall, missing: Sequence[int], now: float) -> list[RLockError]:
+def _note_freed(held: BatchHold, call: ScriptCall, missing: Sequence[int], now: float) -> list[RLockError]:
     unusual = missing or call.sends > 1 or held.late_lease or held.renewing
     if not unusual and not tells_of_releases(held.group.locks[0], now - held.since):
         count_group(held, now)

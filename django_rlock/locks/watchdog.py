@@ -31,7 +31,7 @@ from django_rlock.exceptions import LockLostError
 from django_rlock.locks.heartbeats import heartbeat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import Forced, forced_channel
-from django_rlock.locks.records import GroupHold, Hold, Key
+from django_rlock.locks.records import BatchHold, Hold, Key
 from django_rlock.locks.tallies import count_hold, note_lost
 from django_rlock.redaction import printable
 from django_rlock.scripts import ABSENT, ENDLESS
@@ -251,7 +251,7 @@ class Renewals:
 
     def __init__(self, worker: BackgroundWorker) -> None:
         self._worker = worker
-        self.inbox: deque[Key | GroupHold] = deque()
+        self.inbox: deque[Key | BatchHold] = deque()
         self.losses: deque[Hold] = deque()
         self._due: list[tuple[float, int, Hold]] = []
         self._numbers = itertools.count()
@@ -280,7 +280,7 @@ class Renewals:
         for _ in range(len(self.inbox)):
             entry = self.inbox.popleft()
             # Locks that were taken together and are still held are renewed as single holds, many in one script.
-            for key in entry.keys if isinstance(entry, GroupHold) else (entry,):
+            for key in entry.keys if isinstance(entry, BatchHold) else (entry,):
                 hold = HOLDS.at(key)
                 if hold is not None:
                     self._plan(hold, _next_look(hold, now))
@@ -365,7 +365,7 @@ def watch(hold: Hold) -> None:
         its.check(hold.confirmed_at(), hold.runs_for if hold.is_unconfirmed else None)
 
 
-def watch_group(held: GroupHold) -> None:
+def watch_group(held: BatchHold) -> None:
     """The same for locks that were just taken together."""
     its = worker(held.group.using)
     its.jobs[Renewals].inbox.append(held)

@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from django_rlock.locks.records import GroupHold, Hold
+from django_rlock.locks.records import BatchHold, Hold
 from django_rlock.locks.tallies import MAX_RECENT
 from django_rlock.reports.about import described_context
 from django_rlock.settings import get_settings
@@ -20,7 +20,7 @@ MAX_NAMED = 3
 _FEW = 10
 """Of more locks that were taken together, none is counted."""
 
-Held = Hold | GroupHold
+Held = Hold | BatchHold
 
 
 class HotLock:

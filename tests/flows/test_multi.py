@@ -11,7 +11,7 @@ from django_rlock import FairLock, FencedLock, MultiLock, RLock
 from django_rlock.locks import BaseLock
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.locks.records import GroupHold, Hold
+from django_rlock.locks.records import BatchHold, Hold
 from django_rlock.locks.several import AllOrNone
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import explore
@@ -67,10 +67,10 @@ class Leaver(Guest):
         await suspend("inside")
 
 
-def _known(record: Hold | GroupHold | None) -> Any:
+def _known(record: Hold | BatchHold | None) -> Any:
     if record is None:
         return None
-    if isinstance(record, GroupHold):
+    if isinstance(record, BatchHold):
         members = () if record.is_whole else tuple(map(_known, record.members.values()))
         return record.wire_name, record.lease, record.deadline, record.renewed, record.late_lease, members
     times = record.lease, record.deadline, record.runs_for, record.late_lease

@@ -15,7 +15,7 @@ from django_rlock.drivers.identity import Owner, current_owner
 from django_rlock.inspection import LockInfo, LockState, iter_locks, lock_info
 from django_rlock.inspection.overview import Overview
 from django_rlock.inspection.rows import public_dict
-from django_rlock.locks.records import GroupHold, Hold, key_of
+from django_rlock.locks.records import BatchHold, Hold, key_of
 from django_rlock.locks.tallies import MAX_RECENT
 from django_rlock.reports.hot import MAX_HOT, MAX_NAMED, hot_locks
 from tests.eventually import eventually
@@ -96,14 +96,14 @@ def test_a_lock_that_cooled_down_is_reported_no_more(past: Past, redis_client: r
     assert not Overview({}).locks
 
 
-def holds(name: str, times: int, owner: Owner | None = None) -> list[Hold | GroupHold]:
+def holds(name: str, times: int, owner: Owner | None = None) -> list[Hold | BatchHold]:
     """Holds that began within the last second before 1.0."""
     owner = owner or current_owner()
     lock = rlock(name)
     return [Hold(key_of(lock, owner), lock, owner, "x", number / times) for number in range(1, times + 1)]
 
 
-def fields(recent: list[Hold | GroupHold], since: float = 0.0, now: float = 1.0) -> dict[str, dict[str, object]]:
+def fields(recent: list[Hold | BatchHold], since: float = 0.0, now: float = 1.0) -> dict[str, dict[str, object]]:
     return {field: json.loads(text) for field, text in (lock.field(0.0) for lock in hot_locks(recent, since, now))}
 
 

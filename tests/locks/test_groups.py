@@ -8,7 +8,7 @@ from django_rlock import FairLock, FencedLock, LockNotOwnedError, MultiLock, RLo
 from django_rlock.drivers.identity import current_owner
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.records import GroupHold, context
+from django_rlock.locks.records import BatchHold, context
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import settle
 from tests.eventually import PATIENCE
@@ -38,7 +38,7 @@ def record(lock, owner=None):
     """The one record of all members; None where each has its own."""
     found = {HOLDS.record(part, owner or current_owner()) for part in lock.parts}
     (only, *others) = found
-    return only if not others and isinstance(only, GroupHold) and only.is_whole else None
+    return only if not others and isinstance(only, BatchHold) and only.is_whole else None
 
 
 async def enter_again(face, member) -> None:

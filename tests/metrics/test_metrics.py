@@ -20,7 +20,7 @@ from django_rlock import FairLock, LockUnavailableError, MultiLock, PermitExpira
 from django_rlock.celery import LockedTask
 from django_rlock.drivers.identity import current_owner
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.locks.records import GroupHold
+from django_rlock.locks.records import BatchHold
 from django_rlock.metrics import EVENTS, LEVELS, Event, Record, feed, opentelemetry, prometheus
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import no_threads, renew_now, settle
@@ -142,7 +142,7 @@ def test_members_of_a_multi_lock_count_each(measured: Measured) -> None:
 def test_to_count_what_is_held_takes_no_group_apart() -> None:
     with no_threads(), MultiLock(FairLock("stock:1"), FairLock("stock:2")) as lock:
         held = HOLDS.record(lock.parts[0], current_owner())
-        assert isinstance(held, GroupHold)
+        assert isinstance(held, BatchHold)
         for is_whole in (True, False):
             assert held.is_whole == is_whole
             assert sorted(each.name for each in HOLDS.locks()) == ["stock:1", "stock:2"]
