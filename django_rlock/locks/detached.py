@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django_rlock.locks.base import BaseLock
 
 
-class Detached:
+class TransferredHold:
     """A hold that no longer belongs to the thread or task that took it. Whoever keeps this object may release it, in
     any thread or task.
 

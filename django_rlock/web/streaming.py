@@ -21,7 +21,7 @@ from django_rlock.callbacks import log
 from django_rlock.drivers.identity import current_owner
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock, MultiLock
-from django_rlock.locks.detached import Detached
+from django_rlock.locks.detached import TransferredHold
 from django_rlock.locks.holds import HOLDS
 
 logger = logging.getLogger("django_rlock.web")
@@ -44,7 +44,7 @@ def keep_for_response(lock: BaseLock, response: Any) -> BaseLock | None:
             left.append(part)
         else:
             # Middleware may drop a response without closing or rendering it; that drops what is detached, too.
-            hand_over(partial(_give_back, Detached(hold)))
+            hand_over(partial(_give_back, TransferredHold(hold)))
     return MultiLock(*left) if left else None
 
 
@@ -83,7 +83,7 @@ class _Rendering:
                 give_back()
 
 
-def _give_back(detached: Detached) -> None:
+def _give_back(detached: TransferredHold) -> None:
     try:
         detached.release()
     except SynchronousOnlyOperation:
