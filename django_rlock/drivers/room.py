@@ -17,8 +17,8 @@ from django_rlock.drivers.listening.listener import Listener, MakeWaiter
 from django_rlock.drivers.listening.sharded import ClusterListener
 from django_rlock.drivers.listening.subscriber import Subscriber
 from django_rlock.drivers.listening.waiters import TaskWaiter, ThreadWaiter
-from django_rlock.drivers.quorum.tasks import TaskTalks
-from django_rlock.drivers.quorum.threads import ThreadTalks
+from django_rlock.drivers.quorum.tasks import TaskSessions
+from django_rlock.drivers.quorum.threads import ThreadSessions
 from django_rlock.drivers.quorum.topology import Quorum
 from django_rlock.drivers.replicas import ConfirmingNode, take_confirmed
 from django_rlock.drivers.server import Division, Node, OneServer, PlainNode
@@ -92,7 +92,7 @@ def async_driver(using: str) -> AliasDriver:
 
 def _async_driver(using: str) -> AliasDriver:
     if get_settings(using).nodes:
-        return AliasDriver(TASKS, Quorum(using, TaskTalks(using)), async_driver)
+        return AliasDriver(TASKS, Quorum(using, TaskSessions(using)), async_driver)
     return AliasDriver(TASKS, _topology(TASKS, using, "calls"), async_driver, Hearing(using, TaskWaiter))
 
 
@@ -139,7 +139,7 @@ def commands_to(using: str, purpose: Purpose) -> Commands:
 @remembered("drivers")
 def _quorum(using: str) -> Quorum:
     """The quorum shared by callers in threads and the background thread, including its open links."""
-    return Quorum(using, ThreadTalks(using))
+    return Quorum(using, ThreadSessions(using))
 
 
 # --- listening -------------------------------------------------------------------------------------------------------

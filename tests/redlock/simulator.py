@@ -32,7 +32,7 @@ from django_rlock.drivers.quorum.calls import Acquire, AcquireAgain, Bump, Relea
 from django_rlock.drivers.quorum.proposals import AHEAD, Proposals
 from django_rlock.drivers.quorum.restarts import Restarts
 from django_rlock.drivers.quorum.topology import Quorum
-from django_rlock.drivers.quorum.votes import Answer, Ballot, Count, NodeDownError, QuorumCall, Voting
+from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall, VoteTally, VotingRound
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.engine import Claim
@@ -260,35 +260,35 @@ class SimNode:
         """Whether a connection is new, or was made since the node has started."""
         return link is None or link == self.model.run_id
 
-    def receive(self, call: QuorumCall, script: Any, args: tuple[Any, ...], talk: SimTalk, link: str | None) -> None:
+    def receive(self, call: QuorumCall, script: Any, args: tuple[Any, ...], session: SimTalk, link: str | None) -> None:
         world = self.world
-        if self.is_cut(talk.client):
+        if self.is_cut(session.client):
             return
         if self.down:
-            self.answer(call, talk, NodeDownError("refused"))
+            self.answer(call, session, NodeDownError("refused"))
         elif world.now < self.paused_until:
-            world.at(self.paused_until, lambda: self.receive(call, script, args, talk, link))
+            world.at(self.paused_until, lambda: self.receive(call, script, args, session, link))
         elif not self.has_open(link):
-            self.answer(call, talk, RedisConnectionError("reset"))
+            self.answer(call, session, RedisConnectionError("reset"))
         else:
             reply = self.model.run(script, args)
             if isinstance(call, Acquire) and reply[0] == b"OK":
                 self.granted.setdefault(args[0], reply[1])
-            self.answer(call, talk, [b"", *reply], self.model.run_id if link is None else None)
+            self.answer(call, session, [b"", *reply], self.model.run_id if link is None else None)
 
-    def answer(self, call: QuorumCall, talk: SimTalk, reply: Any, run_id: str | None = None) -> None:
+    def answer(self, call: QuorumCall, session: SimTalk, reply: Any, run_id: str | None = None) -> None:
         world = self.world
         if not world.chance(world.setting.loss):
             for _ in range(2 if world.chance(world.setting.copies) else 1):
-                world.at(world.now + world.travel_time(), lambda: self._arrive(call, talk, reply, run_id))
+                world.at(world.now + world.travel_time(), lambda: self._arrive(call, session, reply, run_id))
 
-    def _arrive(self, call: QuorumCall, talk: SimTalk, reply: Any, run_id: str | None) -> None:
-        if not self.is_cut(talk.client):
+    def _arrive(self, call: QuorumCall, session: SimTalk, reply: Any, run_id: str | None) -> None:
+        if not self.is_cut(session.client):
             if isinstance(reply, Exception):
-                talk.client.links.pop(self.number, None)
+                session.client.links.pop(self.number, None)
             if run_id is not None:
-                talk.client.meet(self.number, run_id)
-            talk.arrive(Answer(self.number, call, reply))
+                session.client.meet(self.number, run_id)
+            session.arrive(Answer(self.number, call, reply))
 
 
 @types.coroutine
@@ -387,10 +387,10 @@ class SimDriver(Quorum):
 
     async def _reap(self, undo: QuorumCall, nodes: set[int], until: float) -> None:
         while nodes and self.now() < until:
-            async with self.conversation() as talk:
-                talk.send(undo, nodes)
+            async with self.conversation() as session:
+                session.send(undo, nodes)
                 wait = self.now() + self.timeout
-                while (answer := await talk.receive(wait)) is not None:
+                while (answer := await session.receive(wait)) is not None:
                     if not isinstance(answer.reply, Exception):
                         nodes.discard(answer.node)
             await self.sleep(0.5)
@@ -430,7 +430,7 @@ class OldAcquire(Acquire):
 
     __slots__ = ()
 
-    async def _fence(self, grants: Ballot, voting: Voting) -> int | None:
+    async def _fence(self, grants: VoteTally, voting: VotingRound) -> int | None:
         if self.bump is None:
             return 0
         until = self.sent_at + 2 * voting.timeout
@@ -518,7 +518,7 @@ class Client:
             return
         world.running = self
         try:
-            until, talk = body.send(None)
+            until, session = body.send(None)
         except StopIteration:
             world.bodies.discard(body)
             return
@@ -528,12 +528,12 @@ class Client:
             nonlocal woken
             if not woken:
                 woken = True
-                if talk is not None:
-                    talk.sleeper = None
+                if session is not None:
+                    session.sleeper = None
                 world.at(world.now, lambda: self._step(body))
 
-        if talk is not None:
-            talk.sleeper = wake
+        if session is not None:
+            session.sleeper = wake
         if until < math.inf:
             due = self.true_time(until)
             # A clock that was set back must not stop the time.

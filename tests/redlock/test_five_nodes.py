@@ -14,8 +14,8 @@ from django_rlock.drivers.calls import REMEMBERED, pack_command
 from django_rlock.drivers.listening import subscriber
 from django_rlock.drivers.quorum import calls, topology
 from django_rlock.drivers.quorum.nodes import node_set
-from django_rlock.drivers.quorum.tasks import Talk as TaskTalk
-from django_rlock.drivers.quorum.threads import Talk
+from django_rlock.drivers.quorum.tasks import Session as TaskTalk
+from django_rlock.drivers.quorum.threads import Session
 from django_rlock.drivers.room import async_driver, sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.holds import WAITS
@@ -248,8 +248,8 @@ async def test_undo_is_kept_for_as_long_as_a_copy_may_come(face, nodes, hasty_no
 
 async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, hasty_nodes, monkeypatch):
     """All threads stood still until NODE_TIMEOUT had passed: the nodes were in time."""
-    talk = Talk if face.name == "sync" else TaskTalk
-    listen = talk.listen
+    session = Session if face.name == "sync" else TaskTalk
+    listen = session.listen
     stalled: list[int] = []
 
     async def stall_and_listen(self, count, until) -> None:
@@ -265,7 +265,7 @@ async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, has
         load_scripts(server)  # one reply for each
     lock = RedLock("x", using="quorum", fencing=False)
     with monkeypatch.context() as patch:
-        patch.setattr(talk, "listen", stall_and_listen)
+        patch.setattr(session, "listen", stall_and_listen)
         assert await face.acquire(lock, wait_time=0)
     assert len(stalled) == 5
     await face.release(lock)
@@ -314,7 +314,7 @@ def test_stale_replies_are_not_counted(nodes, lock):
     with lock:
         pass
     driver: Any = sync_driver("quorum")
-    for links in driver.topology.means._kept:
+    for links in driver.topology.transport._kept:
         for link in links:
             link.link.sock.sendall(pack_command("EVAL", "return {'1', 'OK', 1}", 0))
     take_away(nodes)
@@ -350,9 +350,9 @@ def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
             raise KeyboardInterrupt
         return add(self, link)
 
-    add = Talk._add
+    add = Session._add
     with monkeypatch.context() as patch:
-        patch.setattr(Talk, "_add", interrupted)
+        patch.setattr(Session, "_add", interrupted)
         for _ in range(20):
             with pytest.raises(KeyboardInterrupt):
                 lock.acquire()

@@ -409,8 +409,8 @@ async def test_connections_that_were_idle_for_long_are_replaced(face, proxies):
     await acquire_and_give_back(face, lock)
     for each in proxies:
         each.forget_connections()
-    means: Any = sync_driver("quorum").topology.means  # type: ignore[attr-defined]
-    for kept in means._kept:
+    transport: Any = sync_driver("quorum").topology.transport  # type: ignore[attr-defined]
+    for kept in transport._kept:
         for link in kept:
             link.since -= KEEP_IDLE
     if face.name == "async":

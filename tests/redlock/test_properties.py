@@ -17,7 +17,7 @@ from django_rlock.drivers.quorum import calls as quorum_calls
 from django_rlock.drivers.quorum.calls import Acquire, Bump, Release
 from django_rlock.drivers.quorum.proposals import AHEAD
 from django_rlock.drivers.quorum.topology import Quorum
-from django_rlock.drivers.quorum.votes import Answer, Ballot, QuorumCall, Voting
+from django_rlock.drivers.quorum.votes import Answer, QuorumCall, VoteTally, VotingRound
 from django_rlock.locks import redlock, watchdog
 from django_rlock.locks.redlock import Majority
 from tests.forms import THOROUGH
@@ -54,13 +54,13 @@ def mutate(monkeypatch):
 
 
 def minority_is_enough(patch):
-    init = Ballot.__init__
+    init = VoteTally.__init__
 
     def changed(self, call, size):
         init(self, call, size)
         self.quorum = size // 2
 
-    patch.setattr(Ballot, "__init__", changed)
+    patch.setattr(VoteTally, "__init__", changed)
 
 
 def no_drift(patch):
@@ -72,7 +72,7 @@ def counts_from_the_reply(patch):
 
     async def changed(self, call):
         reply = await run_once(self, call)
-        call.sent_at = self.means.now()
+        call.sent_at = self.transport.now()
         return reply
 
     patch.setattr(Quorum, "_run_once", changed)
@@ -84,24 +84,24 @@ def votes_count_twice(patch):
             self.cast += 1
         add(self, node, reply)
 
-    add = Ballot.add
-    patch.setattr(Ballot, "cast", 0, raising=False)
-    patch.setattr(Ballot, "add", changed)
-    patch.setattr(Ballot, "won", property(lambda self: self.cast >= self.quorum))
+    add = VoteTally.add
+    patch.setattr(VoteTally, "cast", 0, raising=False)
+    patch.setattr(VoteTally, "add", changed)
+    patch.setattr(VoteTally, "won", property(lambda self: self.cast >= self.quorum))
 
 
 def late_grants_count(patch):
-    ask = Voting.ask
+    ask = VotingRound.ask
 
     async def changed(self, call, voters=None, until=None):
         return await ask(self, call, voters, None if until is None else until + 10 * self.timeout)
 
-    patch.setattr(Voting, "ask", changed)
+    patch.setattr(VotingRound, "ask", changed)
 
 
 def grants_of_other_attempts_count(patch):
     def arrive(self, answer):
-        current = self.client.talk
+        current = self.client.session
         if self.closed and not current.closed:
             current.arrive(answer)
         else:
@@ -109,20 +109,20 @@ def grants_of_other_attempts_count(patch):
 
     def enter(self, driver):
         init(self, driver)
-        driver.client.talk = self
+        driver.client.session = self
 
     def count(self, answer):
-        ballot = next(reversed(self._ballots.values()))
-        if type(answer.call) is not type(ballot.call):
+        tally = next(reversed(self._tallies.values()))
+        if type(answer.call) is not type(tally.call):
             return None
-        ballot.add(answer.node, answer.reply)
-        return ballot
+        tally.add(answer.node, answer.reply)
+        return tally
 
     received, init = SimTalk.arrive, SimTalk.__init__
-    patch.setattr(Client, "talk", None, raising=False)
+    patch.setattr(Client, "session", None, raising=False)
     patch.setattr(SimTalk, "arrive", arrive)
     patch.setattr(SimTalk, "__init__", enter)
-    patch.setattr(Voting, "_count", count)
+    patch.setattr(VotingRound, "_count", count)
 
 
 def tokens_are_used_again(patch):
@@ -135,14 +135,14 @@ def gives_back_where_granted_only(patch):
         if call.undo is not None:
             self.send(call.undo, asked.yes)
 
-    patch.setattr(Voting, "undo_everywhere", changed)
+    patch.setattr(VotingRound, "undo_everywhere", changed)
 
 
 def gives_nothing_back(patch):
     async def changed(self, call, asked):
         pass
 
-    patch.setattr(Voting, "undo_everywhere", changed)
+    patch.setattr(VotingRound, "undo_everywhere", changed)
 
 
 def lost_locks_come_back(patch):
@@ -163,14 +163,14 @@ def no_second_round(patch):
 
 def late_granters_vote_on_a_lower_token(patch):
     """All nodes are asked to count on from the token of those that granted first."""
-    ask = Voting.ask
+    ask = VotingRound.ask
 
     async def changed(self, call, voters=None, until=None):
         if isinstance(call, Bump):
             voters = range(self._size)
         return await ask(self, call, voters, until)
 
-    patch.setattr(Voting, "ask", changed)
+    patch.setattr(VotingRound, "ask", changed)
 
 
 def only_the_first_granters_are_asked(patch):
@@ -307,11 +307,11 @@ def keys_end_too_soon(patch):
 
 
 def waits_for_all(patch):
-    patch.setattr(Ballot, "decided", property(Ballot.is_complete))
+    patch.setattr(VoteTally, "decided", property(VoteTally.is_complete))
 
 
 def never_gives_up_early(patch):
-    patch.setattr(Ballot, "decided", property(lambda self: self.won or self.is_complete()))
+    patch.setattr(VoteTally, "decided", property(lambda self: self.won or self.is_complete()))
 
 
 def keys_do_not_end(patch):
@@ -428,10 +428,10 @@ def test_p02_valid_from_before_the_first_byte(mutant, mutate, settings):
 
 def test_p03_a_quorum_of_different_nodes(mutate):
     def is_won_by(nodes):
-        ballot = Ballot(call(), 5)
+        tally = VoteTally(call(), 5)
         for node in nodes:
-            ballot.add(node, [b"", 1])
-        return ballot.won
+            tally.add(node, [b"", 1])
+        return tally.won
 
     assert is_won_by([0, 3, 4])
     assert not is_won_by([0, 3])
@@ -507,7 +507,7 @@ class Told:
 def vote(split):
     """The ballot on a call, and the time that it took."""
     told: Any = Told(split)
-    return run_sync(Voting(told, told).ask(call())), told.time
+    return run_sync(VotingRound(told, told).ask(call())), told.time
 
 
 def call():
@@ -516,10 +516,10 @@ def call():
 
 def test_p06_every_split_ends_and_is_judged_rightly():
     for size, split in SPLITS:
-        ballot, took = vote(split)
+        tally, took = vote(split)
         assert took <= 1.0
-        assert ballot.decided
-        assert ballot.won == (split.count("g") > size / 2), split
+        assert tally.decided
+        assert tally.won == (split.count("g") > size / 2), split
 
 
 def test_p07_fails_as_soon_as_no_quorum_can_come():
@@ -581,12 +581,12 @@ TIMELESS = replace(ROUGH, rate_error=0.3, durable=True, crashes=3.0, pauses=3.0,
 @pytest.fixture
 def no_timing(monkeypatch):
     """Clocks are ignored: locks are valid for ever, and two may hold one."""
-    ask = Voting.ask
+    ask = VotingRound.ask
 
     async def changed(self, call, voters=None, until=None):
         return await ask(self, call, voters, self.now() + 3)
 
-    monkeypatch.setattr(Voting, "ask", changed)
+    monkeypatch.setattr(VotingRound, "ask", changed)
     monkeypatch.setattr(Client, "check_grants", lambda self, hold: None)
     monkeypatch.setattr(quorum_calls, "MIN_VALIDITY", -math.inf)
     monkeypatch.setattr(Majority, "drift", lambda self, lock, lease: -lease)

@@ -54,16 +54,16 @@ def test_p18_greenlets(urls):
 
 def test_p18_mutant(urls, monkeypatch):
     """A driver that takes a refusal by most nodes for a grant is distinguished from the other."""
-    from django_rlock.drivers.quorum.tasks import TaskTalks
+    from django_rlock.drivers.quorum.tasks import TaskSessions
     from django_rlock.drivers.quorum.topology import Quorum
-    from django_rlock.drivers.quorum.votes import Ballot
+    from django_rlock.drivers.quorum.votes import VoteTally
 
     once = Quorum._run_once
 
     async def run_once(self, call):
-        if isinstance(self.means, TaskTalks):
-            monkeypatch.setattr(Ballot, "won", property(lambda ballot: len(ballot.yes) >= 1))
-            monkeypatch.setattr(Ballot, "decided", property(Ballot.is_complete))  # whichever replies first
+        if isinstance(self.transport, TaskSessions):
+            monkeypatch.setattr(VoteTally, "won", property(lambda tally: len(tally.yes) >= 1))
+            monkeypatch.setattr(VoteTally, "decided", property(VoteTally.is_complete))  # whichever replies first
         return await once(self, call)
 
     expected = [by_threads(seed, urls) for seed in range(3)]

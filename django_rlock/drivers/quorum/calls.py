@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 from django_rlock.drivers.calls import REMEMBERED
-from django_rlock.drivers.quorum.votes import Ballot, QuorumCall, Voting
+from django_rlock.drivers.quorum.votes import QuorumCall, VoteTally, VotingRound
 from django_rlock.drivers.retrying import REPLY_GRACE
 from django_rlock.scripts import ENDLESS, LOST, OK
 
@@ -46,12 +46,12 @@ class Acquire(QuorumCall):
     def is_vote_for(self, reply: list[Any]) -> bool:
         return bool(reply[1] == OK)
 
-    def screen(self, node: int, reply: list[Any], voting: Voting) -> list[Any] | Exception:
+    def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
         if reply[1] != OK:
             return reply
         return _doubted(self, node, _mark_in(reply), voting) or reply
 
-    async def over(self, voting: Voting) -> list[Any]:
+    async def over(self, voting: VotingRound) -> list[Any]:
         valid_until = self.sent_at + self.valid_for
         if self.bump is not None:
             self.fresh = voting.proposals.next(self.sent_at)
@@ -67,7 +67,7 @@ class Acquire(QuorumCall):
             raise voting.not_reached(self, grants)
         return [b"", _free_in_ms(grants)]
 
-    async def _fence(self, grants: Ballot, voting: Voting) -> int | None:
+    async def _fence(self, grants: VoteTally, voting: VotingRound) -> int | None:
         """The token, once a quorum of the granting nodes has raised its counter to it; 0 without fencing. None: failed.
 
         Each node that granted has raised its counter to the token that it replied. If a quorum replied the same token,
@@ -88,7 +88,7 @@ class Acquire(QuorumCall):
             token = await self._count_on(self.bump, grants, voting, until)
         return token
 
-    async def _count_on(self, bump: Bump, grants: Ballot, voting: Voting, until: float) -> int | None:
+    async def _count_on(self, bump: Bump, grants: VoteTally, voting: VotingRound, until: float) -> int | None:
         token: int = max(reply[2] for reply in grants.yes.values())
         return token if (await voting.ask(bump.to(token), list(grants.yes), until)).won else None
 
@@ -101,7 +101,7 @@ class Bump(QuorumCall):
         return Bump(self.name, self.script, self.keys, (owner, token, fence_ttl))
 
 
-def _doubted(call: QuorumCall, node: int, mark: bytes, voting: Voting) -> Exception | None:
+def _doubted(call: QuorumCall, node: int, mark: bytes, voting: VotingRound) -> Exception | None:
     """Why a vote does not count: the node may have forgotten that it voted for another owner."""
     return voting.restarts.doubt(node, mark, call.sent_at, voting.now())
 
@@ -114,7 +114,7 @@ def _mark_in(grant: list[Any]) -> bytes:
 class Vouch(QuorumCall):
     """Replaces the mark of a node's data by its run id: they are known for longer than any lease."""
 
-    def give_votes(self, grants: Ballot, voting: Voting) -> None:
+    def give_votes(self, grants: VoteTally, voting: VotingRound) -> None:
         """Send it to the nodes whose votes other processes do not count yet. No reply is waited for."""
         for node, grant in grants.yes.items():
             mark = _mark_in(grant)
@@ -130,7 +130,7 @@ class AcquireAgain(QuorumCall):
     def is_vote_for(self, reply: list[Any]) -> bool:
         return bool(reply[1] == OK)
 
-    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+    async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if votes.won:
             return [b"", OK]
         if votes.refused:
@@ -150,10 +150,10 @@ class Renew(QuorumCall):
     def is_vote_for(self, reply: list[Any]) -> bool:
         return bool(reply[1] > 0)
 
-    def screen(self, node: int, reply: list[Any], voting: Voting) -> list[Any] | Exception:
+    def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
         return _doubted(self, node, reply[2], voting) or reply if self.is_vote_for(reply) else reply
 
-    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+    async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if votes.won:
             if self.seed is not None:
                 self._add_nodes(self.seed, votes, voting)
@@ -163,7 +163,7 @@ class Renew(QuorumCall):
             return [b"", 0]
         raise voting.not_reached(self, votes)
 
-    def _add_nodes(self, seed: Seed, votes: Ballot, voting: Voting) -> None:
+    def _add_nodes(self, seed: Seed, votes: VoteTally, voting: VotingRound) -> None:
         # Only now is it certain that the lock is held. Such a node counts from the next renewal on.
         taken = {node for node, reply in votes.no.items() if reply[1] != NOT_HELD}
         others = set(range(votes.size)) - votes.yes.keys() - taken
@@ -191,10 +191,10 @@ class Release(QuorumCall):
         refused = int(1000 * max(self.lease, REMEMBERED))
         return Release(self.name, self.script, self.keys, (owner, left, lease_ms, refused), lease=self.lease)
 
-    async def over(self, voting: Voting) -> list[Any]:
+    async def over(self, voting: VotingRound) -> list[Any]:
         return await self.settle(await voting.tell(self.lasting() if voting.lost_links else self), voting)
 
-    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+    async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if len(votes.answered) < votes.quorum:
             raise voting.not_reached(self, votes)
         if votes.errors:
@@ -212,15 +212,15 @@ class Keep(Release):
 class Poll(QuorumCall):
     """A call to all nodes, which combines the replies of a quorum."""
 
-    async def over(self, voting: Voting) -> list[Any]:
+    async def over(self, voting: VotingRound) -> list[Any]:
         return await self.settle(await voting.tell(self), voting)
 
-    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+    async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if len(votes.answered) < votes.quorum:
             raise voting.not_reached(self, votes)
         return [b"", *self.outcome(votes)]
 
-    def outcome(self, votes: Ballot) -> list[Any]:
+    def outcome(self, votes: VoteTally) -> list[Any]:
         """The combined reply, without the nonce."""
         raise NotImplementedError
 
@@ -228,7 +228,7 @@ class Poll(QuorumCall):
 class ForceRelease(Poll):
     """Frees the lock whoever holds it: 1, or 0 when no node knew of it."""
 
-    def outcome(self, votes: Ballot) -> list[Any]:
+    def outcome(self, votes: VoteTally) -> list[Any]:
         return [1 if votes.yes else 0]
 
 
@@ -241,7 +241,7 @@ class Question(Poll):
 class AskState(Question):
     """Returns the owner's holds and the remaining lease in ms: the values that a quorum of nodes has, or may have."""
 
-    def outcome(self, votes: Ballot) -> list[Any]:
+    def outcome(self, votes: VoteTally) -> list[Any]:
         states, enough = votes.answered.values(), _enough(votes)
         holds = sorted((reply[1] for reply in states), reverse=True)[enough - 1]
         left = sorted((_lasting(reply[2]) for reply in states), reverse=True)[enough - 1]
@@ -251,7 +251,7 @@ class AskState(Question):
 class AskHolders(Question):
     """Returns the owners that hold the lock on any node; none of them need have a quorum."""
 
-    def outcome(self, votes: Ballot) -> list[Any]:
+    def outcome(self, votes: VoteTally) -> list[Any]:
         return [sorted({owner for reply in votes.answered.values() for owner in reply[1]})]
 
 
@@ -260,7 +260,7 @@ class AskTask(Question):
     next copy if a quorum agrees on it.
     """
 
-    def outcome(self, votes: Ballot) -> list[Any]:
+    def outcome(self, votes: VoteTally) -> list[Any]:
         known = list(votes.answered.values())
         copies = Counter(reply[2] for reply in known)
         copy = next((copy for copy, nodes in copies.items() if copy and nodes >= _enough(votes)), b"")
@@ -270,16 +270,16 @@ class AskTask(Question):
 class NoteTask(Question):
     """Records something about a task: 1 when a quorum did, else 0."""
 
-    def outcome(self, votes: Ballot) -> list[Any]:
+    def outcome(self, votes: VoteTally) -> list[Any]:
         return [int(votes.won)]
 
 
-def _enough(votes: Ballot) -> int:
+def _enough(votes: VoteTally) -> int:
     """How many replies must agree for a quorum to be possible: nodes that did not reply may belong to it."""
     return len(votes.answered) + votes.quorum - votes.size
 
 
-def _free_in_ms(votes: Ballot) -> int:
+def _free_in_ms(votes: VoteTally) -> int:
     """When a quorum may be free, judging by the leases reported by the nodes that refused; ENDLESS for never."""
     lasting = [_lasting(reply[1]) for reply in votes.no.values()]
     # Nodes that have not replied yet are assumed to be like the slowest of the others.

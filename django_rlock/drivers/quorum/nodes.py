@@ -76,7 +76,7 @@ class NodeSet:
 
     @property
     def lost_links(self) -> bool:
-        """See ``votes.Means``."""
+        """See ``votes.QuorumTransport``."""
         return monotonic() < self._lost_until
 
     def note_lost_link(self) -> None:

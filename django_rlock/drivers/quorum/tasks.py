@@ -30,13 +30,13 @@ from django_rlock.redaction import reason_of
 class _Slot:
     """Hands the reply of one node to the conversation that sent the call."""
 
-    __slots__ = ("_call", "_link", "_node", "_talk")
+    __slots__ = ("_call", "_link", "_node", "_session")
 
-    def __init__(self, node: int, link: TaskLink | None, call: QuorumCall, talk: Talk) -> None:
+    def __init__(self, node: int, link: TaskLink | None, call: QuorumCall, session: Session) -> None:
         self._node = node
         self._link = link
         self._call = call
-        self._talk = talk
+        self._session = session
 
     def done(self) -> bool:
         """Never: after an interruption it may get an error too, but only a node's first vote counts."""
@@ -57,22 +57,22 @@ class _Slot:
                 return
             reply = server_error(str(reply))
             if is_reply_that_ends_link(reply) and self._link is not None:
-                self._talk.note_error(self._node, reply)
+                self._session.note_error(self._node, reply)
                 self._link.break_off(reply)  # which gives it to this slot, too
                 return
-        if is_reply_that_ends_link(reply) and self._talk.will_ask_again(self, self._node, self._call):
+        if is_reply_that_ends_link(reply) and self._session.will_ask_again(self, self._node, self._call):
             return
-        self._talk.hear(self, Answer(self._node, self._call, reply))
+        self._session.hear(self, Answer(self._node, self._call, reply))
 
 
-class Talk:
+class Session:
     """A conversation with the nodes; see ``votes.Conversation``. Replies that come after its end are dropped.
 
     Calls on one link are executed in order: a late grant is followed by the release that undoes it.
     """
 
-    def __init__(self, talks: TaskTalks) -> None:
-        self._talks = talks
+    def __init__(self, sessions: TaskSessions) -> None:
+        self._sessions = sessions
         self._loop = asyncio.get_running_loop()
         self._links: list[TaskLink | None] = []
         self._down: dict[int, Exception] = {}
@@ -124,7 +124,7 @@ class Talk:
 
     def note_error(self, node: int, error: Exception) -> None:
         """Let others learn of an error that concerns their links to a node as well."""
-        self._talks.nodes.note_error(node, error)
+        self._sessions.nodes.note_error(node, error)
 
     def _is_enough(self, count: Count) -> bool:
         """Count the answers that have come; returns whether there is nothing more to listen for."""
@@ -164,8 +164,8 @@ class Talk:
                 return
             await self._ask_again()
 
-    async def __aenter__(self) -> Talk:
-        self._links = self._talks.links(self._loop)
+    async def __aenter__(self) -> Session:
+        self._links = self._sessions.links(self._loop)
         closed = [node for node, link in enumerate(self._links) if link is None]
         if closed:
             await self._open_all(closed)
@@ -173,11 +173,11 @@ class Talk:
 
     async def _open_all(self, nodes: Iterable[int]) -> None:
         await TASKS.gather([self._open(node) for node in nodes])
-        self._links = self._talks.links(self._loop)
+        self._links = self._sessions.links(self._loop)
 
     async def _open(self, node: int) -> None:
         try:
-            await self._talks.open(node)
+            await self._sessions.open(node)
         except RedisError as error:
             self._down[node] = error
 
@@ -185,8 +185,8 @@ class Talk:
         pass
 
 
-class TaskTalks:
-    """How the tasks of all loops reach the nodes of an alias; see ``votes.Means``."""
+class TaskSessions:
+    """How the tasks of all loops reach the nodes of an alias; see ``votes.QuorumTransport``."""
 
     now = staticmethod(monotonic)
     sleep = staticmethod(sleep)
@@ -204,8 +204,8 @@ class TaskTalks:
     def lost_links(self) -> bool:
         return self.nodes.lost_links
 
-    def conversation(self) -> Talk:
-        return Talk(self)
+    def conversation(self) -> Session:
+        return Session(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.nodes.tell_later(undo, nodes)

@@ -78,15 +78,15 @@ class NodeLink:
                 break
 
 
-class Talk:
+class Session:
     """A conversation with the nodes; see ``votes.Conversation``.
 
     A slow node may still owe a reply when the conversation ends. The next conversation on the link skips that reply.
     Calls on one link are executed in order: a late grant is followed by the release that undoes it.
     """
 
-    def __init__(self, talks: ThreadTalks) -> None:
-        self._talks = talks
+    def __init__(self, sessions: ThreadSessions) -> None:
+        self._sessions = sessions
         self._asker = object()
         self._links: dict[int, NodeLink] = {}
         self._answers: deque[Answer] = deque()
@@ -103,8 +103,8 @@ class Talk:
 
     def _send(self, node: int, call: QuorumCall, nonce: bytes, packed: bytes) -> None:
         try:
-            link = self._links.get(node) or self._add(self._talks.take_link(node))
-            link.send(packed, nonce, call, self._asker, self._talks.send_within)
+            link = self._links.get(node) or self._add(self._sessions.take_link(node))
+            link.send(packed, nonce, call, self._asker, self._sessions.send_within)
         except (RedisError, OSError) as error:
             self._answers.append(Answer(node, call, error))
             self._part(node, error)
@@ -120,7 +120,7 @@ class Talk:
         if link is not None:
             self._poll.unregister(link.fileno)
             self._answers += (Answer(node, call, error) for _, call, asker in link.owed if asker is self._asker)
-            self._talks.nodes.note_lost_link()
+            self._sessions.nodes.note_lost_link()
             link.close()
 
     def _ask_again(self) -> None:
@@ -152,7 +152,7 @@ class Talk:
 
     def _read(self, link: NodeLink) -> None:
         # It is polled again; but what TLS has decrypted already makes no socket readable.
-        arrived = link.read(self._talks.send_within, once=link.link.is_plain)
+        arrived = link.read(self._sessions.send_within, once=link.link.is_plain)
         try:
             self._hear(link, arrived)
         except (RedisError, OSError) as error:  # the answers before it count
@@ -176,9 +176,9 @@ class Talk:
         else:
             self._asked_again.add(node)
             self._refused[node] = calls
-        self._talks.nodes.note_error(node, error)
+        self._sessions.nodes.note_error(node, error)
 
-    async def __aenter__(self) -> Talk:
+    async def __aenter__(self) -> Session:
         try:
             self._take_links()
         except BaseException:
@@ -187,17 +187,17 @@ class Talk:
         return self
 
     def _take_links(self) -> None:
-        self._connect(self._talks.without_link())
-        for node in range(len(self._talks.names)):
+        self._connect(self._sessions.without_link())
+        for node in range(len(self._sessions.names)):
             if node not in self._links:
                 with suppress(RedisError):  # reported when a call is sent to this node
-                    self._add(self._talks.take_link(node))
+                    self._add(self._sessions.take_link(node))
 
     def _connect(self, nodes: Sequence[int]) -> None:
         """Connect to several nodes at once, so that an unreachable one does not delay the others."""
         if len(nodes) < 2:
             return
-        outcomes = threads.gather([partial(self._talks.take_link, node) for node in nodes])
+        outcomes = threads.gather([partial(self._sessions.take_link, node) for node in nodes])
         for link in outcomes:
             if isinstance(link, NodeLink):
                 self._add(link)
@@ -214,13 +214,13 @@ class Talk:
         # Any other exception, such as one raised by a signal handler, may have cut off a reply half way.
         if error is None or isinstance(error, RLockError):
             while self._links:
-                self._talks.keep_link(self._links.popitem()[1])
+                self._sessions.keep_link(self._links.popitem()[1])
         else:
             self._close()
 
 
-class ThreadTalks:
-    """How threads, including the background thread, reach the nodes of an alias; see ``votes.Means``."""
+class ThreadSessions:
+    """How threads, including the background thread, reach the nodes of an alias; see ``votes.QuorumTransport``."""
 
     now = staticmethod(monotonic)
 
@@ -241,8 +241,8 @@ class ThreadTalks:
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def conversation(self) -> Talk:
-        return Talk(self)
+    def conversation(self) -> Session:
+        return Session(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.nodes.tell_later(undo, nodes)

@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock.drivers.base import Undo
 from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.quorum.votes import Means, NodeDownError, QuorumCall, Voting
+from django_rlock.drivers.quorum.votes import NodeDownError, QuorumCall, QuorumTransport, VotingRound
 from django_rlock.drivers.retrying import PATIENCE, backoff, refused_until
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.links.errors import ends_link, is_final
@@ -21,8 +21,8 @@ _BACKOFF = 0.01, 0.5
 class Quorum:
     """Runs calls over all nodes of an alias."""
 
-    def __init__(self, using: str, means: Means) -> None:
-        self.means = means
+    def __init__(self, using: str, transport: QuorumTransport) -> None:
+        self.transport = transport
         self._using = using
         self._cut_off_since: float | None = None
         self._refused_since: float | None = None
@@ -44,8 +44,8 @@ class Quorum:
                 reply = await self._run_once(suited)
             except QuorumNotReachedError as error:
                 if self._cut_off_since is None:
-                    self._cut_off_since = self.means.now()
-                if self.means.now() >= self._give_up_at(suited, until) or _is_refused(error):
+                    self._cut_off_since = self.transport.now()
+                if self.transport.now() >= self._give_up_at(suited, until) or _is_refused(error):
                     raise
                 if self._is_down(error):
                     raise
@@ -54,12 +54,12 @@ class Quorum:
             else:
                 self._cut_off_since = self._refused_since = None
                 return reply
-            await self.means.sleep(backoff(tries, *_BACKOFF))
+            await self.transport.sleep(backoff(tries, *_BACKOFF))
 
     def _give_up_at(self, call: QuorumCall, until: float | None) -> float:
         if until is None:
             # By then, nodes that have just restarted vote again.
-            return (self._cut_off_since or self.means.now()) + PATIENCE + self.means.restarts.quarantine
+            return (self._cut_off_since or self.transport.now()) + PATIENCE + self.transport.restarts.quarantine
         return until + call.grace
 
     def _is_down(self, error: QuorumNotReachedError) -> bool:
@@ -67,15 +67,15 @@ class Quorum:
         if not _too_few_listen(error):
             self._refused_since = None
             return False
-        now = self.means.now()
+        now = self.transport.now()
         self._refused_since = self._refused_since or now
         return now >= refused_until(self._using, self._refused_since)
 
     async def _run_once(self, call: QuorumCall) -> list[Any]:
-        async with self.means.conversation() as talk:
-            call.sent_at = self.means.now()  # all nodes are now connected, or known to be down
+        async with self.transport.conversation() as session:
+            call.sent_at = self.transport.now()  # all nodes are now connected, or known to be down
             call.sends += 1
-            return await call.over(Voting(self.means, talk))
+            return await call.over(VotingRound(self.transport, session))
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         replies: list[Any] = []
@@ -85,9 +85,9 @@ class Quorum:
 
     async def _run_batch(self, batch: Sequence[QuorumCall]) -> list[Any]:
         replies: list[Any] = []
-        async with self.means.conversation() as talk:
-            voting = Voting(self.means, talk)
-            sent_at = self.means.now()
+        async with self.transport.conversation() as session:
+            voting = VotingRound(self.transport, session)
+            sent_at = self.transport.now()
             for call in batch:
                 call.sent_at = sent_at
                 call.sends += 1

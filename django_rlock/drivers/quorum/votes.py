@@ -58,7 +58,7 @@ class Conversation(Protocol):
         """
 
 
-class Means(Protocol):
+class QuorumTransport(Protocol):
     """How a face reaches the nodes of an alias. Times are monotonic seconds."""
 
     @property
@@ -92,7 +92,7 @@ class Means(Protocol):
         """Let nodes that could not be reached in time execute a call later, while what it undoes may come."""
 
 
-class Ballot:
+class VoteTally:
     """The nodes' votes on one call: the replies for and against, and the errors of nodes that did not reply."""
 
     def __init__(self, call: QuorumCall, size: int) -> None:
@@ -181,38 +181,40 @@ class QuorumCall(ScriptCall):
         """A variant of an undo, for a call that may arrive late: nodes refuse that one while it could hold the lock."""
         return self
 
-    def screen(self, node: int, reply: list[Any], voting: Voting) -> list[Any] | Exception:
+    def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
         """The reply, or an error in place of a reply that must not count."""
         return reply
 
-    async def over(self, voting: Voting) -> list[Any]:
+    async def over(self, voting: VotingRound) -> list[Any]:
         """Let the nodes vote on this call, and return the combined reply."""
         return await self.settle(await voting.ask(self), voting)
 
-    async def settle(self, votes: Ballot, voting: Voting) -> list[Any]:
+    async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         """The combined reply that follows from the votes."""
         raise NotImplementedError
 
 
-class Voting:
+class VotingRound:
     """One conversation with all nodes, in the form that the calls need."""
 
-    def __init__(self, means: Means, talk: Conversation) -> None:
-        self._means = means
-        self._size = len(means.names)
-        self._talk = talk
-        self.now = means.now
-        self.send = talk.send
-        self.restarts = means.restarts
-        self.proposals = means.proposals
-        self.timeout = means.timeout
-        self._ballots: dict[QuorumCall, Ballot] = {}
+    def __init__(self, transport: QuorumTransport, session: Conversation) -> None:
+        self._transport = transport
+        self._size = len(transport.names)
+        self._session = session
+        self.now = transport.now
+        self.send = session.send
+        self.restarts = transport.restarts
+        self.proposals = transport.proposals
+        self.timeout = transport.timeout
+        self._tallies: dict[QuorumCall, VoteTally] = {}
 
     @property
     def lost_links(self) -> bool:
-        return self._means.lost_links
+        return self._transport.lost_links
 
-    async def ask(self, call: QuorumCall, voters: Collection[int] | None = None, until: float | None = None) -> Ballot:
+    async def ask(
+        self, call: QuorumCall, voters: Collection[int] | None = None, until: float | None = None
+    ) -> VoteTally:
         """Send a call to all nodes, or only to ``voters``, and count the votes until the result is decided.
 
         Later votes are still counted, as long as this conversation listens for anything.
@@ -221,71 +223,71 @@ class Voting:
 
     async def ask_all(
         self, calls: Sequence[QuorumCall], voters: Collection[int] | None = None, until: float | None = None
-    ) -> list[Ballot]:
+    ) -> list[VoteTally]:
         """The same for many calls at once."""
         if until is None:
             until = self.now() + self.timeout
-        ballots = [self._open(call, voters) for call in calls]
+        tallies = [self._open(call, voters) for call in calls]
         undecided = set(calls)
 
         def count(answer: Answer) -> bool:
-            ballot = self._count(answer)
-            if ballot is not None and ballot.decided:
-                undecided.discard(ballot.call)
+            tally = self._count(answer)
+            if tally is not None and tally.decided:
+                undecided.discard(tally.call)
             return not undecided
 
-        await self._talk.listen(count, until)
+        await self._session.listen(count, until)
         for call in undecided:
-            self._ballots[call].close()
-        return ballots
+            self._tallies[call].close()
+        return tallies
 
-    async def tell(self, call: QuorumCall) -> Ballot:
+    async def tell(self, call: QuorumCall) -> VoteTally:
         """Send a call that every node should execute.
 
         It waits for a quorum, and then for the other nodes as long again as the quorum took.
         """
         started = self.now()
         until = started + self.timeout
-        ballot = self._open(call)
+        tally = self._open(call)
 
         def count(answer: Answer) -> bool:
             self._count(answer)
-            return ballot.is_obeyed
+            return tally.is_obeyed
 
-        await self._talk.listen(count, until)
-        await self.hear_out(ballot, min(until, 2 * self.now() - started + _GRACE))
-        ballot.close()
-        return ballot
+        await self._session.listen(count, until)
+        await self.hear_out(tally, min(until, 2 * self.now() - started + _GRACE))
+        tally.close()
+        return tally
 
-    async def hear_out(self, ballot: Ballot, until: float) -> None:
+    async def hear_out(self, tally: VoteTally, until: float) -> None:
         """Count votes until all nodes have voted."""
 
         def count(answer: Answer) -> bool:
             self._count(answer)
-            return ballot.is_complete()
+            return tally.is_complete()
 
-        if not ballot.is_complete():
-            await self._talk.listen(count, until)
+        if not tally.is_complete():
+            await self._session.listen(count, until)
 
-    def _open(self, call: QuorumCall, voters: Collection[int] | None = None) -> Ballot:
+    def _open(self, call: QuorumCall, voters: Collection[int] | None = None) -> VoteTally:
         everybody = range(self._size)
-        ballot = self._ballots[call] = Ballot(call, self._size)
+        tally = self._tallies[call] = VoteTally(call, self._size)
         if voters is not None:
-            ballot.errors = {node: _NO_VOTER for node in everybody if node not in voters}
-        self._talk.send(call, everybody if voters is None else voters)
-        return ballot
+            tally.errors = {node: _NO_VOTER for node in everybody if node not in voters}
+        self._session.send(call, everybody if voters is None else voters)
+        return tally
 
-    def _count(self, answer: Answer) -> Ballot | None:
+    def _count(self, answer: Answer) -> VoteTally | None:
         """Count an answer, and return the ballot that it belongs to."""
         node, call, reply = answer
-        ballot = self._ballots.get(call)
-        if ballot is not None:
+        tally = self._tallies.get(call)
+        if tally is not None:
             if not isinstance(reply, Exception):
                 reply = call.screen(node, reply, self)
-            ballot.add(node, reply)
-        return ballot
+            tally.add(node, reply)
+        return tally
 
-    async def undo_everywhere(self, call: QuorumCall, asked: Ballot) -> None:
+    async def undo_everywhere(self, call: QuorumCall, asked: VoteTally) -> None:
         """Undo a call on all nodes. Nodes that may have granted it and cannot be reached now receive the undo later."""
         if call.undo is None:
             return
@@ -298,9 +300,9 @@ class Voting:
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Let nodes execute an undo later, if they could not execute it now."""
         if nodes:
-            self._means.reap(undo.lasting(), nodes)
+            self._transport.reap(undo.lasting(), nodes)
 
-    def not_reached(self, call: QuorumCall, votes: Ballot) -> QuorumNotReachedError:
-        names = self._means.names
+    def not_reached(self, call: QuorumCall, votes: VoteTally) -> QuorumNotReachedError:
+        names = self._transport.names
         errors = {names[node]: error for node, error in sorted(votes.errors.items())}
         return QuorumNotReachedError(call.name, errors, len(names))
