@@ -35,7 +35,7 @@ from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.holds import INSPECTOR
 from django_rlock.locks.kinds import Named
-from django_rlock.locks.tallies import operator
+from django_rlock.locks.statistics import operator
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
 
 __all__ = [

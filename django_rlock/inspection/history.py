@@ -17,7 +17,7 @@ from django_rlock.inspection import listed_aliases
 from django_rlock.inspection.infos import CLIENT_LENGTH, Party
 from django_rlock.inspection.sources import asking
 from django_rlock.inspection.untrusted import document_in, list_of, number_of, short_text, texts_of
-from django_rlock.locks.tallies import MAX_EVENTS, MAX_GROUPS
+from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS
 from django_rlock.reports.history import KEEP, SLOT, SLOTS
 from django_rlock.settings import get_aliases
 

@@ -28,7 +28,7 @@ from django_rlock.locks.durations import RELEASE_PATIENCE, Duration, lease_secon
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, Named, holders_call
 from django_rlock.locks.records import BatchHold, Hold, Terms, key_of
-from django_rlock.locks.tallies import LONG_WAIT, count_hold, count_wait
+from django_rlock.locks.statistics import LONG_WAIT, count_hold, count_wait
 from django_rlock.locks.telling import tell_acquired, tell_released, tell_timed_out
 from django_rlock.locks.turns import TURNS, in_turn
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch

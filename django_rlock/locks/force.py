@@ -15,7 +15,7 @@ from django_rlock.locks.durations import RELEASE_PATIENCE
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import force_release_call, retire_call
 from django_rlock.locks.records import Hold
-from django_rlock.locks.tallies import note_freed, operator
+from django_rlock.locks.statistics import note_freed, operator
 from django_rlock.locks.turns import in_turn
 from django_rlock.locks.watchdog import free_behind, note_loss, watch
 

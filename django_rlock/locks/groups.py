@@ -14,7 +14,7 @@ from django_rlock.drivers.identity import Owner
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.records import Key
-from django_rlock.locks.tallies import Group, group_of
+from django_rlock.locks.statistics import Group, group_of
 from django_rlock.settings import settings_of
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from django_rlock.callbacks import is_logged, log
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import Hold, key_of
-from django_rlock.locks.tallies import count_given_up, count_wait
+from django_rlock.locks.statistics import count_given_up, count_wait
 from django_rlock.settings import settings_of
 
 if TYPE_CHECKING:

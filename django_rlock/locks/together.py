@@ -15,7 +15,7 @@ from django_rlock.locks.durations import RELEASE_PATIENCE
 from django_rlock.locks.groups import LockGroup, Piece, places, sliced
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import BatchHold, Hold, key_of
-from django_rlock.locks.tallies import count_group
+from django_rlock.locks.statistics import count_group
 from django_rlock.locks.telling import tells_of_releases
 from django_rlock.locks.watchdog import free_behind
 

@@ -32,7 +32,7 @@ from django_rlock.locks.heartbeats import heartbeat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import Forced, forced_channel
 from django_rlock.locks.records import BatchHold, Hold, Key
-from django_rlock.locks.tallies import count_hold, note_lost
+from django_rlock.locks.statistics import count_hold, note_lost
 from django_rlock.redaction import printable
 from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import get_settings

@@ -22,7 +22,7 @@ from django_rlock.connections import SERVER_ERRORS
 from django_rlock.drivers.commands import Commands
 from django_rlock.drivers.identity import client_id
 from django_rlock.drivers.room import commands_to
-from django_rlock.locks.tallies import TALLIES, Event, Group, Past, Tally
+from django_rlock.locks.statistics import STATISTICS, Event, Group, LockStatistics, Past
 from django_rlock.reports.about import MAX_TEXT, describe_process, described_context
 from django_rlock.reports.hot import HotLock, hot_locks
 
@@ -66,7 +66,7 @@ class Hour:
     def __init__(self) -> None:
         self._slots: deque[Slot] = deque(maxlen=SLOTS)
 
-    def take(self, tally: Tally, now: float) -> bool:
+    def take(self, tally: LockStatistics, now: float) -> bool:
         """Take what was counted since the last time; returns whether that was anything."""
         acquired, gave_up = tally.acquired.take(), tally.gave_up.take()
         if not (acquired or gave_up or tally.waits):
@@ -78,7 +78,7 @@ class Hour:
         slot.wait = _longest([slot.wait, *_drained(tally.waits)])
         return True
 
-    def _slot(self, tally: Tally, now: float) -> Slot:
+    def _slot(self, tally: LockStatistics, now: float) -> Slot:
         start = now - now % SLOT
         if not self._slots or self._slots[-1].start < start:
             self._slots.append(Slot(start))
@@ -147,7 +147,7 @@ class Recorder:
         has_news = self._take(now)
         window = now - self._looked_at
         is_short = _LEAST_WINDOW <= window <= 2 * LOOK_EVERY  # else it has just begun, or slept meanwhile
-        recent = _drained(TALLIES.recent)
+        recent = _drained(STATISTICS.recent)
         self.hot = hot_locks(recent, self._looked_at, now) if is_short else []
         self._looked_at, self._look_due = now, now + LOOK_EVERY
         if has_news and not self._unsent:
@@ -155,12 +155,12 @@ class Recorder:
 
     def _take(self, now: float) -> bool:
         has_news = False
-        for group, tally in TALLIES.groups.copy().items():
+        for group, tally in STATISTICS.groups.copy().items():
             hour = self._hours.setdefault(group, Hour())
             has_news = hour.take(tally, now) or has_news
             if hour.is_over(now):
                 del self._hours[group]
-                TALLIES.forget(group)
+                STATISTICS.forget(group)
         return has_news
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Recorder:
     def _write(self, now: float) -> None:
         self._unsent = False
         self._sent_at = now
-        events = TALLIES.events.copy()
+        events = STATISTICS.events.copy()
         aliases = {group[0] for group in self._hours} | {event.lock.using for event in events}
         for cache, using in {home for alias in aliases for home in self._homes_of(alias).items()}:
             try:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from django_rlock.locks.records import BatchHold, Hold
-from django_rlock.locks.tallies import MAX_RECENT
+from django_rlock.locks.statistics import MAX_RECENT
 from django_rlock.reports.about import described_context
 from django_rlock.settings import get_settings
 

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 import pytest
 
 from django_rlock.locks import watchdog
-from django_rlock.locks.tallies import TALLIES
+from django_rlock.locks.statistics import STATISTICS
 from tests.background import settle
 from tests.eventually import PATIENCE
 from tests.inspection.past import Past
@@ -32,9 +32,9 @@ def clock(_empty_server: None) -> Iterator[Clock]:
 def past(_empty_server: None) -> Iterator[Past]:
     """The history of this process, which is empty."""
     settle()
-    TALLIES.clear()
+    STATISTICS.clear()
     drive_by_hand()
     with _unasked():
         yield Past()
     drive_by_thread()
-    TALLIES.clear()
+    STATISTICS.clear()

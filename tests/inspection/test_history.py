@@ -18,7 +18,7 @@ from django_rlock.inspection.history import MAX_JSON, LockEvent, Work, read_hist
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.options import note_templates
 from django_rlock.locks.records import context
-from django_rlock.locks.tallies import MAX_EVENTS, MAX_GROUPS, TALLIES
+from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS, STATISTICS
 from django_rlock.reports import history
 from tests.conftest import OwnServer
 from tests.eventually import eventually
@@ -143,10 +143,10 @@ def test_after_an_hour_nothing_is_left_of_it(past: Past) -> None:
     assert [each.acquired for each in past.written().work] == [1]
     take(rlock("cart:1"))
     past.recorder._look(monotonic() + 3500)
-    assert {group[2] for group in TALLIES.groups} == {"stock:", "cart:"}
+    assert {group[2] for group in STATISTICS.groups} == {"stock:", "cart:"}
     take(rlock("cart:1"))
     past.recorder._look(monotonic() + 7500)
-    assert {group[2] for group in TALLIES.groups} == {"cart:"}
+    assert {group[2] for group in STATISTICS.groups} == {"cart:"}
 
 
 @pytest.mark.parametrize("age", [4000, -4000], ids=["old", "written while the server's clock was fast"])
@@ -249,11 +249,11 @@ def test_a_forked_child_begins_anew(past: Past) -> None:
     take(rlock("stock:1"))
 
     def look() -> None:
-        assert not TALLIES.groups
-        assert not TALLIES.recent
+        assert not STATISTICS.groups
+        assert not STATISTICS.recent
 
     in_child(look)
-    assert TALLIES.groups
+    assert STATISTICS.groups
 
 
 HOSTILE: list[str | bytes] = [

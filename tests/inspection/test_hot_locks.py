@@ -16,7 +16,7 @@ from django_rlock.inspection import LockInfo, LockState, iter_locks, lock_info
 from django_rlock.inspection.overview import Overview
 from django_rlock.inspection.rows import public_dict
 from django_rlock.locks.records import BatchHold, Hold, key_of
-from django_rlock.locks.tallies import MAX_RECENT
+from django_rlock.locks.statistics import MAX_RECENT
 from django_rlock.reports.hot import MAX_HOT, MAX_NAMED, hot_locks
 from tests.eventually import eventually
 from tests.inspection.busy import BusyProcess

@@ -86,7 +86,7 @@ class Count:
         return new
 
 
-class Tally:
+class LockStatistics:
     """The locks of one group: successful attempts, and attempts that gave up.
 
     Holds shorter than ``longest_hold`` seconds are not added to ``holds``; the reporter
@@ -104,16 +104,16 @@ class Tally:
         self.longest_hold = self.longest_wait = 0.0
 
 
-class Tallies:
+class Statistics:
     """All groups of this process, its last holds since the reporter looked, and what went wrong."""
 
     def __init__(self) -> None:
-        self.groups: dict[Group, Tally] = {}
+        self.groups: dict[Group, LockStatistics] = {}
         self.recent: deque[Hold | BatchHold] = deque(maxlen=MAX_RECENT)
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
-        self._by_name: dict[str, Tally] = {}
+        self._by_name: dict[str, LockStatistics] = {}
 
-    def of(self, lock: Named) -> Tally:
+    def of(self, lock: Named) -> LockStatistics:
         """The tally of a lock's group."""
         if lock.template:
             return self.at(group_of(lock))
@@ -126,13 +126,13 @@ class Tallies:
             self._by_name[lock.name] = tally
         return tally
 
-    def at(self, group: Group) -> Tally:
+    def at(self, group: Group) -> LockStatistics:
         """The tally of a group; where there are too many, that of other locks."""
         tally = self.groups.get(group)
         if tally is None:
             if len(self.groups) >= MAX_GROUPS:
                 group = group[0], "", ""
-            tally = self.groups.setdefault(group, Tally(group))
+            tally = self.groups.setdefault(group, LockStatistics(group))
         return tally
 
     def forget(self, group: Group) -> None:
@@ -147,15 +147,15 @@ class Tallies:
         self.events.clear()
 
 
-TALLIES = Tallies()
+STATISTICS = Statistics()
 operator: ContextVar[tuple[str, str, str] | None] = ContextVar("rlock_operator", default=None)
 """Who frees locks by force now, the reason given, and the holder, for people."""
 
 
 def count_hold(hold: Hold, now: float) -> None:
     """Count a hold that ends now."""
-    TALLIES.recent.append(hold)
-    tally = TALLIES.of(hold.lock)
+    STATISTICS.recent.append(hold)
+    tally = STATISTICS.of(hold.lock)
     tally.acquired.add()
     held = now - hold.since
     if held > tally.longest_hold:
@@ -165,10 +165,10 @@ def count_hold(hold: Hold, now: float) -> None:
 
 def count_group(held: BatchHold, now: float) -> None:
     """Count locks that were taken together and are released now, once for each of their groups."""
-    TALLIES.recent.append(held)
+    STATISTICS.recent.append(held)
     lasted, owner, group = now - held.since, held.owner, held.group
     for each in group.counted:
-        tally = TALLIES.at(each)
+        tally = STATISTICS.at(each)
         tally.acquired.add()
         if lasted > tally.longest_hold:
             tally.longest_hold = lasted
@@ -178,7 +178,7 @@ def count_group(held: BatchHold, now: float) -> None:
 
 def count_wait(lock: Named, key: Key, place: str, waited: float) -> None:
     """Count a wait of so many seconds that has ended."""
-    tally = TALLIES.of(lock)
+    tally = STATISTICS.of(lock)
     if waited > tally.longest_wait:
         tally.longest_wait = waited
         tally.waits.append(Past(waited, monotonic(), key, place, context.get()))
@@ -186,19 +186,19 @@ def count_wait(lock: Named, key: Key, place: str, waited: float) -> None:
 
 def count_given_up(lock: Named) -> None:
     """Count an attempt that did not get the lock."""
-    TALLIES.of(lock).gave_up.add()
+    STATISTICS.of(lock).gave_up.add()
 
 
 def note_lost(hold: Hold) -> None:
     """Record a hold that was lost."""
     owner, reason = hold.wire_name, hold.lost or ""
-    TALLIES.events.append(Event("lost", monotonic(), hold.lock, owner, "", reason, hold.place, hold.context))
+    STATISTICS.events.append(Event("lost", monotonic(), hold.lock, owner, "", reason, hold.place, hold.context))
 
 
 def note_freed(lock: Named, owner: str | None, reason: str, place: str) -> None:
     """Record a lock that was freed by force, by the ``operator`` or by the code at hand."""
     by, why, whom = operator.get() or ("", reason, "")
-    TALLIES.events.append(Event("freed", monotonic(), lock, owner or "", by, why, place, context.get(), whom))
+    STATISTICS.events.append(Event("freed", monotonic(), lock, owner or "", by, why, place, context.get(), whom))
 
 
-on_fork("holds", TALLIES.clear)
+on_fork("holds", STATISTICS.clear)
