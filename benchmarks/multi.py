@@ -48,8 +48,8 @@ def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Pair]:
 
     def scripts_alone() -> None:
         """The two scripts without a hold or a renewal."""
-        run_sync(driver.run(group.acquire_call(thread_owner().wire_name, 30.0)))
-        run_sync(driver.run(group.release_call(thread_owner().wire_name)))
+        run_sync(driver.run(group.acquire_call(thread_owner().owner_id, 30.0)))
+        run_sync(driver.run(group.release_call(thread_owner().owner_id)))
 
     return {
         "one": as_pair(kind("bench:multi:one")),

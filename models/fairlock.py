@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 Name = tuple[int, int]
-"""A client, and the number of its wire name."""
+"""A client, and the number of its owner id."""
 Message = tuple[str, Name, int, int]
-"""What, the wire name, the number of the command (0: none), and the ticket (0: none)."""
+"""What, the owner id, the number of the command (0: none), and the ticket (0: none)."""
 
 IDLE, ASKING, WAITING, INSIDE, LEAVING, DEAD = "idle", "asking", "waiting", "inside", "leaving", "dead"
 COMMANDS = {"try", "renew", "release", "undo"}
@@ -111,7 +111,7 @@ class FairLock:
         return client.age
 
     def next_number(self, client: Client) -> int:
-        """The wire name after one whose commands may come late."""
+        """The owner id after one whose commands may come late."""
         return client.number + 1
 
     def undo(self, name: Name) -> list[Message]:
@@ -338,7 +338,7 @@ class DeadlineFromReply(FairLock):
 
 
 class NameUsedTwice(FairLock):
-    """The wire name stays, though commands under it may come late."""
+    """The owner id stays, though commands under it may come late."""
 
     def next_number(self, client: Client) -> int:
         return client.number

@@ -30,14 +30,14 @@ AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any
 class Owner:
     """One thread, task or greenlet.
 
-    ``serial`` never changes. ``wire_name`` is the owner's name in Redis, which may change. ``place`` is its name in
+    ``serial`` never changes. ``owner_id`` is the owner's name in Redis, which may change. ``place`` is its name in
     reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
     ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is what it works on there.
     ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock.
     """
 
-    __slots__ = ("in_pool", "is_alive", "is_calling", "job", "label", "place", "serial", "task", "thread", "wire_name")
+    __slots__ = ("in_pool", "is_alive", "is_calling", "job", "label", "owner_id", "place", "serial", "task", "thread")
 
     is_named = False
     serial: int | str
@@ -67,16 +67,16 @@ class Owner:
         return not self.is_alive()
 
     def renew_name(self) -> None:
-        """Take a fresh wire name, so that late commands under the old one can do no harm.
+        """Take a fresh owner id, so that late commands under the old one can do no harm.
 
         Called when the outcome of a command is unknown, or when it was sent more than once: the command, or a copy of
         it, may reach the server after later commands. A hold keeps the name under which it was taken. See rules 8 and
         15 of docs/architecture.md.
         """
-        self.wire_name = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
+        self.owner_id = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
 
     def labelled(self, label: str) -> AbstractContextManager[None]:
-        """Add a label to the wire name of the locks taken inside, visible to others in Redis."""
+        """Add a label to the owner id of the locks taken inside, visible to others in Redis."""
         return _Labelled(self, f":{label}")
 
 
@@ -118,7 +118,7 @@ class NamedOwner(Owner):
     ended = False
 
     def __init__(self, name: str) -> None:
-        self.serial = self.wire_name = name
+        self.serial = self.owner_id = name
         self.place = self.label = ""
         self.thread, self.task, self.job = 0, None, None
         self.in_pool = self.is_calling = False

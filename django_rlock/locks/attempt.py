@@ -24,7 +24,7 @@ LEAST_LEFT = 1.0
 class Attempt:
     """One owner's attempt at one lock. Times are monotonic seconds.
 
-    ``asker`` is the owner's name in the queue, where that is not its wire name, and ``beside`` its wire name on the
+    ``asker`` is the owner's name in the queue, where that is not its owner id, and ``beside`` its owner id on the
     other side of a read-write lock. ``until`` is when the wait ends (None: never), and ``renewed`` whether the
     watchdog will renew the hold. After a try ``sent_at`` is the time before its command was sent. If the try took the
     lock, ``granted_at`` is when that was known (else 0), and ``token`` is the fencing token, for kinds that have one.
@@ -53,13 +53,13 @@ class Attempt:
         "lock",
         "outside",
         "owner",
+        "owner_id",
         "renewed",
         "sent_at",
         "ticket",
         "token",
         "tries",
         "until",
-        "wire_name",
     )
 
     def __init__(
@@ -67,7 +67,7 @@ class Attempt:
         lock: Named,
         driver: Driver,
         owner: Owner,
-        wire_name: str,
+        owner_id: str,
         lease: float,
         until: float | None,
     ) -> None:
@@ -75,7 +75,7 @@ class Attempt:
         self.kind = lock._kind
         self.driver = driver
         self.owner = owner
-        self.wire_name = self.asker = wire_name
+        self.owner_id = self.asker = owner_id
         self.beside = ""
         self.lease = lease
         self.until = until
@@ -95,7 +95,7 @@ class Attempt:
         driver, kind, until = self.driver, self.kind, self.until
         if kind.fresh_names:
             self.owner.renew_name()
-            self.wire_name = self.asker = self.owner.wire_name
+            self.owner_id = self.asker = self.owner.owner_id
         call = self.acquire_call(1, self.lease, waiting)
         if until is not None:
             until = min(until, driver.now() + kind.patience)
@@ -192,7 +192,7 @@ class Attempt:
 
     async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
         refuse_deadlock(self.lock, self.owner, self.until is None)
-        wait = Wait(self.lock, self.owner, self.wire_name, self.driver.now(), waiter, self.asker)
+        wait = Wait(self.lock, self.owner, self.owner_id, self.driver.now(), waiter, self.asker)
         try:
             WAITS.add(wait)
             return await self._try_when_woken(waiter, wait, tried)

@@ -136,7 +136,7 @@ class BaseLock(Handle):
         return (self,)
 
     def _under_name(self, owner: str) -> Self:
-        """The same lock for the owner with this wire name."""
+        """The same lock for the owner with this owner id."""
         named = copy(self)
         named.owner, named._named_owner = owner, NamedOwner(owner)
         return named
@@ -441,7 +441,7 @@ class BaseLock(Handle):
         return hold
 
     def holders(self) -> list[str]:
-        """The wire names of the holders, by a single command; ``info()`` returns more, but needs several commands."""
+        """The owner ids of the holders, by a single command; ``info()`` returns more, but needs several commands."""
         return run_flow(self._engine.ask_holders, (self, blocking_driver(self)))
 
     async def aholders(self) -> list[str]:
@@ -486,7 +486,7 @@ class BaseLock(Handle):
     def force_release(self, owner: str | None = None, *, reason: str = "") -> bool:
         """Free the lock whoever holds it, and let the next waiter take it; returns whether it was held.
 
-        With ``owner``, a wire name as in ``info()``, the lock is freed only if that owner holds it. An owner that has
+        With ``owner``, an owner id as in ``info()``, the lock is freed only if that owner holds it. An owner that has
         held it for more than a second is notified within milliseconds, through ``lost``, ``on_lost`` and the signal
         ``lock_lost``. Some holders notice only at the next renewal: holders of a SpinLock, processes without the right
         to subscribe, and in a cluster processes that hold more than a thousand other names. ``reason`` goes to the log

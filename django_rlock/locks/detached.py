@@ -30,8 +30,8 @@ class TransferredHold:
 
     def __init__(self, hold: Hold) -> None:
         lock: Any = hold.lock
-        self._handle: BaseLock = lock._under_name(hold.wire_name)
-        owner = NamedOwner(hold.wire_name)
+        self._handle: BaseLock = lock._under_name(hold.owner_id)
+        owner = NamedOwner(hold.owner_id)
         keys = hold.key, key_of(self._handle, owner)
         self._drop = partial(_drop, hold, owner, keys)
         self._guard = guard(self, self._drop)

@@ -2,7 +2,7 @@
 
 Waiting is in ``attempt``, the forced release in ``force``. An unknown outcome never leaves a lock without renewal, or
 one renewed forever. Only what a flow returns as held is renewed; anything else that may have been granted is undone in
-the background, under a wire name that is not used again.
+the background, under an owner id that is not used again.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ async def _take_after_others(lock: BaseLock, driver: Driver, claim: Claim) -> bo
         with TURNS.join(key_of(lock, claim.owner)) as turn:
             if not await turn.comes(lock, driver, until):
                 lease = claim.lease_under(settings_of(lock.using))
-                claim.failed = Attempt(lock, driver, claim.owner, claim.owner.wire_name, lease, until)
+                claim.failed = Attempt(lock, driver, claim.owner, claim.owner.owner_id, lease, until)
                 return False
             if until is not None:
                 claim.wait = max(until - driver.now(), 0.0)
@@ -170,13 +170,13 @@ async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     outer = HOLDS.at(key)
     give_up_at = until = claim.until(started)
     if outer is not None and not note_loss(outer, started):
-        attempt = Attempt(lock, driver, owner, outer.wire_name, lease, until)
+        attempt = Attempt(lock, driver, owner, outer.owner_id, lease, until)
         attempt.kind.begin(attempt, started)
         await _enter_again(lock, attempt, outer, claim)
         return True
     while True:
-        # After a loss the owner has a new wire name, so late clean-up of the old hold cannot touch the new one.
-        attempt = Attempt(lock, driver, owner, owner.wire_name, lease, until)
+        # After a loss the owner has a new owner id, so late clean-up of the old hold cannot touch the new one.
+        attempt = Attempt(lock, driver, owner, owner.owner_id, lease, until)
         attempt.kind.begin(attempt, started)
         attempt.renewed = claim.lease is None
         try:
@@ -198,7 +198,7 @@ async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
 def _note_taken(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | None, started: float) -> bool:
     """Record and report a new hold. Returns False, and records nothing, if its lease is over by now."""
     key = key_of(lock, attempt.owner)
-    hold = Hold(key, lock, attempt.owner, attempt.wire_name, attempt.sent_at, attempt.token)
+    hold = Hold(key, lock, attempt.owner, attempt.owner_id, attempt.sent_at, attempt.token)
     hold.lease_from(hold.since, attempt.lease, renewed=claim.lease is None)
     if attempt.granted_until is not None:
         hold.granted_until(attempt.granted_until)
@@ -216,7 +216,7 @@ def _note_taken(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | No
     waited = attempt.sent_at - started
     if waited >= LONG_WAIT:
         count_wait(lock, hold.key, hold.place, waited)
-    tell_acquired(lock, hold.wire_name, 1, waited)
+    tell_acquired(lock, hold.owner_id, 1, waited)
     if hold.lost is None and attempt.driver.now() < hold.deadline:
         return True
     note_loss(hold, attempt.driver.now())  # after it was reported as acquired
@@ -252,7 +252,7 @@ async def _enter_again(lock: BaseLock, attempt: Attempt, hold: Hold, claim: Clai
         hold.count += 1
         hold.scoped += claim.scoped
         watch(hold)
-        tell_acquired(lock, hold.wire_name, hold.count, 0.0)
+        tell_acquired(lock, hold.owner_id, hold.count, 0.0)
         _refuse_lost(hold, driver.now())
     except BaseException:  # lost, or from a signal handler; for the caller the lock was not re-entered
         hold.count, hold.scoped = count, scoped
@@ -270,7 +270,7 @@ def abandon(
 ) -> None:
     """Clean up after an attempt that was given up: the server may have granted the lock, or may still grant it.
 
-    It is undone in the background, at any time, because the owner never uses that wire name again. A name chosen by
+    It is undone in the background, at any time, because the owner never uses that owner id again. A name chosen by
     the caller cannot be changed: only its place in the queue is given up, if the kind has one, and a lock that was
     granted to it ends with its lease.
     """
@@ -303,7 +303,7 @@ async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[obj
             HOLDS.remove(hold)  # before the command, so that no renewal starts
         kind = lock._kind  # it may be another than that of the object which took the lock
         call = hold.keep_call() if hold.kept_until and hold.count == 0 else None
-        call = call or kind.release(lock, hold.wire_name, hold.count, hold.lease)
+        call = call or kind.release(lock, hold.owner_id, hold.count, hold.lease)
         reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
     except BaseException as error:
         _finish_later(lock, hold, owner)
@@ -340,9 +340,9 @@ async def _give_back_unknown(lock: BaseLock, driver: Driver, owner: Owner) -> No
     """Release a lock that this process has no hold of: it may be that of a named owner, else none is held."""
     if owner.is_named:
         if lock.at_least is None:
-            call = lock._kind.release(lock, owner.wire_name, 0, lock._settings.watchdog_timeout)
+            call = lock._kind.release(lock, owner.owner_id, 0, lock._settings.watchdog_timeout)
         else:
-            call = lock._kind.keep(lock, owner.wire_name, lock.at_least)
+            call = lock._kind.keep(lock, owner.owner_id, lock.at_least)
         reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
         if reply[1] == 1:
             return
@@ -355,7 +355,7 @@ def _finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
         HOLDS.remove(hold)
     # A name chosen by the caller cannot be changed, and a late release would free its next hold: the lease ends it.
     if hold.count == 0 and not owner.is_named:
-        call = hold.keep_call() or lock._kind.release(lock, hold.wire_name, 0, hold.lease)
+        call = hold.keep_call() or lock._kind.release(lock, hold.owner_id, 0, hold.lease)
         clean_up(lock.using, call, hold.deadline)
         free_behind(hold, hold.deadline)
     HOLDS.uncover_lost(hold)
@@ -408,7 +408,7 @@ async def prolong(lock: BaseLock, driver: Driver, owner: Owner, lease_time: Dura
     hold = HOLDS.get(lock, owner)
     if hold is not None:
         await extend_hold(lock, driver, hold, lease)
-    elif not owner.is_named or not await _extend_unknown(lock, driver, owner.wire_name, lease):
+    elif not owner.is_named or not await _extend_unknown(lock, driver, owner.owner_id, lease):
         raise not_owned(lock, owner)
 
 
@@ -450,9 +450,9 @@ def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None
         clean_up(lock.using, hold.lease_call(hold.lease, SETTLE), hold.deadline)
 
 
-async def _extend_unknown(lock: BaseLock, driver: Driver, wire_name: str, lease: float) -> bool:
+async def _extend_unknown(lock: BaseLock, driver: Driver, owner_id: str, lease: float) -> bool:
     """Extend the hold of a named owner that another process took."""
-    call = lock._kind.lease(lock, wire_name, lease, RENEW)
+    call = lock._kind.lease(lock, owner_id, lease, RENEW)
     reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
     return bool(reply[1])
 
@@ -461,7 +461,7 @@ free_by_force = force.free_by_force
 
 
 async def ask_state(lock: BaseLock, driver: Driver, owner: Owner) -> tuple[int, int]:
-    reply = await driver.run(lock._kind.state(lock, _wire_name(lock, owner)), driver.now())
+    reply = await driver.run(lock._kind.state(lock, _owner_id(lock, owner)), driver.now())
     count, left_ms = reply[1], reply[2]
     hold = HOLDS.get(lock, owner)
     if count and hold is not None:
@@ -479,14 +479,14 @@ def not_owned(lock: BaseLock, owner: Owner) -> LockNotOwnedError:
     """The error for an owner that does not hold the lock."""
     kind = lock._kind
     held_side = kind.other if kind.other and HOLDS.get(lock, owner, kind.other) is not None else None
-    return LockNotOwnedError(lock.name, _wire_name(lock, owner), kind.scope or None, held_side, HOLDS.left_by(lock))
+    return LockNotOwnedError(lock.name, _owner_id(lock, owner), kind.scope or None, held_side, HOLDS.left_by(lock))
 
 
-def _wire_name(lock: BaseLock, owner: Owner) -> str:
+def _owner_id(lock: BaseLock, owner: Owner) -> str:
     hold = HOLDS.get(lock, owner)
     if hold is not None:
-        return hold.wire_name
-    return owner.wire_name
+        return hold.owner_id
+    return owner.owner_id
 
 
 def expect_copies(hold: Hold | BatchHold, lease: float) -> None:

@@ -48,7 +48,7 @@ class Fair(Kind["FairLock"]):
         # A queue's member begins with the client id, which a name chosen by the caller lacks. The number keeps late
         # commands of an earlier attempt under the same name off this one.
         if attempt.owner.is_named:
-            attempt.asker = f"{client_id()}/{new_number()}/{attempt.wire_name}"
+            attempt.asker = f"{client_id()}/{new_number()}/{attempt.owner_id}"
 
     def acquire(
         self, lock: FairLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
@@ -57,10 +57,10 @@ class Fair(Kind["FairLock"]):
         key, alive = options.key_prefix + lock.name, options.waiter_alive_time if waiting else 0
         return ScriptCall(lock.name, _acquiring(key, count, lease, options.claim_time, alive), asker)
 
-    def release(self, lock: FairLock, wire_name: str, left: int, lease: float) -> ScriptCall:
+    def release(self, lock: FairLock, owner_id: str, left: int, lease: float) -> ScriptCall:
         options = settings_of(lock.using)
         key = options.key_prefix + lock.name
-        return ScriptCall(lock.name, _releasing(key, left, lease, options.claim_time), wire_name)
+        return ScriptCall(lock.name, _releasing(key, left, lease, options.claim_time), owner_id)
 
     def leave(self, lock: FairLock, asker: str) -> ScriptCall:
         claim = milliseconds(settings_of(lock.using).claim_time)

@@ -70,12 +70,12 @@ async def _run_forced(lock: BaseLock, driver: Driver, call: ScriptCall, request:
 
 
 def _forced_holds(lock: BaseLock, caller: Owner, owner: str | None, now: float) -> list[Hold]:
-    """The caller's own holds that the call frees: all, or those of a wire name. Holds that were lost before are
+    """The caller's own holds that the call frees: all, or those of an owner id. Holds that were lost before are
     left out, because their loss must still be reported.
     """
     holds = [hold for scope in _scopes(lock) if (hold := HOLDS.get(lock, caller, scope)) is not None]
     if owner:
-        holds = [hold for hold in holds if hold.lock._kind.field(hold.wire_name) == lock._kind.field(owner)]
+        holds = [hold for hold in holds if hold.lock._kind.field(hold.owner_id) == lock._kind.field(owner)]
     return [hold for hold in holds if not note_loss(hold, now)]
 
 

@@ -74,14 +74,14 @@ class LockGroup:
         serial = owner.serial
         return [(using, name, scope, serial) for using, name, scope in self.places]
 
-    def acquire_call(self, wire_name: str, lease: float) -> ScriptCall:
+    def acquire_call(self, owner_id: str, lease: float) -> ScriptCall:
         """Takes all or none. Returns OK; or the remaining lease in ms and the position of a taken lock; or QUEUED."""
-        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, (milliseconds(lease),)), wire_name)
+        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, (milliseconds(lease),)), owner_id)
 
-    def release_call(self, wire_name: str) -> ScriptCall:
+    def release_call(self, owner_id: str) -> ScriptCall:
         """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
         claim = milliseconds(self.settings.claim_time)
-        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, (claim,)), wire_name)
+        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, (claim,)), owner_id)
 
 
 Piece = LockGroup | BaseLock

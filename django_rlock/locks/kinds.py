@@ -90,7 +90,7 @@ class Kind(Generic[L]):
     writes: ClassVar[bool] = True
     """Whether an acquire writes to the server, so that replicas may have to confirm it."""
     fresh_names: ClassVar[bool] = False
-    """Whether each try needs a wire name of its own, because the clean-up of an earlier try may arrive later."""
+    """Whether each try needs an owner id of its own, because the clean-up of an earlier try may arrive later."""
     hears_forced: ClassVar[bool] = True
     """Whether a process that holds it for long listens to forced releases."""
     patience: ClassVar[float] = math.inf
@@ -104,7 +104,7 @@ class Kind(Generic[L]):
 
     def begin(self, attempt: Attempt, now: float) -> None:
         """Before the first try: raise what no wait can change, and note in the attempt what its calls must say beside
-        the owner's wire name."""
+        the owner's owner id."""
 
     def acquire(
         self, lock: L, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
@@ -153,28 +153,28 @@ class Kind(Generic[L]):
         """Undoes what an unwanted acquire may have taken, as far as it can be distinguished from wanted ones."""
         return self.withdraw(lock, asker) if owner.is_named else self.leave(lock, asker)
 
-    def release(self, lock: L, wire_name: str, left: int, lease: float) -> ScriptCall:
+    def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:
         """Returns 1, or 0 when the owner does not hold it."""
         raise NotImplementedError
 
-    def keep(self, lock: L, wire_name: str, seconds: float) -> ScriptCall:
+    def keep(self, lock: L, owner_id: str, seconds: float) -> ScriptCall:
         """Releases a hold, but keeps the lock taken for ``seconds``, for all owners. Returns 1, or 0 when the owner
         does not hold it."""
         all_keys = lock.key, keys.redisson_channel(lock.key)
-        return call_for(lock, scripts.LOCK_KEEP, all_keys, wire_name, milliseconds(seconds))
+        return call_for(lock, scripts.LOCK_KEEP, all_keys, owner_id, milliseconds(seconds))
 
     def check_keep(self, lock: L, seconds: float) -> None:
         """Raise ValueError for a time for which the kind cannot keep a lock that was released."""
 
     # --- hold it -----------------------------------------------------------------------------------------------------
 
-    def lease(self, lock: L, wire_name: str, lease: float, mode: int) -> ScriptCall:
+    def lease(self, lock: L, owner_id: str, lease: float, mode: int) -> ScriptCall:
         """RENEW leaves a longer lease as it is; EXTEND may shorten it; SETTLE makes earlier calls of EXTEND do nothing
         if they come after it. Returns 1, or 0 when the owner does not hold it."""
         if mode == RENEW:
-            return call_for(lock, scripts.LOCK_RENEW, (lock.key,), milliseconds(lease), wire_name)
-        all_keys = lock.key, *settled_keys(lock, wire_name, mode)
-        return call_for(lock, scripts.LOCK_EXTEND, all_keys, wire_name, milliseconds(lease), mode)
+            return call_for(lock, scripts.LOCK_RENEW, (lock.key,), milliseconds(lease), owner_id)
+        all_keys = lock.key, *settled_keys(lock, owner_id, mode)
+        return call_for(lock, scripts.LOCK_EXTEND, all_keys, owner_id, milliseconds(lease), mode)
 
     def check_lease(self, lock: L, lease: float) -> None:
         """Raise ValueError for a lease that the kind cannot give."""
@@ -185,9 +185,9 @@ class Kind(Generic[L]):
 
     # --- ask about it ------------------------------------------------------------------------------------------------
 
-    def state(self, lock: L, wire_name: str) -> ScriptCall:
+    def state(self, lock: L, owner_id: str) -> ScriptCall:
         """Returns the owner's holds, and the remaining lease in ms (-2 free, -1 without end)."""
-        return call_for(lock, scripts.LOCK_STATE, (lock.key,), wire_name)
+        return call_for(lock, scripts.LOCK_STATE, (lock.key,), owner_id)
 
     def lease_left(self, reply: list[Any]) -> int:
         """What a reply of ``state`` says of the owner's lease: the ms that are left, ENDLESS, or ABSENT if it holds
@@ -195,9 +195,9 @@ class Kind(Generic[L]):
         left: int = reply[2] if reply[1] else scripts.ABSENT
         return left
 
-    def field(self, wire_name: str) -> str:
+    def field(self, owner_id: str) -> str:
         """The field of an owner in the lock's hash."""
-        return wire_name
+        return owner_id
 
 
 def call_for(
@@ -232,10 +232,10 @@ class Forced(NamedTuple):
         return cls(payload)
 
 
-def force_release_call(lock: Named, wire_name: str | None, request: str, how: str) -> ScriptCall:
+def force_release_call(lock: Named, owner_id: str | None, request: str, how: str) -> ScriptCall:
     """Returns 1, or 0 when the lock, or that owner's hold, does not exist. Holders are told ``how`` it was freed."""
     kind, claim = lock._kind, milliseconds(settings_of(lock.using).claim_time)
-    field = kind.field(wire_name) if wire_name else ""
+    field = kind.field(owner_id) if owner_id else ""
     all_keys, message = keys.force_release_keys(lock.key), json.dumps(Forced(lock.key, field, how[:_MAX_TEXT]))
     channel = forced_channel(lock)
     return call_for(lock, scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, kind.scope, request, channel, message)
@@ -247,9 +247,9 @@ def retire_call(lock: Named, request: str | bytes) -> ScriptCall:
     return call_for(lock, scripts.REQUEST_RETIRE, all_keys, request, milliseconds(REMEMBERED))
 
 
-def settled_keys(lock: Named, wire_name: str, mode: int) -> tuple[str, ...]:
+def settled_keys(lock: Named, owner_id: str, mode: int) -> tuple[str, ...]:
     """The key that records which extensions must not be executed any more, for the calls that need it."""
-    return () if mode == RENEW else (keys.settled_key(lock.key, client_id(), wire_name),)
+    return () if mode == RENEW else (keys.settled_key(lock.key, client_id(), owner_id),)
 
 
 def forced_channel(lock: Named) -> str:
@@ -257,6 +257,6 @@ def forced_channel(lock: Named) -> str:
     return keys.forced_channel(lock.key if is_cluster(lock.using) else None)
 
 
-def wire_name_in(field: str, lock: Named) -> str:
-    """The owner's wire name in a field of a lock's hash."""
+def owner_id_in(field: str, lock: Named) -> str:
+    """The owner's owner id in a field of a lock's hash."""
     return field.removesuffix(lock._kind.field(""))

@@ -33,9 +33,9 @@ class Limited(Reading):
         args = asker, count, milliseconds(lease), lock.permits
         return call_for(lock, scripts.LIMITED_ACQUIRE, all_keys, *args)
 
-    def release(self, lock: Any, wire_name: str, left: int, lease: float) -> ScriptCall:
+    def release(self, lock: Any, owner_id: str, left: int, lease: float) -> ScriptCall:
         key, holds, _, channel = keys.readwrite_keys(lock.key)
-        args = wire_name, left, milliseconds(lease), EACH_RELEASE
+        args = owner_id, left, milliseconds(lease), EACH_RELEASE
         return call_for(lock, scripts.READ_RELEASE, (key, holds, channel), *args)
 
     def token(self, lock: Any, asker: str) -> None:

@@ -228,14 +228,14 @@ class Permits(Requests):
         ids = lock.ids if isinstance(lock, PermitRequest) else (asker,)
         return call_for(lock, scripts.PERMIT_LEAVE, all_keys, packed(ids), REMEMBERED_MS)
 
-    def lease(self, lock: Any, wire_name: str, lease: float, mode: int) -> ScriptCall:
+    def lease(self, lock: Any, owner_id: str, lease: float, mode: int) -> ScriptCall:
         lease_ms = 0 if lease == math.inf else milliseconds(lease)
-        all_keys = *permit_keys(lock.key), *settled_keys(lock, wire_name, mode)
-        return call_for(lock, scripts.PERMIT_RENEW, all_keys, packed((wire_name,)), lease_ms, mode)
+        all_keys = *permit_keys(lock.key), *settled_keys(lock, owner_id, mode)
+        return call_for(lock, scripts.PERMIT_RENEW, all_keys, packed((owner_id,)), lease_ms, mode)
 
-    def state(self, lock: Any, wire_name: str) -> ScriptCall:
+    def state(self, lock: Any, owner_id: str) -> ScriptCall:
         """Returns how many permits are free, how many are taken, and the remaining lease of this one in ms."""
-        return call_for(lock, scripts.PERMIT_STATE, permit_keys(lock.key), packed((wire_name,)))
+        return call_for(lock, scripts.PERMIT_STATE, permit_keys(lock.key), packed((owner_id,)))
 
     def lease_left(self, reply: list[Any]) -> int:
         left: int = reply[3]

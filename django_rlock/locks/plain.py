@@ -34,9 +34,9 @@ class Plain(Kind[L]):
         key = settings_of(lock.using).key_prefix + lock.name
         return ScriptCall(lock.name, _acquiring(key, count, lease), asker)
 
-    def release(self, lock: L, wire_name: str, left: int, lease: float) -> ScriptCall:
+    def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:
         key = settings_of(lock.using).key_prefix + lock.name
-        return ScriptCall(lock.name, _releasing(key, left, lease), wire_name)
+        return ScriptCall(lock.name, _releasing(key, left, lease), owner_id)
 
     def leave(self, lock: L, asker: str) -> ScriptCall:
         return self.release(lock, asker, 0, 1)

@@ -51,9 +51,9 @@ class Reading(Side):
     other = "write"
 
     def begin(self, attempt: Attempt, now: float) -> None:
-        # The owner may have a new wire name since it took the write lock.
+        # The owner may have a new owner id since it took the write lock.
         if write := self.beside(attempt, now):
-            attempt.beside = write.wire_name
+            attempt.beside = write.owner_id
 
     def acquire(
         self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
@@ -64,21 +64,21 @@ class Reading(Side):
         all_keys = key, holds, writers
         return call_for(lock, scripts.READ_ACQUIRE, all_keys, asker, count, milliseconds(lease), yields, beside)
 
-    def release(self, lock: _Side, wire_name: str, left: int, lease: float) -> ScriptCall:
+    def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
         key, holds, _, channel = keys.readwrite_keys(lock.key)
-        return call_for(lock, scripts.READ_RELEASE, (key, holds, channel), wire_name, left, milliseconds(lease))
+        return call_for(lock, scripts.READ_RELEASE, (key, holds, channel), owner_id, left, milliseconds(lease))
 
     def token(self, lock: _Side, asker: str) -> str | None:
         # A message meant for one writer must not be used up by a reader.
         return EVERYBODY
 
-    def lease(self, lock: _Side, wire_name: str, lease: float, mode: int) -> ScriptCall:
-        all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, wire_name, mode)
-        return call_for(lock, scripts.READ_RENEW, all_keys, wire_name, milliseconds(lease), mode)
+    def lease(self, lock: _Side, owner_id: str, lease: float, mode: int) -> ScriptCall:
+        all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, owner_id, mode)
+        return call_for(lock, scripts.READ_RENEW, all_keys, owner_id, milliseconds(lease), mode)
 
-    def state(self, lock: _Side, wire_name: str) -> ScriptCall:
+    def state(self, lock: _Side, owner_id: str) -> ScriptCall:
         """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
-        return call_for(lock, scripts.READ_STATE, keys.readwrite_keys(lock.key)[:2], wire_name)
+        return call_for(lock, scripts.READ_STATE, keys.readwrite_keys(lock.key)[:2], owner_id)
 
     def lease_left(self, reply: list[Any]) -> int:
         left: int = reply[3]
@@ -92,10 +92,10 @@ class Writing(Side):
     other = "read"
 
     def begin(self, attempt: Attempt, now: float) -> None:
-        # The server checks this by wire name, but this owner may read under an earlier one.
+        # The server checks this by owner id, but this owner may read under an earlier one.
         read, write = self.beside(attempt, now), HOLDS.get(attempt.lock, attempt.owner)
         if read is not None and (write is None or write.is_lost(now)):
-            raise LockUpgradeError(attempt.lock.name, read.wire_name)
+            raise LockUpgradeError(attempt.lock.name, read.owner_id)
 
     def refusal(self, lock: _Side, reply: list[Any]) -> RLockError:
         return LockUpgradeError(lock.name, lock.owner)
@@ -111,9 +111,9 @@ class Writing(Side):
     def withdraw(self, lock: _Side, asker: str) -> ScriptCall:
         return call_for(lock, scripts.WRITE_WITHDRAW, keys.readwrite_keys(lock.key)[2:], asker)
 
-    def release(self, lock: _Side, wire_name: str, left: int, lease: float) -> ScriptCall:
+    def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
         all_keys = keys.readwrite_keys(lock.key)
-        return call_for(lock, scripts.WRITE_RELEASE, all_keys, wire_name, left, milliseconds(lease))
+        return call_for(lock, scripts.WRITE_RELEASE, all_keys, owner_id, left, milliseconds(lease))
 
     def pauses(self, lock: _Side, left_ms: int, tries: int) -> tuple[float, float]:
         # When a reader leaves, the lock may become free earlier than the waiter knows: the heartbeat notices that.
@@ -127,15 +127,15 @@ class Writing(Side):
         first = int(lock.prefer == "writer")
         return call_for(lock, scripts.WRITE_HEARTBEAT, (key, writers), asker, milliseconds(alive), first)
 
-    def lease(self, lock: _Side, wire_name: str, lease: float, mode: int) -> ScriptCall:
-        all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, wire_name, mode)
-        return call_for(lock, scripts.WRITE_RENEW, all_keys, wire_name, milliseconds(lease), mode)
+    def lease(self, lock: _Side, owner_id: str, lease: float, mode: int) -> ScriptCall:
+        all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, owner_id, mode)
+        return call_for(lock, scripts.WRITE_RENEW, all_keys, owner_id, milliseconds(lease), mode)
 
-    def state(self, lock: _Side, wire_name: str) -> ScriptCall:
-        return call_for(lock, scripts.WRITE_STATE, (lock.key,), wire_name)
+    def state(self, lock: _Side, owner_id: str) -> ScriptCall:
+        return call_for(lock, scripts.WRITE_STATE, (lock.key,), owner_id)
 
-    def field(self, wire_name: str) -> str:
-        return wire_name if wire_name.endswith(keys.WRITER) else wire_name + keys.WRITER
+    def field(self, owner_id: str) -> str:
+        return owner_id if owner_id.endswith(keys.WRITER) else owner_id + keys.WRITER
 
 
 class ReadWriteLock:

@@ -101,6 +101,7 @@ class Hold:
         "lost_below",
         "overdue",
         "owner",
+        "owner_id",
         "place",
         "planned",
         "renewed",
@@ -112,18 +113,17 @@ class Hold:
         "token",
         "told",
         "variables",
-        "wire_name",
     )
 
     def __init__(
-        self, key: Key, lock: Named, owner: Owner, wire_name: str, now: float, token: int | None = None
+        self, key: Key, lock: Named, owner: Owner, owner_id: str, now: float, token: int | None = None
     ) -> None:
         self.key = key
         self.token = token
         self.lock = lock
         self.kind = lock._kind
         self.owner = owner
-        self.wire_name = self.asker = wire_name
+        self.owner_id = self.asker = owner_id
         self.place = owner.place
         self.context = context.get()
         self.variables = copy_context()
@@ -182,7 +182,7 @@ class Hold:
 
     def leave_call(self) -> ScriptCall:
         """Undoes it on the server, whatever became of it there."""
-        return self.kind.leave(self.lock, self.wire_name)
+        return self.kind.leave(self.lock, self.owner_id)
 
     def undo_call(self) -> ScriptCall | None:
         """Undoes a late copy of its acquire."""
@@ -195,7 +195,7 @@ class Hold:
     def keep_call(self) -> ScriptCall | None:
         """Releases it, but keeps the lock taken; None if it is not to be kept any longer."""
         left = self.kept_until - monotonic()
-        return self.lock._kind.keep(self.lock, self.wire_name, left) if left >= _SHORTEST else None
+        return self.lock._kind.keep(self.lock, self.owner_id, left) if left >= _SHORTEST else None
 
     def renew_call(self, lease: float) -> ScriptCall:
         """Prolongs its lease on the server to ``lease`` seconds from then on, if it is shorter."""
@@ -203,16 +203,16 @@ class Hold:
 
     def lease_call(self, lease: float, mode: int) -> ScriptCall:
         """Changes its lease on the server; see ``Kind.lease``."""
-        return self.kind.lease(self.lock, self.wire_name, lease, mode)
+        return self.kind.lease(self.lock, self.owner_id, lease, mode)
 
     def state_call(self) -> ScriptCall:
         """Asks the server about it; see ``Kind.state``."""
-        return self.kind.state(self.lock, self.wire_name)
+        return self.kind.state(self.lock, self.owner_id)
 
     @property
     def hash_field(self) -> str:
         """The owner's field in the lock's hash."""
-        return self.kind.field(self.wire_name)
+        return self.kind.field(self.owner_id)
 
     @property
     def noun(self) -> str:
@@ -273,17 +273,17 @@ class BatchHold:
         "lease",
         "line",
         "owner",
+        "owner_id",
         "renewed",
         "scoped",
         "since",
         "variables",
-        "wire_name",
     )
 
-    def __init__(self, group: LockGroup, owner: Owner, wire_name: str, now: float, lease: float) -> None:
+    def __init__(self, group: LockGroup, owner: Owner, owner_id: str, now: float, lease: float) -> None:
         self.group = group
         self.owner = owner
-        self.wire_name = wire_name
+        self.owner_id = owner_id
         self.keys: Sequence[Key] = group.keys_of(owner)
         self.context = context.get()
         self.variables = copy_context()
@@ -298,9 +298,9 @@ class BatchHold:
 
     @classmethod
     def joined(cls, group: LockGroup, holds: Sequence[Hold]) -> Self:
-        """Join holds of a group's locks, which have the same wire name, into one record again."""
+        """Join holds of a group's locks, which have the same owner id, into one record again."""
         first = holds[0]
-        held = cls(group, first.owner, first.wire_name, min(hold.since for hold in holds), first.lease)
+        held = cls(group, first.owner, first.owner_id, min(hold.since for hold in holds), first.lease)
         held.deadline = min(hold.deadline for hold in holds)
         held.late_lease = max(hold.late_lease for hold in holds)
         held._split["members"] = members = {hold.key: hold for hold in holds}
@@ -335,7 +335,7 @@ class BatchHold:
         return {hold.key: hold for hold in map(self._make_member, self.group.locks)}
 
     def _make_member(self, lock: Named) -> Hold:
-        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.wire_name, self.since)
+        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.owner_id, self.since)
         hold.context, hold.variables = self.context, self.variables
         hold.lease_from(self.since, self.lease, self.renewed)
         hold.scoped = self.scoped
@@ -363,15 +363,15 @@ class Wait:
         "key",
         "lock",
         "outside",
+        "owner_id",
         "place",
         "since",
-        "wire_name",
     )
 
-    def __init__(self, lock: Named, owner: Owner, wire_name: str, now: float, waiter: Waiter, asker: str) -> None:
+    def __init__(self, lock: Named, owner: Owner, owner_id: str, now: float, waiter: Waiter, asker: str) -> None:
         self.key = key_of(lock, owner)
         self.lock = lock
-        self.wire_name = wire_name
+        self.owner_id = owner_id
         self.asker = asker
         self.place = owner.place
         self.context = context.get()
@@ -389,7 +389,7 @@ class Wait:
     @property
     def hash_field(self) -> str:
         """The field that the owner would have in the lock's hash."""
-        return self.lock._kind.field(self.wire_name)
+        return self.lock._kind.field(self.owner_id)
 
     def end(self) -> None:
         self._left = True

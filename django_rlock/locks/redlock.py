@@ -71,29 +71,29 @@ class Majority(Kind["RedLock"]):
             undo=self.leave(lock, asker, lease),
         )
 
-    def release(self, lock: RedLock, wire_name: str, left: int, lease: float) -> Release:
-        undo = None if left else self.leave(lock, wire_name, lease)
-        return self._free_call(lock, wire_name, left, lease, undo)
+    def release(self, lock: RedLock, owner_id: str, left: int, lease: float) -> Release:
+        undo = None if left else self.leave(lock, owner_id, lease)
+        return self._free_call(lock, owner_id, left, lease, undo)
 
     def leave(self, lock: RedLock, asker: str, lease: float | None = None) -> Release:
         return self._free_call(lock, asker, 0, lease or settings_of(lock.using).watchdog_timeout, None)
 
-    def _free_call(self, lock: RedLock, wire_name: str, left: int, lease: float, undo: Release | None) -> Release:
+    def _free_call(self, lock: RedLock, owner_id: str, left: int, lease: float, undo: Release | None) -> Release:
         key, _, tombstones, channel = keys.redlock_keys(lock.key)
         refused = milliseconds(2 * settings_of(lock.using).node_timeout)
-        args = (wire_name, left, milliseconds(lease), refused)
+        args = (owner_id, left, milliseconds(lease), refused)
         return Release(lock.name, scripts.REDLOCK_RELEASE, (key, channel, tombstones), args, lease=lease, undo=undo)
 
-    def lease(self, lock: RedLock, wire_name: str, lease: float, mode: int) -> Renew:
+    def lease(self, lock: RedLock, owner_id: str, lease: float, mode: int) -> Renew:
         key, _, tombstones, _ = keys.redlock_keys(lock.key)
         lease_ms = milliseconds(lease)
         seed = None
         if mode != SETTLE:  # a settling call gives no new lease, and may come after a forced release
-            seed = Seed(lock.name, scripts.REDLOCK_SEED, (key, tombstones), (wire_name, 1, lease_ms))
+            seed = Seed(lock.name, scripts.REDLOCK_SEED, (key, tombstones), (owner_id, 1, lease_ms))
         marks = _marks(lock)
-        args = (wire_name, lease_ms, mode, len(marks))
-        undo = self.leave(lock, wire_name, lease)
-        all_keys = key, *(marks or (key,)), *settled_keys(lock, wire_name, mode)
+        args = (owner_id, lease_ms, mode, len(marks))
+        undo = self.leave(lock, owner_id, lease)
+        all_keys = key, *(marks or (key,)), *settled_keys(lock, owner_id, mode)
         return Renew(lock.name, scripts.REDLOCK_RENEW, all_keys, args, lease=lease, undo=undo, seed=seed)
 
     def check_keep(self, lock: RedLock, seconds: float) -> None:

@@ -141,16 +141,16 @@ class AllOrNone:
 
     async def _take_together(self, group: LockGroup) -> bool:
         driver, owner = self.driver.at(group.using), self.owner
-        wire_name, lease = owner.wire_name, self.claim.lease_under(group.settings)
+        owner_id, lease = owner.owner_id, self.claim.lease_under(group.settings)
         first = group.locks[0]
         group.settings.check_kind(first.kind)
-        call = group.acquire_call(wire_name, lease)
+        call = group.acquire_call(owner_id, lease)
         held = None
         try:
-            reply = await driver.take(call, self.until, lambda: group.release_call(wire_name))
+            reply = await driver.take(call, self.until, lambda: group.release_call(owner_id))
             now = driver.now()
             if reply[1] == OK and now < call.sent_at + lease:
-                held = BatchHold(group, owner, wire_name, call.sent_at, lease)
+                held = BatchHold(group, owner, owner_id, call.sent_at, lease)
                 held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
                 held.line = calling_line()
                 self._note_taken(held, call.sends > 1)
@@ -160,10 +160,10 @@ class AllOrNone:
                 HOLDS.remove_group(held)
             if isinstance(error, LockUnavailableError) and group.divide(driver):
                 return await self._take_at_once([group])
-            engine.abandon(first, driver, owner, group.release_call(wire_name), lease)
+            engine.abandon(first, driver, owner, group.release_call(owner_id), lease)
             raise
         if call.sends > 1 or reply[1] == OK:
-            engine.abandon(first, driver, owner, group.release_call(wire_name), lease)
+            engine.abandon(first, driver, owner, group.release_call(owner_id), lease)
         if reply[1] == QUEUED:
             return await self._take_each(group.locks)
         if reply[1] == OK:  # too late
@@ -178,7 +178,7 @@ class AllOrNone:
             expect_copies(held, held.lease)
         HOLDS.put_group(held)
         watch_group(held)
-        tell_taken(held.group.locks, held.wire_name)
+        tell_taken(held.group.locks, held.owner_id)
         self.taken += held.group.locks
 
     # --- all, or none ------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class AllOrNone:
 
     def _note_failed(self, lock: Named) -> Attempt:
         lease = self.claim.lease_under(lock._settings)
-        self.claim.failed = Attempt(lock, self.driver, self.owner, self.owner.wire_name, lease, self.until)
+        self.claim.failed = Attempt(lock, self.driver, self.owner, self.owner.owner_id, lease, self.until)
         return self.claim.failed
 
     async def _level_leases(self, lease: float) -> None:
@@ -298,7 +298,7 @@ async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[o
     before = owner.is_calling and refuse_nested(lock)
     if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
         left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
-        raise LockNotOwnedError(lock.name, owner=owner.wire_name, left_by=left_by)
+        raise LockNotOwnedError(lock.name, owner=owner.owner_id, left_by=left_by)
     try:
         owner.is_calling = True
         failures = await give_back_all(driver, owner, lock.parts, set())

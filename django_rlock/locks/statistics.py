@@ -55,7 +55,7 @@ class Past(NamedTuple):
 class Event:
     """A lock that was ``lost`` by this process, or ``freed`` by force by it, at the monotonic time ``at``.
 
-    ``owner`` is the wire name that lost it, "" for whoever held it. ``by`` is who freed it, where an operator did, and
+    ``owner`` is the owner id that lost it, "" for whoever held it. ``by`` is who freed it, where an operator did, and
     ``whom`` the holder, for people.
     """
 
@@ -191,7 +191,7 @@ def count_given_up(lock: Named) -> None:
 
 def note_lost(hold: Hold) -> None:
     """Record a hold that was lost."""
-    owner, reason = hold.wire_name, hold.lost or ""
+    owner, reason = hold.owner_id, hold.lost or ""
     STATISTICS.events.append(Event("lost", monotonic(), hold.lock, owner, "", reason, hold.place, hold.context))
 
 

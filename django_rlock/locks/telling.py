@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_rlock.locks")
 
 
-def tell_acquired(lock: BaseLock, wire_name: str, count: int, waited: float) -> None:
-    log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, wire_name, count, waited)
+def tell_acquired(lock: BaseLock, owner_id: str, count: int, waited: float) -> None:
+    log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, owner_id, count, waited)
     if signals.lock_acquired.receivers:
         outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
-        signals.lock_acquired.tell(lock, owner=wire_name, count=count, waited=waited, outcome=outcome)
+        signals.lock_acquired.tell(lock, owner=owner_id, count=count, waited=waited, outcome=outcome)
 
 
-def tell_taken(locks: Iterable[BaseLock], wire_name: str) -> None:
+def tell_taken(locks: Iterable[BaseLock], owner_id: str) -> None:
     """Log and signal that locks were taken."""
     if signals.lock_acquired.receivers or is_logged(logger, logging.DEBUG):
         for lock in locks:
-            tell_acquired(lock, wire_name, 1, 0.0)
+            tell_acquired(lock, owner_id, 1, 0.0)
 
 
 def tells_of_releases(lock: BaseLock, held: float) -> bool:
@@ -41,9 +41,9 @@ def tells_of_releases(lock: BaseLock, held: float) -> bool:
 
 def tell_released(lock: Named, hold: Hold, now: float) -> None:
     held = now - hold.since
-    log(logger, release_level(lock, held), "Released %r as %s, after %.3f s.", lock.name, hold.wire_name, held)
+    log(logger, release_level(lock, held), "Released %r as %s, after %.3f s.", lock.name, hold.owner_id, held)
     if signals.lock_released.receivers:
-        signals.lock_released.tell(lock, owner=hold.wire_name, held=held)
+        signals.lock_released.tell(lock, owner=hold.owner_id, held=held)
 
 
 def release_level(lock: Named, held: float) -> int:
@@ -55,5 +55,5 @@ def tell_timed_out(failed: Attempt, waited: float, is_news: bool) -> None:
     count_given_up(lock)
     count_wait(lock, key_of(lock, failed.owner), failed.owner.place, waited)
     level = logging.INFO if is_news else logging.DEBUG
-    log(logger, level, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.wire_name, waited)
-    signals.lock_timed_out.tell(lock, owner=failed.wire_name, waited=waited)
+    log(logger, level, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.owner_id, waited)
+    signals.lock_timed_out.tell(lock, owner=failed.owner_id, waited=waited)

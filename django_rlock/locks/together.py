@@ -92,7 +92,7 @@ def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> lis
     pieces: dict[object, dict[Held | None, BaseLock]] = {}
     for lock, held in zip(locks, _records(locks, owner), strict=True):
         together = held is not None and lock._kind.joins and _ends(held, now)
-        place = (*place_of(lock), held.wire_name) if held is not None and together else id(lock)
+        place = (*place_of(lock), held.owner_id) if held is not None and together else id(lock)
         pieces.setdefault(place, {})[held] = lock
     return [piece for found in pieces.values() for piece in _joined(found)]
 
@@ -104,7 +104,7 @@ def _ends(held: Held, now: float) -> bool:
 
 
 def _joined(found: dict[Held | None, BaseLock]) -> Iterable[BatchHold | BaseLock]:
-    """Join holds in one place and under one wire name into as few groups as possible."""
+    """Join holds in one place and under one owner id into as few groups as possible."""
     if len(found) == 1:
         ((held, lock),) = found.items()
         return [held if isinstance(held, BatchHold) else lock]
@@ -132,7 +132,7 @@ def _holds(piece: BatchHold | BaseLock, owner: Owner) -> list[Hold]:
 
 async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
     group = held.group
-    call = group.release_call(held.wire_name)
+    call = group.release_call(held.owner_id)
     try:
         HOLDS.remove_group(held)  # before the command, so that no renewal starts
         missing = await _send_release(driver, held, call)
@@ -159,7 +159,7 @@ async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> Se
             raise
     call.sends, gone = 0, set[BaseLock]()  # its server has executed nothing of the whole
     for part in group.divided:
-        its = part.release_call(held.wire_name)
+        its = part.release_call(held.owner_id)
         missing = (await driver.run(its, until))[1]
         call.sends = max(call.sends, its.sends)
         gone.update(part.locks[position - 1] for position in missing)

@@ -399,7 +399,7 @@ def _may_renew(hold: Hold, now: float) -> bool:
         hold.variables.copy().run(
             log, logger, logging.WARNING,
             "%s %r is still held by %s (%s), which has ended without releasing it; it is no longer renewed.",
-            hold.noun.capitalize(), hold.lock.name, hold.place, hold.wire_name,
+            hold.noun.capitalize(), hold.lock.name, hold.place, hold.owner_id,
         )  # fmt: skip
         hold.renewed = False
     else:
@@ -420,7 +420,7 @@ def _limit(hold: Hold, held_for: float) -> None:
         outcome = "has reached its max_hold_time, and is no longer renewed"
     hold.variables.copy().run(
         log, logger, logging.WARNING, "%s %r, acquired at %s by %s (%s), has been held for %.0f s: it %s.",
-        hold.noun.capitalize(), hold.lock.name, hold.taken_at, hold.place, hold.wire_name, held_for, outcome,
+        hold.noun.capitalize(), hold.lock.name, hold.taken_at, hold.place, hold.owner_id, held_for, outcome,
     )  # fmt: skip
 
 
@@ -467,7 +467,7 @@ def lose(hold: Hold, reason: str) -> None:
     """Mark a hold as lost. The background thread reports it to the log, to the receivers of ``lock_lost`` and to the
     lock's callback; once, even if the owner and that thread notice it at the same time.
     """
-    # This comes first: an owner that sees the loss and takes the lock again then does so under a new wire name, which
+    # This comes first: an owner that sees the loss and takes the lock again then does so under a new owner id, which
     # the clean-up of this hold cannot touch.
     hold.owner.renew_name()
     its = worker(hold.lock.using)
@@ -491,7 +491,7 @@ def _report_loss(hold: Hold) -> None:
     variables = hold.variables.copy()
     variables.run(
         log, logger, logging.WARNING, "%s %r (%r) was lost while held by %s: %s.",
-        hold.noun.capitalize(), lock.name, lock.key, hold.wire_name, hold.lost,
+        hold.noun.capitalize(), lock.name, lock.key, hold.owner_id, hold.lost,
     )  # fmt: skip
     variables.run(callbacks.post, _call_back, hold)
 
@@ -499,7 +499,7 @@ def _report_loss(hold: Hold) -> None:
 def _call_back(hold: Hold) -> None:
     """Notify the project, in the thread for callbacks."""
     lock = hold.lock
-    lock_lost.tell(lock, owner=hold.wire_name, reason=hold.lost)
+    lock_lost.tell(lock, owner=hold.owner_id, reason=hold.lost)
     if lock.on_lost is not None:
         try:
             lock.on_lost(lock)

@@ -212,7 +212,7 @@ class _Text:
         self._pair = ("", "")
 
     def of(self, item: Item, clock: float) -> tuple[str, str]:
-        parts = item.wire_name, clock, *((item.count, item.lease, item.renewed) if isinstance(item, Hold) else ())
+        parts = item.owner_id, clock, *((item.count, item.lease, item.renewed) if isinstance(item, Hold) else ())
         if parts != self._made_of:
             self._made_of, self._pair = parts, _entry(item, clock)
         return self._pair

@@ -76,13 +76,13 @@ def shows_stack(hold: object) -> bool:
 
 
 def _hold(key: str, owner: str) -> Hold | None:
-    holds = (hold for hold in HOLDS.snapshot() if hold.lock.key == key and owner in (hold.wire_name, hold.hash_field))
+    holds = (hold for hold in HOLDS.snapshot() if hold.lock.key == key and owner in (hold.owner_id, hold.hash_field))
     return next(filter(shows_stack, holds), None)
 
 
 def _lines(hold: Hold) -> list[str]:
     if hold.owner.is_named:
-        return [f"{hold.wire_name!r} is a name, which belongs to no thread or task."]
+        return [f"{hold.owner_id!r} is a name, which belongs to no thread or task."]
     return stack_of(hold.owner)[-MAX_CALLS:] or [f"{hold.place!r} has ended, or is not known."]
 
 

@@ -1,8 +1,8 @@
-"""The holder of a task's lock: its process and its task's id are part of the owner's wire name.
+"""The holder of a task's lock: its process and its task's id are part of the owner's owner id.
 
-The wire name is ``<client id>:<number>:<pid>.<start time>@<machine>:<task id>``, with ``@<mark of the task>`` after the
+The owner id is ``<client id>:<number>:<pid>.<start time>@<machine>:<task id>``, with ``@<mark of the task>`` after the
 machine if senders look for runs of that task (``places``). So a process on the same machine can see from the kernel
-alone that a holder is gone; it then frees exactly that hold, by its wire name. The start time and the machine are empty
+alone that a holder is gone; it then frees exactly that hold, by its owner id. The start time and the machine are empty
 where the kernel does not tell them. A process that does not know its own machine judges no holder.
 """
 
@@ -34,16 +34,16 @@ _RENEWED_BY = 0.5
 class TaskHolder(NamedTuple):
     """An owner of a lock that was taken for a task."""
 
-    wire_name: str
+    owner_id: str
     client: str
     place: str
     task_id: str
 
     @classmethod
-    def of(cls, wire_name: str) -> TaskHolder | None:
-        """Parse a wire name; returns None if it is not a task's."""
-        client, *rest = wire_name.split(":", 3)
-        return cls(wire_name, client, *rest[1:]) if len(rest) == 3 and "@" in rest[1] else None
+    def of(cls, owner_id: str) -> TaskHolder | None:
+        """Parse an owner id; returns None if it is not a task's."""
+        client, *rest = owner_id.split(":", 3)
+        return cls(owner_id, client, *rest[1:]) if len(rest) == 3 and "@" in rest[1] else None
 
     @property
     def is_gone(self) -> bool:
@@ -54,13 +54,13 @@ class TaskHolder(NamedTuple):
 
 
 def label(task_id: str, mark: str = "") -> str:
-    """The end of the wire name of a task's locks in this process."""
+    """The end of the owner id of a task's locks in this process."""
     return f"{_place()}@{mark}:{task_id}" if mark else f"{_place()}:{task_id}"
 
 
 def holders_of(lock: BaseLock) -> list[TaskHolder]:
     """The tasks that hold a lock, by one command. Raises LockUnavailableError when Redis is unreachable."""
-    return [holder for wire_name in lock.holders() if (holder := TaskHolder.of(wire_name)) is not None]
+    return [holder for owner_id in lock.holders() if (holder := TaskHolder.of(owner_id)) is not None]
 
 
 def overlapping_runs(lock: BaseLock) -> LockInfo | None:
@@ -88,7 +88,7 @@ def free_the_dead(lock: BaseLock, is_gone: Callable[[TaskHolder], bool], reason:
     freed = False
     for part in lock.parts:
         for holder in filter(is_gone, holders_of(part)):
-            freed = part.force_release(holder.wire_name, reason=reason) or freed
+            freed = part.force_release(holder.owner_id, reason=reason) or freed
     return freed
 
 

@@ -44,7 +44,7 @@ from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
 from django_rlock.inspection.queued import ASKS, RUNS, UNSENT, change_call
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.kinds import wire_name_in
+from django_rlock.locks.kinds import owner_id_in
 from django_rlock.settings import get_settings
 from django_rlock.signals import task_deduplicated
 from django_rlock.tasklocks.deliveries import COPY, PATIENCE, TOKEN
@@ -123,7 +123,7 @@ class Place:
             if known == _UNSENT + self._value:
                 return None
             if run:
-                holder = TaskHolder.of(wire_name_in(run, self.lock))
+                holder = TaskHolder.of(owner_id_in(run, self.lock))
                 if holder is not None and not holder.is_gone and not seems_dead(self._options, left_ms / 1000):
                     return holder.task_id
                 mark = ""  # the run has ended: from now on only the place counts

@@ -2,7 +2,7 @@
 thread or task that happens.
 
 A lock belongs to the thread or task that took it. But the server may close or render the response in another one, and
-may continue with the next request in this one. So the hold changes its owner, from the thread to the wire name under
+may continue with the next request in this one. So the hold changes its owner, from the thread to the owner id under
 which it is held.
 """
 

@@ -178,7 +178,7 @@ def force_release(strike: Strike) -> None:
 @story(scripts.FAIR_LEAVE)
 def leave(strike: Strike) -> None:
     """A waiter gives up, and is the holder later."""
-    abandoned = thread_owner().wire_name
+    abandoned = thread_owner().owner_id
     thread_owner().renew_name()
     with plain(lease_time=60):
         send(fair()._kind.acquire(fair(), abandoned, 1, 60, waiting=True))
@@ -191,7 +191,7 @@ def leave(strike: Strike) -> None:
 def heartbeat(strike: Strike) -> None:
     """A process whose waiter had its turn since, and has left."""
     with plain(owner="somebody", lease_time=60):
-        waiting = thread_owner().wire_name
+        waiting = thread_owner().owner_id
         send(fair()._kind.acquire(fair(), waiting, 1, 60, waiting=True))
         strike()
         send(fair()._kind.heartbeat([(fair(), waiting)], 10))

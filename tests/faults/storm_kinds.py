@@ -123,7 +123,7 @@ class Subject:
                 self._release(part)
             for hold in HOLDS.snapshot():
                 if hold.owner_ended and hold.lock.name == part.name:
-                    part.force_release(hold.wire_name)
+                    part.force_release(hold.owner_id)
 
     def _release(self, part: Any) -> None:
         try:
@@ -215,7 +215,7 @@ class Permits(Subject):
         """Release the permits whose Permit object is gone."""
         for hold in HOLDS.snapshot():
             if hold.lock.name == self.mine.name and hold.owner_ended:
-                self.mine.try_release(hold.wire_name)
+                self.mine.try_release(hold.owner_id)
 
 
 class Gate(Subject):

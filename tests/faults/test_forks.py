@@ -42,13 +42,13 @@ def test_child_owns_nothing(kind, redis_client):
     lock = kind("stock:42")
     with lock:
         held = redis_client.hgetall(KEY)
-        parent = client_id(), current_owner().wire_name
+        parent = client_id(), current_owner().owner_id
 
         def child() -> None:
             assert HOLDS.snapshot() == []
             assert WAITS.snapshot() == []
             assert client_id() != parent[0]
-            assert not current_owner().wire_name.startswith(parent[0])
+            assert not current_owner().owner_id.startswith(parent[0])
             assert not lock.owned()
             assert not lock.acquire(blocking=False)
             with pytest.raises(LockNotOwnedError):
@@ -157,14 +157,14 @@ def test_owner_names_of_forked_children_differ(server):
     for _ in range(10):
         pid = fork()
         if pid == 0:
-            os.write(writing, (current_owner().wire_name + "\n").encode())
+            os.write(writing, (current_owner().owner_id + "\n").encode())
             os._exit(0)
         children.append(pid)
     for pid in children:
         os.waitpid(pid, 0)
     os.close(writing)
     with os.fdopen(reading) as names:
-        assert len({*names.read().split(), current_owner().wire_name}) == 11
+        assert len({*names.read().split(), current_owner().owner_id}) == 11
 
 
 def test_lock_made_before_the_fork_serves_both(redis_client):

@@ -382,7 +382,7 @@ def test_holds_of_one_server_are_renewed_by_one_script(kind, server, redis_clien
         lock.acquire()
     settle()
     before = scripts_run()
-    calls = [lock._kind.lease(lock, current_owner().wire_name, 90, RENEW) for lock in locks]
+    calls = [lock._kind.lease(lock, current_owner().owner_id, 90, RENEW) for lock in locks]
     replies = run_sync(background_driver("default").run_all(calls))
     assert scripts_run() - before < 10  # one; and what is cleaned up again behind earlier tests
     assert [reply[1] for reply in replies] == [1] * 20
@@ -406,7 +406,7 @@ def test_a_renewal_outlasts_a_connection_that_has_ended(kind, redis_client):
     with kind("stock:42") as lock:
 
         def renew() -> Any:
-            call = lock._kind.lease(lock, current_owner().wire_name, 90, RENEW)
+            call = lock._kind.lease(lock, current_owner().owner_id, 90, RENEW)
             return call, run_sync(driver.run_all([call]))[0]
 
         renew()
@@ -422,10 +422,10 @@ def test_a_hold_whose_renewal_was_sent_twice_gives_its_wire_name_up(kind, redis_
         (hold,) = HOLDS.snapshot()
         renewals = worker("default").jobs[Renewals]
         run_sync(renewals._renew([hold]))
-        assert hold.owner.wire_name == hold.wire_name
+        assert hold.owner.owner_id == hold.owner_id
         redis_client.client_kill_filter(_type="normal", skipme=True)
         run_sync(renewals._renew([hold]))
-        assert hold.owner.wire_name != hold.wire_name
+        assert hold.owner.owner_id != hold.owner_id
 
 
 async def test_a_hold_that_cannot_be_renewed_costs_no_others(face, kind, redis_client):

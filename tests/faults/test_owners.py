@@ -43,7 +43,7 @@ def test_thread_with_a_recycled_ident_does_not_enter(kind):
 
 
 def test_names_are_never_used_twice():
-    names = {in_thread(lambda: identity.current_owner().wire_name)[1] for _ in range(100)}
+    names = {in_thread(lambda: identity.current_owner().owner_id)[1] for _ in range(100)}
     assert len(names) == 100
 
 

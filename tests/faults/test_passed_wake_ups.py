@@ -229,7 +229,7 @@ class _Attempt:
 
     lock = RLock("stock:42")
     kind = lock._kind
-    wire_name = asker = ""
+    owner_id = asker = ""
 
     def __init__(self, woken: asyncio.Event) -> None:
         self.driver = async_driver("default")

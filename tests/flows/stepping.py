@@ -263,7 +263,7 @@ class Visitor(Actor):
 
     def local_state(self) -> Any:
         waits = any(wait.key[3] == self.owner.serial for wait in WAITS.snapshot())
-        return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.wire_name
+        return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.owner_id
 
     async def _visit(self, wait: float | None) -> str:
         if not await take(self.lock, self.driver, Claim(self.owner, wait, self.lease)):

@@ -94,7 +94,7 @@ class HandOffs(World):
             assert not [each for each in self.inside if each.asked_since and each.hold], "two inside at once"  # type: ignore[attr-defined]
         HandOffs.believed += hold.is_unconfirmed
         self.inside.append(actor)
-        self.served.append(hold.wire_name)
+        self.served.append(hold.owner_id)
 
     def do(self, action: Action) -> None:
         kind, _ = action
@@ -110,7 +110,7 @@ class HandOffs(World):
 
     def _check(self, hold: Hold, now: float) -> None:
         owners, left_ms = self.lease(KEY)
-        assert owners == [hold.wire_name.encode()], "it counts as held, and the server knows nothing of it"
+        assert owners == [hold.owner_id.encode()], "it counts as held, and the server knows nothing of it"
         assert left_ms / 1000 > hold.deadline - now - SLACK, "it counts as held for longer than the server keeps it"
 
     # --- what may happen ---------------------------------------------------------------------------------------------

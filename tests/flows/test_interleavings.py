@@ -297,7 +297,7 @@ class Nested(Visitor):
             await self.lock._engine.give_back(self.lock, self.driver, self.owner)
             hold = HOLDS.get(self.lock, self.owner)
             assert hold is not None
-            assert hold.lost or self.world.client.hexists(KEY, hold.wire_name), "it counts as held, and is not"
+            assert hold.lost or self.world.client.hexists(KEY, hold.owner_id), "it counts as held, and is not"
             await self.lock._engine.give_back(self.lock, self.driver, self.owner)
         except LockLostError:
             return "lost"

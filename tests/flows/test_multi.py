@@ -31,9 +31,9 @@ class Guest(Visitor):
         super().__init__(world, process, lock, **options)
 
     def local_state(self) -> Any:
-        waits = [wait.lock.name for wait in WAITS.snapshot() if wait.wire_name == self.owner.wire_name]
+        waits = [wait.lock.name for wait in WAITS.snapshot() if wait.owner_id == self.owner.owner_id]
         records = [HOLDS.record(part, self.owner) for part in self.lock.parts]
-        return self.at_lines(), self._attempt(), waits, list(map(_known, records)), self.owner.wire_name
+        return self.at_lines(), self._attempt(), waits, list(map(_known, records)), self.owner.owner_id
 
     def _attempt(self) -> Any:
         """What its attempt at all of them has."""
@@ -72,9 +72,9 @@ def _known(record: Hold | BatchHold | None) -> Any:
         return None
     if isinstance(record, BatchHold):
         members = () if record.is_whole else tuple(map(_known, record.members.values()))
-        return record.wire_name, record.lease, record.deadline, record.renewed, record.late_lease, members
+        return record.owner_id, record.lease, record.deadline, record.renewed, record.late_lease, members
     times = record.lease, record.deadline, record.runs_for, record.late_lease
-    return record.wire_name, record.count, times, record.renewed, record.renewing, record.lost
+    return record.owner_id, record.count, times, record.renewed, record.renewing, record.lost
 
 
 # --- who comes -------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Names(World):
         """How long the server keeps a hold, in seconds. Each hold of a reader has a key of its own."""
         names = [KEY]
         if hold.lock.kind == "read":
-            names = [f"{readwrite_keys(KEY)[1]}:{hold.wire_name}:rwlock_timeout:{n}" for n in range(1, hold.count + 1)]
+            names = [f"{readwrite_keys(KEY)[1]}:{hold.owner_id}:rwlock_timeout:{n}" for n in range(1, hold.count + 1)]
         return max(int(self.client.pttl(name)) for name in names) / 1000
 
     def _faults_of(self, number: int, actor: Actor) -> Iterator[Action]:

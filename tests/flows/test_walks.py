@@ -84,7 +84,7 @@ def count_from_the_reply(patch):
 
 def use_a_name_twice(patch):
     renew = Owner.renew_name
-    patch.setattr(Owner, "renew_name", lambda owner: None if hasattr(owner, "wire_name") else renew(owner))
+    patch.setattr(Owner, "renew_name", lambda owner: None if hasattr(owner, "owner_id") else renew(owner))
 
 
 def leave_undone(patch):

@@ -75,9 +75,9 @@ class Walk:
         world.actors = [*self.walkers]
         self.renewers: dict[str, Renewer] = {}
         self.late: dict[tuple[str, str], ScriptCall] = {}
-        """Commands of a flow that has given up since, by what and wire name."""
+        """Commands of a flow that has given up since, by what and owner id."""
         self.undone: dict[str, ScriptCall] = {}
-        self.wire_names: dict[Name, str] = {}
+        self.owner_ids: dict[Name, str] = {}
 
     def do(self, step: str, before: State) -> None:
         """Do what the model does by a step from a state."""
@@ -105,14 +105,14 @@ class Walk:
     # --- the server --------------------------------------------------------------------------------------------------
 
     def _obey(self, what: str, name: Name) -> None:
-        wire_name = self.wire_names[name]
+        owner_id = self.owner_ids[name]
         if what == "undo":
-            if call := self.undone.get(wire_name):
+            if call := self.undone.get(owner_id):
                 self.world.execute(call)
-        elif call := self.late.pop((what, wire_name), None):
+        elif call := self.late.pop((what, owner_id), None):
             self.world.execute(call)
         elif what == "renew":
-            self.renewers[wire_name].step()
+            self.renewers[owner_id].step()
         else:
             self.walkers[name[0]].step()
 
@@ -145,14 +145,14 @@ class Walk:
     def _asks(self, at: int, client: Client) -> None:
         walker = self.walkers[at]
         walker.step()
-        self.wire_names[at, client.number] = walker.owner.wire_name
+        self.owner_ids[at, client.number] = walker.owner.owner_id
 
     def _renews(self, at: int, client: Client) -> None:
         walker = self.walkers[at]
         renewer = Renewer(self.world, walker.process, walker)
         renewer.driver.clock, renewer.driver.split = walker.driver.clock, True
         renewer.step()
-        self.renewers[self.wire_names[at, client.number]] = renewer
+        self.renewers[self.owner_ids[at, client.number]] = renewer
 
     def _releases(self, at: int, client: Client) -> None:
         self.walkers[at].step()
@@ -161,25 +161,25 @@ class Walk:
         walker = self.walkers[at]
         if walker.at == "send" and walker.call:
             what = "try" if client.doing == fairlock.ASKING else "release"
-            self.late[what, self.wire_names[at, client.number]] = walker.call
+            self.late[what, self.owner_ids[at, client.number]] = walker.call
         walker.step(error=asyncio.CancelledError)
 
     def _dies(self, at: int, client: Client) -> None:
         walker = self.walkers[at]
         if walker.at == "send" and walker.call:
             what = "try" if client.doing == fairlock.ASKING else "release"
-            self.late[what, self.wire_names[at, client.number]] = walker.call
+            self.late[what, self.owner_ids[at, client.number]] = walker.call
 
     def _hears(self, at: int, client: Client, what: str) -> None:
-        walker, wire_name = self.walkers[at], self.wire_names[at, client.number]
+        walker, owner_id = self.walkers[at], self.owner_ids[at, client.number]
         if what == "grant":
-            message = next(each for each in self.world.messages if each[2].split()[1] == wire_name)
+            message = next(each for each in self.world.messages if each[2].split()[1] == owner_id)
             self.world.messages.remove(message)
             self.world.wake(*message)
             assert walker.waiter is not None
             assert walker.waiter.woken
         if what in {"renewed", "gone"}:
-            self.renewers[wire_name].step()
+            self.renewers[owner_id].step()
         if what != "renewed":
             walker.step()
         if what == "ok" and walker.at == "send":  # it came too late; another try is another attempt of the model's
@@ -195,11 +195,11 @@ class Walk:
 
     def compare(self, state: State) -> None:
         server = state.server
-        holder = () if server.holder == NOBODY else (self.wire_names[server.holder].encode(),)
+        holder = () if server.holder == NOBODY else (self.owner_ids[server.holder].encode(),)
         found = self.client.hgetall(KEY)
         assert (tuple(found), [*found.values()] == [b"01"]) == (holder, server.granted)
         assert math.ceil(max(self.client.pttl(KEY), 0) / 1000 / TICK) == server.left
-        queue = [self.wire_names[name].encode() for name, _ in server.queue]
+        queue = [self.owner_ids[name].encode() for name, _ in server.queue]
         assert self.client.zrange(queue_key(KEY), 0, -1) == queue
         for walker, client in zip(self.walkers, state.clients, strict=True):
             if client.doing != fairlock.DEAD:

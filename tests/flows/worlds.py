@@ -121,7 +121,7 @@ class World:
         self.inside.append(actor)
         records = [HOLDS.record(part, actor.owner) for part in actor.lock.parts]
         assert all(records)
-        self.served += [record.wire_name for record in records[:1] if record]
+        self.served += [record.owner_id for record in records[:1] if record]
 
     def wake(self, process: Process, channel: str, text: str) -> None:
         line = [each for each in self.waiters if each.driver.process is process and each.channel == channel]

@@ -168,7 +168,7 @@ async def test_shown_as_any_other(face, redis_client):
     async def inside() -> None:
         info = await face.call(lock, "info")
         assert info is not None
-        assert [holder.owner for holder in info.holders] == [the_hold().wire_name]
+        assert [holder.owner for holder in info.holders] == [the_hold().owner_id]
         assert await face.call(lock, "owned")
         assert await face.call(lock, "hold_count") == 1
 

@@ -143,7 +143,7 @@ def test_waiter_is_woken() -> None:
     lock.release()
     waiter.join(UNTIL_SERVED)
     [hold] = HOLDS.snapshot()
-    rlock("stock:42", owner=hold.wire_name).release()
+    rlock("stock:42", owner=hold.owner_id).release()
 
 
 def test_an_interrupted_block_releases_it() -> None:

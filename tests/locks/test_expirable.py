@@ -79,7 +79,7 @@ async def test_any_unknown_id_leaves_all_as_they_are(face, licences, redis_clien
     permit = await face.call(licences, "acquire", renewed=True)
     assert await face.call(licences, "try_release", [permit.id, UNKNOWN]) == 0
     assert redis_client.get(KEY) == "2"
-    assert [hold.wire_name for hold in HOLDS.snapshot()] == [permit.id]  # it is renewed as before
+    assert [hold.owner_id for hold in HOLDS.snapshot()] == [permit.id]  # it is renewed as before
     await face.call(permit, "release")
     assert HOLDS.snapshot() == []
     assert redis_client.get(KEY) == "3"
@@ -293,7 +293,7 @@ def test_permit_that_nobody_keeps_is_no_longer_renewed(licences, caplog):
     renew_now(hold)
     eventually(lambda: not hold.renewed)
     assert "'licences' is still held by a Permit" in caplog.text
-    licences.release(hold.wire_name)
+    licences.release(hold.owner_id)
 
 
 def test_permits_of_a_killed_process_come_back(server, licences):

@@ -126,7 +126,7 @@ async def test_only_what_is_held_under_the_wire_name_ends(face, kind):
     lock.check()
     assert HOLDS.snapshot() == [hold]
     assert hold.renewed
-    assert await face.call(lock, "force_release", hold.wire_name)
+    assert await face.call(lock, "force_release", hold.owner_id)
     assert HOLDS.snapshot() == []
 
 

@@ -60,7 +60,7 @@ async def test_a_release_lets_a_waiter_in(face, release):
 async def test_permits_of_the_dead_come_back(face, redis_client, release):
     held = await others(face, 3)
     release(held[:2])
-    [dead] = [hold for hold in HOLDS.snapshot() if hold.wire_name == "owner 2"]
+    [dead] = [hold for hold in HOLDS.snapshot() if hold.owner_id == "owner 2"]
     HOLDS.remove(dead)  # as if its process were gone: nobody renews it
     [key] = redis_client.keys(f"*{KEY}*:owner 2:rwlock_timeout:1")
     redis_client.pexpire(key, 100)

@@ -142,10 +142,10 @@ def test_a_question_that_was_sent_twice_ends_the_wire_name(redis_client: redis.R
     with several("stock:42") as lock:
         ensure_owned([lock])
         [owner] = {hold.owner for hold in HOLDS.snapshot()}
-        before = owner.wire_name
+        before = owner.owner_id
         redis_client.client_kill_filter(_type="normal", skipme=True)
         ensure_owned([lock])
-        assert owner.wire_name != before
+        assert owner.owner_id != before
 
 
 # ---- hearing ---------------------------------------------------------------------------------------------------------

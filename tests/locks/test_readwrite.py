@@ -647,7 +647,7 @@ async def test_info_names_readers_and_writers(face):
     await waiting(face)
     info = await face.call(mine, "info")
     assert info.kind == "read"
-    assert {holder.owner: holder.count for holder in info.holders} == {current_owner().wire_name: 1, "other": 2}
+    assert {holder.owner: holder.count for holder in info.holders} == {current_owner().owner_id: 1, "other": 2}
     assert all(holder.held_for is not None for holder in info.holders)
     assert [waiter.owner.endswith(":write") for waiter in info.waiters] == [True]
     for lock in (mine, read_lock(owner="other"), read_lock(owner="other")):
@@ -655,7 +655,7 @@ async def test_info_names_readers_and_writers(face):
     await face.result(writer)
     async with face.inside(write_lock()):
         info = await face.call(mine, "info")
-        assert (info.kind, info.holder.owner) == ("write", f"{current_owner().wire_name}:write")
+        assert (info.kind, info.holder.owner) == ("write", f"{current_owner().owner_id}:write")
         assert info.holder.held_for is not None
 
 

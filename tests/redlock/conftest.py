@@ -78,5 +78,5 @@ def hold_of(lock: RedLock) -> Hold:
 
 
 def owner_of(lock: RedLock) -> str:
-    """The wire name under which the running thread or task has it."""
-    return hold_of(lock).wire_name
+    """The owner id under which the running thread or task has it."""
+    return hold_of(lock).owner_id

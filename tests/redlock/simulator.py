@@ -568,7 +568,7 @@ class Client:
         finally:
             self.inside = False
         if self.hold.is_lost(self.clock()) and not renewed:
-            self.left_to_lease.add(self.hold.wire_name)
+            self.left_to_lease.add(self.hold.owner_id)
         with suppress(RLockError):
             await lock._engine.give_back(lock, driver, self.owner)
         return True
@@ -594,8 +594,8 @@ class Client:
         if hold.token is not None:
             self.check_voters(hold, hold.token)
             world.note_token(self, began, hold.token)
-            world.tokens[hold.wire_name] = hold.token
-            world.agreed += hold.wire_name not in world.bumped
+            world.tokens[hold.owner_id] = hold.token
+            world.agreed += hold.owner_id not in world.bumped
         if world.chance(world.setting.kills):
             self.dead = True
 
@@ -611,7 +611,7 @@ class Client:
             await suspend(min(again, self.clock() + 0.01) if self.world.setting.restless else again)
 
     async def renew_now(self, hold: Hold) -> None:
-        call = hold.lock._kind.lease(hold.lock, hold.wire_name, hold.lease, RENEW)
+        call = hold.lock._kind.lease(hold.lock, hold.owner_id, hold.lease, RENEW)
         lease = hold.lease
         (reply,) = await self.driver.run_all([call])
         watchdog.note_renewal(hold, lease, call, reply, self.clock())
@@ -626,13 +626,13 @@ class Client:
         """P3, P4: a quorum of different nodes granted this very attempt, in time."""
         call = next(reversed(self.grants))
         grants = [node for node, time in self.grants[call].items() if time <= call.sent_at + self.driver.timeout]
-        if call.args[0] != hold.wire_name or len(grants) < len(self.driver.names) // 2 + 1:
-            raise BrokenError(f"acquired as {hold.wire_name} with the grants of {grants} for {call.args[0]!r}")
+        if call.args[0] != hold.owner_id or len(grants) < len(self.driver.names) // 2 + 1:
+            raise BrokenError(f"acquired as {hold.owner_id} with the grants of {grants} for {call.args[0]!r}")
 
     def check_voters(self, hold: Hold, token: int) -> None:
         """P9: no node that counts on from a token has drawn a higher one for it."""
-        voters = self.world.bumped.get(hold.wire_name, ())
-        drawn = {number: self.world.nodes[number].granted[hold.wire_name] for number in voters}
+        voters = self.world.bumped.get(hold.owner_id, ())
+        drawn = {number: self.world.nodes[number].granted[hold.owner_id] for number in voters}
         if max(drawn.values(), default=0) > token:
             raise BrokenError(f"the token {token} was voted for by nodes that had drawn {drawn}")
 

@@ -517,10 +517,10 @@ async def test_only_a_new_lease_adds_a_node_that_lost_the_lock(face, nodes, lock
     with nodes[4].client() as client:
         client.delete(NAME)
     driver = async_driver("quorum") if face.name == "async" else sync_driver("quorum")
-    wire_name = owner_of(lock)
-    reply = await driver.run(lock._kind.lease(lock, wire_name, 100.0, mode))
+    owner_id = owner_of(lock)
+    reply = await driver.run(lock._kind.lease(lock, owner_id, 100.0, mode))
     assert reply[1] == 1
-    await driver.run(lock._kind.state(lock, wire_name))  # by then the nodes have obeyed what was sent before
+    await driver.run(lock._kind.state(lock, owner_id))  # by then the nodes have obeyed what was sent before
     if adds:
         await face.until(lambda: holders(nodes)[4])
     assert bool(holders(nodes)[4]) == adds

@@ -117,7 +117,7 @@ async def test_renewals_do_not_count_nodes_that_may_have_voted_for_another(face,
         for server in three[:2]:
             empty(server)
             with server.client() as client:
-                client.hset("rlock:x", hold.wire_name, 1)
+                client.hset("rlock:x", hold.owner_id, 1)
                 client.pexpire("rlock:x", 60_000)
         hold.runs_for *= 2  # it is due now
         look_at(hold)

@@ -347,7 +347,7 @@ async def test_renewed_where_another_node_took_over(face, own_cluster):
     move = Move(own_cluster, own_cluster.redis.keyslot(KEY))
     move.source.kill()
     move.take_over()
-    command(move.target, "HSET", KEY, hold.wire_name, 1)  # as a replica of its own would have it
+    command(move.target, "HSET", KEY, hold.owner_id, 1)  # as a replica of its own would have it
     command(move.target, "PEXPIRE", KEY, 60000)
     until_renewed(hold)
     assert hold.lost is None

@@ -79,7 +79,7 @@ def test_a_round_asks_all_nodes_at_once(topology):
     (silent,), (other,) = (locks_on(node, 1) for node in topology.servers[:2])
     driver = background_driver("default")
     with silent, other:
-        calls = [lock._kind.lease(lock, current_owner().wire_name, 1000, RENEW) for lock in (silent, other)]
+        calls = [lock._kind.lease(lock, current_owner().owner_id, 1000, RENEW) for lock in (silent, other)]
         with paused(topology.servers[0]):
             asking = threading.Thread(target=lambda: run_sync(driver.run_all(calls)))
             asking.start()
