@@ -39,7 +39,7 @@ class TransferredHold:
         hold.owner.renew_name()
         hold.owner = owner
         hold.scoped = 0  # no block encloses it any more
-        hold.ear = None  # it refers to the hold by its old key
+        hold.subscription = None  # it refers to the hold by its old key
         HOLDS.move(hold, keys[1])
         watch(hold)
 

@@ -65,14 +65,14 @@ class Group:
     listens to the holder's own channel if the holder does not know the queue.
     """
 
-    __slots__ = ("ear", "heartbeat_at", "is_exact", "planned", "waits")
+    __slots__ = ("heartbeat_at", "is_exact", "planned", "subscription", "waits")
 
     def __init__(self) -> None:
         self.waits: dict[int, Wait] = {}
         self.planned = math.inf
         self.heartbeat_at = math.inf
         self.is_exact = False
-        self.ear: ListenerWaiter | None = None
+        self.subscription: ListenerWaiter | None = None
 
     def alive(self) -> list[Wait]:
         """The waits that are not over."""
@@ -119,9 +119,11 @@ class Heartbeats:
         if group is None:
             group = self._groups[key] = Group()
         group.waits[id(wait)] = wait
-        if wait.outside and group.ear is None:
+        if wait.outside and group.subscription is None:
             lock = wait.lock
-            group.ear = listener(self._using).call_at(keys.redisson_channel(lock.key), lambda _: heartbeat_soon(lock))
+            group.subscription = listener(self._using).call_at(
+                keys.redisson_channel(lock.key), lambda _: heartbeat_soon(lock)
+            )
         # For a waiter that has just learned of the lease's end, or waits again after a grant to another one.
         group.heartbeat_at = min(group.heartbeat_at, wait.heartbeat_at)
         is_exact = wait.heartbeat_at < now + _REGULAR * self._shortest_pause

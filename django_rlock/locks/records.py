@@ -88,7 +88,6 @@ class Hold:
         "context",
         "count",
         "deadline",
-        "ear",
         "ending",
         "kept_until",
         "key",
@@ -109,6 +108,7 @@ class Hold:
         "runs_for",
         "scoped",
         "since",
+        "subscription",
         "suspect",
         "token",
         "told",
@@ -135,7 +135,7 @@ class Hold:
         self.suspect = False
         self.renewing = False
         self.ending = False
-        self.ear: object = None
+        self.subscription: object = None
         self.line: Line | None = None
         self.overdue = False
         self.late_lease = 0.0

@@ -65,7 +65,7 @@ _AT_ONCE = 10
 """How many holds are renewed before other jobs and other threads can run."""
 
 
-class Ear:
+class Subscription:
     """Listens to forced releases on one channel, for the holds that refer to it.
 
     ``heard_at`` is when its last message came, or its subscription was last confirmed, in monotonic seconds. Earlier
@@ -79,7 +79,7 @@ class Ear:
         self.heard_at = math.inf
 
 
-class Doubts:
+class ForcedReleaseWatcher:
     """The holds of an alias that may be gone unnoticed, so that the server must be asked.
 
     When a hold is as old as LISTEN_AFTER, its process listens to forced releases. A message is only a reason to ask the
@@ -94,7 +94,7 @@ class Doubts:
     def __init__(self, worker: BackgroundWorker) -> None:
         self._worker = worker
         self._young: deque[Hold] = deque()
-        self._ears: dict[str, weakref.ref[Ear]] = {}
+        self._subscriptions: dict[str, weakref.ref[Subscription]] = {}
         self._doubted: deque[Hold] = deque()
         self._unanswered: list[Hold] = []
         self._again_at = math.inf
@@ -105,7 +105,7 @@ class Doubts:
 
     def add(self, hold: Hold) -> None:
         """Let a hold listen to its forced release once it is old enough."""
-        if hold.ear is None:
+        if hold.subscription is None:
             self._young.append(hold)
 
     def round(self, now: float) -> float:
@@ -140,20 +140,20 @@ class Doubts:
         self._seen = clocks
 
     def _listen(self, hold: Hold) -> None:
-        if not hold.kind.hears_forced or hold.ear is not None or hold not in HOLDS:
+        if not hold.kind.hears_forced or hold.subscription is not None or hold not in HOLDS:
             return
         channel = forced_channel(hold.lock)
-        ear = self._ear(channel)
-        if ear is not None:
-            hold.ear = ear
-            if hold.is_unconfirmed or hold.confirmed_at() <= ear.heard_at:
+        subscription = self._subscription(channel)
+        if subscription is not None:
+            hold.subscription = subscription
+            if hold.is_unconfirmed or hold.confirmed_at() <= subscription.heard_at:
                 self._doubted.append(hold)  # it may have been freed unheard
-        elif len(self._ears) < MOST_CHANNELS:
-            hold.ear = ear = Ear()
+        elif len(self._subscriptions) < MOST_CHANNELS:
+            hold.subscription = subscription = Subscription()
             # Callers drop it with their last hold. So it is removed by one call into C, in which no exception vanishes.
-            self._ears[channel] = weakref.ref(ear, partial(self._ears.pop, channel))
+            self._subscriptions[channel] = weakref.ref(subscription, partial(self._subscriptions.pop, channel))
             hear = partial(self._hear, channel)
-            ear.waiters = [each.call_at(channel, hear) for each in listeners(self._worker.using)]
+            subscription.waiters = [each.call_at(channel, hear) for each in listeners(self._worker.using)]
 
     def _hear(self, channel: str, message: str) -> None:
         self._told.append((monotonic(), message))
@@ -162,11 +162,11 @@ class Doubts:
 
     def _note_heard(self, heard: set[tuple[str, str]]) -> None:
         for channel, _ in heard:
-            if (ear := self._ear(channel)) is not None:
-                ear.heard_at = monotonic()
+            if (subscription := self._subscription(channel)) is not None:
+                subscription.heard_at = monotonic()
 
-    def _ear(self, channel: str) -> Ear | None:
-        place = self._ears.get(channel)
+    def _subscription(self, channel: str) -> Subscription | None:
+        place = self._subscriptions.get(channel)
         return None if place is None else place()
 
     def _meant(self, heard: set[tuple[str, str]]) -> list[Hold]:
@@ -223,7 +223,11 @@ def sure_of(holds: Iterable[Hold]) -> bool:
     """Whether these holds can be believed. Where a clock has jumped, their servers are asked; False if they do not
     answer within ANSWER_WITHIN seconds.
     """
-    doubted = [hold for hold in holds if not hold.lost and has_jumped(worker(hold.lock.using).jobs[Doubts].clocks)]
+    doubted = [
+        hold
+        for hold in holds
+        if not hold.lost and has_jumped(worker(hold.lock.using).jobs[ForcedReleaseWatcher].clocks)
+    ]
     return not doubted or threads.within(ANSWER_WITHIN, _is_answered, doubted) is True
 
 
@@ -243,7 +247,7 @@ def _is_answered(holds: Sequence[Hold]) -> bool:
 
 def _is_meant(hold: Hold, heard: set[tuple[str, str]]) -> bool:
     channel = forced_channel(hold.lock)
-    return (channel, hold.lock.key) in heard or (hold.ear is not None and (channel, "") in heard)
+    return (channel, hold.lock.key) in heard or (hold.subscription is not None and (channel, "") in heard)
 
 
 class Renewals:
@@ -284,7 +288,7 @@ class Renewals:
                 hold = HOLDS.at(key)
                 if hold is not None:
                     self._plan(hold, _next_look(hold, now))
-                    self._worker.jobs[Doubts].add(hold)
+                    self._worker.jobs[ForcedReleaseWatcher].add(hold)
                     NEWCOMERS.tell(hold)
 
     def _plan(self, hold: Hold, at: float) -> None:
@@ -472,7 +476,7 @@ def lose(hold: Hold, reason: str) -> None:
     hold.owner.renew_name()
     its = worker(hold.lock.using)
     if reason == FREED:
-        reason = its.jobs[Doubts].how_freed(hold) or reason
+        reason = its.jobs[ForcedReleaseWatcher].how_freed(hold) or reason
     hold.lost = hold.lost or reason
     free_behind(hold, monotonic())
     if hold.is_unconfirmed:
@@ -507,5 +511,5 @@ def _call_back(hold: Hold) -> None:
             logger.exception("The on_lost callback of %s %r failed.", hold.noun, printable(lock.name))
 
 
-add_job(Doubts, first=True)
+add_job(ForcedReleaseWatcher, first=True)
 add_job(Renewals, first=True)

@@ -86,7 +86,7 @@ def test_wait(make, redis_client):
 
 def test_hold_that_has_listened_to_forced_releases(redis_client):
     with nothing_runs_as_objects_are_dropped(), RLock("stock:42"):
-        eventually(lambda: HOLDS.snapshot()[0].ear)
+        eventually(lambda: HOLDS.snapshot()[0].subscription)
 
 
 def test_permits(redis_client):

@@ -17,7 +17,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.records import Hold
-from django_rlock.locks.watchdog import Doubts
+from django_rlock.locks.watchdog import ForcedReleaseWatcher
 from django_rlock.signals import lock_lost
 from tests.background import look_at, nudge, settle, until_heard
 from tests.conftest import OwnServer
@@ -270,7 +270,7 @@ def test_a_redlock_hears_of_it_from_its_nodes(nodes, losses):  # noqa: F811
 def test_short_holds_do_not_listen(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)  # and no stall makes a hold long
     listened: list[object] = []
-    monkeypatch.setattr(Doubts, "_listen", lambda _, hold: listened.append(hold))
+    monkeypatch.setattr(ForcedReleaseWatcher, "_listen", lambda _, hold: listened.append(hold))
     for _ in range(20):
         with FairLock("stock:42"):
             settle()
@@ -281,20 +281,20 @@ def test_all_holds_of_a_process_listen_on_one_channel(server, redis_client: redi
     with RLock("first"), FairLock("second"), ReadLock("third"):
         until_heard()
         assert redis_client.pubsub_channels("rlock_wake:*").count("rlock_wake:forced") == 1
-        assert len({hold.ear for hold in HOLDS.snapshot()}) == 1
+        assert len({hold.subscription for hold in HOLDS.snapshot()}) == 1
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The locks that the background thread asks the server about."""
     names: list[str] = []
-    ask = Doubts._ask
+    ask = ForcedReleaseWatcher._ask
 
-    async def note(self: Doubts, holds: list[Hold]) -> None:
+    async def note(self: ForcedReleaseWatcher, holds: list[Hold]) -> None:
         names.extend(hold.lock.name for hold in holds)
         await ask(self, holds)
 
-    monkeypatch.setattr(Doubts, "_ask", note)
+    monkeypatch.setattr(ForcedReleaseWatcher, "_ask", note)
     return names
 
 
@@ -326,12 +326,12 @@ def test_what_was_taken_before_the_last_subscription_is_asked_about(redis_client
     """Its forced release may have been missed."""
     with RLock("first"):
         until_heard()
-        ear: Any = HOLDS.snapshot()[0].ear
+        subscription: Any = HOLDS.snapshot()[0].subscription
         monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
         with RLock("second"):
-            subscribed_at = ear.heard_at
+            subscribed_at = subscription.heard_at
             redis_client.client_kill_filter(_type="pubsub")
-            eventually(lambda: ear.heard_at > subscribed_at)
+            eventually(lambda: subscription.heard_at > subscribed_at)
             monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
             nudge()
             until_heard()
@@ -342,15 +342,15 @@ def test_what_was_freed_before_it_was_recorded_is_asked_about(redis_client, loss
     """The message comes while the acquire's reply is on its way to the caller."""
     with RLock("first"):
         until_heard()
-        ear: Any = HOLDS.snapshot()[0].ear
+        subscription: Any = HOLDS.snapshot()[0].subscription
         monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
-        freed, heard_at = RLock("second"), ear.heard_at
+        freed, heard_at = RLock("second"), subscription.heard_at
         freed.acquire()
         hold = next(hold for hold in HOLDS.snapshot() if hold.lock is freed)
         HOLDS.remove(hold)
         redis_client.delete(freed.key)
         redis_client.publish(forced_channel(freed), freed.key)
-        eventually(lambda: ear.heard_at > heard_at)
+        eventually(lambda: subscription.heard_at > heard_at)
         HOLDS.put(hold)
         monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
         look_at(hold)
@@ -376,7 +376,7 @@ def test_a_believed_grant_is_asked_about(redis_client, asked, monkeypatch):
 def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatch):
     """A cluster has one for each lock."""
     settle()
-    worker("default").jobs[Doubts]._ears.clear()
+    worker("default").jobs[ForcedReleaseWatcher]._subscriptions.clear()
     monkeypatch.setattr(watchdog, "forced_channel", lambda lock: f"rlock_wake:{lock.name}:forced")
     monkeypatch.setattr(watchdog, "MOST_CHANNELS", 2)
     with RLock("first"), RLock("second"):
@@ -384,20 +384,20 @@ def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
         with RLock("third"):
             settle()
-            assert sorted(hold.lock.name for hold in HOLDS.snapshot() if hold.ear) == ["first", "second"]
+            assert sorted(hold.lock.name for hold in HOLDS.snapshot() if hold.subscription) == ["first", "second"]
 
 
 def test_a_hold_that_begins_to_listen_looks_for_no_other(redis_client, monkeypatch):
     """A process with very many holds would do nothing else."""
     monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
     searched: list[str] = []
-    meant = Doubts._meant
+    meant = ForcedReleaseWatcher._meant
 
-    def search(self: Doubts, heard: set[tuple[str, str]]) -> list[Hold]:
+    def search(self: ForcedReleaseWatcher, heard: set[tuple[str, str]]) -> list[Hold]:
         searched.extend(key for _, key in heard)
         return meant(self, heard)
 
-    monkeypatch.setattr(Doubts, "_meant", search)
+    monkeypatch.setattr(ForcedReleaseWatcher, "_meant", search)
     locks = [RLock(f"stock:{number}") for number in range(5)]
     for lock in locks:
         lock.acquire()

@@ -93,13 +93,13 @@ async def test_process_that_hears_both_messages_wakes_one_waiter(face, topology)
 
 async def test_plain_subscription_follows_a_moving_slot(face, topology):
     source = owner(topology)
-    ear = listener("default").call_at(neighbour(topology, source), str)  # keeps the connection open
+    subscription = listener("default").call_at(neighbour(topology, source), str)  # keeps the connection open
     await visits(face, topology, 1)
     with moving(topology, KEY):
         pass
     await visits(face, topology, 1)
     await face.until(lambda: command(source, "PUBSUB NUMSUB", CHANNEL)[1] == 0)
-    await face.until(lambda: command(source, "PUBSUB SHARDNUMSUB", ear.channel)[1] == 1)
+    await face.until(lambda: command(source, "PUBSUB SHARDNUMSUB", subscription.channel)[1] == 1)
     assert command(owner(topology), "PUBSUB NUMSUB", CHANNEL)[1] == 1
 
 
