@@ -22,7 +22,7 @@ from django_rlock.drivers.quorum.threads import ThreadSessions
 from django_rlock.drivers.quorum.topology import Quorum
 from django_rlock.drivers.replicas import ConfirmingNode, take_confirmed
 from django_rlock.drivers.server import Division, Node, OneServer, PlainNode
-from django_rlock.drivers.spared import SparedNode
+from django_rlock.drivers.spared import CircuitBreaker
 from django_rlock.drivers.tasks import TASKS
 from django_rlock.drivers.threads import BACKGROUND, THREADS
 from django_rlock.links.link import Link
@@ -125,7 +125,7 @@ def _node(face: Face, using: str, purpose: Purpose, confirms: bool, address: Add
 
 
 def _plain_node(face: Face, using: str, purpose: Purpose, address: Address | None) -> PlainNode:
-    make_node = PlainNode if purpose == "calls" or address is None else SparedNode
+    make_node = PlainNode if purpose == "calls" or address is None else CircuitBreaker
     return make_node(face, server(using, address, purpose))
 
 

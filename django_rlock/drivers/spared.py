@@ -30,7 +30,7 @@ SLOW = 0.25
 _PING = pack_command("PING")
 
 
-class SparedNode(PlainNode):
+class CircuitBreaker(PlainNode):
     """A node that is asked nothing while it is silent."""
 
     def __init__(self, face: Face, server: Server) -> None:
