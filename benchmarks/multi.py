@@ -7,9 +7,9 @@ from benchmarks.results import Row, Table, median_row
 from benchmarks.stage import one_core
 from benchmarks.timing import Costs, Pair, ratios, time_sync
 from django_rlock import FairLock, MultiLock, RLock
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.identity import thread_owner
-from django_rlock.drivers.room import sync_driver
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.identity import thread_owner
+from django_rlock._transport.registry import sync_driver
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.groups import LockGroup

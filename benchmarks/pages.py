@@ -14,8 +14,8 @@ from django.test.utils import override_settings
 from django.urls import URLPattern, URLResolver, path, reverse
 
 from benchmarks.results import Row, Table, median_row
-from django_rlock.connections import get_client
-from django_rlock.inspection import parsing
+from django_rlock._monitoring import parsing
+from django_rlock._transport.connections import get_client
 from django_rlock.settings import DEFAULT_ALIAS
 
 MILLISECONDS_LIMIT = 100

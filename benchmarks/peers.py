@@ -17,7 +17,7 @@ from django_redis import get_redis_connection
 from benchmarks.stage import URL_VARIABLE
 from benchmarks.timing import AsyncPair, Pair
 from django_rlock import FairLock, RLock
-from django_rlock.drivers.calls import next_nonce, pack
+from django_rlock._transport.calls import next_nonce, pack
 from django_rlock.locks import rlock
 
 LEASE = 30

@@ -16,8 +16,9 @@ import redis
 from django.conf import settings
 from django.test.utils import override_settings
 
-from django_rlock import FairLock, scripts
-from django_rlock.keys import queue_key
+from django_rlock import FairLock
+from django_rlock._redis import scripts
+from django_rlock._redis.keys import queue_key
 from example_project.embedded import EmbeddedServer
 
 URL_VARIABLE = "RLOCK_BENCH_URL"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from benchmarks.results import Row, Table
 from benchmarks.stage import load_scripts, monitored, observer
 from django_rlock import FairLock
-from django_rlock.drivers.identity import client_id
-from django_rlock.keys import queue_key
+from django_rlock._redis.keys import queue_key
+from django_rlock._transport.identity import client_id
 from django_rlock.locks.holds import WAITS
 
 THREADS, SECONDS = 100, 10.0

@@ -21,7 +21,6 @@ from django_rlock.exceptions import (
     StaleTokenError,
     TaskQueuedError,
 )
-from django_rlock.fencing import fenced
 from django_rlock.locks import (
     BaseLock,
     ConstantBackoff,
@@ -42,10 +41,11 @@ from django_rlock.locks import (
     WriteLock,
     rlock,
 )
+from django_rlock.locks.fencing import fenced
 from django_rlock.version import __version__
 
 if TYPE_CHECKING:
-    from django_rlock.decorators import distributed_lock
+    from django_rlock._web.decorator import distributed_lock
 
 __all__ = [
     "BaseLock",
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
     """
     if name != "distributed_lock":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from django_rlock.decorators import distributed_lock
+    from django_rlock._web.decorator import distributed_lock
 
     return distributed_lock
 

@@ -26,15 +26,13 @@ from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 
 from django_rlock import inspection
+from django_rlock._monitoring.exposition import CONTENT_TYPE, exposition
+from django_rlock._monitoring.history import History, read_history
+from django_rlock._monitoring.infos import Holder, LockInfo
+from django_rlock._monitoring.listing import Overview, Row, public_dict
+from django_rlock._monitoring.stacks import holder_stack
+from django_rlock._monitoring.survey import Survey, mark
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection.exposition import CONTENT_TYPE, exposition
-from django_rlock.inspection.history import History, read_history
-from django_rlock.inspection.infos import Holder, LockInfo
-from django_rlock.inspection.overview import Overview
-from django_rlock.inspection.rows import Row, public_dict
-from django_rlock.inspection.stacks import holder_stack
-from django_rlock.inspection.survey import Survey
-from django_rlock.inspection.waiting import mark
 from django_rlock.locks import rlock
 from django_rlock.models import Lock
 from django_rlock.settings import get_aliases, get_settings

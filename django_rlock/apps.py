@@ -6,7 +6,7 @@ from django.apps import AppConfig
 from django.core import checks
 from django.utils.translation import gettext_lazy as _
 
-from django_rlock.process import end
+from django_rlock._core.process import end
 
 
 class RLockConfig(AppConfig):
@@ -15,10 +15,9 @@ class RLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_rlock import inspection, reports  # noqa: F401 - they register themselves
+        from django_rlock._tasks.checks import check_tasks
+        from django_rlock._web.checks import check_aliases, check_routes
         from django_rlock.checks import check_deployment, check_settings, warn_inside_uwsgi
-        from django_rlock.route_checks import check_aliases, check_routes
-        from django_rlock.tasklocks.checks import check_tasks
 
         checks.register(check_settings, checks.Tags.caches)
         checks.register(check_deployment, checks.Tags.caches, deploy=True)
@@ -30,4 +29,4 @@ class RLockConfig(AppConfig):
             from celery.signals import worker_process_shutdown
 
             # A pool's child ends by os._exit then.
-            worker_process_shutdown.connect(end, weak=False, dispatch_uid="django_rlock.process")
+            worker_process_shutdown.connect(end, weak=False, dispatch_uid="django_rlock._core.process")

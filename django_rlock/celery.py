@@ -16,19 +16,18 @@ from celery.contrib.django.task import DjangoTask
 from celery.signals import worker_init
 from celery.utils import uuid
 
-import django_rlock.tasklocks.messages  # noqa: F401 - listens to the signals of workers
+import django_rlock._tasks.messages  # noqa: F401 - listens to the signals of workers
+from django_rlock._tasks.bodies import guard
+from django_rlock._tasks.checks import tell_worker
+from django_rlock._tasks.deliveries import SENT_AGAIN, SENT_BY_ITSELF, kept_options, own_headers, put_off
+from django_rlock._tasks.holders import overlapping_runs
+from django_rlock._tasks.options import TaskOptions, refuse_of_call, refuse_unknown
+from django_rlock._tasks.reservations import Place, send_once, sent
+from django_rlock._tasks.runs import locks_held
+from django_rlock._tasks.skipped import Skipped
 from django_rlock.locks import BaseLock, Duration
 from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
-from django_rlock.tasklocks.bodies import guard
-from django_rlock.tasklocks.checks import tell_worker
-from django_rlock.tasklocks.deliveries import SENT_AGAIN, SENT_BY_ITSELF, kept_options, own_headers, put_off
-from django_rlock.tasklocks.holders import overlapping_runs
-from django_rlock.tasklocks.options import TaskOptions
-from django_rlock.tasklocks.places import Place, send_once, sent
-from django_rlock.tasklocks.refusals import refuse_of_call, refuse_unknown
-from django_rlock.tasklocks.runs import locks_held
-from django_rlock.tasklocks.skipped import Skipped
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -132,7 +131,7 @@ class LockedTask(_Task[P, R_co]):
     lock_queue_time: Duration = 3600
     on_queued: str = "return"
 
-    Request = "django_rlock.tasklocks.requests:PlacedRequest"
+    Request = "django_rlock._tasks.requests:PlacedRequest"
 
     _rlock: TaskOptions
     _stores_start = False

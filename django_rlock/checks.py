@@ -18,9 +18,9 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock.addresses import databases, is_djangos
-from django_rlock.connections import NoPlaceError, background_limit, check_entry, needs_no_cache, source
-from django_rlock.links.source import UNSET_TIMEOUT
+from django_rlock._core.addresses import databases, is_djangos
+from django_rlock._transport.connections import NoPlaceError, background_limit, check_entry, needs_no_cache, source
+from django_rlock._transport.pool import UNSET_TIMEOUT
 from django_rlock.settings import DEFAULT_ALIAS, AliasSettings, get_aliases, get_settings, server_aliases
 
 logger = logging.getLogger("django_rlock.checks")

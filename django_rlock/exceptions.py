@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import redis.exceptions
 
-from django_rlock.redaction import printable, reason_of
+from django_rlock._core.text import printable, reason_of
 
 
 class RLockError(redis.exceptions.LockError):

@@ -10,17 +10,17 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from django_rlock.callbacks import log
-from django_rlock.drivers.base import run_flow
-from django_rlock.drivers.identity import Owner, task_owner, thread_owner
+from django_rlock._core.callbacks import log
+from django_rlock._transport.driver import run_flow
+from django_rlock._transport.identity import Owner, task_owner, thread_owner
+from django_rlock._web.requests import reported
+from django_rlock._web.responses import LOCK_ERRORS, answer
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.faces import awaited_driver, blocking_driver
+from django_rlock.locks.callers import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.transactions import given_back_later
-from django_rlock.web.requests import reported
-from django_rlock.web.responses import LOCK_ERRORS, answer
 
 logger = logging.getLogger("django_rlock.middleware")
 

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_rlock.fencing import checked_token, newer_than, stale_token_error
+from django_rlock.locks.fencing import checked_token, newer_than, stale_token_error
 
 
 class Lock(models.Model):

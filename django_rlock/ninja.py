@@ -17,9 +17,9 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI
 
-from django_rlock.view_classes import OPERATIONS, with_transactions
-from django_rlock.web.responses import LOCK_ERRORS, MissingValueError, answer
-from django_rlock.web.transactions import roll_back_open
+from django_rlock._web.calls import roll_back_open
+from django_rlock._web.decorator import OPERATIONS, with_transactions
+from django_rlock._web.responses import LOCK_ERRORS, MissingValueError, answer
 
 
 def register(api: NinjaAPI) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from django_rlock import threads
+from django_rlock._core import threads
 
 
 class LockSignal(Signal):

@@ -13,11 +13,10 @@ from unittest import mock
 
 import pytest
 
-from django_rlock import callbacks, threads
-from django_rlock.drivers import cleaning
-from django_rlock.drivers import worker as keeping
-from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.worker import BackgroundWorker, add_job, worker, workers
+from django_rlock._core import callbacks, threads
+from django_rlock._transport import worker as cleaning
+from django_rlock._transport import worker as keeping
+from django_rlock._transport.worker import BackgroundWorker, CleanUps, add_job, worker, workers
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import watch

@@ -10,9 +10,9 @@ import pytest
 import redis
 from pytest_django import Settings
 
-from django_rlock.drivers import retrying
-from django_rlock.drivers.listening import listener as listening
-from django_rlock.reports.history import Recorder
+from django_rlock._monitoring.recorded import Recorder
+from django_rlock._transport import driver
+from django_rlock._transport import listener as listening
 from example_project.embedded import EmbeddedServer
 from tests.background import caplog  # noqa: F401 - a fixture
 from tests.forms import THOROUGH, is_of_the_short_form
@@ -74,7 +74,7 @@ def _replies_in_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     back to our values last of all, and stay so for the next tests.
     """
     if not _SILENCING & {*request.fixturenames}:
-        monkeypatch.setattr(retrying, "REPLY_GRACE", STALL)
+        monkeypatch.setattr(driver, "REPLY_GRACE", STALL)
         monkeypatch.setattr(listening, "CONFIRM_WITHIN", STALL)
         monkeypatch.setattr("django_rlock.inspection.ANSWER_WITHIN", STALL)
 

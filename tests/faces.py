@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from django_rlock import FairLock, RLock, reports
-from django_rlock.clock import monotonic
-from django_rlock.drivers.base import run_sync
+from django_rlock import FairLock, RLock
+from django_rlock._core.clock import monotonic
+from django_rlock._monitoring import reports
+from django_rlock._transport.driver import run_sync
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import forget_clean_up

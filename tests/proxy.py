@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from django_rlock import scripts
-from django_rlock.scripts import Script
+from django_rlock._redis import scripts
+from django_rlock._redis.scripts import Script
 from example_project.embedded import EmbeddedServer
 
 _COMMAND = re.compile(rb"(?:\A|\r\n)\*\d+\r\n")

@@ -24,9 +24,9 @@ READ_SCRIPTS = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from importlib.resources import files
-import django_rlock.scripts
+import django_rlock._redis.scripts
 assert django_rlock.__file__.startswith(sys.argv[1]), django_rlock.__file__
-for script in sorted(files("django_rlock.scripts").iterdir(), key=lambda file: file.name):
+for script in sorted(files("django_rlock._redis.scripts").iterdir(), key=lambda file: file.name):
     if script.name.endswith(".lua"):
         print(script.name, len(script.read_bytes()))
 """
@@ -114,7 +114,7 @@ def test_scripts_can_be_read_from_the_installed_wheel(wheel: zipfile.ZipFile, tm
     wheel.extractall(tmp_path)
     command = [sys.executable, "-c", READ_SCRIPTS, str(tmp_path)]
     output = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    scripts = sorted((PACKAGE / "scripts").glob("*.lua"))
+    scripts = sorted((PACKAGE / "_redis" / "scripts").glob("*.lua"))
     assert scripts
     assert output == "".join(f"{script.name} {script.stat().st_size}\n" for script in scripts)
 

@@ -6,20 +6,17 @@ from typing import Any, Literal, Unpack, overload
 
 from django_rlock.locks import watchdog as _watchdog  # noqa: F401 - registers itself with the background thread
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.durations import Duration
 from django_rlock.locks.expirable import PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
-from django_rlock.locks.fenced import FencedLock
 from django_rlock.locks.latch import CountDownLatch
 from django_rlock.locks.limited import LimitedLock
 from django_rlock.locks.multi import MultiLock
-from django_rlock.locks.options import KindName, LockOptions, limited_kind
+from django_rlock.locks.options import Duration, KindName, LockOptions, limited_kind
 from django_rlock.locks.permits import Permit
-from django_rlock.locks.plain import RLock
+from django_rlock.locks.plain import Backoff, ConstantBackoff, ExponentialBackoff, FencedLock, RLock, SpinLock
 from django_rlock.locks.readwrite import Preference, ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import Semaphore
-from django_rlock.locks.spin import Backoff, ConstantBackoff, ExponentialBackoff, SpinLock
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 __all__ = [

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
-from django_rlock.clock import has_jumped, wall_offset
-from django_rlock.drivers.base import Driver, Waiter
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import Owner
+from django_rlock._core.clock import has_jumped, wall_offset
+from django_rlock._redis.scripts import ENDLESS, OK
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import Driver, Waiter
+from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.callers import refuse_deadlock
 from django_rlock.locks.heartbeats import expect, heartbeat_after_grant
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import REPOLL, Named
 from django_rlock.locks.records import Wait
-from django_rlock.scripts import ENDLESS, OK
 from django_rlock.settings import settings_of
 
 LEAST_LEFT = 1.0

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 
 from django.db import DEFAULT_DB_ALIAS
 
-from django_rlock.callbacks import log
-from django_rlock.clock import monotonic
-from django_rlock.drivers.base import Driver, run_flow
-from django_rlock.drivers.identity import (
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
+from django_rlock._redis.scripts import ABSENT, ENDLESS
+from django_rlock._transport.driver import Driver, run_flow
+from django_rlock._transport.identity import (
     NamedOwner,
     Owner,
     current_owner,
@@ -29,14 +30,23 @@ from django_rlock.drivers.identity import (
 from django_rlock.exceptions import LockTimeoutError, RLockError
 from django_rlock.locks import engine
 from django_rlock.locks.blocks import left_by_its_owner, released_when_dropped
-from django_rlock.locks.callers import describe_holder
-from django_rlock.locks.detached import hand_over, kept_after_release
-from django_rlock.locks.durations import UNSET, Duration, hold_seconds, keep_seconds, lease_seconds, wait_seconds
+from django_rlock.locks.callers import awaited_driver, blocking_driver, describe_holder
 from django_rlock.locks.engine import Claim, Engine
-from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.kinds import Handle
-from django_rlock.locks.options import checked_owner, checked_text, unknown_argument, unknown_option
+from django_rlock.locks.options import (
+    UNSET,
+    Duration,
+    checked_owner,
+    checked_text,
+    hold_seconds,
+    keep_seconds,
+    lease_seconds,
+    unknown_argument,
+    unknown_option,
+    wait_seconds,
+)
+from django_rlock.locks.ownership import hand_over, kept_after_release
 from django_rlock.locks.records import Hold, Key
 from django_rlock.locks.transactions import (
     AtomicBlock,
@@ -49,7 +59,6 @@ from django_rlock.locks.transactions import (
     warn_before_commit,
 )
 from django_rlock.locks.watchdog import check_sure, sure_of
-from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 if TYPE_CHECKING:

@@ -1,24 +1,35 @@
-"""The ends of blocks. A block belongs to the owner that entered it, wherever its end runs: the end of a generator that
-is dropped runs in another thread or task. And a block is left although its ``with`` statement was interrupted before it
-could do so.
-
-Python looks up ``__exit__`` before it calls ``__enter__``; so that is the time to note the owner.
-"""
+"""The ends of blocks, which come although a ``with`` statement was interrupted or its generator was dropped."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from copy import copy
 from functools import partial, update_wrapper
 from inspect import signature
-from typing import Any, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from django_rlock.drivers.base import run_flow
-from django_rlock.drivers.identity import Owner, current_owner, thread_owner
-from django_rlock.drivers.room import sync_driver
-from django_rlock.exits import Method, guarded
+from django_rlock._core.callbacks import log
+from django_rlock._transport.driver import run_flow
+from django_rlock._transport.identity import Owner, current_owner, thread_owner
+from django_rlock._transport.interruptions import Method, guarded
+from django_rlock._transport.registry import sync_driver
+from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.records import Hold, key_of
+
+if TYPE_CHECKING:
+    from django_rlock.locks.base import BaseLock
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+# The ends of blocks. A block belongs to the owner that entered it, wherever its end runs: the end of a generator that
+# is dropped runs in another thread or task. And a block is left although its ``with`` statement was interrupted
+# before it could do so.
+#
+# Python looks up ``__exit__`` before it calls ``__enter__``; so that is the time to note the owner.
 
 
 def released_when_dropped(exit_block: Method) -> Method:
@@ -101,3 +112,66 @@ def leave_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
         part = copy(part)
         part.until_commit = lock.until_commit
     run_flow(part._exit, (sync_driver(part.using), hold.owner, InterruptedError()))
+
+
+# --- work that is not undone ------------------------------------------------------------------------------------------
+
+# The lock around a piece of work that is not undone if only the release fails.
+
+logger = logging.getLogger("django_rlock.locks")
+
+
+class Section:
+    """A block under a lock. ``is_entered`` and ``is_committed`` say how far its work has got.
+
+    ``left`` is what is released at its end; it is less than the lock if a response keeps some of it.
+    """
+
+    __slots__ = ("is_committed", "is_entered", "left", "lock")
+
+    def __init__(self, lock: BaseLock) -> None:
+        self.lock = lock
+        self.is_entered = False
+        self.is_committed = False
+        self.left: BaseLock | None = lock
+
+    def __enter__(self) -> Self:
+        self.lock.enter()
+        self.is_entered = True
+        return self
+
+    @released_when_dropped
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        *,
+        owner: Owner | None = None,
+    ) -> None:
+        if self.left is not None:
+            try:
+                self.left._end_block(error, owner)
+            except RLockError as failure:
+                self._note(failure)
+
+    async def __aenter__(self) -> Self:
+        await self.lock.__aenter__()
+        self.is_entered = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.left is not None:
+            try:
+                await self.left.__aexit__(kind, error, trace)
+            except RLockError as failure:
+                self._note(failure)
+
+    def _note(self, failure: RLockError) -> None:
+        """Log a failure that comes too late to undo anything; raise any other."""
+        if isinstance(failure, LockUnavailableError) or (self.is_committed and isinstance(failure, LockLostError)):
+            log(logger, logging.ERROR, "The work under lock %r is done, but: %s", self.lock.name, failure)
+        else:
+            raise failure

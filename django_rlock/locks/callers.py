@@ -1,32 +1,42 @@
-"""The code around a call of a lock's method: a call that it interrupts, a job of a thread pool.
-
-A signal handler, ``__del__`` or a receiver of signals may run inside a call, in its thread and so for its owner. While
-a call takes or releases a lock, what its owner holds is not known, so a nested call for the same lock is refused.
-"""
+"""The code around a call of a lock's method: its face, its turn, a call that it interrupts, a job of a thread pool."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
+import weakref
+from collections.abc import Callable, Coroutine
+from functools import partial, update_wrapper
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, TypeVar
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from django_rlock.callbacks import log
-from django_rlock.drivers.base import run_flow
-from django_rlock.drivers.bridges import is_blocked_on_caller, whereabouts
-from django_rlock.drivers.identity import Owner
-from django_rlock.drivers.jobs import Job, running_job
+from django.core.exceptions import SynchronousOnlyOperation
+
+from django_rlock._core.callbacks import log
+from django_rlock._core.process import notice_fork, on_fork
+from django_rlock._transport.bridges import Job, is_blocked_on_caller, running_job, whereabouts
+from django_rlock._transport.driver import Driver, run_flow
+from django_rlock._transport.identity import Owner, must_not_block, running_loop
+from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock.locks.blocks import leave_interrupted
-from django_rlock.locks.holds import HOLDS, INSPECTOR, NOTHING, Before
+from django_rlock.locks.holds import HOLDS, INSPECTOR, NOTHING, WAITS, Before
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import Key, Line, key_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.base import BaseLock
+
+
+# --- callers ----------------------------------------------------------------------------------------------------------
+
+# The code around a call of a lock's method: a call that it interrupts, a job of a thread pool.
+#
+# A signal handler, ``__del__`` or a receiver of signals may run inside a call, in its thread and so for its owner.
+# While a call takes or releases a lock, what its owner holds is not known, so a nested call for the same lock is
+# refused.
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -127,3 +137,153 @@ def _give_back(job: Job, lock: BaseLock, part: BaseLock, key: Key, former: Befor
             part.name, hold.place,
         )  # fmt: skip
         leave_interrupted(lock, part, hold, former.blocks)
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+# Turns of callers that share a name: the threads and tasks of this process that use one ``owner=`` for one lock.
+#
+# They share one hold, which is changed by one call after another. A signal may end a call at any point, so there is
+# no mutex: a turn belongs to its call alone, and ends at the latest when the call's frames are gone.
+
+S = TypeVar("S", bound="BaseLock")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PATIENCE = 1.0
+"""How long a call waits at least for an earlier one that does not sleep, in seconds: it takes a command's time."""
+_PAUSES = 0.001, 0.02
+
+
+class Turn:
+    """One call's place in the queue."""
+
+    __slots__ = ("__weakref__", "_line", "is_over", "key")
+
+    def __init__(self, line: list[weakref.ref[Turn]], key: Key) -> None:
+        self._line = line
+        self.key = key
+        self.is_over = False
+
+    async def comes(self, lock: BaseLock, driver: Driver, until: float | None) -> bool:
+        """Wait for the turn until the monotonic time ``until`` (None: no limit), or a little longer for a call that is
+        about to end; returns False if it has not come. RuntimeError if it would wait for a call that it interrupts.
+        """
+        if not self._is_first():
+            refuse_nested(lock)
+        patient_until, pause = driver.now() + PATIENCE, _PAUSES[0]
+        while not self._is_first():
+            now = driver.now()
+            if until is not None and now >= until and (now >= patient_until or self._is_waited_for()):
+                return False
+            await driver.sleep(pause)
+            pause = min(2 * pause, _PAUSES[1])
+        return True
+
+    def _is_first(self) -> bool:
+        for each in list(self._line):
+            other = each()
+            if other is self:
+                break
+            if other is not None and other.key == self.key and not other.is_over:
+                return False
+        return True
+
+    def _is_waited_for(self) -> bool:
+        """Whether an earlier call waits for the lock itself, which may take long."""
+        return any(wait.key == self.key for wait in WAITS.snapshot())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_over = True
+        with contextlib.suppress(ValueError):  # a forked child has another line
+            self._line.remove(weakref.ref(self))
+
+
+class Turns:
+    """All turns, in order; entries are added and removed by single calls into C."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._line: list[weakref.ref[Turn]] = []
+
+    def join(self, key: Key) -> Turn:
+        turn = Turn(self._line, key)
+        self._line.append(weakref.ref(turn, self._line.remove))
+        return turn
+
+
+TURNS = Turns()
+on_fork("holds", TURNS.forget)
+
+
+def in_turn(
+    flow: Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]]:
+    """Make calls of a flow wait for each other if they come from a named owner that several threads or tasks share.
+
+    A call does not wait for one that waits for the lock itself: in that case nothing is held here.
+    """
+
+    run: Any = flow
+
+    async def one_after_another(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> T:
+        with TURNS.join(key_of(lock, owner)) as turn:
+            await turn.comes(lock, driver, driver.now())
+            return await made(lock, driver, owner, args)
+
+    def made(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
+        # A call with a star runs pending signal handlers in Python 3.11, before the coroutine is awaited.
+        if not args:
+            return run(lock, driver, owner)  # type: ignore[no-any-return]
+        if len(args) == 1:
+            return run(lock, driver, owner, args[0])  # type: ignore[no-any-return]
+        first, second = args
+        return run(lock, driver, owner, first, second)  # type: ignore[no-any-return]
+
+    def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **_: P.kwargs) -> Coroutine[Any, Any, T]:
+        if owner.is_named:
+            return one_after_another(lock, driver, owner, args)
+        return made(lock, driver, owner, args) if args else run(lock, driver, owner)
+
+    update_wrapper(call, flow)
+    return call
+
+
+# --- faces ------------------------------------------------------------------------------------------------------------
+
+# The two faces of a flow: a blocking method, and a coroutine method with Django's ``a`` prefix.
+#
+# Both are written out, so that editors, notebooks and mocks find ordinary methods. Their body is written once, in a
+# coroutine function that has the method's name with an underscore, and the driver as its first argument.
+
+
+def blocking_driver(of: Named) -> Driver:
+    """The blocking driver. Raises ImproperlyConfigured for a wrong alias; SynchronousOnlyOperation in an event loop,
+    unless DJANGO_ALLOW_ASYNC_UNSAFE is set."""
+    notice_fork()
+    driver = sync_driver(of.using)
+    if must_not_block():
+        raise SynchronousOnlyOperation(
+            "A blocking method was called inside an event loop, which it would block. "
+            "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "
+            "statement into a function that you call by sync_to_async()."
+        )
+    return driver
+
+
+def awaited_driver(of: Named) -> Driver:
+    """The async driver. Raises ImproperlyConfigured for a wrong alias, RuntimeError outside of asyncio."""
+    notice_fork()
+    if running_loop() is None:
+        raise RuntimeError(
+            "The async methods need a running asyncio event loop, and there is none here. Other loops, such as trio's, "
+            "are not supported: call the blocking methods in a thread, the whole block in one function."
+        )
+    return async_driver(of.using)

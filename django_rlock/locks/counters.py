@@ -15,21 +15,27 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock import keys
-from django_rlock.callbacks import log
-from django_rlock.clock import monotonic
-from django_rlock.drivers.base import EVERYBODY, Driver
-from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
-from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.identity import new_request
-from django_rlock.drivers.retrying import PATIENCE
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
+from django_rlock._redis import keys
+from django_rlock._redis.scripts import Script
+from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall
+from django_rlock._transport.driver import EVERYBODY, PATIENCE, Driver
+from django_rlock._transport.errors import is_final
+from django_rlock._transport.identity import new_request
+from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError
-from django_rlock.links.errors import is_final
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.durations import RELEASE_PATIENCE, UNSET, Duration, milliseconds, wait_seconds
 from django_rlock.locks.kinds import Handle, Kind, Named, call_for, retire_call
-from django_rlock.locks.options import checked_text, unknown_argument
-from django_rlock.scripts import Script
+from django_rlock.locks.options import (
+    RELEASE_PATIENCE,
+    UNSET,
+    Duration,
+    checked_text,
+    milliseconds,
+    unknown_argument,
+    wait_seconds,
+)
 from django_rlock.settings import unknown_alias
 
 logger = logging.getLogger("django_rlock.locks")

@@ -12,27 +12,31 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_rlock import signals
-from django_rlock.callbacks import post
-from django_rlock.drivers.base import Driver, run_flow
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.identity import Owner
-from django_rlock.drivers.jobs import is_bridged
-from django_rlock.drivers.retrying import PATIENCE
-from django_rlock.drivers.room import sync_driver
+from django_rlock._core.callbacks import post
+from django_rlock._redis.scripts import OK
+from django_rlock._transport.bridges import is_bridged
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import PATIENCE, Driver, run_flow
+from django_rlock._transport.identity import Owner
+from django_rlock._transport.registry import sync_driver
+from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks import force
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.callers import a_call, calling_line, give_back_at_job_end, refuse_nested
-from django_rlock.locks.durations import RELEASE_PATIENCE, Duration, lease_seconds
+from django_rlock.locks.callers import TURNS, a_call, calling_line, give_back_at_job_end, in_turn, refuse_nested
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, Named, holders_call
+from django_rlock.locks.options import RELEASE_PATIENCE, Duration, lease_seconds
 from django_rlock.locks.records import BatchHold, Hold, Terms, key_of
-from django_rlock.locks.statistics import LONG_WAIT, count_hold, count_wait
-from django_rlock.locks.telling import tell_acquired, tell_released, tell_timed_out
-from django_rlock.locks.turns import TURNS, in_turn
+from django_rlock.locks.statistics import (
+    LONG_WAIT,
+    count_hold,
+    count_wait,
+    tell_acquired,
+    tell_released,
+    tell_timed_out,
+)
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
-from django_rlock.scripts import OK
 from django_rlock.settings import AliasSettings, settings_of
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Never
 
-from django_rlock import keys, scripts
-from django_rlock.clock import monotonic
-from django_rlock.drivers.base import Driver, run_flow
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.identity import NamedOwner, new_request
-from django_rlock.drivers.retrying import PATIENCE
+from django_rlock._core.clock import monotonic
+from django_rlock._redis import keys, scripts
+from django_rlock._redis.scripts import ABSENT, ENDLESS
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import PATIENCE, Driver, run_flow
+from django_rlock._transport.identity import NamedOwner, new_request
+from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.callers import calling_line
+from django_rlock.locks.callers import awaited_driver, blocking_driver, calling_line
 from django_rlock.locks.counters import (
     REMEMBERED_MS,
     SENT_AGAIN,
@@ -27,11 +27,9 @@ from django_rlock.locks.counters import (
     undo,
     with_answered,
 )
-from django_rlock.locks.durations import UNSET, Duration, lease_seconds
-from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
-from django_rlock.locks.options import unknown_argument
+from django_rlock.locks.options import UNSET, Duration, lease_seconds, unknown_argument
 from django_rlock.locks.permits import (
     PERMITS,
     Permit,
@@ -47,7 +45,6 @@ from django_rlock.locks.permits import (
 from django_rlock.locks.records import Hold
 from django_rlock.locks.semaphore import BaseSemaphore
 from django_rlock.locks.watchdog import watch
-from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import DEFAULT_ALIAS
 
 

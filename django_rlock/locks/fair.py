@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from django_rlock import keys, scripts
-from django_rlock.connections import is_cluster
-from django_rlock.drivers.calls import Prepared, ScriptCall
-from django_rlock.drivers.identity import client_id, new_number
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import Prepared, ScriptCall
+from django_rlock._transport.connections import is_cluster
+from django_rlock._transport.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import Kind, call_for
+from django_rlock.locks.options import milliseconds
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from django_rlock import signals
-from django_rlock.callbacks import log
-from django_rlock.drivers.base import Driver
-from django_rlock.drivers.calls import REMEMBERED, ScriptCall
-from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.identity import Owner, new_request
-from django_rlock.locks.durations import RELEASE_PATIENCE
+from django_rlock._core.callbacks import log
+from django_rlock._transport.calls import REMEMBERED, ScriptCall
+from django_rlock._transport.driver import Driver
+from django_rlock._transport.identity import Owner, new_request
+from django_rlock._transport.worker import clean_up
+from django_rlock.locks.callers import in_turn
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import force_release_call, retire_call
+from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import note_freed, operator
-from django_rlock.locks.turns import in_turn
 from django_rlock.locks.watchdog import free_behind, note_loss, watch
 
 if TYPE_CHECKING:

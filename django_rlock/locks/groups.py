@@ -1,4 +1,4 @@
-"""Locks that one script can take or free together, because they share a server (in a cluster: a slot)."""
+"""Several locks that one script takes or frees, and what an owner holds of them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TypeVar
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.base import Driver
-from django_rlock.drivers.calls import ManyKeys, ScriptCall, prepare
-from django_rlock.drivers.identity import Owner
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import ManyKeys, ScriptCall, prepare
+from django_rlock._transport.driver import Driver
+from django_rlock._transport.identity import Owner
+from django_rlock._transport.worker import clean_up
+from django_rlock.exceptions import LockUnavailableError, RLockError
+from django_rlock.locks import engine
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.records import Key
-from django_rlock.locks.statistics import Group, group_of
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
+from django_rlock.locks.records import BatchHold, Hold, Key, key_of
+from django_rlock.locks.statistics import Group, count_group, group_of, tells_of_releases
+from django_rlock.locks.watchdog import free_behind
 from django_rlock.settings import settings_of
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+# Locks that one script can take or free together, because they share a server (in a cluster: a slot).
 
 T = TypeVar("T")
 
@@ -125,3 +134,169 @@ def places(driver: Driver) -> Callable[[BaseLock], tuple[str, object]]:
 def sliced(group: Sequence[T]) -> list[Sequence[T]]:
     """Split a group into parts that are small enough for one script."""
     return [group[start : start + MOST_TOGETHER] for start in range(0, len(group), MOST_TOGETHER)]
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+# The holds of one owner on several locks: as few records as possible, released by as few scripts as possible.
+
+Held = Hold | BatchHold
+
+
+def held_of(locks: Sequence[BaseLock], owner: Owner) -> list[Held]:
+    """An owner's holds of these locks: one record for those taken together, else one for each."""
+    whole = _whole(locks, owner)
+    return [whole] if whole else list(dict.fromkeys(filter(None, _records(locks, owner))))
+
+
+def _whole(locks: Sequence[BaseLock], owner: Owner) -> BatchHold | None:
+    """The usual case: one record for all of them."""
+    first = HOLDS.record(locks[0], owner) if locks else None
+    if isinstance(first, BatchHold) and first.is_whole and first.group.locks == tuple(locks):
+        return first
+    return None
+
+
+def _records(locks: Sequence[BaseLock], owner: Owner) -> list[Held | None]:
+    return HOLDS.records([key_of(lock, owner) for lock in locks])
+
+
+async def give_back_all(
+    driver: Driver, owner: Owner, locks: Sequence[BaseLock], begun: set[object]
+) -> list[RLockError]:
+    """Release one hold of each lock; returns the errors. After an interruption the background releases the rest.
+
+    ``begun`` collects the locks whose release has started; the caller need not release them.
+    """
+    failures: list[RLockError] = []
+    rest: Sequence[BatchHold | BaseLock] = locks
+    try:
+        rest = _pieces_held(driver, owner, locks)
+        for piece in rest:
+            try:
+                await _give_back_piece(driver, owner, piece, failures, begun)
+            except RLockError as failure:
+                begun.add(piece)
+                failures.append(failure)
+    except BaseException:
+        for piece in rest:
+            if piece not in begun:
+                begun.add(piece)
+                _release_later(piece, owner)
+        raise
+    return failures
+
+
+async def _give_back_piece(
+    driver: Driver, owner: Owner, piece: BatchHold | BaseLock, failures: list[RLockError], begun: set[object]
+) -> None:
+    if isinstance(piece, BatchHold):
+        failures += await _free(driver.at(piece.group.using), piece)
+    else:
+        await engine.give_back(piece, driver.at(piece.using), owner, begun)
+
+
+def _release_later(piece: BatchHold | BaseLock, owner: Owner) -> None:
+    for hold in _holds(piece, owner):
+        if hold in HOLDS:  # a group that is being freed handles interruptions itself
+            engine.release_later(hold)
+
+
+def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[BatchHold | BaseLock]:
+    """The parts that one script each releases."""
+    if owner.is_named:
+        return list(locks)  # others share the name, so these are released one by one
+    now, place_of = driver.now(), places(driver)
+    whole = _whole(locks, owner)
+    if whole and not whole.is_lost(now):
+        return [whole]
+    pieces: dict[object, dict[Held | None, BaseLock]] = {}
+    for lock, held in zip(locks, _records(locks, owner), strict=True):
+        together = held is not None and lock._kind.joins and _ends(held, now)
+        place = (*place_of(lock), held.owner_id) if held is not None and together else id(lock)
+        pieces.setdefault(place, {})[held] = lock
+    return [piece for found in pieces.values() for piece in _joined(found)]
+
+
+def _ends(held: Held, now: float) -> bool:
+    """Whether its release frees the lock, and reports no loss."""
+    nested = isinstance(held, Hold) and (held.count > 1 or held.lost_below or held.kept_until)
+    return not nested and not held.is_lost(now)
+
+
+def _joined(found: dict[Held | None, BaseLock]) -> Iterable[BatchHold | BaseLock]:
+    """Join holds in one place and under one owner id into as few groups as possible."""
+    if len(found) == 1:
+        ((held, lock),) = found.items()
+        return [held if isinstance(held, BatchHold) else lock]
+    members = [each for held, lock in found.items() for each in _members(held, lock)]
+    slices = [zip(*part, strict=True) for part in sliced(members)]
+    return [BatchHold.joined(LockGroup(locks), holds) for holds, locks in slices]
+
+
+def pieces_of(groups: Iterable[LockGroup]) -> list[Piece]:
+    return [group if len(group.locks) > 1 else group.locks[0] for group in groups]
+
+
+def _members(held: Held | None, lock: BaseLock) -> list[tuple[Hold, BaseLock]]:
+    if isinstance(held, BatchHold):
+        return list(zip(held.members.values(), held.group.locks, strict=True))
+    return [] if held is None else [(held, lock)]
+
+
+def _holds(piece: BatchHold | BaseLock, owner: Owner) -> list[Hold]:
+    if isinstance(piece, BatchHold):
+        return list(piece.members.values())
+    hold = HOLDS.get(piece, owner)
+    return [] if hold is None else [hold]
+
+
+async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
+    group = held.group
+    call = group.release_call(held.owner_id)
+    try:
+        HOLDS.remove_group(held)  # before the command, so that no renewal starts
+        missing = await _send_release(driver, held, call)
+    except BaseException as error:
+        HOLDS.remove_group(held)  # the keys that an interruption left, too
+        held.owner.renew_name()
+        holds = held.members.values()
+        clean_up(group.using, call, max(hold.deadline for hold in holds))
+        for hold in holds:
+            free_behind(hold, hold.deadline)
+        if isinstance(error, LockUnavailableError):
+            raise engine.release_failed(group.locks[0], error, held.deadline - driver.now()) from error
+        raise
+    return _note_freed(held, call, missing, driver.now())
+
+
+async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> Sequence[int]:
+    """Return the positions of the locks that were gone, counted from 1."""
+    group, until = held.group, min(held.deadline, driver.now() + RELEASE_PATIENCE)
+    try:
+        return (await driver.run(call, until))[1]  # type: ignore[no-any-return]
+    except LockUnavailableError:
+        if not group.divide(driver):
+            raise
+    call.sends, gone = 0, set[BaseLock]()  # its server has executed nothing of the whole
+    for part in group.divided:
+        its = part.release_call(held.owner_id)
+        missing = (await driver.run(its, until))[1]
+        call.sends = max(call.sends, its.sends)
+        gone.update(part.locks[position - 1] for position in missing)
+    return [position for position, lock in enumerate(group.locks, start=1) if lock in gone]
+
+
+def _note_freed(held: BatchHold, call: ScriptCall, missing: Sequence[int], now: float) -> list[RLockError]:
+    unusual = missing or call.sends > 1 or held.late_lease or held.renewing
+    if not unusual and not tells_of_releases(held.group.locks[0], now - held.since):
+        count_group(held, now)
+        return []
+    failures: list[RLockError] = []
+    for place, hold in enumerate(held.members.values(), start=1):
+        hold.count = 0
+        try:
+            engine.note_released(hold.lock, hold, call, place not in missing, now)
+        except RLockError as failure:
+            failures.append(failure)
+    return failures

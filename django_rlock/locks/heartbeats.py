@@ -18,14 +18,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from django_rlock import keys
-from django_rlock.callbacks import log
-from django_rlock.clock import monotonic
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.commands import Command
-from django_rlock.drivers.listening.waiters import ListenerWaiter
-from django_rlock.drivers.room import background_driver, commands_to, listener
-from django_rlock.drivers.worker import SLOWEST_TICK, BackgroundWorker, add_job, worker
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
+from django_rlock._redis import keys
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.registry import Command, background_driver, commands_to, listener
+from django_rlock._transport.subscriber import ListenerWaiter
+from django_rlock._transport.worker import SLOWEST_TICK, BackgroundWorker, add_job, worker
 from django_rlock.locks.holds import NEWCOMERS, WAITS
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.records import Wait

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_rlock.drivers.identity import Owner
+from django_rlock._core.process import on_fork
+from django_rlock._transport.identity import Owner
 from django_rlock.locks.records import BatchHold, Hold, Key, Wait, key_of
-from django_rlock.process import on_fork
 
 if TYPE_CHECKING:
     from django_rlock.locks.base import BaseLock
@@ -224,7 +224,7 @@ class Newcomers:
 
     tell: Callable[[Hold | Wait], object] = staticmethod(lambda _: None)
     counted: Callable[[bool], object] = staticmethod(lambda _: None)
-    """Called when ``tallies`` has something new, with whether that is an event, to be reported soon."""
+    """Called when ``statistics`` has something new, with whether that is an event, to be reported soon."""
 
 
 class Inspector:

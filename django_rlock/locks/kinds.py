@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from django_rlock import keys, scripts
-from django_rlock.connections import is_cluster
-from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall, prepare
-from django_rlock.drivers.identity import Owner, client_id
+from django_rlock._core.text import printable
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall, prepare
+from django_rlock._transport.connections import is_cluster
+from django_rlock._transport.identity import Owner, client_id
 from django_rlock.exceptions import RLockError
-from django_rlock.locks.durations import milliseconds
-from django_rlock.redaction import printable
+from django_rlock.locks.options import milliseconds
 from django_rlock.settings import AliasSettings, settings_of
 
 if TYPE_CHECKING:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.base import EVERYBODY, Driver, run_flow
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import new_request
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import EVERYBODY, Driver, run_flow
+from django_rlock._transport.identity import new_request
 from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.callers import awaited_driver, blocking_driver
 from django_rlock.locks.counters import REMEMBERED_MS, Counter, checked_number, retire_copies
-from django_rlock.locks.durations import UNSET, Duration
-from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.kinds import REPOLL, Kind, call_for
+from django_rlock.locks.options import UNSET, Duration
 from django_rlock.settings import DEFAULT_ALIAS
 
 UNHEARD_REPOLL = 1.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import ScriptCall
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.counters import checked_number
-from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.kinds import call_for
-from django_rlock.locks.options import LockOptions
+from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.readwrite import Reading
 
 EACH_RELEASE = 1

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from django_rlock.locks import several
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.durations import Duration
 from django_rlock.locks.engine import Engine
 from django_rlock.locks.groups import Grouping
 from django_rlock.locks.kinds import Kind
-from django_rlock.locks.options import unknown_option
+from django_rlock.locks.options import Duration, unknown_option
 
 if TYPE_CHECKING:
     from django_rlock.inspection import LockInfo

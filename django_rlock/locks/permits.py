@@ -10,15 +10,16 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from django_rlock import keys, scripts, threads
-from django_rlock.clock import has_jumped, monotonic, wall_offset
-from django_rlock.drivers.base import Driver
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import NamedOwner, must_not_block
+from django_rlock._core import threads
+from django_rlock._core.clock import has_jumped, monotonic, wall_offset
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import Driver
+from django_rlock._transport.identity import NamedOwner, must_not_block
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.counters import REMEMBERED_MS, Request, Requests, checked_number, hidden_behind
-from django_rlock.locks.durations import RELEASE_PATIENCE, milliseconds
 from django_rlock.locks.kinds import call_for, retire_call, settled_keys
+from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
 from django_rlock.locks.records import Hold, key_of
 from django_rlock.locks.semaphore import timed_out
 from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of

@@ -1,16 +1,25 @@
-"""Redisson's plain re-entrant lock, wire for wire."""
+"""Redisson's locks without a queue, wire for wire: the plain lock, the spin lock and the fenced lock."""
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.calls import Prepared, ScriptCall
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import Prepared, ScriptCall
+from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.kinds import Kind, L, Named
+from django_rlock.locks.kinds import Kind, L, Named, call_for
+from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.settings import settings_of
+
+# --- plain ------------------------------------------------------------------------------------------------------------
+
+# Redisson's plain re-entrant lock, wire for wire.
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
@@ -61,3 +70,140 @@ class RLock(BaseLock):
 
     kind = "rlock"
     _kind: Kind[Any] = Plain[Named]()
+
+
+# --- spin -------------------------------------------------------------------------------------------------------------
+
+# Redisson's spin lock: waiters poll with growing pauses, and need no listening connection.
+
+Backoff = Callable[[int], float]
+"""Returns how long to sleep after a number of tries, in seconds."""
+SHORTEST_PAUSE = 0.0001
+"""The pause used for a backoff of 0, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialBackoff:
+    """Pauses in seconds that grow by ``multiplier`` up to ``maximum``, with some jitter below that."""
+
+    initial: float = 0.001
+    maximum: float = 0.128
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.initial <= self.maximum < math.inf and 1 <= self.multiplier <= 1000):
+            raise ValueError("A backoff needs 0 < initial <= maximum, in seconds, and a multiplier of 1 to 1000.")
+
+    def __call__(self, tries: int) -> float:
+        grown = self.initial * self.multiplier ** min(tries - 1, 64)
+        jitter = random.uniform(0, 0.001 * (tries - 1))  # noqa: S311 - it keeps waiters from polling in step
+        return min(self.maximum, grown + jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantBackoff:
+    """The same pause after each try, in seconds."""
+
+    delay: float = 0.064
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delay < math.inf:
+            raise ValueError("A backoff needs a delay above 0, in seconds.")
+
+    def __call__(self, tries: int) -> float:
+        return self.delay
+
+
+class Spin(Plain["SpinLock"]):
+    """Nothing wakes a waiter: it asks again, after pauses that the lock's ``backoff`` chooses."""
+
+    hears_forced = False
+
+    def channel(self, lock: SpinLock) -> None:
+        return None
+
+    def pauses(self, lock: SpinLock, left_ms: int, tries: int) -> tuple[float, float]:
+        return max(lock.backoff(tries), SHORTEST_PAUSE), math.inf
+
+
+class SpinLock(RLock):
+    """An RLock whose waiters poll, for servers and proxies without pub/sub, and for waits of a few milliseconds.
+
+    ``backoff`` returns how long to sleep after a number of tries, in seconds::
+
+        with SpinLock("stock:42", backoff=ConstantBackoff(0.01)):
+            ...
+
+    State in Redis is that of RLock. Unlike Redisson's, its release wakes the waiters of an RLock of the same name.
+    """
+
+    __slots__ = ("backoff",)
+
+    kind = "spin"
+    _kind = Spin()
+
+    def __init__(self, name: str, *, backoff: Backoff = ExponentialBackoff(), **options: Unpack[LockOptions]) -> None:
+        super().__init__(name, **options)
+        if not callable(backoff):
+            raise TypeError(f"backoff must be a function of the number of tries, not {backoff!r}.")
+        self.backoff = backoff
+
+
+# --- fenced -----------------------------------------------------------------------------------------------------------
+
+# Redisson's fenced lock, wire for wire: its token lets the protected resource refuse a late writer.
+
+
+def _token(self: BaseLock) -> int:
+    """The fencing token of the running thread's or task's hold; sends no command.
+
+    Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
+    """
+    try:
+        token = self._hold_of(self._present_owner()).token
+    except LockNotOwnedError as error:
+        raise LockNotOwnedError(self.name, error.owner, asked_for="fencing token") from None
+    if token is None:
+        raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
+    return token
+
+
+fencing_token = property(_token)
+"""``lock.token`` of the kinds that have one."""
+
+
+class Fenced(Plain["FencedLock"]):
+    """Plain, and each new hold draws a token."""
+
+    joins = False
+
+    def acquire(
+        self, lock: FencedLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        key, fence_ttl = lock.key, settings_of(lock.using).fence_ttl
+        kept = 0 if fence_ttl is None else milliseconds(fence_ttl)
+        shared = int(lock.owner is not None)
+        all_keys = key, keys.token_key(key)
+        return call_for(lock, scripts.FENCED_ACQUIRE, all_keys, asker, count, milliseconds(lease), kept, shared)
+
+
+class FencedLock(RLock):
+    """An RLock with a fencing token: a number that rises with every new owner, and stays the same on re-entry.
+
+    A holder that was paused past its lease does not know that another owner has the lock. The resource knows, if each
+    write carries the token and a token lower than the highest one seen is refused (see ``fenced`` for the ORM)::
+
+        with FencedLock("stock:42") as lock:
+            fenced(Stock.objects.filter(pk=42), lock.token).update(count=F("count") - 1)
+
+    The token is the previous one plus one, or the server's time in microseconds if that is higher. So it rises even
+    after the server has lost its data, unless its clock is set back by more than the outage took. The counter expires
+    FENCE_TTL after its last use. Java clients only count up, so with them FENCE_TTL must be None: they would start at 1
+    again. Redisson's ``getFencedLock``; the plain kinds of the same name exclude it, but draw no token.
+    """
+
+    __slots__ = ()
+
+    kind = "fenced"
+    _kind = Fenced()
+    token = fencing_token

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.base import EVERYBODY
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import EVERYBODY
 from django_rlock.exceptions import LockUpgradeError, RLockError
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.durations import milliseconds
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import LONGEST_ALIVE, Kind, call_for, settled_keys
-from django_rlock.locks.options import LockOptions
+from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.records import Hold
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 

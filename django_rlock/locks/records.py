@@ -12,15 +12,15 @@ from contextvars import ContextVar, copy_context
 from types import CodeType
 from typing import TYPE_CHECKING, Self
 
-from django_rlock.clock import monotonic
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import Owner
+from django_rlock._core.clock import monotonic
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.identity import Owner
+from django_rlock._transport.interruptions import run_when_dropped
 from django_rlock.exceptions import LockLostError
-from django_rlock.exits import run_when_dropped
 from django_rlock.locks.kinds import RENEW, Named
 
 if TYPE_CHECKING:
-    from django_rlock.drivers.base import Waiter
+    from django_rlock._transport.driver import Waiter
     from django_rlock.locks.groups import LockGroup
 
 context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)

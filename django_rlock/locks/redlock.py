@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Unpack
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.quorum.calls import (
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import backoff
+from django_rlock._transport.quorum.calls import (
     Acquire,
     AcquireAgain,
     AskHolders,
@@ -20,12 +21,10 @@ from django_rlock.drivers.quorum.calls import (
     Seed,
     Vouch,
 )
-from django_rlock.drivers.retrying import backoff
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.durations import milliseconds
-from django_rlock.locks.fenced import fencing_token
 from django_rlock.locks.kinds import SETTLE, Kind, settled_keys
-from django_rlock.locks.options import LockOptions
+from django_rlock.locks.options import LockOptions, milliseconds
+from django_rlock.locks.plain import fencing_token
 from django_rlock.settings import QUORUM_KIND, SHORTEST_LEASES, settings_of
 
 ROUNDING = 0.002

@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Never, Self
 
-from django_rlock import keys, scripts
-from django_rlock.clock import monotonic
-from django_rlock.drivers.base import Driver, run_flow
-from django_rlock.drivers.calls import REMEMBERED, Argument, ScriptCall
-from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.identity import must_not_block, new_request
+from django_rlock._core.clock import monotonic
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall
+from django_rlock._transport.driver import Driver, run_flow
+from django_rlock._transport.identity import must_not_block, new_request
+from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError
+from django_rlock.locks.callers import awaited_driver, blocking_driver
 from django_rlock.locks.counters import (
     MOST,
     REMEMBERED_MS,
@@ -27,9 +28,8 @@ from django_rlock.locks.counters import (
     undo,
     with_answered,
 )
-from django_rlock.locks.durations import UNSET, Duration, lease_seconds, milliseconds
-from django_rlock.locks.faces import awaited_driver, blocking_driver
 from django_rlock.locks.kinds import Kind, call_for
+from django_rlock.locks.options import UNSET, Duration, lease_seconds, milliseconds
 from django_rlock.settings import DEFAULT_ALIAS
 
 

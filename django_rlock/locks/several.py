@@ -8,24 +8,23 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from django_rlock.callbacks import log
-from django_rlock.drivers.base import Driver
-from django_rlock.drivers.identity import Owner
+from django_rlock._core.callbacks import log
+from django_rlock._redis.scripts import ABSENT, ENDLESS, OK, QUEUED
+from django_rlock._transport.driver import Driver
+from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import engine
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.callers import a_call, calling_line, refuse_nested
-from django_rlock.locks.durations import Duration
 from django_rlock.locks.engine import Claim, expect_copies
-from django_rlock.locks.groups import Grouping, LockGroup, Piece
+from django_rlock.locks.groups import Grouping, LockGroup, Piece, give_back_all, held_of, pieces_of
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import Named
+from django_rlock.locks.options import Duration
 from django_rlock.locks.records import BatchHold, Hold, key_of
-from django_rlock.locks.telling import tell_taken
-from django_rlock.locks.together import give_back_all, held_of, pieces_of
+from django_rlock.locks.statistics import tell_taken
 from django_rlock.locks.watchdog import watch_group
-from django_rlock.scripts import ABSENT, ENDLESS, OK, QUEUED
 
 if TYPE_CHECKING:
     from django_rlock.locks.multi import MultiLock

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from django_rlock.callbacks import log
-from django_rlock.drivers.base import Driver, run_flow
-from django_rlock.drivers.identity import Owner, running_loop, thread_owner
-from django_rlock.drivers.room import sync_driver
+from django_rlock._core.callbacks import log
+from django_rlock._redis.keys import MOST_KEPT
+from django_rlock._transport.driver import Driver, run_flow
+from django_rlock._transport.identity import Owner, running_loop, thread_owner
+from django_rlock._transport.interruptions import disarm, guard, run_when_dropped
+from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import RLockError
-from django_rlock.exits import disarm, guard, run_when_dropped
-from django_rlock.keys import MOST_KEPT
+from django_rlock.locks.blocks import Section
 from django_rlock.locks.callers import PACKAGE
 from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.records import Hold, Key, key_of
-from django_rlock.locks.sections import Section
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

@@ -17,24 +17,23 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from django_rlock import callbacks, threads
-from django_rlock.callbacks import log, post
-from django_rlock.clock import has_jumped, monotonic, wall_offset
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.cleaning import clean_up
-from django_rlock.drivers.jobs import forgotten_job
-from django_rlock.drivers.listening.waiters import ListenerWaiter
-from django_rlock.drivers.room import background_driver, listeners
-from django_rlock.drivers.worker import BackgroundWorker, add_job, worker
+from django_rlock._core import callbacks, threads
+from django_rlock._core.callbacks import log, post
+from django_rlock._core.clock import has_jumped, monotonic, wall_offset
+from django_rlock._core.text import printable
+from django_rlock._redis.scripts import ABSENT, ENDLESS
+from django_rlock._transport.bridges import forgotten_job
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.registry import background_driver, listeners
+from django_rlock._transport.subscriber import ListenerWaiter
+from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.heartbeats import heartbeat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import Forced, forced_channel
 from django_rlock.locks.records import BatchHold, Hold, Key
 from django_rlock.locks.statistics import count_hold, note_lost
-from django_rlock.redaction import printable
-from django_rlock.scripts import ABSENT, ENDLESS
 from django_rlock.settings import get_settings
 from django_rlock.signals import lock_lost
 

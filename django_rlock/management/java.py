@@ -14,11 +14,10 @@ from typing import Any
 import redis
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock.connections import SERVER_ERRORS, clients_of, is_cluster
-from django_rlock.keys import plain_mark
-from django_rlock.management.diagnosis import WITHIN, Finding
-from django_rlock.management.looks import Level
-from django_rlock.redaction import redacted
+from django_rlock._core.text import redacted
+from django_rlock._redis.keys import plain_mark
+from django_rlock._transport.connections import SERVER_ERRORS, clients_of, is_cluster
+from django_rlock.management.diagnosis import WITHIN, Finding, Level
 from django_rlock.settings import get_settings
 
 _QUEUE = "redisson_lock_queue:"

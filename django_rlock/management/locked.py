@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from django_rlock._core.text import printable
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.blocks import released_when_dropped
 from django_rlock.management.output import LOST, TAKEN, UNAVAILABLE, USAGE
-from django_rlock.redaction import printable
 from django_rlock.settings import DEFAULT_ALIAS, LONGEST, get_settings
 
 T = TypeVar("T")

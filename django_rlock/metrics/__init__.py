@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_rlock.callbacks import post
+from django_rlock._core.callbacks import post
+from django_rlock._core.text import printable
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Named
-from django_rlock.redaction import printable
 from django_rlock.signals import (
     LockSignal,
     lock_acquired,

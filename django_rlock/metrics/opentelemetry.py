@@ -10,9 +10,9 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
 from opentelemetry.trace import StatusCode, Tracer, TracerProvider, get_tracer
 
-from django_rlock.callbacks import post
+from django_rlock._core.callbacks import post
+from django_rlock._core.text import printable
 from django_rlock.metrics import BUCKETS, LABELS, LEVELS, Event, Level, Record, feed
-from django_rlock.redaction import printable
 from django_rlock.signals import LockSignal, lock_acquired, lock_released, lock_timed_out, lock_unavailable
 from django_rlock.version import __version__
 

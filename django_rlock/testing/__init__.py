@@ -24,15 +24,15 @@ from unittest import TestCase
 from asgiref.sync import sync_to_async
 from django.test.utils import TestContextDecorator
 
-from django_rlock.clock import pretend_jump
-from django_rlock.drivers.identity import running_loop
+from django_rlock._core.clock import pretend_jump
+from django_rlock._core.threads import elsewhere
+from django_rlock._stores import memory
+from django_rlock._transport.identity import running_loop
 from django_rlock.inspection import LockInfo, find_locks, lock_info
 from django_rlock.locks import rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.settings import DEFAULT_ALIAS, MEMORY, changed_entries, get_aliases
-from django_rlock.stores import memory
-from django_rlock.threads import elsewhere
 
 __all__ = [
     "aassert_locked",

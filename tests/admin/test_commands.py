@@ -20,7 +20,8 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_rlock import Semaphore
-from django_rlock.inspection import building, force_release, iter_locks
+from django_rlock._monitoring import building
+from django_rlock.inspection import force_release, iter_locks
 from django_rlock.management.commands import rlock_release
 from django_rlock.management.output import text_width
 from tests.admin.pages import detail, text

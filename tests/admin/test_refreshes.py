@@ -6,8 +6,9 @@ import pytest
 import redis
 from django.test import Client
 
-from django_rlock.inspection import force_release, parsing, recent
-from django_rlock.inspection.reading import State
+from django_rlock._monitoring import parsing, survey
+from django_rlock._monitoring.reading import State
+from django_rlock.inspection import force_release
 from tests.admin.pages import JSON, LIST, commands_of, detail, rows, text
 from tests.inspection.crowd import plant_locks
 from tests.inspection.reporting import held
@@ -15,15 +16,15 @@ from tests.inspection.reporting import held
 REFRESH = {"X-Rlock-Refresh": "1"}
 JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"
 A_MOMENT_AGO = 3.0
-LONGEST = recent.MAX_AGE, parsing.MAX_AGE
+LONGEST = survey.MAX_AGE, parsing.MAX_AGE
 
 
 @pytest.fixture(autouse=True)
 def readings_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings count for as long as a slow machine needs for a test, and none is dropped for those of earlier tests."""
-    for module in (recent, parsing):
+    for module in (survey, parsing):
         monkeypatch.setattr(module, "MAX_AGE", 600.0)
-    for kept in (recent._seen, parsing._known):
+    for kept in (survey._seen, parsing._known):
         monkeypatch.setattr(kept, "value", {})
 
 
@@ -123,11 +124,11 @@ def test_a_reading_counts_for_a_sixth_of_its_lease(
     operator.get(JSON)
     redis_client.pexpire("rlock:stock:0", 500_000)
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["remaining_lease"] is None
-    monkeypatch.setattr(recent, "MAX_AGE", 0.0)
+    monkeypatch.setattr(survey, "MAX_AGE", 0.0)
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["remaining_lease"] > 400
-    assert [recent._lasts(State({}, pttl, (), 0)) for pttl in (30_000, 6_000)] == [0.0, 0.0]
-    monkeypatch.setattr(recent, "MAX_AGE", 5.0)
-    assert [recent._lasts(State({}, pttl, (), 0)) for pttl in (-1, 60_000, 6_000)] == [5.0, 5.0, 1.0]
+    assert [survey._lasts(State({}, pttl, (), 0)) for pttl in (30_000, 6_000)] == [0.0, 0.0]
+    monkeypatch.setattr(survey, "MAX_AGE", 5.0)
+    assert [survey._lasts(State({}, pttl, (), 0)) for pttl in (-1, 60_000, 6_000)] == [5.0, 5.0, 1.0]
 
 
 def test_the_time_left_goes_on(operator: Client, redis_client: redis.Redis) -> None:
@@ -135,8 +136,8 @@ def test_the_time_left_goes_on(operator: Client, redis_client: redis.Redis) -> N
     redis_client.pexpire("rlock:stock:0", 3_600_000)
     operator.get(JSON)
     lock = "default", "rlock:stock:0"
-    seen = recent._seen.value[lock]
-    recent._seen.value[lock] = seen._replace(at=seen.at - 100)
+    seen = survey._seen.value[lock]
+    survey._seen.value[lock] = seen._replace(at=seen.at - 100)
     before = commands_of(redis_client)
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["remaining_lease"] <= 3_500
     assert commands_of(redis_client) - before <= 3  # it was not read again
@@ -159,11 +160,11 @@ def test_what_nothing_tells_is_shown_within_five_seconds(
 def test_not_all_that_was_ever_read_is_kept(
     operator: Client, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent, "MAX_KEPT", 10)
+    monkeypatch.setattr(survey, "MAX_KEPT", 10)
     plant(redis_client, 120)
     for page in (1, 2, 3):
         operator.get(f"{LIST}?p={page}")
-    assert len(recent._seen.value) <= 50
+    assert len(survey._seen.value) <= 50
 
 
 def test_a_report_that_was_read_just_when_it_was_written_is_read_again(

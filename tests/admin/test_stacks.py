@@ -13,9 +13,8 @@ from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 
-from django_rlock.inspection import stacks
-from django_rlock.inspection.stacks import holder_stack
-from django_rlock.reports.stacks import stack_channel
+from django_rlock._monitoring import stacks
+from django_rlock._monitoring.stacks import holder_stack, stack_channel
 from tests.admin.conftest import LogIn
 from tests.admin.pages import detail, text
 from tests.eventually import eventually

@@ -11,9 +11,9 @@ from benchmarks.capacity import checks, packets, raw, spread, units
 from benchmarks.results import Row, Table, to_json
 from benchmarks.sizing import Costs, Load
 from django_rlock import FairLock, RLock
-from django_rlock.drivers.calls import pack_command
-from django_rlock.keys import queue_key
-from django_rlock.reports import PROCESSES, report_key
+from django_rlock._monitoring.reports import PROCESSES, report_key
+from django_rlock._redis.keys import queue_key
+from django_rlock._transport.calls import pack_command
 
 COSTS = Costs(
     pair=40,

@@ -7,8 +7,8 @@ import pytest
 import redis
 from playwright.sync_api import Page, expect
 
+from django_rlock._monitoring.history import read_history
 from django_rlock.inspection import iter_locks
-from django_rlock.inspection.history import read_history
 from tests.admin.pages import LIST
 from tests.eventually import eventually
 from tests.forms import long

@@ -101,8 +101,8 @@ def _look(task: Any, run: str) -> None:
 
 def _promise(task: Any) -> tuple[bool, float]:
     """Whether the lock is lost, and until when it is promised. Tasks of other libraries promise it while they run."""
+    from django_rlock._transport.identity import thread_owner
     from django_rlock.celery import LockedTask
-    from django_rlock.drivers.identity import thread_owner
     from django_rlock.locks.holds import HOLDS
 
     if not isinstance(task, LockedTask):

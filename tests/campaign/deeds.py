@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
-from django_rlock import scripts
-from django_rlock.scripts import Script
+from django_rlock._redis import scripts
+from django_rlock._redis.scripts import Script
 from tests import namespaces
 from tests.campaign.plan import WATCHDOG_TIMEOUT
 from tests.campaign.servers import Servers

@@ -34,7 +34,7 @@ def test_the_page_shows_the_contract():
 def test_the_files_that_it_names_exist():
     named = re.findall(r"`((?:\w+/)*\w+\.(?:py|lua))`", page())
     assert "locks/watchdog.py" in named
-    places = [ROOT, ROOT / "django_rlock", ROOT / "django_rlock/drivers"]
+    places = [ROOT, ROOT / "django_rlock", ROOT / "django_rlock/_transport"]
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 

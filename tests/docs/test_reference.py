@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import django_rlock
-from django_rlock import celery, exceptions, keys, management, testing
+from django_rlock import celery, exceptions, management, testing
+from django_rlock._redis import keys
 from tests.docs.pages import DOCS
 
 PACKAGE = Path(django_rlock.__file__).parent

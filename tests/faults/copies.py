@@ -2,14 +2,14 @@
 
 import pytest
 
-from django_rlock.drivers import cleaning
+from django_rlock._transport import worker
 from tests.background import is_clean, settle
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Cleans up again soon; how often is another test's business."""
-    monkeypatch.setattr(cleaning, "AGAIN_AFTER", 0.05)
+    monkeypatch.setattr(worker, "AGAIN_AFTER", 0.05)
 
 
 async def arrive(face, late):

@@ -297,7 +297,7 @@ def _wait_for_answers() -> None:
 
 def share_a_mutex(how: str) -> None:
     """Have all callers take a mutex that an interruption may leave locked, to see that this is noticed."""
-    from django_rlock.links.server import Server
+    from django_rlock._transport.pool import Server
 
     mutex, take = threading.Lock(), Server.take_idle
 

@@ -19,22 +19,21 @@ from django_rlock import (
     PermitExpirableSemaphore,
     RLock,
     Semaphore,
-    keys,
     rlock,
-    scripts,
 )
+from django_rlock._redis import keys, scripts
+from django_rlock._redis.scripts import Script
+from django_rlock._tasks.reservations import Place
+from django_rlock._transport.calls import ScriptCall, prepare
+from django_rlock._transport.driver import run_flow
+from django_rlock._transport.identity import client_id, new_request, thread_owner
+from django_rlock._transport.registry import sync_driver
 from django_rlock.celery import LockedTask
-from django_rlock.drivers.base import run_flow
-from django_rlock.drivers.calls import ScriptCall, prepare
-from django_rlock.drivers.identity import client_id, new_request, thread_owner
-from django_rlock.drivers.room import sync_driver
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW, retire_call
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import _Acquire
-from django_rlock.scripts import Script
-from django_rlock.tasklocks.places import Place
 from tests.background import settle, until_renewed
 from tests.eventually import UNTIL_SERVED
 

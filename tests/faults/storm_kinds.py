@@ -18,7 +18,7 @@ from django_rlock import (
     Semaphore,
     rlock,
 )
-from django_rlock.drivers.identity import current_owner
+from django_rlock._transport.identity import current_owner
 from django_rlock.locks.holds import HOLDS
 from tests.faults.storm import BRIEF
 

@@ -5,12 +5,11 @@ import threading
 import pytest
 
 from django_rlock import FairLock, RLock
-from django_rlock.clock import monotonic
-from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.worker import BackgroundWorker, worker
+from django_rlock._core.clock import monotonic
+from django_rlock._core.threads import AutoResetEvent
+from django_rlock._transport.worker import BackgroundWorker, CleanUps, worker
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import watch
-from django_rlock.threads import AutoResetEvent
 from tests.background import no_threads, until_renewed
 from tests.eventually import PATIENCE, eventually
 

@@ -13,9 +13,9 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_rlock import FairLock, FencedLock, LockNotOwnedError, MultiLock, RLock
-from django_rlock.drivers.listening.listener import Listener
-from django_rlock.drivers.listening.waiters import TaskWaiter, ThreadWaiter
-from django_rlock.drivers.tasks import _loops
+from django_rlock._transport.faces import _loops
+from django_rlock._transport.listener import Listener
+from django_rlock._transport.subscriber import TaskWaiter, ThreadWaiter
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import UNTIL_SERVED, eventually
 

@@ -165,7 +165,7 @@ def _someone_waits(redis_client, kind) -> bool:
 
 def test_wake_up_is_lost(redis_client, short, monkeypatch):
     """The heartbeat finds the grant."""
-    from django_rlock.drivers.listening.listener import Listener
+    from django_rlock._transport.listener import Listener
 
     lock = FairLock("stock:42")
     lock.acquire()

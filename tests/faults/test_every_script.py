@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.identity import thread_owner
+from django_rlock._redis import keys, scripts
+from django_rlock._redis.scripts import Script
+from django_rlock._transport.identity import thread_owner
 from django_rlock.locks.holds import HOLDS
-from django_rlock.scripts import Script
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.copies import is_settled, often
 from tests.faults.stories import STORIES

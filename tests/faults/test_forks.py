@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from django_rlock import FairLock, LockNotOwnedError, RLock
-from django_rlock.drivers.identity import client_id, current_owner
-from django_rlock.drivers.room import _listeners
-from django_rlock.drivers.worker import worker, workers
+from django_rlock._transport.identity import client_id, current_owner
+from django_rlock._transport.registry import _listeners
+from django_rlock._transport.worker import worker, workers
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.forking import fork, in_child
@@ -25,7 +25,7 @@ from django.conf import settings
 settings.configure(CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": sys.argv[1]}})
 django.setup()
 from django_rlock import RLock
-from django_rlock.drivers.identity import client_id
+from django_rlock._transport.identity import client_id
 from tests.forking import fork_in_c, in_child
 
 lock, parent = RLock("stock:42"), client_id()

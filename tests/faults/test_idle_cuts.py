@@ -2,8 +2,7 @@
 
 import pytest
 
-from django_rlock.drivers.listening import subscriber
-from django_rlock.links import server, tasks
+from django_rlock._transport import async_connection, pool, subscriber
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import until_renewed
 
@@ -17,9 +16,9 @@ def cutting(request, proxy, monkeypatch):
     """In proportion: connections are doubted, and listeners ask, after a thirtieth of what they are cut after."""
     proxy.idle_limit = IDLE
     proxy.cuts_silently = request.param == "forgotten"
-    for module in (server, tasks):
+    for module in (pool, async_connection):
         monkeypatch.setattr(module, "DOUBTED_AFTER", IDLE / 30)
-    monkeypatch.setattr(server, "FRESH", IDLE / 300)
+    monkeypatch.setattr(pool, "FRESH", IDLE / 300)
     monkeypatch.setattr(subscriber, "PING_AFTER", IDLE / 30)
     return proxy
 

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, RLock
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.identity import current_owner
-from django_rlock.drivers.room import sync_driver
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.identity import current_owner
+from django_rlock._transport.registry import sync_driver
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.several import AllOrNone

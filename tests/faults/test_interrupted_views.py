@@ -13,8 +13,8 @@ from django.template.response import TemplateResponse
 from django.test import RequestFactory
 
 from django_rlock import MultiLock, RLock, distributed_lock
-from django_rlock.locked_calls import AROUND
-from django_rlock.locks import detached, engine
+from django_rlock._web.calls import AROUND
+from django_rlock.locks import engine, ownership
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import context
 from django_rlock.locks.transactions import keep_until_commit
@@ -173,7 +173,7 @@ def test_release_that_is_interrupted_as_the_transaction_is_rolled_back_is_made(m
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_response_whose_end_is_interrupted_releases_its_lock(monkeypatch):
     response = distributed_lock("stock:42")(lambda request: StreamingHttpResponse(()))(RequestFactory().get("/"))
-    monkeypatch.setattr(detached, "clean_up", interrupted_once(monkeypatch))
+    monkeypatch.setattr(ownership, "clean_up", interrupted_once(monkeypatch))
     with pytest.raises(Interruption):
         del response
         gc.collect()

@@ -21,19 +21,19 @@ from django_rlock import (
     RLock,
     Semaphore,
     signals,
-    threads,
 )
-from django_rlock.clock import monotonic
-from django_rlock.connections import server
-from django_rlock.drivers.base import EVERYBODY, run_sync
-from django_rlock.drivers.calls import pack_command
-from django_rlock.drivers.identity import client_id, current_owner
-from django_rlock.drivers.room import sync_driver
-from django_rlock.links.link import Link
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._monitoring.reports import report_key
+from django_rlock._transport.calls import pack_command
+from django_rlock._transport.connection import Link
+from django_rlock._transport.connections import server
+from django_rlock._transport.driver import EVERYBODY, run_sync
+from django_rlock._transport.identity import client_id, current_owner
+from django_rlock._transport.registry import sync_driver
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Hold
 from django_rlock.management.locked import _Section as Section
-from django_rlock.reports import report_key
 from tests.background import look_at, settle, until_clean
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.interrupting import (
@@ -223,7 +223,7 @@ def test_interrupted_block_of_a_lock_that_was_lost_before_is_left():
 def test_interrupted_end_of_a_turn_keeps_no_lock_of_a_name(monkeypatch, make):
     """Its owner never ends, and nobody else releases it."""
     lock = make("stock:42", owner="batch")
-    monkeypatch.setattr("django_rlock.locks.turns.Turn.__exit__", interrupted_once(monkeypatch))
+    monkeypatch.setattr("django_rlock.locks.callers.Turn.__exit__", interrupted_once(monkeypatch))
     with pytest.raises(Interruption):
         lock.acquire()
     assert HOLDS.snapshot() == []

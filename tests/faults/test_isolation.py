@@ -16,17 +16,17 @@ from django.core.cache import caches
 from django_redis import get_redis_connection
 from redis.exceptions import MaxConnectionsError
 
-from django_rlock import FairLock, LockUnavailableError, RLock, connections
-from django_rlock.clock import monotonic
-from django_rlock.drivers import cleaning
-from django_rlock.drivers.calls import ScriptCall, prepare
-from django_rlock.drivers.cleaning import CleanUps, clean_up
-from django_rlock.drivers.listening import subscriber as subscribing
-from django_rlock.drivers.listening.listener import Listener
-from django_rlock.drivers.room import listener
-from django_rlock.drivers.worker import worker
+from django_rlock import FairLock, LockUnavailableError, RLock
+from django_rlock._core.clock import monotonic
+from django_rlock._redis.scripts import LOCK_STATE
+from django_rlock._transport import connections
+from django_rlock._transport import subscriber as subscribing
+from django_rlock._transport import worker as cleaning
+from django_rlock._transport.calls import ScriptCall, prepare
+from django_rlock._transport.listener import Listener
+from django_rlock._transport.registry import listener
+from django_rlock._transport.worker import CleanUps, clean_up, worker
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.scripts import LOCK_STATE
 from tests.background import forget_clean_up, is_clean, nudge, renew_now, settle, until_renewed
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.processes import ROOT
@@ -262,7 +262,7 @@ def test_waiter_goes_on_when_its_listener_cannot_connect(monkeypatch, settings, 
 def test_a_listener_that_is_stopped_while_its_thread_begins(monkeypatch, begins_first):
     """Settings that change at once after a first wait: its sockets are closed by one of the two."""
     begun: list[Any] = []
-    monkeypatch.setattr("django_rlock.threads.start", lambda function, **_: begun.append(function))
+    monkeypatch.setattr("django_rlock._core.threads.start", lambda function, **_: begun.append(function))
     made: Any = None  # nothing is made here
     subscriber = subscribing.Subscriber(Listener(lambda *_: made), lambda: made, 1.0)
     subscriber.hear("rlock:stock:42")

@@ -9,15 +9,15 @@ import threading
 import pytest
 
 from django_rlock import FairLock, PermitExpirableSemaphore, RLock, rlock
-from django_rlock.connections import server
-from django_rlock.drivers.identity import Owner
-from django_rlock.drivers.listening.waiters import ListenerWaiter
-from django_rlock.drivers.room import listeners
-from django_rlock.links.link import Link, Place
+from django_rlock._transport.connection import Link, Place
+from django_rlock._transport.connections import server
+from django_rlock._transport.identity import Owner
+from django_rlock._transport.registry import listeners
+from django_rlock._transport.subscriber import ListenerWaiter
+from django_rlock.locks.callers import TURNS, Turn
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.records import Hold, Wait
-from django_rlock.locks.turns import TURNS, Turn
 from tests.eventually import eventually
 
 

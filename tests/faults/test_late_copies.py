@@ -6,17 +6,9 @@ the server when the test says so.
 
 import pytest
 
-from django_rlock import (
-    FairLock,
-    FencedLock,
-    LockUnavailableError,
-    MultiLock,
-    ReadWriteLock,
-    RLock,
-    SpinLock,
-    scripts,
-)
-from django_rlock.keys import alive_key, queue_key
+from django_rlock import FairLock, FencedLock, LockUnavailableError, MultiLock, ReadWriteLock, RLock, SpinLock
+from django_rlock._redis import scripts
+from django_rlock._redis.keys import alive_key, queue_key
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now, settle
 from tests.faults.copies import arrive, is_settled, often

@@ -2,7 +2,8 @@
 
 import pytest
 
-from django_rlock import CountDownLatch, LockUnavailableError, PermitExpirableSemaphore, Semaphore, scripts
+from django_rlock import CountDownLatch, LockUnavailableError, PermitExpirableSemaphore, Semaphore
+from django_rlock._redis import scripts
 from tests.faults.copies import arrive, is_settled, often
 
 __all__ = ["often"]

@@ -15,9 +15,9 @@ from django_rlock import (
     ReadWriteLock,
     RLock,
     SpinLock,
-    scripts,
 )
-from django_rlock.clock import monotonic
+from django_rlock._core.clock import monotonic
+from django_rlock._redis import scripts
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired

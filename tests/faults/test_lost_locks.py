@@ -14,14 +14,14 @@ from django_rlock import (
     LockUnavailableError,
     MultiLock,
     PermitExpirableSemaphore,
-    scripts,
 )
-from django_rlock.clock import monotonic
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.identity import current_owner
-from django_rlock.drivers.room import background_driver
-from django_rlock.drivers.worker import worker
-from django_rlock.links import server as links
+from django_rlock._core.clock import monotonic
+from django_rlock._redis import scripts
+from django_rlock._transport import pool as links
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.identity import current_owner
+from django_rlock._transport.registry import background_driver
+from django_rlock._transport.worker import worker
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW

@@ -9,13 +9,15 @@ import pytest
 import redis
 from django_redis import get_redis_connection
 
-from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiLock, RLock, reports, scripts
-from django_rlock.clock import monotonic
-from django_rlock.connections import server
-from django_rlock.drivers import retrying
-from django_rlock.links import server as link_servers
-from django_rlock.links import tasks as task_links
-from django_rlock.links.link import KEEPALIVE
+from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiLock, RLock
+from django_rlock._core.clock import monotonic
+from django_rlock._monitoring import reports
+from django_rlock._redis import scripts
+from django_rlock._transport import async_connection as task_links
+from django_rlock._transport import driver
+from django_rlock._transport import pool as link_servers
+from django_rlock._transport.connection import KEEPALIVE
+from django_rlock._transport.connections import server
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now, until_renewed
 from tests.eventually import PATIENCE, UNTIL_SERVED
@@ -117,7 +119,7 @@ async def test_connections_that_all_broke_are_one_failure(face, kind, redis_clie
         paused.append(tries)
         return 0.01
 
-    monkeypatch.setattr(retrying, "backoff", pause)
+    monkeypatch.setattr(driver, "backoff", pause)
     links = server("default")
     for link in [links.take(5) for _ in range(5)]:
         links.give_back(link)
@@ -160,7 +162,7 @@ def doubted(monkeypatch):
     monkeypatch.setattr(link_servers, "FRESH", 0.0)
     for module in (link_servers, task_links):
         monkeypatch.setattr(module, "DOUBTED_AFTER", 0.0)
-    monkeypatch.setattr(retrying, "REPLY_GRACE", PATIENCE)
+    monkeypatch.setattr(driver, "REPLY_GRACE", PATIENCE)
 
 
 @pytest.mark.usefixtures("doubted")

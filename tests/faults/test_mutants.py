@@ -2,7 +2,8 @@
 
 import pytest
 
-from django_rlock import LockUnavailableError, Semaphore, scripts
+from django_rlock import LockUnavailableError, Semaphore
+from django_rlock._redis import scripts
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import counters, engine, force, watchdog
 from django_rlock.locks.holds import HOLDS

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, MultiLock, ReadWriteLock, RLock, scripts
+from django_rlock import FairLock, FencedLock, MultiLock, ReadWriteLock, RLock
+from django_rlock._redis import scripts
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import UNTIL_SERVED, eventually
 

@@ -8,7 +8,7 @@ import greenlet  # type: ignore[import-untyped]
 import pytest
 
 from django_rlock import LockNotOwnedError, LockUnavailableError
-from django_rlock.drivers import identity
+from django_rlock._transport import identity
 from django_rlock.locks.holds import HOLDS
 from tests.background import settle, until_clean
 from tests.eventually import UNTIL_SERVED

@@ -25,12 +25,12 @@ from django_rlock import (
     RLock,
     Semaphore,
 )
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.listening.listener import Listener
-from django_rlock.drivers.listening.waiters import ThreadWaiter
-from django_rlock.drivers.room import async_driver, listener, sync_driver
-from django_rlock.drivers.tasks import LoopEvent, Sleep
-from django_rlock.keys import redisson_channel
+from django_rlock._redis.keys import redisson_channel
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.faces import LoopEvent, Sleep
+from django_rlock._transport.listener import Listener
+from django_rlock._transport.registry import async_driver, listener, sync_driver
+from django_rlock._transport.subscriber import ThreadWaiter
 from django_rlock.locks import BaseLock
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.holds import WAITS

@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
-from django_rlock import RLock, scripts
-from django_rlock.connections import server
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.calls import ScriptCall, pack_command, prepare
-from django_rlock.drivers.room import background_driver, listener
-from django_rlock.drivers.tasks import links_of
+from django_rlock import RLock
+from django_rlock._redis import scripts
+from django_rlock._transport.calls import ScriptCall, pack_command, prepare
+from django_rlock._transport.connections import server
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.faces import links_of
+from django_rlock._transport.registry import background_driver, listener
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
 from tests.faults.test_lost_replies import ACQUIRE, KEY, RELEASE

@@ -7,9 +7,10 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 
-from django_rlock import FairLock, scripts
+from django_rlock import FairLock
+from django_rlock._redis import scripts
+from django_rlock._tasks.reservations import Place
 from django_rlock.celery import LockedTask
-from django_rlock.tasklocks.places import Place
 from tests.eventually import UNTIL_SERVED
 
 MORE_THAN_ARE_TRIED = 5

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rlock import LockUnavailableError, scripts
-from django_rlock.connections import server
-from django_rlock.drivers import retrying
-from django_rlock.drivers.listening import listener as listening
-from django_rlock.drivers.listening import subscriber as subscribing
-from django_rlock.links.link import Link, Place
+from django_rlock import LockUnavailableError
+from django_rlock._redis import scripts
+from django_rlock._transport import driver
+from django_rlock._transport import listener as listening
+from django_rlock._transport import subscriber as subscribing
+from django_rlock._transport.connection import Link, Place
+from django_rlock._transport.connections import server
 from tests.background import forget_clean_up
 from tests.conftest import STALL
 from tests.eventually import PATIENCE
@@ -56,7 +57,7 @@ async def test_all_tries_of_a_call_share_its_time(face, kind, monkeypatch):
         return connect(place)
 
     monkeypatch.setattr(reached, "_connect", note_and_connect)
-    monkeypatch.setattr(retrying, "REPLY_GRACE", 0.35)
+    monkeypatch.setattr(driver, "REPLY_GRACE", 0.35)
     with pytest.raises(LockUnavailableError):
         await face.acquire(kind("stock:42"), wait_time=0.05)
     assert len(tries) <= 2, "the second one lasted until it was closed as well"
@@ -76,7 +77,7 @@ def _refuse(_: object) -> None:
 
 async def test_a_late_reply_ends_the_wait(face, kind, proxy: Proxy, redis_client, monkeypatch):
     """There is no time to join the queue, and to leave it again."""
-    monkeypatch.setattr(retrying, "REPLY_GRACE", STALL)
+    monkeypatch.setattr(driver, "REPLY_GRACE", STALL)
     redis_client.hset(KEY, "somebody", 1)
     late = proxy.hold_reply(ACQUIRE[kind.kind])
     acquiring = face.start(face.acquire, kind("stock:42", wait_time=0.05))

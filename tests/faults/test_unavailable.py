@@ -20,11 +20,11 @@ from django_rlock import (
     RedLock,
     RLock,
     Semaphore,
-    connections,
-    scripts,
 )
-from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.room import listener
+from django_rlock._redis import scripts
+from django_rlock._transport import connections
+from django_rlock._transport.registry import listener
+from django_rlock._transport.worker import CleanUps
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import nudge, until_renewed
 from tests.eventually import UNTIL_SERVED, eventually

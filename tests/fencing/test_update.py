@@ -12,7 +12,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 
 from django_rlock import FencedLock, StaleTokenError, distributed_lock, fenced
-from django_rlock.fencing import FencedRows
+from django_rlock.locks.fencing import FencedRows
 from tests.fencing.models import Account, FreshStock, RenamedStock, Shop, Stock
 
 OLD, MINE, NEW = 1_700_000_000_000_001, 1_700_000_000_000_002, 1_700_000_000_000_003

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_rlock.keys import queue_key
+from django_rlock._redis.keys import queue_key
 from tests.flows.stepping import Visitor
 from tests.flows.worlds import World
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from django_rlock import scripts
-from django_rlock.drivers import identity
+from django_rlock._redis import scripts
+from django_rlock._transport import identity
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import no_threads

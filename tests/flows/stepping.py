@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from django_rlock.drivers import identity
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.identity import NamedOwner, Owner
-from django_rlock.drivers.worker import worker
+from django_rlock._transport import identity
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.identity import NamedOwner, Owner
+from django_rlock._transport.worker import worker
 from django_rlock.locks import BaseLock, heartbeats, watchdog
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.engine import take_in_turn as take

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from django_rlock import CountDownLatch, PermitExpirableSemaphore, Semaphore
-from django_rlock.keys import latch_channel, requests_key, semaphore_channel
+from django_rlock._redis.keys import latch_channel, requests_key, semaphore_channel
 from django_rlock.locks import counters, permits, semaphore
-from django_rlock.locks.durations import UNSET
 from django_rlock.locks.holds import WAITS
+from django_rlock.locks.options import UNSET
 from tests.flows.exploring import explore
 from tests.flows.stepping import KEY, NAME, Actor, Process, Visitor, suspend
 from tests.flows.worlds import World

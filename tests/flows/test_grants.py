@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock._redis.keys import alive_key, queue_key
+from django_rlock._transport.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
-from django_rlock.keys import alive_key, queue_key
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from django_rlock import FairLock
-from django_rlock.drivers.identity import Owner
+from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.engine import Claim

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock, ReadLock, RLock, WriteLock
+from django_rlock._redis.keys import readwrite_channel, readwrite_keys
 from django_rlock.exceptions import LockLostError
-from django_rlock.keys import readwrite_channel, readwrite_keys
 from django_rlock.locks import BaseLock
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.engine import take_in_turn as take

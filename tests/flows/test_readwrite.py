@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_rlock import ReadLock, WriteLock
-from django_rlock.keys import readwrite_channel, writers_key
+from django_rlock._redis.keys import readwrite_channel, writers_key
 from django_rlock.locks import BaseLock
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS

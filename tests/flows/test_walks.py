@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_rlock.drivers.identity import Owner
+from django_rlock._transport.identity import Owner
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.attempt import Attempt
 from models.checker import walk

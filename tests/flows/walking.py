@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from django_rlock import FairLock
-from django_rlock.drivers.calls import ScriptCall
+from django_rlock._redis.keys import queue_key
+from django_rlock._transport.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
-from django_rlock.keys import queue_key
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import note_loss

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, Self
 
 import redis
 
-from django_rlock.drivers.base import EVERYBODY
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.worker import worker
-from django_rlock.keys import alive_key, queue_key
+from django_rlock._redis.keys import alive_key, queue_key
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.driver import EVERYBODY
+from django_rlock._transport.worker import CleanUps, worker
+from django_rlock.locks.callers import TURNS
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.locks.turns import TURNS
 from tests.eventually import PATIENCE
 from tests.flows.stepping import NAME, Action, Actor, Beater, Process, SteppingDriver, Visitor, Waiter
 

@@ -1,9 +1,9 @@
 """Makes the test process write its history when a test says so."""
 
-from django_rlock import reports
-from django_rlock.clock import monotonic
-from django_rlock.inspection.history import History, read_history
-from django_rlock.reports.history import Recorder
+from django_rlock._core.clock import monotonic
+from django_rlock._monitoring import reports
+from django_rlock._monitoring.history import History, read_history
+from django_rlock._monitoring.recorded import Recorder
 from tests.background import settle
 
 ROUND = Recorder.round

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_rlock import reports
-from django_rlock.clock import monotonic
-from django_rlock.drivers.identity import client_id
+from django_rlock._core.clock import monotonic
+from django_rlock._monitoring import reports
+from django_rlock._transport.identity import client_id
 from django_rlock.inspection import lock_info
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import settle

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import redis
 
-from django_rlock.inspection import LockState, iter_locks, parsing, reading
-from django_rlock.inspection.building import Builder
-from django_rlock.inspection.listing import COLUMNS
-from django_rlock.inspection.overview import Overview
+from django_rlock._monitoring import parsing, reading
+from django_rlock._monitoring.building import Builder
+from django_rlock._monitoring.listing import COLUMNS, Overview
+from django_rlock.inspection import LockState, iter_locks
 from tests.conftest import OwnServer
 from tests.inspection.crowd import plant_locks
 

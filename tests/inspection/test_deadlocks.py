@@ -12,6 +12,7 @@ import redis
 from django.core.management import call_command
 
 from django_rlock import LockLostError, LockTimeoutError, rlock
+from django_rlock._monitoring.survey import Name, find_deadlocks
 from django_rlock.inspection import (
     LockInfo,
     WaitGraph,
@@ -21,7 +22,6 @@ from django_rlock.inspection import (
     take_survey,
     wait_for_graph,
 )
-from django_rlock.inspection.waiting import Name, find_deadlocks
 from django_rlock.locks.records import context
 from tests.eventually import eventually
 from tests.inspection.crowd import plant_locks

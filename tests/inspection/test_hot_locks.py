@@ -11,13 +11,12 @@ import redis
 from django.core.management import CommandError, call_command
 
 from django_rlock import rlock
-from django_rlock.drivers.identity import Owner, current_owner
+from django_rlock._monitoring.listing import Overview, public_dict
+from django_rlock._monitoring.recorded import MAX_HOT, MAX_NAMED, hot_locks
+from django_rlock._transport.identity import Owner, current_owner
 from django_rlock.inspection import LockInfo, LockState, iter_locks, lock_info
-from django_rlock.inspection.overview import Overview
-from django_rlock.inspection.rows import public_dict
 from django_rlock.locks.records import BatchHold, Hold, key_of
 from django_rlock.locks.statistics import MAX_RECENT
-from django_rlock.reports.hot import MAX_HOT, MAX_NAMED, hot_locks
 from tests.eventually import eventually
 from tests.inspection.busy import BusyProcess
 from tests.inspection.crowd import plant_locks

@@ -10,10 +10,11 @@ import pytest
 import redis
 from pytest_django import Settings
 
-from django_rlock import LockTimeoutError, LockUnavailableError, RLock, inspection, reports, rlock
-from django_rlock.drivers.identity import client_id
-from django_rlock.inspection import LockState, force_release, iter_locks, lock_info, reading
-from django_rlock.inspection.history import read_history
+from django_rlock import LockTimeoutError, LockUnavailableError, RLock, inspection, rlock
+from django_rlock._monitoring import infos, reading, reports
+from django_rlock._monitoring.history import read_history
+from django_rlock._transport.identity import client_id
+from django_rlock.inspection import LockState, force_release, iter_locks, lock_info
 from django_rlock.signals import lock_force_released
 from tests.conftest import OwnServer
 from tests.eventually import eventually
@@ -328,7 +329,7 @@ def test_a_server_that_is_down_is_said_so(own_server: OwnServer) -> None:
     ],
 )
 def test_durations_can_be_read(seconds: float | None, text: str) -> None:
-    assert inspection.infos.duration_text(seconds) == text
+    assert infos.duration_text(seconds) == text
 
 
 def test_the_client_id_of_this_process_is_not_asked_for_at_the_server(redis_client: redis.Redis) -> None:

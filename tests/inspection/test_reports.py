@@ -11,12 +11,13 @@ import pytest
 import redis
 from django.test import override_settings
 
-from django_rlock import reports, rlock
-from django_rlock.clock import monotonic
-from django_rlock.drivers.identity import client_id
+from django_rlock import rlock
+from django_rlock._core.clock import monotonic
+from django_rlock._monitoring import reports
+from django_rlock._monitoring.recorded import guess_role
+from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.records import context
-from django_rlock.reports.about import guess_role
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually
 from tests.forking import in_child

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockTimeoutError, RLock, rlock
-from django_rlock.keys import token_key
+from django_rlock._redis.keys import token_key
 from django_rlock.locks.holds import WAITS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_released, lock_timed_out
 from tests.eventually import UNTIL_SERVED, eventually

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock, LockLostError, MultiLock
-from django_rlock.clock import monotonic
-from django_rlock.drivers.identity import client_id
-from django_rlock.keys import queue_key, wake_channel
+from django_rlock._core.clock import monotonic
+from django_rlock._redis.keys import queue_key, wake_channel
+from django_rlock._transport.identity import client_id
 from django_rlock.locks import attempt
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Hold

@@ -18,7 +18,7 @@ from django_rlock import (
     RLock,
     SpinLock,
 )
-from django_rlock.drivers import bridges
+from django_rlock._transport import bridges
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import UNTIL_SERVED, eventually
 

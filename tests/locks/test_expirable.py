@@ -11,9 +11,9 @@ from django_rlock import (
     Permit,
     PermitExpirableSemaphore,
     PermitNotHeldError,
-    scripts,
 )
-from django_rlock.drivers.worker import worker
+from django_rlock._redis import scripts
+from django_rlock._transport.worker import worker
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import kinds
 from django_rlock.locks.holds import HOLDS, WAITS

@@ -3,7 +3,7 @@
 import pytest
 
 from django_rlock import FencedLock, LockNotOwnedError, RLock
-from django_rlock.keys import token_key
+from django_rlock._redis.keys import token_key
 
 KEY = "rlock:stock:42"
 

@@ -16,8 +16,8 @@ from django_rlock import (
     MultiLock,
     RLock,
     SpinLock,
-    scripts,
 )
+from django_rlock._redis import scripts
 from django_rlock.locks import BaseLock, ReadLock, WriteLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_lost

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from django_rlock import FairLock, FencedLock, LockNotOwnedError, MultiLock, RLock, rlock
-from django_rlock.drivers.identity import current_owner
+from django_rlock._transport.identity import current_owner
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import BatchHold, context

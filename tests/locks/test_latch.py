@@ -5,7 +5,8 @@ import inspect
 
 import pytest
 
-from django_rlock import CountDownLatch, LockUnavailableError, scripts
+from django_rlock import CountDownLatch, LockUnavailableError
+from django_rlock._redis import scripts
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import kinds, latch
 from tests.eventually import eventually

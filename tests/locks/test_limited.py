@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from django_rlock import LimitedLock, LockTimeoutError, ReadWriteLock, distributed_lock, reports, rlock
+from django_rlock import LimitedLock, LockTimeoutError, ReadWriteLock, distributed_lock, rlock
+from django_rlock._monitoring import reports
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faces import elsewhere, waiting

@@ -20,7 +20,7 @@ from django_rlock import (
     SpinLock,
     rlock,
 )
-from django_rlock.keys import redisson_channel
+from django_rlock._redis.keys import redisson_channel
 from django_rlock.locks import several
 from django_rlock.locks.groups import LockGroup
 from django_rlock.locks.holds import HOLDS, WAITS

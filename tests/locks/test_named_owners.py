@@ -18,9 +18,9 @@ from django_rlock import (
     RLock,
     SpinLock,
     WriteLock,
-    scripts,
 )
-from django_rlock.locks import BaseLock, turns
+from django_rlock._redis import scripts
+from django_rlock.locks import BaseLock, callers
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.signals import lock_lost
 from tests.background import look_at, settle, until_clean
@@ -127,7 +127,7 @@ async def test_nobody_is_inside_what_was_given_back_while_it_was_entered(
     face, one_kind, proxy, redis_client, monkeypatch
 ):
     """A release waits for a call under its name, but not for ever: here until the reply to that is overdue."""
-    monkeypatch.setattr(turns, "PATIENCE", 0.0)
+    monkeypatch.setattr(callers, "PATIENCE", 0.0)
     lock = one_kind("stock:42", owner=NAME)
     await face.acquire(lock)
     reply = proxy.hold_reply(ACQUIRE[lock.kind])

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockUnavailableError, MultiLock, RLock
-from django_rlock.drivers.worker import worker
+from django_rlock._transport.worker import worker
 from django_rlock.inspection import force_release
 from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, rlock, watchdog
 from django_rlock.locks.holds import HOLDS

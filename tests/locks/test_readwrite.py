@@ -17,9 +17,9 @@ from django_rlock import (
     WriteLock,
     rlock,
 )
-from django_rlock.drivers.identity import NamedOwner, current_owner
+from django_rlock._redis.keys import readwrite_channel, writers_key
+from django_rlock._transport.identity import NamedOwner, current_owner
 from django_rlock.inspection import lock_info
-from django_rlock.keys import readwrite_channel, writers_key
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Hold
 from tests.background import renew_now, until_renewed

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_rlock import RLock
-from django_rlock.drivers.worker import worker
+from django_rlock._transport.worker import worker
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import PAUSE, Renewals

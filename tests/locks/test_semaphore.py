@@ -6,15 +6,9 @@ import threading
 import pytest
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 
-from django_rlock import (
-    CountDownLatch,
-    LockTimeoutError,
-    LockUnavailableError,
-    PermitExpirableSemaphore,
-    Semaphore,
-    scripts,
-)
-from django_rlock.drivers import calls
+from django_rlock import CountDownLatch, LockTimeoutError, LockUnavailableError, PermitExpirableSemaphore, Semaphore
+from django_rlock._redis import scripts
+from django_rlock._transport import calls
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import counters, kinds
 from django_rlock.locks.holds import WAITS

@@ -18,8 +18,8 @@ from django_rlock import (
     Semaphore,
     rlock,
 )
-from django_rlock.drivers.identity import client_id
-from django_rlock.keys import alive_key, token_key
+from django_rlock._redis.keys import alive_key, token_key
+from django_rlock._transport.identity import client_id
 from django_rlock.locks import KINDS
 from django_rlock.locks.holds import WAITS
 

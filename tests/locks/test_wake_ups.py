@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.listening import listener as listening
-from django_rlock.drivers.listening.listener import Listener
-from django_rlock.drivers.room import async_driver, listener, sync_driver
+from django_rlock._transport import listener as listening
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.listener import Listener
+from django_rlock._transport.registry import async_driver, listener, sync_driver
 from django_rlock.locks.holds import WAITS
 from tests.background import settle
 from tests.eventually import UNTIL_SERVED, eventually

@@ -17,8 +17,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 
 from django_rlock import FairLock, LockUnavailableError, MultiLock, PermitExpirableSemaphore, distributed_lock, rlock
+from django_rlock._transport.identity import current_owner
 from django_rlock.celery import LockedTask
-from django_rlock.drivers.identity import current_owner
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import BatchHold
 from django_rlock.metrics import EVENTS, LEVELS, Event, Record, feed, opentelemetry, prometheus
@@ -304,7 +304,7 @@ django.setup()
 from django_rlock.metrics.prometheus import instrument
 instrument()
 from django_rlock import rlock
-from django_rlock.callbacks import flush
+from django_rlock._core.callbacks import flush
 with rlock("stock"):
     assert flush(60)  # as a server does that loads the project before it forks
 assert flush(60)  # a fork while a metric is counted would leave prometheus-client's mutex taken in the child

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from django_rlock import LockLostError, LockNotOwnedError, RLock
-from django_rlock.drivers.listening import listener as listening
-from django_rlock.drivers.room import listener
+from django_rlock._transport import listener as listening
+from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.faces import elsewhere

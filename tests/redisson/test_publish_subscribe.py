@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from django_rlock import CountDownLatch, RLock
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.listening import listener as listening
-from django_rlock.drivers.room import listener, sync_driver
+from django_rlock._transport import listener as listening
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.registry import listener, sync_driver
 from django_rlock.locks.holds import WAITS
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.redisson.others import held_elsewhere

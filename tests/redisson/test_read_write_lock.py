@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from django_rlock import LockUpgradeError, ReadLock, WriteLock
-from django_rlock.drivers.identity import NamedOwner
+from django_rlock._transport.identity import NamedOwner
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.faces import elsewhere
 from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from pytest_django import Settings
 
-from django_rlock.drivers.identity import current_owner
+from django_rlock._transport.identity import current_owner
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.redlock import RedLock

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from django_rlock import scripts
-from django_rlock.drivers.quorum.proposals import AHEAD
+from django_rlock._redis import scripts
+from django_rlock._redis.scripts import Script
+from django_rlock._transport.quorum.votes import AHEAD
 from django_rlock.locks.kinds import EXTEND, RENEW
-from django_rlock.scripts import Script
 
 Reply = list[Any]
 

@@ -24,15 +24,23 @@ from unittest import mock
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_rlock import scripts
-from django_rlock.drivers.calls import ScriptCall
-from django_rlock.drivers.cleaning import AGAIN_AFTER
-from django_rlock.drivers.identity import Owner
-from django_rlock.drivers.quorum.calls import Acquire, AcquireAgain, Bump, Release, Renew
-from django_rlock.drivers.quorum.proposals import AHEAD, Proposals
-from django_rlock.drivers.quorum.restarts import Restarts
-from django_rlock.drivers.quorum.topology import Quorum
-from django_rlock.drivers.quorum.votes import Answer, Count, NodeDownError, QuorumCall, VoteTally, VotingRound
+from django_rlock._redis import scripts
+from django_rlock._redis.scripts import ABSENT
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.identity import Owner
+from django_rlock._transport.quorum.calls import Acquire, AcquireAgain, Bump, Quorum, Release, Renew
+from django_rlock._transport.quorum.votes import (
+    AHEAD,
+    Answer,
+    Count,
+    NodeDownError,
+    Proposals,
+    QuorumCall,
+    Restarts,
+    VoteTally,
+    VotingRound,
+)
+from django_rlock._transport.worker import AGAIN_AFTER
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.engine import Claim
@@ -41,7 +49,6 @@ from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.records import Hold
 from django_rlock.locks.redlock import Majority, RedLock
 from django_rlock.locks.watchdog import note_loss
-from django_rlock.scripts import ABSENT
 from tests.background import no_threads
 from tests.redlock.model import Node
 

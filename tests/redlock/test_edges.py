@@ -12,10 +12,10 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from django_rlock import distributed_lock, rlock
-from django_rlock.clock import monotonic
+from django_rlock._core.clock import monotonic
+from django_rlock._monitoring.reading import asking
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.inspection import force_release, iter_locks, listed_aliases, lock_info, lock_infos
-from django_rlock.inspection.sources import asking
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
-from django_rlock.drivers.calls import REMEMBERED, pack_command
-from django_rlock.drivers.listening import subscriber
-from django_rlock.drivers.quorum import calls, topology
-from django_rlock.drivers.quorum.nodes import node_set
-from django_rlock.drivers.quorum.tasks import Session as TaskTalk
-from django_rlock.drivers.quorum.threads import Session
-from django_rlock.drivers.room import async_driver, sync_driver
+from django_rlock._transport import subscriber
+from django_rlock._transport.calls import REMEMBERED, pack_command
+from django_rlock._transport.quorum import calls
+from django_rlock._transport.quorum import calls as topology
+from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.tasks import Session as TaskTalk
+from django_rlock._transport.quorum.threads import Session
+from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import EXTEND, SETTLE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rlock import keys, scripts
+from django_rlock._redis import keys, scripts
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from tests.eventually import UNTIL_SERVED

@@ -13,17 +13,17 @@ from redis.exceptions import AuthenticationError, InvalidResponse
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock import scripts
-from django_rlock.drivers.quorum.nodes import node_set
-from django_rlock.drivers.quorum.threads import NodeLink
-from django_rlock.drivers.quorum.votes import QuorumCall
-from django_rlock.drivers.room import sync_driver
-from django_rlock.drivers.tasks import _loops, links_of
+from django_rlock._redis import scripts
+from django_rlock._transport import connection
+from django_rlock._transport.async_connection import TaskLink
+from django_rlock._transport.connection import Link
+from django_rlock._transport.faces import _loops, links_of
+from django_rlock._transport.pool import KEEP_IDLE
+from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.threads import NodeLink
+from django_rlock._transport.quorum.votes import QuorumCall
+from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
-from django_rlock.links import resp
-from django_rlock.links.link import Link
-from django_rlock.links.server import KEEP_IDLE
-from django_rlock.links.tasks import TaskLink
 from django_rlock.locks.redlock import RedLock
 from tests.background import until_renewed
 from tests.eventually import eventually
@@ -269,7 +269,7 @@ def read(reader, size):
     replies = []
     for start in range(0, len(STREAM), size):
         reader.feed(STREAM[start : start + size])
-        while (reply := reader.gets()) is not resp.INCOMPLETE:
+        while (reply := reader.gets()) is not connection.INCOMPLETE:
             replies.append(repr(reply))
     return replies
 
@@ -277,19 +277,19 @@ def read(reader, size):
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_the_reader_in_python_reads_what_hiredis_reads(size):
     pytest.importorskip("hiredis")
-    theirs = read(resp.make_reader(), size)
+    theirs = read(connection.make_reader(), size)
     assert len(theirs) == 8
-    assert read(resp.PythonReader(), size) == theirs
+    assert read(connection.PythonReader(), size) == theirs
 
 
 def test_without_hiredis(lock, monkeypatch):
-    monkeypatch.setattr(resp, "hiredis", None)
-    assert isinstance(resp.make_reader(), resp.PythonReader)
+    monkeypatch.setattr(connection, "hiredis", None)
+    assert isinstance(connection.make_reader(), connection.PythonReader)
     asyncio.run(acquire_and_release(lock))
 
 
 def test_what_is_no_reply_is_refused():
-    reader = resp.PythonReader()
+    reader = connection.PythonReader()
     reader.feed(b"HTTP/1.1 400 Bad Request\r\n")
     with pytest.raises(InvalidResponse):
         reader.gets()

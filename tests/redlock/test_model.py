@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from django_rlock import keys, scripts
-from django_rlock.drivers.quorum.proposals import AHEAD
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.quorum.votes import AHEAD
 from django_rlock.locks import redlock
 from tests.redlock.model import Node
 

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from django_rlock import scripts
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.quorum import calls as quorum_calls
-from django_rlock.drivers.quorum.calls import Acquire, Bump, Release
-from django_rlock.drivers.quorum.proposals import AHEAD
-from django_rlock.drivers.quorum.topology import Quorum
-from django_rlock.drivers.quorum.votes import Answer, QuorumCall, VoteTally, VotingRound
+from django_rlock._redis import scripts
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.quorum import calls as quorum_calls
+from django_rlock._transport.quorum.calls import Acquire, Bump, Quorum, Release
+from django_rlock._transport.quorum.votes import AHEAD, Answer, QuorumCall, VoteTally, VotingRound
 from django_rlock.locks import redlock, watchdog
 from django_rlock.locks.redlock import Majority
 from tests.forms import THOROUGH

@@ -4,8 +4,8 @@ from time import monotonic, time_ns
 
 import pytest
 
-from django_rlock.drivers.quorum.nodes import node_set
-from django_rlock.drivers.quorum.proposals import AHEAD, LEAD, Proposals
+from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.votes import AHEAD, LEAD, Proposals
 from django_rlock.locks.redlock import RedLock
 from tests.redlock.conftest import holders
 

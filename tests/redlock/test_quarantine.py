@@ -3,11 +3,11 @@
 import pytest
 from pytest_django import Settings
 
-from django_rlock.clock import monotonic
-from django_rlock.drivers.quorum.nodes import node_set
-from django_rlock.drivers.quorum.restarts import run_id_in
+from django_rlock._core.clock import monotonic
+from django_rlock._redis.keys import voter_key
+from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.votes import run_id_in
 from django_rlock.exceptions import QuorumNotReachedError
-from django_rlock.keys import voter_key
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
 from tests.background import look_at

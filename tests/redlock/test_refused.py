@@ -11,7 +11,7 @@ from django.test import RequestFactory
 from pytest_django import Settings
 
 from django_rlock import distributed_lock, rlock
-from django_rlock.drivers.quorum.nodes import node_set
+from django_rlock._transport.quorum.nodes import node_set
 from django_rlock.exceptions import QuorumNotReachedError
 from example_project.embedded import EmbeddedServer
 from tests.eventually import eventually

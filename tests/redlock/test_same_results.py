@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rlock.drivers.base import run_sync
+from django_rlock._transport.driver import run_sync
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import PATIENCE
 from tests.redlock.same import blocking, course
@@ -54,9 +54,9 @@ def test_p18_greenlets(urls):
 
 def test_p18_mutant(urls, monkeypatch):
     """A driver that takes a refusal by most nodes for a grant is distinguished from the other."""
-    from django_rlock.drivers.quorum.tasks import TaskSessions
-    from django_rlock.drivers.quorum.topology import Quorum
-    from django_rlock.drivers.quorum.votes import VoteTally
+    from django_rlock._transport.quorum.calls import Quorum
+    from django_rlock._transport.quorum.tasks import TaskSessions
+    from django_rlock._transport.quorum.votes import VoteTally
 
     once = Quorum._run_once
 

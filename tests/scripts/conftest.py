@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_rlock import keys
-from django_rlock.scripts import Script
+from django_rlock._redis import keys
+from django_rlock._redis.scripts import Script
 from example_project.embedded import EmbeddedServer
 from tests.eventually import PATIENCE
 

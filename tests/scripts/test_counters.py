@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from django_rlock import keys, scripts
+from django_rlock._redis import keys, scripts
 from tests.scripts.conftest import SETTLED, nonces
 
 KEY = "rlock:stock:42"

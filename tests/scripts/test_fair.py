@@ -2,8 +2,8 @@
 
 import pytest
 
-from django_rlock import scripts
-from django_rlock.keys import release_keys
+from django_rlock._redis import scripts
+from django_rlock._redis.keys import release_keys
 from django_rlock.locks.heartbeats import GRANTED, QUEUED, UNKNOWN
 from tests.eventually import eventually
 from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, JAVA, KEY, ME, OTHER, QUEUE, THIRD, now_ms

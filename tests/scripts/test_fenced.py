@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_rlock import scripts
+from django_rlock._redis import scripts
 from tests.scripts.conftest import KEY, ME, OTHER, TOKEN
 
 LEASE = 30_000

@@ -6,8 +6,8 @@ from importlib.resources import files
 
 import pytest
 
-from django_rlock import scripts
-from django_rlock.scripts import Script
+from django_rlock._redis import scripts
+from django_rlock._redis.scripts import Script
 
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
 INCLUDED = {
@@ -23,7 +23,7 @@ SHARED = {"fair_beat": 3, "lock_renew": 2}
 
 
 def header(script: Script) -> str:
-    own = files("django_rlock.scripts").joinpath(f"{script.name}.lua").read_text()
+    own = files("django_rlock._redis.scripts").joinpath(f"{script.name}.lua").read_text()
     return "\n".join(line for line in own.split("\n\n", 1)[0].splitlines() if line.startswith("--"))
 
 
@@ -75,5 +75,7 @@ def test_server_knows_it_by_its_hash(script, redis_client):
 
 
 def test_every_file_is_loaded():
-    found = {each.name.removesuffix(".lua") for each in files("django_rlock.scripts").iterdir() if ".lua" in each.name}
+    found = {
+        each.name.removesuffix(".lua") for each in files("django_rlock._redis.scripts").iterdir() if ".lua" in each.name
+    }
     assert found == {each.name for each in ALL} | INCLUDED

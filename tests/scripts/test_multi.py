@@ -2,8 +2,8 @@
 
 import pytest
 
-from django_rlock import scripts
-from django_rlock.keys import fair_release_keys, redisson_channel
+from django_rlock._redis import scripts
+from django_rlock._redis.keys import fair_release_keys, redisson_channel
 from tests.scripts.conftest import CLAIMED, JAVA, ME, OTHER, THIRD
 
 LEASE, CLAIM = 30_000, 5000

@@ -2,9 +2,9 @@
 
 import pytest
 
-from django_rlock import scripts
-from django_rlock.drivers.calls import REMEMBERED
-from django_rlock.locks.durations import milliseconds
+from django_rlock._redis import scripts
+from django_rlock._transport.calls import REMEMBERED
+from django_rlock.locks.options import milliseconds
 from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, FORCED, KEY, ME, OTHER, QUEUE, SETTLED, nonces
 
 LEASE = 30_000

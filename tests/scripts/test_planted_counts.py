@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from django_rlock import scripts
-from django_rlock.scripts import Script
+from django_rlock._redis import scripts
+from django_rlock._redis.scripts import Script
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE
 from tests.scripts.conftest import KEY, ME, OTHER, OTHER_KEYS, READS

@@ -2,8 +2,8 @@
 
 import pytest
 
-from django_rlock import scripts
-from django_rlock.keys import requests_key
+from django_rlock._redis import scripts
+from django_rlock._redis.keys import requests_key
 from tests.scripts.conftest import ALIVE, CLAIMED, KEY, ME, OTHER, QUEUE, READS, RW_CHANNEL, THIRD, WRITERS, now_ms
 
 LEASE, ALIVE_FOR = 30_000, 10_000

@@ -1,6 +1,6 @@
 """What is remembered of a Celery task by its id."""
 
-from django_rlock import scripts
+from django_rlock._redis import scripts
 
 KEPT = 60_000
 

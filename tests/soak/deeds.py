@@ -12,8 +12,8 @@ from typing import Any
 
 import redis
 
-from django_rlock import scripts
-from django_rlock.scripts import Script
+from django_rlock._redis import scripts
+from django_rlock._redis.scripts import Script
 from example_project.embedded import EmbeddedServer
 from tests.proxy import Proxy, Rule
 from tests.soak import nemesis

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django_rlock import MultiLock, PermitExpirableSemaphore, ReadWriteLock, Semaphore, rlock
-from django_rlock.clock import monotonic
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.identity import current_owner
+from django_rlock._core.clock import monotonic
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.identity import current_owner
 from django_rlock.locks.holds import HOLDS
 from tests.soak.records import ALONE, PERMIT, READ, now
 

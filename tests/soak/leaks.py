@@ -49,8 +49,7 @@ def too_many_objects() -> dict[str, int]:
 
 def _unfinished() -> dict[str, Any]:
     from django_rlock import PermitExpirableSemaphore, Semaphore
-    from django_rlock.drivers.cleaning import AGAIN_AFTER, CleanUps
-    from django_rlock.drivers.worker import workers
+    from django_rlock._transport.worker import AGAIN_AFTER, CleanUps, workers
     from django_rlock.locks.holds import HOLDS, WAITS
 
     jobs = [each.jobs[CleanUps] for each in workers()]

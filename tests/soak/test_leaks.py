@@ -4,8 +4,8 @@ import socket
 from pathlib import Path
 
 from django_rlock import FairLock, RLock
-from django_rlock.drivers.calls import Prepared
-from django_rlock.keys import MOST_KEPT
+from django_rlock._redis.keys import MOST_KEPT
+from django_rlock._transport.calls import Prepared
 from tests.eventually import eventually
 from tests.proxy import Proxy
 from tests.soak.leaks import MOST_OBJECTS, too_many_objects

@@ -16,11 +16,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
 from django_rlock import LockUnavailableError, RLock, rlock
+from django_rlock._stores import embedded, keeper
+from django_rlock._stores import folder as folders
+from django_rlock._transport.connections import get_client
 from django_rlock.checks import check_deployment, check_settings
-from django_rlock.connections import get_client
 from django_rlock.inspection import lock_info
-from django_rlock.stores import embedded, keeper
-from django_rlock.stores import folder as folders
 from tests.eventually import PATIENCE, eventually
 from tests.faces import BlockingFace as Face
 from tests.forking import in_child
@@ -32,7 +32,7 @@ from django.conf import settings
 settings.configure(RLOCK={"default": {"STORE": "embedded", "FOLDER": sys.argv[1], "IDLE_TIME": 0.5}})
 django.setup()
 from django_rlock import rlock
-from django_rlock.connections import get_client
+from django_rlock._transport.connections import get_client
 
 begin, go = os.pipe()
 children = []

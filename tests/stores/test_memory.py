@@ -8,11 +8,12 @@ import pytest
 from django.core.checks import ERROR, WARNING
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock import FairLock, RLock, redis_internals, rlock
+from django_rlock import FairLock, RLock, rlock
+from django_rlock._core import redis_internals
+from django_rlock._stores import memory
+from django_rlock._transport.connections import get_client
 from django_rlock.checks import check_deployment, check_settings
-from django_rlock.connections import get_client
 from django_rlock.inspection import lock_info
-from django_rlock.stores import memory
 from tests.faces import BlockingFace as Face
 from tests.forking import in_child
 
@@ -31,7 +32,7 @@ def bare(request: pytest.FixtureRequest, settings: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def no_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that Django's test runner has not set up."""
-    monkeypatch.setattr("django_rlock.connections.is_test", lambda: False)
+    monkeypatch.setattr("django_rlock._transport.connections.is_test", lambda: False)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def take_it(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert RLock("stock:42").acquire(blocking=False)
     [record] = caplog.records
-    assert (record.name, record.levelname) == ("django_rlock.stores", "WARNING")
+    assert (record.name, record.levelname) == ("django_rlock._stores", "WARNING")
     assert "This process was forked, and keeps locks in its own memory" in record.getMessage()
 
 

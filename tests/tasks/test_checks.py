@@ -11,8 +11,8 @@ from celery import Celery
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
+from django_rlock._tasks.checks import check_tasks
 from django_rlock.celery import LockedTask
-from django_rlock.tasklocks.checks import check_tasks
 
 
 @pytest.fixture

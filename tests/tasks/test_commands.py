@@ -11,10 +11,10 @@ from celery.app.trace import build_tracer
 from celery.signals import before_task_publish
 
 from django_rlock import FairLock
+from django_rlock._core.clock import monotonic
+from django_rlock._tasks.deliveries import RECEIVED
 from django_rlock.celery import LockedTask
-from django_rlock.clock import monotonic
 from django_rlock.locks import watchdog
-from django_rlock.tasklocks.deliveries import RECEIVED
 from tests.background import forget_clean_up
 from tests.eventually import PATIENCE
 

@@ -7,8 +7,8 @@ import pytest
 from celery import Celery, Task
 from kombu import Producer, serialization
 
+from django_rlock._tasks.reservations import PLACE, Place
 from django_rlock.celery import LockedTask
-from django_rlock.tasklocks.places import PLACE, Place
 from tests.celery_app import (
     DEDUPLICATES,
     RABBIT,

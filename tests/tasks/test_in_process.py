@@ -24,14 +24,14 @@ from django_rlock import (
     distributed_lock,
     rlock,
 )
+from django_rlock._tasks.deliveries import Delivery
+from django_rlock._tasks.holders import holders_of
+from django_rlock._tasks.runs import locks_held
+from django_rlock._transport.identity import thread_owner
 from django_rlock.celery import LockedTask, Skipped
-from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks import records
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired, task_skipped
-from django_rlock.tasklocks.deliveries import Delivery
-from django_rlock.tasklocks.holders import holders_of
-from django_rlock.tasklocks.runs import locks_held
 from tests.background import is_handed_over
 from tests.eventually import UNTIL_SERVED
 from tests.faults.interrupting import interruptions, outside_of

@@ -7,7 +7,8 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Connection
 
-from django_rlock import FairLock, keys
+from django_rlock import FairLock
+from django_rlock._redis import keys
 from tests.celery_app import app, records, tasks
 from tests.celery_app.records import overlaps, starts, until
 

@@ -11,12 +11,12 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 
 from django_rlock import FairLock
+from django_rlock._core.clock import monotonic
+from django_rlock._tasks.deliveries import RECEIVED
+from django_rlock._tasks.reservations import PLACE
+from django_rlock._transport.identity import thread_owner
 from django_rlock.celery import LockedTask
-from django_rlock.clock import monotonic
-from django_rlock.drivers.identity import thread_owner
 from django_rlock.locks.holds import HOLDS
-from django_rlock.tasklocks.deliveries import RECEIVED
-from django_rlock.tasklocks.places import PLACE
 from tests.eventually import UNTIL_SERVED
 from tests.faults.opcodes import MISSES, Aim
 from tests.faults.storm import Interruption

@@ -6,8 +6,8 @@ import signal
 import pytest
 from kombu.exceptions import SerializerNotInstalled
 
-from django_rlock.tasklocks import places
-from django_rlock.tasklocks.places import Place
+from django_rlock._tasks import reservations
+from django_rlock._tasks.reservations import Place
 from tests.celery_app import records, tasks
 from tests.celery_app.records import overlaps, starts, until
 from tests.forms import long
@@ -134,7 +134,7 @@ def test_a_message_that_could_not_be_sent_replaces_none(unread, log, celery_serv
 
 
 def test_a_sender_that_died_replaces_none(replaced, log, monkeypatch, celery_servers):
-    monkeypatch.setattr(places, "SENDING", 0.1)
+    monkeypatch.setattr(reservations, "SENDING", 0.1)
     first, _ = replaced()
     assert tasks.queues_the_last.apply_async([log, 3], on_queued="return").id == first.id
     assert not place_with(first, log, celery_servers).begin()

@@ -14,9 +14,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Queue
 
 from django_rlock import FairLock, LockUnavailableError, TaskQueuedError
+from django_rlock._tasks import reservations
+from django_rlock._tasks.deliveries import COPY
 from django_rlock.celery import LockedTask
-from django_rlock.tasklocks import places
-from django_rlock.tasklocks.deliveries import COPY
 from tests.celery_app import app, records, tasks
 from tests.celery_app.records import overlaps, starts, until
 from tests.forms import long
@@ -149,8 +149,8 @@ def test_a_message_that_cannot_be_sent_has_no_place(unread, log, celery_servers)
 
 @pytest.mark.parametrize("step", [0, 3600], ids=["", "the server's clock was set back then"])
 def test_a_sender_that_died_swallows_no_message(unread, log, monkeypatch, celery_servers, step):
-    monkeypatch.setattr(places, "SENDING", 0.5)
-    place = places.Place(tasks.queues, f"work:{log}", "dead", "token")
+    monkeypatch.setattr(reservations, "SENDING", 0.5)
+    place = reservations.Place(tasks.queues, f"work:{log}", "dead", "token")
     assert place.take() is None
     if step:
         with celery_servers[0].client() as client:
@@ -162,7 +162,7 @@ def test_a_sender_that_died_swallows_no_message(unread, log, monkeypatch, celery
 
 @pytest.mark.parametrize("is_sent", [True, False])
 def test_a_second_sender_waits_until_the_first_has_sent_its_message(unread, log, is_sent):
-    place = places.Place(tasks.queues, f"work:{log}", "first", "token")
+    place = reservations.Place(tasks.queues, f"work:{log}", "first", "token")
     assert place.take() is None
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(tasks.queues.apply_async, [log], queue=unread)
@@ -172,7 +172,7 @@ def test_a_second_sender_waits_until_the_first_has_sent_its_message(unread, log,
 
 def test_a_place_is_left_when_redis_is_back(unread, log, own_server):
     server = own_server()
-    place = places.Place(tasks.queues, f"work:{log}", "first", "token")
+    place = reservations.Place(tasks.queues, f"work:{log}", "first", "token")
     place.take()
     place.keep(60)
     server.pause()
@@ -182,7 +182,7 @@ def test_a_place_is_left_when_redis_is_back(unread, log, own_server):
 
 
 def test_a_sender_prolongs_no_place_that_was_left(unread, log, celery_servers):
-    place = places.Place(tasks.queues, f"work:{log}", "fast", "token")
+    place = reservations.Place(tasks.queues, f"work:{log}", "fast", "token")
     place.take()
     place.begin()  # in the worker, before the sender goes on
     place.keep(60)
@@ -221,7 +221,9 @@ def test_a_message_that_is_revoked_before_it_starts(busy, log, unread):
 def test_a_message_that_expires_before_it_starts(busy, log, unread, monkeypatch):
     tasks.skips.apply_async([f"{log}-first", True], queue=busy.queue)
     starts(f"{log}-first", 1)
-    monkeypatch.setattr(places, "_time_in_queue", lambda *_: 3600.0)  # so that its time alone does not end the place
+    monkeypatch.setattr(
+        reservations, "_time_in_queue", lambda *_: 3600.0
+    )  # so that its time alone does not end the place
     result = tasks.queues.apply_async([log], queue=busy.queue, expires=1)
     expires = time.time() + 1  # or before
     until(lambda: time.time() > expires + 0.1)
@@ -345,8 +347,8 @@ def test_the_last_of_its_retries_leaves_the_place(worker, log, unread):
 def test_a_copy_takes_no_place_that_its_run_has_left(worker, log, unread):
     result = tasks.queues.delay(log, gated=True)
     starts(log, 1)
-    place = places.Place(tasks.queues, f"work:{log}", result.id, "token")
-    headers = {places.PLACE: place.header, COPY: True}
+    place = reservations.Place(tasks.queues, f"work:{log}", result.id, "token")
+    headers = {reservations.PLACE: place.header, COPY: True}
     tasks.queues.push_request(id=result.id)  # a run sends its own message again
     try:
         tasks.queues.apply_async([log, True], task_id=result.id, headers=headers, queue=unread)
@@ -438,7 +440,7 @@ def test_until_the_start(worker, log, unread):
 
 @pytest.fixture
 def unwarned(monkeypatch):
-    monkeypatch.setattr(places, "_warned", set())
+    monkeypatch.setattr(reservations, "_warned", set())
 
 
 def test_members_of_a_chord_all_run(worker, log, unread, unwarned, caplog):

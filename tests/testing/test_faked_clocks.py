@@ -7,7 +7,7 @@ import time
 import pytest
 
 from django_rlock import FairLock, LockLostError, PermitExpirableSemaphore, ReadWriteLock, RLock, rlock
-from django_rlock.clock import monotonic
+from django_rlock._core.clock import monotonic
 from django_rlock.locks.holds import HOLDS
 from django_rlock.testing import advance, hold, override_locks
 from tests.background import look_at

@@ -3,7 +3,7 @@
 import pytest
 
 from django_rlock import LockLostError, LockTimeoutError, RLock
-from django_rlock.drivers.listening import subscriber
+from django_rlock._transport import subscriber
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_heard, until_renewed
 from tests.eventually import PATIENCE

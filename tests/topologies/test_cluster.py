@@ -17,18 +17,17 @@ from django.core.cache import cache
 from redis.exceptions import AuthenticationError
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
+from django_rlock._monitoring.reading import asking
+from django_rlock._monitoring.reports import Publisher
+from django_rlock._transport.calls import pack_command
+from django_rlock._transport.cluster import ClusterClient, slot_of
+from django_rlock._transport.connections import _ask_slots, cluster_client, server, slot_map
+from django_rlock._transport.registry import async_driver, sync_driver
+from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.checks import check_settings
-from django_rlock.cluster import ClusterClient, slot_of
-from django_rlock.connections import _ask_slots, cluster_client, server, slot_map
-from django_rlock.drivers.calls import pack_command
-from django_rlock.drivers.cleaning import CleanUps
-from django_rlock.drivers.room import async_driver, sync_driver
-from django_rlock.drivers.worker import worker
 from django_rlock.inspection import iter_locks
-from django_rlock.inspection.sources import asking
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.reports import Publisher
 from tests.background import renew_now, until_renewed
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.topologies.documented import entry

@@ -12,8 +12,8 @@ from django.core.cache import cache
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import RLock
+from django_rlock._transport.connections import slot_map
 from django_rlock.checks import check_settings
-from django_rlock.connections import slot_map
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import until_renewed

@@ -5,9 +5,10 @@ from importlib.resources import files
 
 import pytest
 
-from django_rlock import FairLock, RLock, scripts
+from django_rlock import FairLock, RLock
+from django_rlock._redis import scripts
+from django_rlock._transport.listener import CONFIRM_WITHIN
 from django_rlock.checks import check_settings
-from django_rlock.drivers.listening.listener import CONFIRM_WITHIN
 from django_rlock.locks.holds import WAITS
 from django_rlock.settings import get_settings
 from tests.topologies.documented import entry, least_rights

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from django_rlock import FairLock, RLock
-from django_rlock.connections import get_client, source
+from django_rlock._transport.connections import get_client, source
 from tests.conftest import OwnServer
 from tests.faces import BlockingFace as Face
 from tests.topologies import pools

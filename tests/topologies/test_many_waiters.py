@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock
-from django_rlock.clock import monotonic
-from django_rlock.drivers.room import commands_to
-from django_rlock.drivers.worker import worker
+from django_rlock._core.clock import monotonic
+from django_rlock._transport.registry import commands_to
+from django_rlock._transport.worker import worker
 from django_rlock.locks import heartbeats
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.topologies.servers import is_ready

@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.sentinel import SentinelConnectionPool
 
-from django_rlock.links.source import Source
+from django_rlock._transport.pool import Source
 from tests.topologies.documented import PAGE
 
 SECTION = PAGE.read_text(encoding="utf-8").partition("## Options of the entry\n")[2].partition("\n## ")[0]

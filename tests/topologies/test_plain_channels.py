@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 
 from django_rlock import RLock
-from django_rlock.drivers.room import listener
-from django_rlock.keys import plain_mark, redisson_channel
+from django_rlock._redis.keys import plain_mark, redisson_channel
+from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import WAITS
 from tests.eventually import PATIENCE
 from tests.topologies.servers import command

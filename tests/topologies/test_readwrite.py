@@ -1,7 +1,7 @@
 """The read-write lock on every topology: its scripts name keys by what they read, all in the lock's slot."""
 
 from django_rlock import FairLock, ReadWriteLock
-from django_rlock.keys import writers_key
+from django_rlock._redis.keys import writers_key
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import until_renewed
 from tests.faces import waiting

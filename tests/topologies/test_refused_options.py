@@ -6,8 +6,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import RLock
+from django_rlock._transport.connections import get_client
 from django_rlock.checks import check_deployment, check_settings
-from django_rlock.connections import get_client
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 DJANGOS = "django.core.cache.backends.redis.RedisCache"

@@ -4,7 +4,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import CountDownLatch, FairLock, FencedLock, LockUnavailableError, MultiLock, RLock, Semaphore
-from django_rlock.keys import queue_key
+from django_rlock._redis.keys import queue_key
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
 from example_project.embedded import EmbeddedServer

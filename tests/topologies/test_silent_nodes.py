@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from django_rlock import RLock
-from django_rlock.cluster import slot_of
-from django_rlock.connections import slot_map
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.identity import current_owner
-from django_rlock.drivers.room import background_driver
+from django_rlock._transport.cluster import slot_of
+from django_rlock._transport.connections import slot_map
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.identity import current_owner
+from django_rlock._transport.registry import background_driver
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW

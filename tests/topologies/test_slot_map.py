@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from django_rlock.cluster import Address, SlotMap, slots
-from django_rlock.connections import get_client
+from django_rlock._transport import cluster
+from django_rlock._transport.cluster import Address, SlotMap
+from django_rlock._transport.connections import get_client
 from tests.eventually import PATIENCE, eventually
 
 
@@ -32,7 +33,7 @@ def reply(client):
 @pytest.fixture
 def short(monkeypatch):
     """A round of asking is abandoned soon."""
-    monkeypatch.setattr(slots, "ASK_WITHIN", 0.01)
+    monkeypatch.setattr(cluster, "ASK_WITHIN", 0.01)
 
 
 class Node:
@@ -73,7 +74,7 @@ def interrupted_at(place: int, function: Any, *args: Any) -> bool:
     left = itertools.count(place, -1)
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename != slots.__file__:
+        if frame.f_code.co_filename != cluster.__file__:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and next(left) == 0:
@@ -161,6 +162,6 @@ def test_one_that_waits_may_be_interrupted_anywhere(client, reply):
 
 
 def test_nobody_waits_for_one_that_has_ended_meanwhile():
-    asking = slots._Round(1000)
+    asking = cluster._Round(1000)
     asking.end()
     asking.wait(1000)

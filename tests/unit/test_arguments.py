@@ -17,10 +17,10 @@ from django_rlock import (
     RLock,
     Semaphore,
     SpinLock,
-    keys,
     rlock,
 )
-from django_rlock.locks.durations import lease_seconds, milliseconds, wait_seconds
+from django_rlock._redis import keys
+from django_rlock.locks.options import lease_seconds, milliseconds, wait_seconds
 
 BAD_NUMBERS = [-1, -0.001, math.nan, math.inf, -math.inf, 1e12, 10**400, timedelta(seconds=-1)]
 NOT_NUMBERS = ["3", b"3", True, False, Decimal(3), [3], {}, object()]

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rlock.drivers.base import run_sync
-from django_rlock.drivers.calls import ScriptCall, pack, prepare
-from django_rlock.drivers.threads import BACKGROUND
-from django_rlock.links.link import Link, Place
-from django_rlock.links.server import Server
-from django_rlock.scripts import LOCK_RENEW
+from django_rlock._redis.scripts import LOCK_RENEW
+from django_rlock._transport.calls import ScriptCall, pack, prepare
+from django_rlock._transport.connection import Link, Place
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.faces import BACKGROUND
+from django_rlock._transport.pool import Server
 
 LIMIT = 1.0
 """Seconds, for connecting and for a reply."""

@@ -2,8 +2,8 @@
 
 import threading
 
-from django_rlock import callbacks
-from django_rlock.callbacks import Callbacks
+from django_rlock._core import callbacks
+from django_rlock._core.callbacks import Callbacks
 from tests.eventually import PATIENCE, eventually
 
 
@@ -36,7 +36,7 @@ def test_a_call_that_another_thread_has_taken_is_not_waited_for(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as full:
-        full.setattr("django_rlock.threads.start", start)
+        full.setattr("django_rlock._core.threads.start", start)
         calls.post(called.append, 1)
     calls.post(called.append, 2)
     eventually(lambda: called == [2])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_rlock import FairLock, MultiLock, PermitExpirableSemaphore, RLock, callbacks
+from django_rlock import FairLock, MultiLock, PermitExpirableSemaphore, RLock
+from django_rlock._core import callbacks
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import lose
 from django_rlock.signals import lock_lost

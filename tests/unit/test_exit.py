@@ -12,17 +12,17 @@ class Circle:
 """
 LINK = """
 import socket
-from django_rlock.links.link import Link
+from django_rlock._transport.connection import Link
 ours, theirs = socket.socketpair()
 kept, circle = Link(ours), Circle(Link(theirs))
 """
 WAITER = """
-from django_rlock.drivers.listening.listener import Listener
-from django_rlock.drivers.listening.waiters import ThreadWaiter
+from django_rlock._transport.listener import Listener
+from django_rlock._transport.subscriber import ThreadWaiter
 kept, circle = ThreadWaiter(Listener(None), "channel", None), Circle(ThreadWaiter(Listener(None), "channel", None))
 """
 BLOCK = """
-from django_rlock.exits import guarded
+from django_rlock._transport.interruptions import guarded
 def act():
     raise RuntimeError
 kept, circle = guarded(print, None, act), Circle(guarded(print, None, act))

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from django_rlock.drivers.tasks import TASKS
-from django_rlock.threads import Call, Helpers
+from django_rlock._core.threads import Call, Helpers
+from django_rlock._transport.faces import TASKS
 from tests.eventually import UNTIL_SERVED, eventually
 
 MOST = 3
@@ -64,7 +64,7 @@ def test_thread_that_could_not_be_started_does_not_count(helpers, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.threads.start", refuse)
+        patch.setattr("django_rlock._core.threads.start", refuse)
         for _ in range(2 * MOST):
             with pytest.raises(KeyboardInterrupt):
                 helpers.take(Call(lambda: None))
@@ -78,7 +78,7 @@ def test_the_caller_calls_where_no_thread_is_left(helpers, monkeypatch):
     def refuse(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("django_rlock.threads.start", refuse)
+    monkeypatch.setattr("django_rlock._core.threads.start", refuse)
     call = Call(threading.get_ident)
     helpers.take(call)
     assert call.result() == threading.get_ident()

@@ -7,23 +7,9 @@ import pytest
 
 import django_rlock
 
-NEEDED = {
-    *("addresses", "callbacks", "clock", "cluster", "connections", "drivers", "exceptions", "exits", "fencing", "keys"),
-    *(
-        "links",
-        "locks",
-        "process",
-        "redaction",
-        "redis_internals",
-        "scripts",
-        "settings",
-        "signals",
-        "threads",
-        "version",
-    ),
-}
+NEEDED = {"_core", "_redis", "_transport", "exceptions", "locks", "settings", "signals", "version"}
 """What takes a lock."""
-OFTEN = {*NEEDED, "arguments", "decorators", "keytemplates", "keyvalues", "locked_calls", "view_classes", "web"}
+OFTEN = {*NEEDED, "_web"}
 """And what decorates a view with one."""
 
 

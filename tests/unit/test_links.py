@@ -10,10 +10,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock import scripts
-from django_rlock.links import link, resp
-from django_rlock.links.link import Link, StaleReplyError, check_reply
-from django_rlock.links.tasks import TaskLink
+from django_rlock._redis import scripts
+from django_rlock._transport import connection
+from django_rlock._transport import connection as link
+from django_rlock._transport.async_connection import TaskLink
+from django_rlock._transport.connection import Link, StaleReplyError, check_reply
 
 SIZES = [*range(link._READ_FIRST - 20, link._READ_FIRST + 20), 5_000, 100_000]
 """Of replies: below, at and above what is read first."""
@@ -78,15 +79,15 @@ MALFORMED = [
 @pytest.fixture(params=[True, False], ids=["hiredis", "Python"])
 def _reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.param:
-        monkeypatch.setattr(resp, "hiredis", None)
-    elif resp.hiredis is None:
+        monkeypatch.setattr(connection, "hiredis", None)
+    elif connection.hiredis is None:
         pytest.skip("hiredis is not installed")
 
 
 @pytest.mark.usefixtures("_reader")
 @pytest.mark.parametrize("brought", MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_replies_are_one_error(brought: bytes) -> None:
-    reader = resp.make_reader()
+    reader = connection.make_reader()
     reader.feed(brought)
     with pytest.raises(InvalidResponse):
         reader.gets()
@@ -94,15 +95,15 @@ def test_malformed_replies_are_one_error(brought: bytes) -> None:
 
 @pytest.mark.usefixtures("_reader")
 def test_a_list_of_billions_is_refused_or_ends_with_the_limit() -> None:
-    reader = resp.make_reader()
+    reader = connection.make_reader()
     reader.feed(b"*4000000000\r\n")
     with suppress(InvalidResponse):
-        assert reader.gets() is resp.INCOMPLETE
+        assert reader.gets() is connection.INCOMPLETE
 
 
 @pytest.mark.usefixtures("_reader")
 def test_a_reply_that_is_too_long_is_refused_while_it_comes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resp, "LONGEST_REPLY", 50_000)
+    monkeypatch.setattr(connection, "LONGEST_REPLY", 50_000)
     ours, servers = ends
     for _ in range(3):  # many that are not are not counted together
         servers.sendall(b"$40000\r\n%b\r\n" % (b"x" * 40_000))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import django_rlock
-from django_rlock.callbacks import flush, log
+from django_rlock._core.callbacks import flush, log
 from tests.eventually import PATIENCE
 
 PACKAGE = Path(django_rlock.__file__).parent

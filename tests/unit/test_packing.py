@@ -2,10 +2,10 @@
 
 import pytest
 
-from django_rlock import scripts
-from django_rlock.drivers import calls
-from django_rlock.drivers.calls import ManyKeys, ScriptCall, join, may_join, next_nonce, pack, prepare
-from django_rlock.links.resp import INCOMPLETE, make_reader
+from django_rlock._redis import scripts
+from django_rlock._transport import calls
+from django_rlock._transport.calls import ManyKeys, ScriptCall, join, may_join, next_nonce, pack, prepare
+from django_rlock._transport.connection import INCOMPLETE, make_reader
 
 NONCE = next_nonce()
 

@@ -6,14 +6,15 @@ import time
 
 import pytest
 
-from django_rlock import callbacks, connections, process, reports, threads
 from django_rlock import settings as settings_module
-from django_rlock.callbacks import Callbacks
-from django_rlock.drivers import room
-from django_rlock.drivers import worker as keeping
-from django_rlock.drivers.worker import BackgroundWorker
-from django_rlock.process import remembered
-from django_rlock.reports import Reporter
+from django_rlock._core import callbacks, process, threads
+from django_rlock._core.callbacks import Callbacks
+from django_rlock._core.process import remembered
+from django_rlock._monitoring import reports
+from django_rlock._monitoring.reports import Reporter
+from django_rlock._transport import connections, registry
+from django_rlock._transport import worker as keeping
+from django_rlock._transport.worker import BackgroundWorker
 from tests.eventually import PATIENCE
 
 TOGETHER = 4
@@ -108,16 +109,16 @@ QUORUM = {"quorum": {"NODES": ["redis://127.0.0.1:1", "redis://127.0.0.1:2", "re
     ("using", "get"),
     [
         ("default", settings_module.get_settings),
-        ("default", room.sync_driver),
-        ("default", room.async_driver),
-        ("default", room.background_driver),
-        ("default", room.listener),
+        ("default", registry.sync_driver),
+        ("default", registry.async_driver),
+        ("default", registry.background_driver),
+        ("default", registry.listener),
         ("default", connections.source),
         ("default", connections.server),
         ("quorum#1", connections.node_client),
-        ("quorum", room.sync_driver),
-        ("quorum", room.async_driver),
-        ("quorum", room.background_driver),
+        ("quorum", registry.sync_driver),
+        ("quorum", registry.async_driver),
+        ("quorum", registry.background_driver),
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )

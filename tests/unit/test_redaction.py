@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from django_rlock.redaction import redacted, shown
+from django_rlock._core.text import redacted, shown
 
 SECRET = "Zq7"
 SCHEMES = st.sampled_from(["redis", "rediss", "unix", "amqp+ssl"])

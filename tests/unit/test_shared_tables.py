@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from django_rlock import rlock
-from django_rlock.drivers.identity import current_owner
-from django_rlock.drivers.listening.listener import Channel, Listener
+from django_rlock._transport.identity import current_owner
+from django_rlock._transport.listener import Channel, Listener
 from django_rlock.locks.holds import Holds
 from django_rlock.locks.records import Hold, key_of
 

@@ -24,7 +24,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from django_rlock import distributed_lock
-from django_rlock.web import transactions
+from django_rlock._web import calls
 from tests.operators import free_by_force
 from tests.web.conftest import Holder
 
@@ -212,7 +212,7 @@ def _no_users(settings: Settings) -> None:
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "_warned", set())
+    monkeypatch.setattr(calls, "_warned", set())
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from django.core.checks import Tags, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from django_rlock._core.text import printable
 from django_rlock.management.diagnosis import Finding, diagnose, findings_of
 from django_rlock.management.java import diagnose_java
 from django_rlock.management.output import CLEAR, ERROR, USAGE, check_usage, pause, to_json
-from django_rlock.redaction import printable
 from django_rlock.settings import get_aliases
 
 OURS = "django_rlock."

@@ -9,11 +9,12 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from django_rlock._core.text import printable
+from django_rlock._monitoring.infos import LockInfo, Party, duration_text
+from django_rlock._monitoring.queued import HEADINGS
+from django_rlock._monitoring.stacks import holder_stack
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_named, listed_aliases, number_at
-from django_rlock.inspection.infos import LockInfo, Party, duration_text
-from django_rlock.inspection.queued import HEADINGS
-from django_rlock.inspection.stacks import holder_stack
 from django_rlock.management.output import (
     NOTHING_MATCHED,
     check_usage,
@@ -25,7 +26,6 @@ from django_rlock.management.output import (
     to_json,
     unread,
 )
-from django_rlock.redaction import printable
 
 _MOST_OF_A_CROWD = 10
 """How many waiters are listed where their processes are."""

@@ -14,6 +14,11 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from django_rlock._core.text import printable
+from django_rlock._monitoring.building import SILENT_AFTER
+from django_rlock._monitoring.infos import Holder, LockInfo
+from django_rlock._monitoring.queued import with_queued
+from django_rlock._monitoring.reading import MOST_AHEAD
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import (
     QueuedMessage,
@@ -25,10 +30,6 @@ from django_rlock.inspection import (
     queued_messages,
     take_survey,
 )
-from django_rlock.inspection.building import SILENT_AFTER
-from django_rlock.inspection.infos import Holder, LockInfo
-from django_rlock.inspection.queued import with_queued
-from django_rlock.inspection.reading import MOST_AHEAD
 from django_rlock.management.output import (
     ERROR,
     NOTHING_MATCHED,
@@ -41,7 +42,6 @@ from django_rlock.management.output import (
     to_json,
     unread,
 )
-from django_rlock.redaction import printable
 from django_rlock.settings import get_aliases
 
 Found = tuple[LockInfo, Holder | QueuedMessage]

@@ -1,0 +1,111 @@
+"""The URLs of servers, and redis-py's options: which ones it accepts, which ones a cache has, and which databases they
+name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from django.core.cache.backends.redis import RedisCache
+from django.utils.module_loading import import_string
+from redis.connection import parse_url
+
+from django_rlock._core.text import shown
+
+SCHEMES = "redis://", "rediss://", "unix://"
+EXAMPLE = "redis://user:password@host:6379/0, with special characters of a password percent-encoded"
+"""The form of a URL, for errors."""
+_DATABASE = re.compile(r"/?[0-9]*/?")
+_LONGEST_LIMIT = 24 * 86400
+"""The longest time limit, in seconds: a socket counts milliseconds in 31 bits."""
+_BACKENDS = "django_redis.", "django.core.cache.backends.redis."
+_OWN_CONNECTIONS = {"CONNECTION_FACTORY", "CONNECTION_POOL_CLASS", "pool_class"}
+
+
+def is_well_formed(url: str) -> bool:
+    """Whether redis-py accepts the whole URL; redis-py itself ignores some mistakes, such as a database that is not a
+    number."""
+    try:
+        options, parts = _named_by(url), urlsplit(url)
+    except ValueError:
+        return False
+    if any(map(str.isspace, url.strip())) or parts.fragment or options.get("db", 0) < 0:
+        return False
+    if parts.scheme == "unix":
+        return "path" in options
+    return parts.port != 0 and _DATABASE.fullmatch(parts.path) is not None
+
+
+def locations(cache: Mapping[str, Any]) -> Iterator[str]:
+    """The parts of an entry of CACHES that redis-py treats as URLs."""
+    location = cache.get("LOCATION")
+    if isinstance(location, str):
+        location = re.split("[;,]" if is_djangos(cache) else ",", location)
+    if isinstance(location, list | tuple | set):
+        yield from (url for url in location if isinstance(url, str) and (url.startswith(SCHEMES) or _is_usual(cache)))
+
+
+def _is_usual(cache: Mapping[str, Any]) -> bool:
+    """Whether redis-py makes the connections, so that schemes other than its own are an error."""
+    is_own = bool(_OWN_CONNECTIONS & _mapping(cache.get("OPTIONS")).keys())
+    return str(cache.get("BACKEND")).startswith(_BACKENDS) and not is_own
+
+
+def is_djangos(cache: Mapping[str, Any]) -> bool:
+    """Whether Django's own Redis backend, or a subclass, serves an entry; False if no such class can be imported."""
+    try:
+        backend = import_string(cache["BACKEND"])
+    except Exception:  # noqa: BLE001 - from a module that the entry names; making the cache reports it
+        return False
+    return isinstance(backend, type) and issubclass(backend, RedisCache)
+
+
+def databases(cache: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The databases that an entry's URLs and options name, in the form of ``database_named``."""
+    options = _mapping(cache.get("OPTIONS"))
+    given = options if is_djangos(cache) else _mapping(options.get("CONNECTION_POOL_KWARGS"))
+    named = [{**given, **_named_by(url)} for url in locations(cache) if is_well_formed(url)]
+    return set(map(database_named, named))
+
+
+def _named_by(url: str) -> Mapping[str, Any]:
+    options: Mapping[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
+    return options
+
+
+def database_named(options: Mapping[str, Any]) -> tuple[str, str]:
+    """The database in redis-py's options for connections: its server's address or path, and its number."""
+    server = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    return str(server), str(options.get("db") or 0)
+
+
+def refuse_unusable(options: Mapping[str, Any], owner: str = "its") -> None:
+    """Raise ValueError for a value in redis-py's options for connections that it refuses only when it connects."""
+    for name, (is_usable, wanted) in _OPTIONS.items():
+        if name in options and not is_usable(options[name]):
+            raise ValueError(f"{owner} {name} must be {wanted}, not {shown(options[name])}")
+
+
+def _is_limit(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (is_number and 0 < cast("float", value) <= _LONGEST_LIMIT)
+
+
+def _is_port(value: object) -> bool:
+    return isinstance(value, int | str) and re.fullmatch(r"\d{1,5}", str(value)) is not None and 0 < int(value) < 65536
+
+
+_LIMIT = _is_limit, "None or a number of seconds above 0, and of at most 24 days"
+_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "host": (lambda value: value is None or isinstance(value, str), "a string"),
+    "port": (_is_port, "a number from 1 to 65535"),
+    "socket_timeout": _LIMIT,
+    "socket_connect_timeout": _LIMIT,
+}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

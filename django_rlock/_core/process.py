@@ -1,0 +1,211 @@
+"""Resources of a process: created once, replaced after a fork and when the settings change, closed at exit.
+
+Modules register what they keep here, under one of the STAGES; nothing else in the package hooks into forks, settings or
+the interpreter's exit. Each of these events goes through the stages in their order, so that an object made again finds
+the objects that it depends on already replaced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache, update_wrapper
+from multiprocessing import parent_process, util
+from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
+
+from django.core.signals import setting_changed
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Stage = Literal[
+    "identity", "settings", "connections", "drivers", "listening", "keeping", "holds", "reports", "callbacks"
+]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+SETTINGS = frozenset({"RLOCK", "CACHES"})
+"""The settings whose change makes a process forget what it derived from them."""
+
+EXIT_WITHIN = 2.0
+"""How long the interpreter's exit may take because of this package, in seconds."""
+
+_hooks: dict[str, dict[Stage, list[Callable[..., object]]]] = {
+    event: {stage: [] for stage in STAGES} for event in ("fork", "settings", "exit")
+}
+
+
+class Owned(Generic[T]):
+    """An object that a process makes once; ``value`` is the current one.
+
+    A forked child makes a new one. So does the process itself when the settings change, unless the value ``outlives``
+    them; ``stop`` then ends the old value. A fork stops nothing: threads and sockets belong to the parent.
+    """
+
+    __slots__ = ("_make", "_stop", "value")
+
+    def __init__(
+        self,
+        stage: Stage,
+        make: Callable[[], T],
+        *,
+        stop: Callable[[T], object] | None = None,
+        outlives_settings: bool = False,
+    ) -> None:
+        self._make = make
+        self._stop = stop
+        self.value = make()
+        on_fork(stage, self._renew)
+        if not outlives_settings:
+            on_changed_settings(stage, self._replace)
+
+    def _renew(self) -> None:
+        self.value = self._make()
+
+    def _replace(self) -> None:
+        former = self.value
+        self._renew()
+        if self._stop is not None:
+            self._stop(former)
+
+
+def on_fork(stage: Stage, hook: Callable[[], object]) -> None:
+    """Call ``hook`` in a forked child."""
+    _hooks["fork"][stage].append(hook)
+
+
+def on_changed_settings(stage: Stage, hook: Callable[[], object]) -> None:
+    """Call ``hook`` when RLOCK or CACHES change, as tests do."""
+    _hooks["settings"][stage].append(hook)
+
+
+def forget_settings() -> None:
+    """Forget what this process derived from the settings."""
+    _run("settings")
+
+
+def on_exit(stage: Stage, hook: Callable[[float], object]) -> None:
+    """Call ``hook`` when the interpreter exits, with the number of seconds that it may take."""
+    _hooks["exit"][stage].append(hook)
+
+
+def remembered(stage: Stage) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorator: ``functools.cache``, cleared in a forked child and when the settings change.
+
+    Threads that are the first to ask, at the same time, get the same result; ``functools.cache`` gives each of them one
+    of its own. Each of them makes one as well, without a mutex that an interruption could leave locked: to make it and
+    to drop it must do no harm. Arguments that are left out are the same as their defaults. A thread that is computing a
+    result while all are cleared computes it again, since it may have read the old settings.
+    """
+
+    def decorate(make: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(make)
+        results: dict[tuple[object, ...], T] = {}
+
+        def make_the_first(*args: P.args, **kwargs: P.kwargs) -> T:
+            asked = signature.bind(*args, **kwargs)
+            asked.apply_defaults()
+            key = *asked.args, *asked.kwargs.items()
+            while True:
+                current = results
+                first = current[key] if key in current else current.setdefault(key, make(*args, **kwargs))
+                if current is results:
+                    return first
+
+        cached = cache(make_the_first)
+        update_wrapper(cached, make)
+
+        def forget() -> None:
+            nonlocal results
+            results = {}
+            cached.cache_clear()
+
+        on_fork(stage, forget)
+        on_changed_settings(stage, forget)
+        return cast("Callable[P, T]", cached)
+
+    return decorate
+
+
+def _hooks_of(event: str) -> Iterator[Callable[..., object]]:
+    return itertools.chain.from_iterable(_hooks[event].values())
+
+
+def _run(event: str) -> None:
+    for hook in _hooks_of(event):
+        hook()
+
+
+_pid = os.getpid()
+_is_forked = False
+_noticing = threading.Lock()
+
+
+def notice_fork() -> None:
+    """Forget the parent's resources if this process was forked without Python's hooks: rule 11 of docs/architecture.md.
+
+    uWSGI forks its workers in C, and runs Python's hooks only if an option says so. All workers would be one owner, and
+    would enter each other's locks. So every call of a lock begins here.
+    """
+    if os.getpid() != _pid:
+        threads.elsewhere(_notice_fork)
+
+
+def _notice_fork() -> None:
+    """Runs in a thread of its own, since an interrupted caller might leave the mutex locked."""
+    with _noticing:
+        if os.getpid() != _pid:
+            _after_fork()
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had loaded this package."""
+    return _is_forked
+
+
+def _after_fork() -> None:
+    global _is_forked, _pid  # noqa: PLW0603 - see above
+    _is_forked = True
+    _run("fork")
+    _pid = os.getpid()  # last, since other threads of the child go on when they see it
+
+
+def end(**_: object) -> None:
+    """End what this process owns: before it exits."""
+    notice_fork()
+    give_up_at = monotonic() + EXIT_WITHIN
+    for hook in _hooks_of("exit"):
+        # Half of what is left: the first hooks free locks, and the others still get something if those are blocked.
+        hook(max(give_up_at - monotonic(), 0.0) / 2)
+
+
+def _end_child() -> None:
+    """At the end of a child of ``multiprocessing``, which ends its threads later than the interpreter does."""
+    atexit.unregister(end)  # a spawned child runs that too
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - they may still work under locks
+    end()
+
+
+def _in_child(_: object = None) -> None:
+    """Have a child of ``multiprocessing`` end as the interpreter does; it leaves by ``os._exit``, without atexit."""
+    util.Finalize(None, _end_child, exitpriority=-sys.maxsize)  # after all others
+
+
+def _on_setting(*, setting: str, **_: object) -> None:
+    if setting in SETTINGS:
+        forget_settings()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+setting_changed.connect(_on_setting, dispatch_uid="django_rlock._core.process")
+atexit.register(end)
+util.register_after_fork(_in_child, _in_child)
+if parent_process() is not None:  # a child has imported this
+    _in_child()

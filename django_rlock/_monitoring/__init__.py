@@ -1,0 +1,1 @@
+"""What processes report of their locks, and what pages and commands make of it."""

@@ -1,0 +1,240 @@
+"""What happened to locks: the last hour by template, and who lost a lock or freed it by force.
+
+Each process writes a history of its own (``reports.history``), which outlives it. Here they are put together. As with
+reports, nothing that is found there is believed to be well-formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock._monitoring.infos import CLIENT_LENGTH, Party
+from django_rlock._monitoring.parsing import document_in, list_of, number_of, short_text, texts_of
+from django_rlock._monitoring.reading import asking, listed_aliases
+from django_rlock._monitoring.recorded import KEEP, SLOT, SLOTS
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS
+from django_rlock.settings import get_aliases
+
+MAX_JSON = 250_000
+MAX_WORK = 200
+"""The number of groups of locks to show: the groups that were acquired most often."""
+MAX_SHOWN_EVENTS = 200
+"""The number of events to show: the latest ones."""
+_MAX_COUNT = 2**53
+_MORE_GROUPS = 50
+"""Groups of a process beyond MAX_GROUPS: one for each alias."""
+_HOUR = SLOT * SLOTS
+
+Problem = LockUnavailableError | ImproperlyConfigured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening(Party):
+    """Something that happened at a time ``at``, by the server's clock, to the lock ``name`` of the alias ``using``; the
+    party is whose lock it was, or who freed it."""
+
+    at: float
+    using: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastHold(Happening):
+    """A hold or wait that ended then, after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockEvent(Happening):
+    """A lock that was ``lost`` by the party, or ``freed`` by force by it; ``by`` is the operator who did, "" for code.
+
+    ``lost_owner`` is the owner that had it, for people; "" for whoever held it. ``whom`` is its process, what that did
+    with the lock and for how long; "" when it is not known.
+    """
+
+    what: str
+    by: str
+    reason: str
+    lost_owner: str
+    whom: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """The last hour of the locks of a key template, or, where ``template`` is "", of those whose names begin with
+    ``prefix``, or of all others of their alias. ``acquired`` are holds that have ended, ``gave_up`` attempts that did
+    not get the lock."""
+
+    using: str
+    template: str
+    prefix: str
+    acquired: int = 0
+    gave_up: int = 0
+    longest_hold: PastHold | None = None
+    longest_wait: PastHold | None = None
+
+    @property
+    def label(self) -> str:
+        """As in ``stock:<id>``, ``stock:…``; "" for other locks."""
+        return self.template or (f"{self.prefix}…" if self.prefix else "")
+
+    def add(self, other: Work) -> None:
+        """Count what another process did, too."""
+        self.acquired += other.acquired
+        self.gave_up += other.gave_up
+        self.longest_hold = _longer(self.longest_hold, other.longest_hold)
+        self.longest_wait = _longer(self.longest_wait, other.longest_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """``work`` by alias and template, the most often acquired first; ``events``, the latest first.
+
+    ``problems`` are the aliases that could not be read, and why; "" where RLOCK as a whole is wrong. ``aliases`` are
+    those of this project; processes of others may use the same servers.
+    """
+
+    work: Sequence[Work]
+    events: Sequence[LockEvent]
+    problems: Sequence[tuple[str, Problem]]
+    aliases: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; without whole owner ids."""
+        return {
+            "work": [
+                {
+                    "using": work.using,
+                    "template": work.template,
+                    "prefix": work.prefix,
+                    "acquired": work.acquired,
+                    "gave_up": work.gave_up,
+                    "longest_hold": work.longest_hold and _plain(work.longest_hold),
+                    "longest_wait": work.longest_wait and _plain(work.longest_wait),
+                }
+                for work in self.work
+            ],
+            "events": [_plain(event) for event in self.events],
+        }
+
+
+def read_history() -> History:
+    """Read the histories of all processes from all servers."""
+    try:
+        return _read(listed_aliases(), get_aliases())
+    except ImproperlyConfigured as error:
+        return History((), (), [("", error)], ())
+
+
+def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
+    work: dict[tuple[str, str, str, str], Work] = {}
+    events: dict[tuple[str, str, float, str], LockEvent] = {}
+    problems: list[tuple[str, Problem]] = []
+    for using in aliases:
+        try:
+            with asking("*", using) as server:
+                now, texts = server.read_histories()
+        except (LockUnavailableError, ImproperlyConfigured) as error:
+            problems.append((using, error))
+            continue
+        # Aliases may share a server, where each process has one history for all.
+        for client, text in texts.items():
+            document = document_in(text, MAX_JSON)
+            for found in _work(client, document, now):
+                work[client, found.using, found.template, found.prefix] = found
+            for event in _events(client, document, now):
+                events[client, event.what, event.at, event.name] = event
+    latest = sorted(events.values(), key=lambda event: event.at)[::-1][:MAX_SHOWN_EVENTS]
+    return History(_joined(work.values()), latest, problems, known)
+
+
+def _joined(found: Iterable[Work]) -> list[Work]:
+    groups: dict[tuple[str, str, str], Work] = {}
+    for work in found:
+        group = work.using, work.template, work.prefix
+        groups.setdefault(group, Work(using=work.using, template=work.template, prefix=work.prefix)).add(work)
+    busy = [work for work in groups.values() if work.acquired or work.gave_up]
+    return sorted(busy, key=lambda work: (-work.acquired, work.using, work.label))[:MAX_WORK]
+
+
+def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work]:
+    for entry in list_of(document.get("work"), MAX_GROUPS + _MORE_GROUPS):
+        using = short_text(entry.get("using"))
+        slots = [slot for slot in _slots(entry.get("slots")) if now - _HOUR - SLOT < slot[0] < now + SLOT]
+        yield Work(
+            using=using,
+            template=short_text(entry.get("template")),
+            prefix=short_text(entry.get("prefix")),
+            acquired=int(sum(slot[1] for slot in slots)),
+            gave_up=int(sum(slot[2] for slot in slots)),
+            longest_hold=_past(client, document, entry.get("hold"), using, now),
+            longest_wait=_past(client, document, entry.get("wait"), using, now),
+        )
+
+
+def _slots(value: Any) -> Iterable[list[float]]:
+    """The start of each slot, how often locks were acquired in it, and how often not."""
+    for slot in value[:SLOTS] if isinstance(value, list) else ():
+        numbers = [number_of(number) for number in slot] if isinstance(slot, list) and len(slot) == 3 else [None]
+        known = [number for number in numbers if number is not None and 0 <= number <= _MAX_COUNT]
+        if len(known) == 3:
+            yield known
+
+
+def _past(client: str, document: Mapping[str, Any], entry: Any, using: str, now: float) -> PastHold | None:
+    if not isinstance(entry, dict):
+        return None
+    seconds, at = number_of(entry.get("seconds")), number_of(entry.get("at"))
+    if seconds is None or at is None or not now - _HOUR - SLOT < at < now + SLOT or not 0 <= seconds < at:
+        return None
+    name = short_text(entry.get("name"))
+    return PastHold(**_party(client, document, entry), at=at, using=using, name=name, seconds=seconds)
+
+
+def _events(client: str, document: Mapping[str, Any], now: float) -> Iterable[LockEvent]:
+    for entry in list_of(document.get("events"), MAX_EVENTS):
+        what, at = entry.get("what"), number_of(entry.get("at"))
+        if what in ("lost", "freed") and at is not None and now - KEEP < at < now + SLOT:
+            owner = short_text(entry.get("owner"))
+            yield LockEvent(
+                **_party(client, document, entry),
+                at=at,
+                using=short_text(entry.get("using")),
+                name=short_text(entry.get("name")),
+                what=what,
+                by=short_text(entry.get("by")),
+                reason=short_text(entry.get("reason")),
+                whom=short_text(entry.get("whom")),
+                lost_owner=Party(owner=owner, actor="", client=owner[:CLIENT_LENGTH]).short_owner,
+            )
+
+
+def _party(client: str, document: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    pid = number_of(document.get("pid"))
+    return {
+        "owner": "",
+        "actor": "",
+        "client": client,
+        "host": short_text(document.get("host")) or None,
+        "pid": None if pid is None else int(pid),
+        "role": short_text(document.get("role")),
+        "place": short_text(entry.get("place")),
+        "context": texts_of(entry.get("context")),
+    }
+
+
+def _longer(one: PastHold | None, other: PastHold | None) -> PastHold | None:
+    found = [past for past in (one, other) if past]
+    return max(found, key=lambda past: past.seconds, default=None)
+
+
+def _plain(happening: Happening) -> dict[str, Any]:
+    document = asdict(happening) | {"client": happening.short_client, "doing": happening.doing}
+    del document["owner"], document["actor"]
+    return document

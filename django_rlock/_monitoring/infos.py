@@ -1,0 +1,414 @@
+"""What is known about a lock that is held: who holds it, since when, and who waits. Durations are seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
+
+from django_rlock._core.text import printable
+from django_rlock._redis.keys import is_kept
+from django_rlock.exceptions import KEPT
+
+if TYPE_CHECKING:
+    from django_rlock._monitoring.queued import QueuedMessage
+
+CLIENT_LENGTH = 36
+"""An owner's first characters are its process's client id."""
+
+
+class LockState(TextChoices):
+    """What an operator should know first. Where several are true, the first in this order."""
+
+    DEADLOCK = "deadlock", _("deadlock")
+    """Its holder waits for another lock, and that one's holder, in the end, for this one."""
+    NO_EXPIRY = "no-expiry", _("no expiry")
+    """Nothing but a release frees it."""
+    SILENT = "silent", _("holder silent")
+    """Its process has a report but stopped to renew it: killed, paused, or cut off."""
+    UNKNOWN = "unknown", _("holder unknown")
+    """No report names its owner: a Java client, or held for less than a second."""
+    HOT = "hot", _("hot")
+    """Its holders come and go within milliseconds; the list shows it even when it is free for a moment."""
+    HELD = "held", _("held")
+    QUEUED = "queued", _("queued")
+    """It is free; a message of a Celery task waits for it, and keeps others out of the queue."""
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def duration_parts(seconds: float | None) -> list[tuple[str, str]]:
+    """Numbers and their units; none for None."""
+    if seconds is None:
+        return []
+    if seconds < 60:
+        return [(f"{seconds:.1f}", "s")]
+    whole = int(seconds)
+    index = next(index for index, (size, _unit) in enumerate(_UNITS) if whole >= size)
+    (size, unit), (small_size, small_unit) = _UNITS[index : index + 2]
+    return [(str(whole // size), unit), (str(whole % size // small_size), small_unit)]
+
+
+def duration_text(seconds: float | None) -> str:
+    """Seconds for people: ``7.1 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``; ``–`` for None."""
+    return " ".join(f"{number} {unit}" for number, unit in duration_parts(seconds)) or "–"
+
+
+def doing(context: Mapping[str, str], role: str) -> str:
+    """The request, the task or the command in which an owner uses a lock; "" when unknown."""
+    task, task_id = context.get("task", ""), context.get("task_id", "")
+    command = role if role.startswith("command ") else ""
+    return context.get("route", "") or f"{task} {task_id}".strip() or command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """An owner that holds a lock or waits for it; None and "" stand for what no report says.
+
+    ``client`` is the process's id. ``place`` is the thread or task. ``context`` is what it does: ``route``
+    and ``user`` of a request, ``task`` and ``task_id`` of a Celery task. ``actor`` is the same for all that one thread
+    or task holds and waits for, while its ``owner`` may change.
+    """
+
+    owner: str
+    actor: str
+    client: str
+    host: str | None = None
+    pid: int | None = None
+    role: str = ""
+    place: str = ""
+    context: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def process_text(self) -> str:
+        """As in ``web-2 pid 311``."""
+        if is_kept(self.owner):
+            return KEPT
+        return f"{self.host} pid {self.pid}" if self.host else f"owner {self.short_owner}"
+
+    @property
+    def short_owner(self) -> str:
+        """The owner for people: enough to tell two apart, not enough to release the lock."""
+        if len(self.owner) <= CLIENT_LENGTH:
+            return self.owner[:8] + "…" * (len(self.owner) > 8)
+        return f"{self.client[:8]}…{self.owner[CLIENT_LENGTH:].partition(':')[2].partition(':')[0]}"
+
+    @property
+    def short_actor(self) -> str:
+        """The thread or task for people and links: what holds and waits together."""
+        client, slash, number = self.actor.rpartition("/")
+        return f"{client[:8]}-{number}" if slash and client == self.client else self.short_owner
+
+    @property
+    def short_client(self) -> str:
+        """The process for links."""
+        return self.client[:8]
+
+    @property
+    def doing(self) -> str:
+        """The request, the task or the command in which it uses the lock; "" when unknown."""
+        return doing(self.context, self.role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder(Party):
+    """An owner that holds a lock ``count`` times.
+
+    ``held_for`` is None when unknown; ``since`` is when it began, by the server's clock. ``heard_ago`` is the age of
+    its process's last heartbeat, None without a report; ``silent`` says that it is too old for a process that lives.
+    """
+
+    count: int
+    held_for: float | None = None
+    since: float | None = None
+    heard_ago: float | None = None
+    silent: bool = False
+
+    @property
+    def held_for_text(self) -> str:
+        return duration_text(self.held_for)
+
+    @property
+    def heard_ago_text(self) -> str:
+        return duration_text(self.heard_ago)
+
+    def __str__(self) -> str:
+        """As in ``web-2 pid 311, POST /buy/42/, for 7.1 s``."""
+        held_for = "" if self.held_for is None else f"for {self.held_for:.1f} s"
+        return printable(", ".join(filter(None, [self.process_text, self.doing, held_for])))
+
+
+_NO_ONE = Holder(owner="", actor="", client="", count=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter(Party):
+    """An owner that waits; ``waited`` is None when unknown, ``since`` when it began."""
+
+    waited: float | None = None
+    since: float | None = None
+
+    @property
+    def waited_text(self) -> str:
+        return duration_text(self.waited)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingProcess(Waiter):
+    """A process with ``count`` waiters of a lock. The other attributes describe the waiter with the longest wait."""
+
+    count: int
+
+    @classmethod
+    def of(cls, waiters: Sequence[Waiter]) -> WaitingProcess:
+        first = max(waiters, key=lambda waiter: waiter.waited or 0.0)
+        known = {field.name: getattr(first, field.name) for field in fields(Waiter)}
+        return cls(**known | {"place": "", "count": len(waiters)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """A process that has a report. ``started`` is by the server's clock; ``heard_ago`` is the age of its last
+    heartbeat, and ``silent`` says that it is too old for a process that lives. ``holds`` and ``waits`` count what it
+    reported."""
+
+    client: str
+    host: str
+    pid: int | None
+    role: str
+    version: str
+    started: float | None
+    heard_ago: float
+    silent: bool
+    holds: int
+    waits: int
+
+    @property
+    def short_client(self) -> str:
+        return self.client[:8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """``waiter`` waits for the lock ``name`` of the alias ``using``, which ``holder`` holds."""
+
+    waiter: Waiter
+    holder: Holder
+    using: str
+    name: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The same when it is read again."""
+        return self.waiter.actor, self.using, self.name, self.holder.actor
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One owner of a deadlock: what it holds for the one before it, and what it waits for itself."""
+
+    party: Waiter
+    holds: Edge
+    waits_for: Edge
+
+    def __str__(self) -> str:
+        who = ", ".join(filter(None, [self.party.process_text, self.party.place, self.party.doing]))
+        return printable(f"{who} holds {self.holds.name}, waits for {self.waits_for.name}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deadlock:
+    """Owners that wait for each other: the holder of each edge is the waiter of the next one, of the last the first."""
+
+    edges: tuple[Edge, ...]
+
+    @property
+    def steps(self) -> list[Step]:
+        before = (self.edges[-1], *self.edges)
+        return [Step(edge.waiter, holds, edge) for holds, edge in zip(before, self.edges, strict=False)]
+
+    @property
+    def locks(self) -> set[tuple[str, str]]:
+        """Alias and name of each."""
+        return {(edge.using, edge.name) for edge in self.edges}
+
+    def as_list(self) -> list[dict[str, str]]:
+        """Plain values, for JSON; without whole owner ids."""
+        return [
+            {
+                "owner": step.party.short_owner,
+                "process": step.party.process_text,
+                "place": step.party.place,
+                "doing": step.party.doing,
+                "holds": step.holds.name,
+                "holds_using": step.holds.using,
+                "waits_for": step.waits_for.name,
+                "waits_for_using": step.waits_for.using,
+            }
+            for step in self.steps
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """Which owners wait for which others, and the deadlocks among them."""
+
+    edges: tuple[Edge, ...]
+    deadlocks: tuple[Deadlock, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockInfo:
+    """A lock that is held, as the server has it at this moment.
+
+    ``remaining_lease`` is None when it never ends; ``until`` is when it does, by the server's clock. ``lease`` is what
+    the holder asked for, and ``kind`` the kind of its lock object; None and "" when no report says. ``waiters`` are the
+    first of them, in the order in which they will be served where the kind keeps one; ``waiting`` counts all that are
+    known; ``crowds`` are their processes, where one has several waiters, the largest first. Of a RedLock
+    ``nodes`` maps each node to the owner there, "" where it is free, None where it is unreachable. ``deadlock`` is
+    the circle of owners that it is a part of, if it is. Where processes take it many times a second, ``rate`` is how
+    often, and ``recent`` are the last holders, the very last one first; such holds are too short to be reported.
+    ``queued`` are the messages of Celery tasks that keep others with their keys out of the queue, the oldest first;
+    only what asks for one lock by its name fills it.
+    """
+
+    name: str
+    key: str
+    using: str
+    kind: str
+    holders: tuple[Holder, ...]
+    state: LockState
+    remaining_lease: float | None
+    until: float | None
+    lease: float | None
+    waiters: tuple[Waiter, ...]
+    waiting: int
+    nodes: Mapping[str, str | None] = field(default_factory=dict)
+    deadlock: Deadlock | None = None
+    rate: float | None = None
+    recent: tuple[Party, ...] = ()
+    queued: tuple[QueuedMessage, ...] = ()
+    crowds: tuple[WaitingProcess, ...] = ()
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether its holders come and go so fast that the present one is not worth naming."""
+        return self.rate is not None and self.held_for is None
+
+    @property
+    def named(self) -> tuple[Party, ...]:
+        """Who is worth naming in a list: the holder, or the recent ones of a hot lock."""
+        return self.recent if self.is_hot and self.recent else (self.holder,)
+
+    @property
+    def rate_text(self) -> str:
+        """As in ``120/s``."""
+        return "" if self.rate is None else f"{self.rate:.{0 if self.rate >= 10 else 1}f}/s"
+
+    @property
+    def quorum_text(self) -> str:
+        """On how many of its nodes the holder has it, as in ``quorum 2/3``; "" for a lock of one server."""
+        have = sum(owner == self.holder.owner for owner in self.nodes.values())
+        return f"quorum {have}/{len(self.nodes)}" if self.nodes else ""
+
+    @property
+    def holder(self) -> Holder:
+        """The holder; of several, the one that has held it for longest. Where only waiters are known, no one's."""
+        if len(self.holders) == 1:
+            return self.holders[0]
+        return max(self.holders, key=lambda holder: holder.held_for or 0.0, default=_NO_ONE)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anyone holds it, not only waits for it."""
+        return bool(self.holders)
+
+    @property
+    def held_for(self) -> float | None:
+        return self.holder.held_for
+
+    @property
+    def host(self) -> str | None:
+        """The holder's."""
+        return self.holder.host
+
+    @property
+    def process(self) -> tuple[str, int]:
+        """Host and process id of the holder; "" and 0 when they are unknown."""
+        return self.holder.host or "", self.holder.pid or 0
+
+    @property
+    def doing(self) -> str:
+        """What the holder does; see ``Party.doing``."""
+        return self.holder.doing
+
+    @property
+    def hosts(self) -> set[str | None]:
+        """Those of all holders."""
+        return {holder.host for holder in self.holders}
+
+    @property
+    def longest_wait(self) -> tuple[float, float] | None:
+        """How long the first waiter has waited, in seconds, and since when; None when no report says."""
+        known = ((waiter.waited, waiter.since) for waiter in self.waiters)
+        return max(
+            ((waited, since) for waited, since in known if waited is not None and since is not None), default=None
+        )
+
+    def is_held_by(self, actor: str) -> bool:
+        """Whether a thread or task with this short name holds it."""
+        return any(holder.short_actor == actor for holder in self.holders)
+
+    def involves(self, client: str) -> bool:
+        """Whether a process with this short name holds it or waits for it."""
+        return any(party.short_client == client for party in (*self.holders, *self.waiters))
+
+    @property
+    def words(self) -> Iterator[str]:
+        """What a search looks at."""
+        yield from (self.name, self.kind)
+        for party in (*self.holders, *self.waiters):
+            yield from (party.host or "", str(party.pid or ""), party.place, party.owner, *party.context.values())
+
+    def in_deadlock(self, circle: Deadlock) -> LockInfo:
+        """The same lock as a part of a circle."""
+        return replace(self, state=LockState.DEADLOCK, deadlock=circle)
+
+    @property
+    def time_left_text(self) -> str:
+        return duration_text(self.remaining_lease)
+
+    @property
+    def other_holders(self) -> int:
+        return len(self.holders) - 1
+
+    @property
+    def count(self) -> int:
+        """Holds of all holders together."""
+        return sum(holder.count for holder in self.holders)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        values = {name: getattr(self, name) for name in _PLAIN}
+        return values | {
+            "state": self.state.value,
+            "holders": [_plain(holder) for holder in self.holders],
+            "waiters": [_plain(waiter) for waiter in self.waiters],
+            "nodes": dict(self.nodes),
+            "recent": [_plain(party) for party in self.recent],
+            "crowds": [_plain(party) for party in self.crowds],
+            "deadlock": self.deadlock and self.deadlock.as_list(),
+            "queued": [message.as_dict() for message in self.queued],
+        }
+
+
+_PLAIN = [field.name for field in fields(LockInfo)]
+
+
+def _plain(party: Party) -> dict[str, Any]:
+    # Unlike ``asdict`` it does not look for dataclasses in the values, which takes several times as long.
+    return {field.name: getattr(party, field.name) for field in fields(party)}

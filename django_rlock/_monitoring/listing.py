@@ -1,0 +1,448 @@
+"""The list of locks: searched, filtered and sorted, in pages, and as a browser gets it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import md5
+from heapq import nlargest, nsmallest
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlencode
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.paginator import Page, Paginator
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_rlock._monitoring.building import Reported
+from django_rlock._monitoring.infos import (
+    CLIENT_LENGTH,
+    Deadlock,
+    LockInfo,
+    LockState,
+    Party,
+    ProcessInfo,
+    duration_text,
+)
+from django_rlock._monitoring.reading import listed_aliases, server_names
+from django_rlock._monitoring.survey import Survey, mark
+from django_rlock.settings import get_settings
+
+# --- listing ----------------------------------------------------------------------------------------------------------
+
+# The list of locks for people: searched, filtered, sorted, in pages.
+
+Listed = Reported | LockInfo
+PAGE_SIZE = 50
+AGES = 10, 60, 600, 3600
+"""What the filter "held for more than" offers, in seconds."""
+MAX_PREFIXES = 30
+_DEFAULT_ORDER = "-held_for"
+
+
+class Column(NamedTuple):
+    """A column: its name in the URL, its heading, and what it is sorted by."""
+
+    name: str
+    label: Any
+    value: Callable[[Listed], Any]
+
+
+COLUMNS = (
+    Column("lock", _("lock"), attrgetter("name")),
+    Column("kind", _("kind"), attrgetter("kind")),
+    Column("holder", _("holder"), attrgetter("process")),
+    Column("doing", _("doing"), attrgetter("doing")),
+    Column("holds", _("holds"), attrgetter("count")),
+    Column("held_for", _("held for"), lambda lock: -1 if lock.held_for is None else lock.held_for),
+    Column(
+        "time_left",
+        _("time left"),
+        lambda lock: math.inf if lock.remaining_lease is None else lock.remaining_lease,
+    ),
+    Column("waiting", _("waiting"), attrgetter("waiting")),
+    Column("state", _("state"), lambda lock: LockState.values.index(lock.state)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A choice of a filter; "" stands for all."""
+
+    value: str
+    label: Any
+    selected: bool
+    count: int
+
+
+class Heading(NamedTuple):
+    """A column's head: where a click on it leads, and how the list is sorted by it now ("", ascending, …)."""
+
+    column: Column
+    url: str
+    order: str
+
+
+class Listing:
+    """A page of ``locks`` as the query parameters ``q``, ``state``, ``using``, ``kind``, ``host``, ``prefix``,
+    ``older`` (seconds), ``holder`` and ``process`` (short ids), ``o`` and ``p`` ask for it.
+
+    A parameter that makes no sense is ignored.
+    """
+
+    def __init__(self, locks: Sequence[Listed], params: Mapping[str, str]) -> None:
+        self.total = len(locks)
+        self._locks = locks
+        self._params = {name: params[name] for name in params if params[name]}
+        self.order = self._params.get("o", "")
+        self.query = self._params.get("q", "").strip()
+        order = self.order or _DEFAULT_ORDER
+        self._descending = order.startswith("-")
+        self._column = next((column for column in COLUMNS if column.name == order.lstrip("-")), COLUMNS[0])
+
+    @cached_property
+    def matching(self) -> list[Listed]:
+        """All that match, in no order."""
+        return list(self._found())
+
+    @cached_property
+    def page(self) -> Page[Listed]:
+        """A page of them, sorted; equals by name."""
+        page = Paginator(self.matching, PAGE_SIZE).get_page(self._params.get("p"))
+        page.object_list = self._first(page.end_index())[page.start_index() - 1 :] if self.matching else []
+        return page
+
+    def _first(self, count: int) -> list[Listed]:
+        """The first so many in the order of the list. Only they, and their equals, are compared by name."""
+        values = [self._column.value(lock) for lock in self.matching]
+        best = nlargest(count, values) if self._descending else nsmallest(count, values)
+        last = best[-1]
+        found = [
+            lock
+            for lock, value in zip(self.matching, values, strict=True)
+            if (value >= last if self._descending else value <= last)
+        ]
+        found.sort(key=attrgetter("name", "using"))
+        found.sort(key=self._column.value, reverse=self._descending)
+        return found[:count]
+
+    @property
+    def pages(self) -> list[tuple[int | str, str]]:
+        """Page numbers with their URLs; an ellipsis has none."""
+        numbers = self.page.paginator.get_elided_page_range(self.page.number)
+        return [(n, self.url(p=n) if isinstance(n, int) and n != self.page.number else "") for n in numbers]
+
+    @property
+    def previous_url(self) -> str:
+        """The page before this one; "" on the first."""
+        return self.url(p=self.page.number - 1) if self.page.has_previous() else ""
+
+    @property
+    def next_url(self) -> str:
+        return self.url(p=self.page.number + 1) if self.page.has_next() else ""
+
+    @property
+    def hidden(self) -> dict[str, str]:
+        """What the form for searching keeps without showing it."""
+        return {name: self._params[name] for name in ("o", "holder", "process") if name in self._params}
+
+    @property
+    def headings(self) -> list[Heading]:
+        return [self._heading(column) for column in COLUMNS]
+
+    @property
+    def is_filtered(self) -> bool:
+        return bool(self.query or self._params.keys() & _FILTERS)
+
+    @cached_property
+    def states(self) -> list[Option]:
+        counts = Counter(map(attrgetter("state"), self._locks))
+        return self._options("state", dict(LockState.choices), counts)
+
+    @cached_property
+    def aliases(self) -> list[Option]:
+        counts = Counter(map(attrgetter("using"), self._locks))
+        return self._options("using", {alias: alias for alias in sorted(counts)}, counts)
+
+    @cached_property
+    def kinds(self) -> list[Option]:
+        counts = Counter(map(attrgetter("kind"), self._locks))
+        return self._options("kind", {kind: kind for kind in sorted(counts) if kind}, counts)
+
+    @cached_property
+    def hosts(self) -> list[Option]:
+        counts = Counter(map(attrgetter("host"), self._locks))
+        return self._options("host", {host: host for host in sorted(filter(None, counts))}, counts)
+
+    @cached_property
+    def prefixes(self) -> list[Option]:
+        """What names begin with, up to their first colon; the most frequent ones."""
+        counts = Counter(lock.name[: lock.name.find(":") + 1] for lock in self._locks)
+        del counts[""]
+        chosen = self._params.get("prefix", "")
+        shown = sorted({prefix for prefix, _ in counts.most_common(MAX_PREFIXES)} | ({chosen} if chosen else set()))
+        return self._options("prefix", {prefix: prefix for prefix in shown}, counts)
+
+    @cached_property
+    def ages(self) -> list[Option]:
+        held = sorted(lock.held_for or 0.0 for lock in self._locks)
+        counts = {str(age): len(held) - bisect_right(held, age) for age in AGES}
+        return self._options("older", {str(age): duration_text(age) for age in AGES}, counts)
+
+    def url(self, **changes: object) -> str:
+        """The query string of this list with some parameters changed; "" removes one."""
+        params = {name: value for name, value in self._params.items() if name != "p"} | changes
+        return "?" + urlencode({name: value for name, value in params.items() if value != ""})
+
+    def _heading(self, column: Column) -> Heading:
+        if column is not self._column:
+            return Heading(column, self.url(o=column.name), "")
+        if self._descending:
+            return Heading(column, self.url(o=column.name), "descending")
+        return Heading(column, self.url(o=f"-{column.name}"), "ascending")
+
+    def _options(self, name: str, labels: Mapping[str, Any], counts: Mapping[Any, int]) -> list[Option]:
+        chosen = self._params.get(name, "")
+        everything = Option("", gettext("All"), not chosen, self.total)
+        return [everything, *(Option(v, label, v == chosen, counts.get(v, 0)) for v, label in labels.items())]
+
+    def _found(self) -> Iterable[Listed]:
+        """The locks that pass all filters that are set."""
+        found: Iterable[Listed] = self._locks
+        for name, matches in _FILTERS.items():
+            if wanted := self._params.get(name):
+                found = [lock for lock in found if matches(lock, wanted)]
+        if self.query:
+            words = self.query.casefold()
+            found = [lock for lock in found if words in "\n".join(lock.words).casefold()]
+        return found
+
+
+def _is_older(lock: Listed, seconds: str) -> bool:
+    try:
+        return (lock.held_for or 0.0) > float(seconds)
+    except ValueError:
+        return True
+
+
+_FILTERS: dict[str, Callable[[Listed, str], bool]] = {
+    "state": lambda lock, wanted: lock.state == wanted,
+    "using": lambda lock, wanted: lock.using == wanted,
+    "kind": lambda lock, wanted: lock.kind == wanted,
+    "host": lambda lock, wanted: wanted in lock.hosts,
+    "holder": lambda lock, wanted: lock.is_held_by(wanted),
+    "process": lambda lock, wanted: lock.involves(wanted),
+    "prefix": lambda lock, wanted: lock.name.startswith(wanted),
+    "older": _is_older,
+}
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+# Locks as pages show them, and what a browser may know about them.
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A lock as a page shows it."""
+
+    lock: LockInfo
+
+    @property
+    def object_id(self) -> str:
+        """Its name in the admin's URLs and log."""
+        return f"{self.lock.using}/{self.lock.name}"
+
+    @property
+    def keeps_waiting(self) -> bool:
+        """Whether others wait behind a hold that is older than the alias's SLOW_HOLD."""
+        return bool(self.lock.waiting) and (self.lock.held_for or 0.0) > get_settings(self.lock.using).slow_hold
+
+    @property
+    def full_lease(self) -> float:
+        """The end of the meter for the time left, in seconds."""
+        lease = self.lock.lease or get_settings(self.lock.using).watchdog_timeout
+        return max(lease, self.lock.remaining_lease or 0.0)
+
+    @property
+    def low_lease(self) -> float:
+        """Below this, in seconds, a holder has missed a renewal: they come at every third of the lease."""
+        return self.full_lease / 3
+
+    @property
+    def nodes(self) -> list[tuple[str, str | None, bool]]:
+        """Each node of a RedLock, who has the lock there (see ``short_node_owner``), and whether that is the holder."""
+        owner = self.lock.holder.owner
+        return [(node, short_node_owner(other), other == owner) for node, other in self.lock.nodes.items()]
+
+    @property
+    def command(self) -> str:
+        """What frees it in a shell, while that owner has it."""
+        words = ["rlock_release", "--using", self.lock.using, "--owner", self.lock.holder.owner, "--", self.lock.name]
+        return " ".join(map(_shell_word, words))
+
+
+def public_dict(lock: LockInfo) -> dict[str, Any]:
+    """Plain values without whole owner ids, which a browser has no need to know."""
+    document = lock.as_dict()
+    for kind in ("holders", "waiters", "recent", "crowds"):
+        parties: tuple[Party, ...] = getattr(lock, kind)
+        for entry, party in zip(document[kind], parties, strict=True):
+            entry |= {"owner": party.short_owner, "client": party.client[:8], "doing": party.doing}
+            del entry["actor"]  # it has the whole client id
+    document["nodes"] = {node: short_node_owner(owner) for node, owner in lock.nodes.items()}
+    return document
+
+
+def _shell_word(word: str) -> str:
+    """A word as a shell takes it; control characters are written as escapes, which a terminal does not execute."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = word.replace("\\", r"\\").replace("'", r"\'")
+    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + "'"
+
+
+def short_node_owner(owner: str | None) -> str | None:
+    """The owner on a node for people; "" where it is free there, None where it is unreachable."""
+    return Party(owner=owner, actor=owner, client=owner[:CLIENT_LENGTH]).short_owner if owner else owner
+
+
+# --- overview ---------------------------------------------------------------------------------------------------------
+
+# A page of the list of locks: all locks as reported, and the current state of the locks on the page.
+
+_UNREPORTED = {LockState.NO_EXPIRY.value, LockState.UNKNOWN.value, LockState.QUEUED.value}
+"""States that reports do not know, so a filter by them reads all locks; those that are only queued for by a scan."""
+_LEASE_STEP = 5.0
+"""By how many seconds the end of a lease must change for the page to count as changed."""
+_MAX_SILENT = 50
+"""How many locks of silent holders are read at most, beside those of the page."""
+_MAX_READINGS = 4
+"""How often a page is read at most, where locks of it turn out to be free and others move up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Summary for operators. ``oldest_wait`` is in seconds, None when nobody waits; ``oldest_since`` is the time at
+    which it began. ``aliases`` are the aliases that are shown, each with its servers."""
+
+    held: int
+    waiting: int
+    silent: int
+    deadlocks: int
+    processes: int
+    oldest_wait: float | None
+    oldest_since: float | None
+    aliases: Sequence[tuple[str, str]]
+
+
+class Overview:
+    """The page that the query parameters describe; see ``Listing``. With ``scan`` it looks at every key of the server.
+
+    Without ``scan``, only the locks of this page and of silent holders are read; the others count as reported.
+    ``is_refresh`` says that the page was open already: see ``read_states``.
+    """
+
+    def __init__(self, params: Mapping[str, str], is_refresh: bool = False) -> None:
+        self.scan = bool(params.get("scan"))
+        self._reads_all = self.scan or params.get("state") in _UNREPORTED
+        scans = self.scan or params.get("state") == LockState.QUEUED
+        try:
+            self._survey, self._improper = Survey(listed_aliases(), is_refresh=is_refresh), ""
+        except ImproperlyConfigured as error:
+            self._survey, self._improper = Survey([]), str(error)
+        self.deadlocks: tuple[Deadlock, ...] = self._survey.deadlocks()
+        found = self._survey.read_all(scan=scans) if self._reads_all else self._survey.reported
+        self._listed: list[Listed] = mark(found, self.deadlocks)
+        self._params = params
+        self._read: dict[tuple[str, str], LockInfo | None] = {}
+
+    @property
+    def listed(self) -> list[Listed]:
+        """All locks, those of the page as they are, others as reported."""
+        _ = self.listing
+        return self._listed
+
+    @property
+    def locks(self) -> list[LockInfo]:
+        """The current state of those locks of the page that are held, or hot."""
+        page = self.listing.page.object_list
+        if self._reads_all:
+            return cast("list[LockInfo]", list(page))
+        return [lock for listed in page if (lock := self._read.get(_place(listed)))]
+
+    @cached_property
+    def listing(self) -> Listing:
+        """The page. Its locks and those of silent holders are read, and count as they are: a report outlives the locks
+        that it names."""
+        listing = Listing(self._listed, self._params)
+        shown = [lock for lock in self._listed if lock.state == LockState.SILENT][:_MAX_SILENT]
+        for _round in range(0 if self._reads_all else _MAX_READINGS):
+            shown += listing.page.object_list  # including locks that moved up into the place of others
+            unread = {place: lock for lock in shown if (place := _place(lock)) not in self._read}
+            if not unread or self._read_all_of(unread):
+                break
+            listing = Listing(self._listed, self._params)
+        return listing
+
+    def _read_all_of(self, reported: Mapping[tuple[str, str], Listed]) -> bool:
+        """Read these locks; returns whether each has the state that its report gave it."""
+        found = mark(self._survey.shown([(lock.using, lock.name) for lock in reported.values()]), self.deadlocks)
+        self._read |= dict.fromkeys(reported) | {_place(lock): lock for lock in found}
+        self._listed = [lock for listed in self._listed if (lock := self._read.get(_place(listed), listed))]
+        return all((lock := self._read[place]) and lock.state == listed.state for place, listed in reported.items())
+
+    @property
+    def processes(self) -> list[ProcessInfo]:
+        return self._survey.processes
+
+    @property
+    def problems(self) -> Iterator[tuple[str, Exception]]:
+        """The aliases that could not be read, and why; "" where RLOCK as a whole is wrong."""
+        if self._improper:
+            yield "", ImproperlyConfigured(self._improper)
+        yield from self._survey.errors.items()
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that stays the same while nothing but time changes."""
+        circles = [[edge.key for edge in deadlock.edges] for deadlock in self.deadlocks]
+        summary = replace(self.summary, oldest_wait=None)
+        matching = len(self.listing.matching), self.listing.total
+        shown = [_lasting(lock) for lock in self.locks], circles, summary, matching
+        return md5(repr(shown).encode(), usedforsecurity=False).hexdigest()
+
+    @cached_property
+    def summary(self) -> Summary:
+        listed = self.listed
+        waited_for = [lock for lock in listed if lock.waiting]
+        waited, since = max(filter(None, map(attrgetter("longest_wait"), waited_for)), default=(None, None))
+        return Summary(
+            held=sum(map(attrgetter("is_held"), listed)),
+            waiting=sum(map(attrgetter("waiting"), waited_for)),
+            silent=list(map(attrgetter("state"), listed)).count(LockState.SILENT),
+            deadlocks=len(self.deadlocks),
+            processes=len(self.processes),
+            oldest_wait=waited,
+            oldest_since=since,
+            aliases=[(alias, ", ".join(server_names(alias))) for alias in self._survey.aliases],
+        )
+
+
+def _place(lock: Listed) -> tuple[str, str]:
+    """What tells a lock from all others."""
+    return lock.using, lock.key
+
+
+def _lasting(lock: LockInfo) -> tuple[object, ...]:
+    """What is shown of a lock and stays the same while nothing happens to it; a renewal does."""
+    about = lock.using, lock.key, lock.kind, lock.state.value, lock.count, lock.waiting, Row(lock).keeps_waiting
+    hot = lock.rate_text, [party.actor for party in lock.recent]
+    queued = [message.value for message in lock.queued]
+    return *about, hot, queued, lock.holder.owner, lock.holder.since, lock.until and round(lock.until / _LEASE_STEP)

@@ -1,0 +1,274 @@
+"""Makes reports of what processes have written to Redis, and believes nothing of what it finds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from django_rlock._core.process import Owned
+from django_rlock._monitoring.infos import Party
+from django_rlock._monitoring.recorded import MAX_NAMED
+from django_rlock._redis.keys import WRITER
+
+# --- untrusted --------------------------------------------------------------------------------------------------------
+
+# Converts untrusted values from Redis, which anyone with write access may have planted, to their expected types.
+
+MAX_TEXT = 300
+
+
+def plain_text(value: bytes | str) -> str:
+    """A reply as text."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+def encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair, which no page can encode."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def short_text(value: Any) -> str:
+    """The beginning of a text; "" for None."""
+    return "" if value is None else encodable(str(value)[:MAX_TEXT])
+
+
+def number_of(value: Any) -> float | None:
+    """A finite number, or None."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def texts_of(value: Any) -> dict[str, str]:
+    """A dictionary of short texts; empty for anything but a dictionary."""
+    return {short_text(k): short_text(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def list_of(value: Any, at_most: int) -> list[dict[str, Any]]:
+    """The dictionaries among the first elements of a list; empty for anything but a list."""
+    return [each for each in value[:at_most] if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def document_in(text: str, at_most: int) -> dict[str, Any]:
+    """The JSON object that a text of at most so many characters holds; empty for anything else."""
+    try:
+        document = json.loads(text) if len(text) <= at_most else None
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+# --- parsing ----------------------------------------------------------------------------------------------------------
+
+# Parses the reports that processes have written, and trusts no value in them.
+
+MAX_JSON = 16_384
+MAX_RATE = 1e6
+MAX_AGE = 5.0
+"""For how long a report counts whose process has written nothing since, in seconds: it may have expired."""
+_SETTLED = 1.0
+"""A reading taken within this many seconds of a heartbeat may miss a part of the report: a cluster may execute the
+parts of a report in another order, and the clocks of processes differ."""
+MAX_KEPT = 12_000
+"""Fields of reports that a process keeps between two readings, some 1.5 kB each."""
+_NO_LOCKS = {"latch", "permit", "semaphore"}
+"""Kinds that no one holds as a lock is held."""
+_HOLD, _WAIT, _HOT = b"hold ", b"wait ", b"hot "
+
+Fields = Mapping[bytes, bytes]
+"""A report as the server has it."""
+
+
+class Entry(NamedTuple):
+    """A hold or wait as a report has it; ``since`` is the server's clock, in seconds.
+
+    Lists need the first four of every lock; the rest stays in ``document`` until it is asked for.
+    """
+
+    key: str
+    owner: str
+    kind: str
+    since: float | None
+    client: str
+    document: Mapping[str, Any]
+
+    @property
+    def actor(self) -> str:
+        """The thread or task: it stays the same while the owner's name changes."""
+        return _actor(self.document.get("by"), self.client) or actor_of(self.owner)
+
+    @property
+    def short_actor(self) -> str:
+        return Party(owner=self.owner, actor=self.actor, client=self.client).short_actor
+
+    @property
+    def lease(self) -> float | None:
+        lease = number_of(self.document.get("lease"))
+        return lease if lease and lease > 0 else None
+
+    @property
+    def holds(self) -> int:
+        """How often the owner holds the lock."""
+        return int(number_of(self.document.get("count")) or 1)
+
+    @property
+    def place(self) -> str:
+        return short_text(self.document.get("place"))
+
+    @property
+    def context(self) -> dict[str, str]:
+        return texts_of(self.document.get("context"))
+
+
+class HotEntry(NamedTuple):
+    """A lock that a process takes ``rate`` times a second, and who held it last: time, actor, place and context."""
+
+    key: str
+    rate: float
+    holders: Sequence[tuple[float, str, str, Mapping[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one process reported. ``heartbeat`` is when it was last heard of, by the server's clock in seconds."""
+
+    client: str
+    heartbeat: float
+    host: str
+    pid: int | None
+    role: str
+    version: str = ""
+    started: float | None = None
+    holds: list[Entry] = field(default_factory=list)
+    waits: list[Entry] = field(default_factory=list)
+    hot: list[HotEntry] = field(default_factory=list)
+
+
+class _Parsed(NamedTuple):
+    """What a report was parsed from, and its holds and waits by the names of their fields."""
+
+    fields: Fields
+    entries: Mapping[bytes, Entry | None]
+    report: Report | None = None
+    read_at: float = 0.0
+
+
+_known: Owned[dict[tuple[str, str], _Parsed]] = Owned("reports", dict)
+"""The last reading of each report, by place and process: most of it is the same in the next one."""
+
+
+def unchanged_report(client: str, heartbeat: float, place: str, now: float) -> Report | None:
+    """The report as it was read a moment ago, if its process has written nothing since: each writing is a heartbeat.
+    None when it must be read. ``now`` is the server's time."""
+    known = _known.value.get((place, client))
+    if known is None or known.report is None or known.report.heartbeat != heartbeat:
+        return None
+    return known.report if heartbeat + _SETTLED < known.read_at and now - known.read_at < MAX_AGE else None
+
+
+def parse_report(client: str, heartbeat: float, fields: Fields, place: str = "", now: float = 0.0) -> Report:
+    """A report from its fields; invalid fields are left out. ``place`` distinguishes the reports of a process to
+    several servers; ``now`` is when it was read, by the server's clock, for ``unchanged_report``."""
+    known = _known.value.get((place, client))
+    if known and known.report and known.fields == fields:
+        report = replace(known.report, heartbeat=heartbeat)
+        _keep(place, client, known._replace(report=report, read_at=now))
+        return report
+    entries = _read_entries(place, client, fields)
+    about = {name: plain_text(text) for name, text in fields.items() if name not in entries}
+    pid = number_of(about.get(b"pid"))
+    report = Report(
+        client,
+        heartbeat,
+        host=short_text(about.get(b"host")),
+        pid=None if pid is None else int(pid),
+        role=short_text(about.get(b"role")),
+        version=short_text(about.get(b"version")),
+        started=number_of(about.get(b"start")),
+        holds=[entry for name, entry in entries.items() if entry and name.startswith(_HOLD)],
+        waits=[entry for name, entry in entries.items() if entry and name.startswith(_WAIT)],
+        hot=[hot for name, text in about.items() if name.startswith(_HOT) and (hot := _hot_entry(text, client))],
+    )
+    _keep(place, client, _Parsed(fields, entries, report, now))
+    return report
+
+
+def _read_entries(place: str, client: str, fields: Fields) -> Mapping[bytes, Entry | None]:
+    """The holds and waits of a report; only what has changed since the last time is parsed."""
+    before = _known.value.get((place, client), _Parsed({}, {}))
+    names = [name for name in fields if name.startswith((_HOLD, _WAIT))]
+    changed = [name for name in names if fields[name] != before.fields.get(name)]
+    parsed = dict(zip(changed, _parse([plain_text(fields[name]) for name in changed], client), strict=True))
+    return {name: parsed[name] if name in parsed else before.entries[name] for name in names}
+
+
+def _keep(place: str, client: str, parsed: _Parsed) -> None:
+    if sum(len(each.entries) for each in [*_known.value.values()]) > MAX_KEPT:
+        _known.value.clear()
+    _known.value[place, client] = parsed
+
+
+def _parse(texts: Sequence[str], client: str) -> list[Entry | None]:
+    return [_entry(document, client) for document in _documents(texts)]
+
+
+def _documents(texts: Sequence[str]) -> list[Any]:
+    """The values of JSON texts, None for invalid texts.
+
+    One call decodes all texts, which takes half as long as one call for each. Hostile texts that are invalid alone but
+    valid when joined can be mistaken for other entries of the same process.
+    """
+    try:
+        found: list[Any] = json.loads(f"[{','.join(text for text in texts if len(text) <= MAX_JSON)}]")
+    except (ValueError, RecursionError):
+        found = []
+    return found if len(found) == len(texts) else [_document(text) for text in texts]
+
+
+def _document(text: str) -> Any:
+    try:
+        return json.loads(text) if len(text) <= MAX_JSON else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _entry(document: Any, client: str) -> Entry | None:
+    if not isinstance(document, dict):
+        return None
+    key, owner = document.get("key"), document.get("owner")
+    if not isinstance(key, str) or not isinstance(owner, str):
+        return None
+    kind, since = short_text(document.get("kind")), number_of(document.get("since"))
+    return None if kind in _NO_LOCKS else Entry(encodable(key), encodable(owner), kind, since, client, document)
+
+
+def _hot_entry(text: str, client: str) -> HotEntry | None:
+    document = document_in(text, MAX_JSON)
+    key, rate = document.get("key"), number_of(document.get("rate"))
+    if not isinstance(key, str) or rate is None or not 0 < rate <= MAX_RATE:
+        return None
+    holders = [
+        (
+            number_of(holder.get("at")) or 0.0,
+            _actor(holder.get("by"), client) or client,
+            short_text(holder.get("place")),
+            texts_of(holder.get("context")),
+        )
+        for holder in list_of(document.get("holders"), MAX_NAMED)
+    ]
+    return HotEntry(encodable(key), rate, holders)
+
+
+def _actor(number: Any, client: str) -> str | None:
+    """The thread or task with a number; one that chose its name is in every process what it is called."""
+    return f"{client}/{number}" if isinstance(number, int) else None
+
+
+def actor_of(owner: str) -> str:
+    """Who an owner is where no report says it: the same for its reading and its writing."""
+    return owner.removesuffix(WRITER)

@@ -1,0 +1,160 @@
+"""Messages of Celery tasks that keep others with their keys out of the queue: which there are; freeing their places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import translate
+from typing import Any
+
+from django_rlock._monitoring.infos import LockInfo, LockState, duration_text
+from django_rlock._monitoring.parsing import document_in, number_of, short_text
+from django_rlock._monitoring.reading import asking
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import ScriptCall, prepare
+from django_rlock._transport.driver import run_flow
+from django_rlock._transport.registry import sync_driver
+from django_rlock.locks import BaseLock, rlock
+from django_rlock.settings import get_settings
+
+_MOST = 5000
+"""How long the text about a place may be."""
+ASKS, RUNS, UNSENT = "", "-", "?"
+"""What ``change_call`` takes in place of milliseconds."""
+_PATIENCE = 2.0
+"""How long freeing a place is retried while Redis is unreachable, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    """A message that has a place in the queue of a lock: further messages with its key are not sent.
+
+    ``since`` is when it was sent, by the server's clock; ``waited`` is the time since then, and ``left`` how long its
+    place is kept unless it ends before, both in seconds. ``sender`` is host and process id. ``is_sent`` is False while
+    its sender is about to send it.
+    """
+
+    name: str
+    using: str
+    task: str
+    task_id: str
+    queue: str
+    sender: str
+    since: float
+    waited: float
+    left: float
+    is_sent: bool
+    key: str
+    value: str
+
+    @property
+    def row(self) -> list[str]:
+        """What tables show, under ``HEADINGS``."""
+        return [
+            self.task,
+            self.task_id,
+            self.queue or "–",
+            duration_text(self.waited),
+            self.sender,
+            duration_text(self.left),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in {"key", "value"}}
+
+
+HEADINGS = ["task", "message", "queue", "queued for", "sender", "kept for"]
+
+
+def queued_messages(
+    using: str, names: Collection[str] | None = None, pattern: str | None = None
+) -> list[QueuedMessage]:
+    """The messages in the queues of some locks; with None of all locks of the alias whose names match a shell pattern,
+    for which each key of the server is looked at. LockUnavailableError when Redis cannot be asked.
+    """
+    prefix = get_settings(using).key_prefix
+    with asking(", ".join(names or [pattern or "*"]), using) as server:
+        now, places = server.read_places(None if names is None else [prefix + name for name in names])
+    found = (_message(using, now, *place) for place in places)
+    matches = re.compile(translate(pattern or "*")).match
+    ours = [
+        each for each in found if each.key.startswith(keys.place_key(prefix + each.name, "")) and matches(each.name)
+    ]
+    return sorted(ours, key=lambda each: -each.waited)
+
+
+def _message(using: str, now: float, key: str, value: str, pttl: int) -> QueuedMessage:
+    first, _, about = value.partition("\n")
+    since, _, rest = about.partition(" ")
+    text = rest.partition(" ")[2]
+    known = document_in(text, _MOST)
+    task_id = first.partition(":")[2]
+    sent_at = number_of(since) or now
+    return QueuedMessage(
+        name=short_text(known.get("lock")),
+        using=using,
+        task=short_text(known.get("task")),
+        task_id=short_text(task_id),
+        queue=short_text(known.get("queue")),
+        sender=short_text(known.get("sender")),
+        since=sent_at,
+        waited=max(now - sent_at, 0.0),
+        left=max(pttl, 0) / 1000,
+        is_sent=not first.startswith("?"),
+        key=key,
+        value=first.removeprefix("?"),
+    )
+
+
+def with_queued(locks: Iterable[LockInfo], messages: Iterable[QueuedMessage]) -> list[LockInfo]:
+    """Locks with the messages that are queued for them, and after them those that are free and queued for."""
+    queued: dict[str, list[QueuedMessage]] = {}
+    for message in messages:
+        queued.setdefault(message.name, []).append(message)
+    held = [replace(info, queued=tuple(queued.pop(info.name))) if info.name in queued else info for info in locks]
+    return held + [_only_queued(messages) for messages in queued.values()]
+
+
+def _only_queued(messages: Sequence[QueuedMessage]) -> LockInfo:
+    """A lock that is free, and for which messages are queued."""
+    first = messages[0]
+    return LockInfo(
+        name=first.name,
+        key=get_settings(first.using).key_prefix + first.name,
+        using=first.using,
+        kind="",
+        holders=(),
+        state=LockState.QUEUED,
+        remaining_lease=None,
+        until=None,
+        lease=None,
+        waiters=(),
+        waiting=0,
+        queued=tuple(messages),
+    )
+
+
+def free_places(messages: Sequence[QueuedMessage]) -> int:
+    """Free the places of messages, each only while that message has it; returns how many had one.
+
+    The messages themselves stay where they are. LockUnavailableError when Redis is unreachable.
+    """
+    return sum(_free(message) for message in messages)
+
+
+def _free(message: QueuedMessage) -> bool:
+    driver = sync_driver(message.using)
+    call = change_call(rlock(message.name, using=message.using), message.key, message.value, 0, RUNS)
+    _, freed, *_ = run_flow(driver.run, (call, driver.now() + _PATIENCE))
+    return bool(freed)
+
+
+def change_call(lock: BaseLock, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
+    """The call that keeps a place for so many milliseconds from now, or leaves it (0), if it has that value; ``ASKS``
+    asks whether its message was replaced. ``starts`` is in how many milliseconds it starts, or ``RUNS`` or ``UNSENT``.
+    """
+    return ScriptCall(
+        lock.name, prepare(scripts.TASK_PLACE, keys.place_change_keys(lock.key, key), (ms, starts)), value
+    )

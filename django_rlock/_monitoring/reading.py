@@ -1,0 +1,450 @@
+"""Reads reports and locks from an alias's server or nodes, in few round trips."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import redis
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import ClusterCrossSlotError
+
+from django_rlock._core import threads
+from django_rlock._core.addresses import locations
+from django_rlock._core.text import hide_secrets, redacted
+from django_rlock._monitoring.parsing import Fields, Report, number_of, parse_report, plain_text, unchanged_report
+from django_rlock._monitoring.recorded import HISTORIES, history_key
+from django_rlock._monitoring.reports import PROCESSES, report_key
+from django_rlock._redis.keys import places_key, queue_key, redisson_queue_key
+from django_rlock._redis.scripts import ABSENT, ENDLESS
+from django_rlock._transport.cluster import ClusterClient
+from django_rlock._transport.connections import SERVER_ERRORS, get_client, node_client
+from django_rlock._transport.driver import unavailable
+from django_rlock._transport.quorum.nodes import node_set
+from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
+from django_rlock.settings import get_aliases, get_settings, is_url, server_aliases
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+# Reads reports and locks from Redis, in few round trips, and trusts no value.
+#
+# Anybody who can write to the Redis may have planted a value: of another type, huge, not UTF-8, not JSON. Such a
+# value is left out; it never breaks a page. Replies are read as bytes even where the alias decodes them, because a
+# value that cannot be decoded would leave the rest of its reply in the connection.
+
+MAX_PROCESSES = 2000
+MAX_FIELDS = 4000
+MAX_PARTIES = 100
+"""Holders and waiters of one lock that are read; ``State.waiting`` still counts all."""
+MAX_HISTORIES = 500
+MAX_PLACES = 10_000
+"""Places in the queue that are read together."""
+BATCH = 500
+"""Locks that are read in one round trip."""
+SCAN_COUNT = 2000
+SCAN_CALLS = 5000
+"""A scan ends after ten million keys, found or not."""
+MOST_AHEAD = 1.0
+"""How far a living process's last heartbeat may be ahead of the server's clock, in seconds: each reads it now and
+then."""
+_NAMED = re.compile(r"[^/]{36}/\d+/(.*)", re.DOTALL)
+_OWNER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:.+", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A lock as it is: owner → holds, the PTTL in ms, and the first of its queues, ours and Redisson's fair lock's.
+
+    ``queues`` is how many of the two queues there are, ``has_places`` whether messages of tasks have places. Of a
+    RedLock ``nodes`` maps each node to the owner there, "" where it is free, None where it is unreachable.
+    """
+
+    holds: Mapping[str, int]
+    pttl: int
+    queue: tuple[str, ...]
+    waiting: int
+    nodes: Mapping[str, str | None] = field(default_factory=dict)
+    queues: int = 0
+    has_places: bool = False
+
+    @property
+    def present(self) -> int:
+        """How many of its keys ``count_present`` finds."""
+        return sum(map(bool, self.nodes.values())) if self.nodes else 1 + self.queues + self.has_places
+
+    @property
+    def has_lock_owners(self) -> bool:
+        """Whether all owners look like one: what distinguishes a lock from other hashes where keys have no prefix."""
+        return all(_OWNER.fullmatch(owner) for owner in self.holds)
+
+
+def read_all_reports(client: redis.Redis, place: str, is_refresh: bool = False) -> tuple[float, list[Report]]:
+    """The server's time, in seconds, and the report of every process; for ``place`` see ``parse_report``. A refresh
+    does not read the reports again that have not changed since they were read a moment ago."""
+    time, heartbeats = _pipeline(client, [("TIME",), ("ZREVRANGE", PROCESSES, 0, MAX_PROCESSES - 1, "WITHSCORES")])
+    now = _seconds(time)
+    scores = {plain_text(member): number_of(score) or 0.0 for member, score in _pairs(heartbeats or [])}
+    _bring_back(client, scores, now)
+    kept = _unchanged_reports(scores, place, now) if is_refresh else {}
+    asked = [process for process in scores if process not in kept]
+    hashes = _pipeline(client, [_read_hash(report_key(process), MAX_FIELDS) for process in asked])
+    found = {process: _fields(reply) for process, reply in zip(asked, hashes, strict=True)}
+    if ended := [process for process, fields in found.items() if not fields]:
+        # Its report outlived it and then expired. If it comes back just now, its next heartbeat adds it again.
+        _pipeline(client, [("ZREM", PROCESSES, *ended)])
+    read = {p: parse_report(p, scores[p], fields, place, now) for p, fields in found.items() if fields}
+    return now, [report for process in scores if (report := kept.get(process) or read.get(process))]
+
+
+def _bring_back(client: redis.Redis, heartbeats: Mapping[str, float], now: float) -> None:
+    """Bring heartbeats back to ``now`` on the server that are ahead of its clock, which was set back since. From then
+    on they age: a process that lives heartbeats again, a dead one is silent after a while.
+    """
+    if ahead := [process for process, heartbeat in heartbeats.items() if heartbeat > now + MOST_AHEAD]:
+        scores = [part for process in ahead for part in (repr(now), process)]
+        with suppress(redis.ResponseError):  # a user who may only read, or a full server
+            _pipeline(client, [("ZADD", PROCESSES, "XX", "LT", *scores)])
+
+
+def _unchanged_reports(heartbeats: Mapping[str, float], place: str, now: float) -> dict[str, Report]:
+    found = ((process, unchanged_report(process, heartbeat, place, now)) for process, heartbeat in heartbeats.items())
+    return {process: report for process, report in found if report}
+
+
+def read_reports(client: redis.Redis, processes: Collection[str]) -> tuple[float, list[Report]]:
+    """The server's time, in seconds, and the reports of some processes by their client ids; one round
+    trip."""
+    commands: list[tuple[Any, ...]] = [("TIME",)]
+    for process in processes:
+        commands += [("ZSCORE", PROCESSES, process), _read_hash(report_key(process), MAX_FIELDS)]
+    time, *replies = _pipeline(client, commands)
+    now, heartbeats = _seconds(time), [number_of(heartbeat) or 0.0 for heartbeat in replies[::2]]
+    _bring_back(client, dict(zip(processes, heartbeats, strict=True)), now)
+    found = zip(processes, heartbeats, map(_fields, replies[1::2]), strict=True)
+    return now, [parse_report(process, heartbeat, fields) for process, heartbeat, fields in found if fields]
+
+
+def read_histories(client: redis.Redis) -> tuple[float, dict[str, str]]:
+    """The server's time, in seconds, and the text of each process's history, by client id; those written last."""
+    time, members = _pipeline(client, [("TIME",), ("ZREVRANGE", HISTORIES, 0, MAX_HISTORIES - 1)])
+    processes = [plain_text(member) for member in members or ()]
+    texts = _pipeline(client, [("GET", history_key(process)) for process in processes])
+    return _seconds(time), {p: plain_text(text) for p, text in zip(processes, texts, strict=True) if text is not None}
+
+
+def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
+    """The locks among ``keys`` that are held, BATCH of them in each round trip."""
+    wanted = list(keys)
+    found = {}
+    for start in range(0, len(wanted), BATCH):
+        batch = wanted[start : start + BATCH]
+        replies = iter(_pipeline(client, [command for key in batch for command in _read_lock(key)]))
+        for key, held, pttl, queue, java, places in zip(batch, *[replies] * 5, strict=False):
+            if (holds := _holds(held)) and pttl != ABSENT:
+                waiters = *map(_waiting, queue or ()), *map(plain_text, java or ())
+                queues = bool(queue) + bool(java)
+                found[key] = State(
+                    holds, pttl, waiters[:MAX_PARTIES], len(waiters), queues=queues, has_places=bool(places)
+                )
+    return found | _count_waiters(client, {key: state for key, state in found.items() if state.waiting >= MAX_PARTIES})
+
+
+def _count_waiters(client: redis.Redis, states: Mapping[str, State]) -> dict[str, State]:
+    """The same states, with the whole lengths of their queues."""
+    commands = [command for key in states for command in (("ZCARD", queue_key(key)), ("LLEN", redisson_queue_key(key)))]
+    lengths = iter(_pipeline(client, commands) if commands else ())
+    return {
+        key: replace(state, waiting=(ours or 0) + (java or 0))
+        for (key, state), ours, java in zip(states.items(), lengths, lengths, strict=False)
+    }
+
+
+def count_present(client: redis.Redis, keys: Iterable[str]) -> int:
+    """How many there are of these locks, their queues and sets of places; one command, in a cluster one for each."""
+    locks = [(key, queue_key(key), redisson_queue_key(key), places_key(key)) for key in keys]
+    if not isinstance(client, ClusterClient):
+        with suppress(ClusterCrossSlotError):  # a cluster behind one address
+            return sum(_pipeline(client, [("EXISTS", *itertools.chain(*locks))]))
+    return sum(_pipeline(client, [("EXISTS", *lock) for lock in locks]))
+
+
+def read_number(client: redis.Redis, key: str) -> int | None:
+    """The number at a key: the permits of a semaphore, or the count of a latch."""
+    (reply,) = _pipeline(client, [("GET", key)])
+    number = None if reply is None else number_of(plain_text(reply))
+    return None if number is None else int(number)
+
+
+def read_places(client: redis.Redis, sets: Collection[str]) -> tuple[float, list[tuple[str, str, int]]]:
+    """The server's time, in seconds, and the places in the queue that sorted sets name: key, value, and PTTL in ms."""
+    time, *members = _pipeline(client, [("TIME",), *(("ZRANGE", each, 0, MAX_PLACES - 1) for each in sets)])
+    places = sorted({plain_text(key) for found in members for key in found or ()})[:MAX_PLACES]
+    replies = (
+        _pipeline(client, [command for key in places for command in (("GET", key), ("PTTL", key))]) if places else []
+    )
+    found = zip(places, replies[::2], replies[1::2], strict=True)
+    return _seconds(time), [(key, plain_text(value), pttl) for key, value, pttl in found if value is not None]
+
+
+def scan_keys(client: Any, prefix: str, kind: str = "hash") -> Iterator[str]:
+    """The hashes, or the keys of another ``kind``, that begin with ``prefix``; may name one twice. Looks at all keys of
+    the server, or of all primaries of a cluster, in steps."""
+    pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
+    for server in client.primaries() if isinstance(client, ClusterClient) else [client]:
+        yield from _scan(server, pattern, kind)
+
+
+def _scan(server: Any, pattern: str, kind: str) -> Iterator[str]:
+    cursor = 0
+    for _ in range(SCAN_CALLS):
+        command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, "TYPE", kind)
+        cursor, keys = server.execute_command(*command, NEVER_DECODE=True)
+        yield from map(plain_text, keys)
+        if not cursor:
+            return
+
+
+def _pipeline(client: redis.Redis, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Run commands in one round trip. Where a key has another type than a command's, its reply is None."""
+    pipe: Any = client.pipeline(transaction=False)
+    for command in commands:
+        pipe.execute_command(*command, NEVER_DECODE=True)
+    replies: list[Any] = pipe.execute(raise_on_error=False)
+    return [_reply(reply) for reply in replies]
+
+
+def _reply(reply: Any) -> Any:
+    if isinstance(reply, redis.ResponseError) and str(reply).startswith("WRONGTYPE"):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def _read_hash(key: str, limit: int) -> tuple[Any, ...]:
+    # Unlike HGETALL it ends after about ``limit`` fields, and one call reads any hash that has fewer.
+    return "HSCAN", key, 0, "COUNT", limit
+
+
+def _read_lock(key: str) -> Iterator[tuple[Any, ...]]:
+    yield _read_hash(key, MAX_PARTIES)
+    yield "PTTL", key
+    yield "ZRANGE", queue_key(key), 0, MAX_PARTIES - 1
+    yield "LRANGE", redisson_queue_key(key), 0, MAX_PARTIES - 1
+    yield "EXISTS", places_key(key)
+
+
+def _fields(reply: Any) -> Fields:
+    return reply[1] if reply else {}
+
+
+def _holds(reply: Any) -> dict[str, int]:
+    # A read-write lock also has a field that names its mode.
+    counts = {plain_text(name): number_of(plain_text(value)) for name, value in _fields(reply).items()}
+    return {name: int(count) for name, count in counts.items() if count is not None and count >= 1}
+
+
+def _pairs(reply: list[Any]) -> Iterable[tuple[Any, Any]]:
+    """Members and scores: RESP3 pairs them, RESP2 has one flat list."""
+    return reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
+
+
+def _seconds(time: tuple[int, int]) -> float:
+    return time[0] + time[1] / 1e6
+
+
+def _waiting(member: bytes | str) -> str:
+    """The owner that a member of a queue stands for: a name that the caller chose follows its client and a number."""
+    owner = plain_text(member)
+    named = _NAMED.fullmatch(owner)
+    return named[1] if named else owner
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+# Where locks and reports are read: the one server of an alias, or its nodes, of which a quorum must answer.
+
+T = TypeVar("T")
+
+
+def server_names(using: str) -> list[str]:
+    """The servers of an alias as the settings name them, without passwords."""
+    entries = [get_settings(alias).cache for alias in server_aliases(using)]
+    return [redacted(url) for entry in entries for url in ([entry] if is_url(entry) else locations(_cache(entry)))]
+
+
+def _cache(entry: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = django_settings.CACHES[entry]
+    return found
+
+
+class Server:
+    """An alias with one server. Raises what redis-py does.
+
+    A thread of its own asks: a caller that is interrupted would leave the mutexes of redis-py locked.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._client = get_client(using)
+
+    def _ask(self, question: Callable[[redis.Redis], T]) -> T:
+        return threads.elsewhere(question, self._client)
+
+    def read_all_reports(self, is_refresh: bool = False) -> tuple[float, list[Report]]:
+        return self._ask(lambda client: read_all_reports(client, self._using, is_refresh))
+
+    def read_reports(self, processes: Collection[str]) -> tuple[float, list[Report]]:
+        return self._ask(lambda client: read_reports(client, processes))
+
+    def read_histories(self) -> tuple[float, dict[str, str]]:
+        return self._ask(read_histories)
+
+    def read_states(self, keys: Iterable[str]) -> dict[str, State]:
+        return self._ask(lambda client: read_states(client, keys))
+
+    def count_present(self, keys: Collection[str]) -> int:
+        """How many there are of these locks and their queues; of NODES, on all together."""
+        return self._ask(lambda client: count_present(client, keys))
+
+    def read_number(self, key: str) -> int | None:
+        return self._ask(lambda client: read_number(client, key))
+
+    def scan_keys(self, prefix: str) -> set[str]:
+        return self._ask(lambda client: set(scan_keys(client, prefix)))
+
+    def read_places(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:
+        """The places in the queues of some locks, or of all (None), which looks at every key of the server."""
+
+        def read(client: redis.Redis) -> tuple[float, list[tuple[str, str, int]]]:
+            found = scan_keys(client, "rlock_places:", "zset") if keys is None else map(places_key, keys)
+            return read_places(client, set(found))
+
+        return self._ask(read)
+
+
+class Nodes(Server):
+    """An alias with NODES. A node that fails is not asked again; QuorumNotReachedError when too few are left."""
+
+    def __init__(self, using: str, name: str) -> None:
+        known = node_set(using)
+        self._name = name
+        self._clients = {node: node_client(alias) for node, alias in zip(known.names, known.aliases, strict=True)}
+        self._errors: dict[str, Exception] = {}
+
+    def _ask_each(self, question: Callable[[redis.Redis], T]) -> dict[str, T]:
+        return self._ask_by_name(lambda client, _: question(client))
+
+    def _ask_by_name(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
+        answers = threads.elsewhere(self._answers, question)
+        if len(answers) <= len(self._clients) // 2:
+            raise QuorumNotReachedError(self._name, dict(self._errors), len(self._clients))
+        return answers
+
+    def _answers(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
+        answers = {}
+        for node, client in self._clients.items():
+            if node not in self._errors:
+                try:
+                    answers[node] = question(client, node)
+                except (redis.RedisError, OSError) as error:
+                    self._errors[node] = error
+        return answers
+
+    def read_all_reports(self, is_refresh: bool = False) -> tuple[float, list[Report]]:
+        answers = self._ask_by_name(lambda client, node: read_all_reports(client, node, is_refresh))
+        return _merge_reports(answers.values())
+
+    def read_reports(self, processes: Collection[str]) -> tuple[float, list[Report]]:
+        return _merge_reports(self._ask_each(lambda client: read_reports(client, processes)).values())
+
+    def read_histories(self) -> tuple[float, dict[str, str]]:
+        answers = list(self._ask_each(read_histories).values())
+        now, found = answers[0]
+        for _, texts in answers[1:]:
+            found = {**texts, **found}
+        return now, found
+
+    def read_states(self, keys: Iterable[str]) -> dict[str, State]:
+        wanted = list(keys)
+        found = self._ask_each(lambda client: read_states(client, wanted))
+        known = {key: {node: states.get(key) for node, states in found.items()} for key in wanted}
+        return {key: self._merge(by_node) for key, by_node in known.items() if any(by_node.values())}
+
+    def read_places(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:  # noqa: ARG002
+        """None: with NODES, tasks have no places."""
+        return 0.0, []
+
+    def count_present(self, keys: Collection[str]) -> int:
+        return sum(self._ask_each(lambda client: count_present(client, keys)).values())
+
+    def read_number(self, key: str) -> int | None:
+        numbers = self._ask_each(lambda client: read_number(client, key)).values()
+        return next((number for number in numbers if number is not None), None)
+
+    def scan_keys(self, prefix: str) -> set[str]:
+        return set().union(*self._ask_each(lambda client: set(scan_keys(client, prefix))).values())
+
+    def _merge(self, by_node: Mapping[str, State | None]) -> State:
+        """The lock as the nodes have it together: of whom most of them have, until a quorum no longer has it."""
+        states = [state for state in by_node.values() if state is not None]
+        votes = Counter(owner for state in states for owner in state.holds)
+        most = max(votes.values())
+        holds = {owner: max(state.holds.get(owner, 0) for state in states) for owner in votes if votes[owner] == most}
+        leases = sorted(
+            (math.inf if state.pttl == ENDLESS else state.pttl for state in states if holds.keys() & state.holds),
+            reverse=True,
+        )
+        left = leases[min(len(self._clients) // 2, len(leases) - 1)]
+        nodes = {node: _owner(by_node[node]) if node in by_node else None for node in self._clients}
+        return State(holds, ENDLESS if left == math.inf else int(left), (), 0, nodes)
+
+
+@contextmanager
+def asking(name: str, using: str) -> Iterator[Server]:
+    """What to ask about the locks of an alias. Its errors become LockUnavailableError, which calls them ``name``."""
+    try:
+        yield Server(using) if get_settings(using).nodes is None else Nodes(using, name)
+    except LockUnavailableError:
+        raise
+    except SERVER_ERRORS as error:
+        hide_secrets(error)
+        raise unavailable(name, error) from error
+
+
+def _merge_reports(answers: Iterable[tuple[float, list[Report]]]) -> tuple[float, list[Report]]:
+    """All nodes get the same; one that was down meanwhile lacks some."""
+    now, reports = 0.0, dict[str, Report]()
+    for time, found in answers:
+        now = now or time
+        for report in found:
+            reports.setdefault(report.client, report)
+    return now, list(reports.values())
+
+
+def _owner(state: State | None) -> str:
+    return next(iter(state.holds), "") if state is not None else ""
+
+
+def listed_aliases(first: str | None = None) -> list[str]:
+    """The aliases, without duplicates that show the same locks (server or nodes, prefix) as another, or as ``first``.
+
+    One with a bad entry is among them: reading its locks raises ImproperlyConfigured.
+    """
+    aliases = get_aliases() if first is None else [first, *get_aliases()]
+    return sorted({_locks_place(alias): alias for alias in reversed(aliases)}.values())
+
+
+def _locks_place(alias: str) -> tuple[object, str]:
+    try:
+        options = get_settings(alias)
+    except ImproperlyConfigured:
+        return None, alias
+    return options.nodes or options.cache, options.key_prefix

@@ -1,0 +1,385 @@
+"""What a process reports beside its holds: itself, its history, and locks that it takes many times a second."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+import sys
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
+from django_rlock._core.process import on_fork
+from django_rlock._transport.connections import SERVER_ERRORS
+from django_rlock._transport.identity import client_id
+from django_rlock._transport.registry import Commands, commands_to
+from django_rlock.locks.records import BatchHold, Hold
+from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, Group, LockStatistics, Past
+from django_rlock.settings import get_settings
+from django_rlock.version import __version__
+
+# --- about ------------------------------------------------------------------------------------------------------------
+
+# What reports tell of this process, and of the work for which it takes a lock.
+
+MAX_TEXT = 256
+"""The maximum length of one value of a hold's context; the rest is cut off."""
+_CONTEXT_KEYS = ("route", "user", "task", "task_id")
+_ROLES = {
+    "celery": "celery",
+    **dict.fromkeys(("shell", "shell_plus"), "shell"),
+    **dict.fromkeys(("runserver", "runserver_plus", "gunicorn", "uvicorn", "daphne", "hypercorn"), "web"),
+    **dict.fromkeys(("granian", "uwsgi", "waitress-serve", "mod_wsgi"), "web"),
+}
+
+
+def described_context(using: str, context: Mapping[str, str] | None) -> dict[str, str] | None:
+    """What a report of an alias says of the work for which a lock is taken; None where it says nothing."""
+    if not context or not get_settings(using).record_context:
+        return None
+    return {key: str(context[key])[:MAX_TEXT] for key in _CONTEXT_KEYS if key in context}
+
+
+def describe_process(clock: float) -> dict[str, str]:
+    return {
+        "host": socket.gethostname(),
+        "pid": str(os.getpid()),
+        "role": guess_role(sys.argv),
+        "service": (getattr(django_settings, "SETTINGS_MODULE", None) or "").partition(".")[0],
+        "version": __version__,
+        "start": str(round(_started_at + clock, 3)),
+    }
+
+
+def guess_role(argv: Sequence[str]) -> str:
+    """The kind of this process: ``web``, ``celery``, ``shell``, ``command <name>``, or ``python``."""
+    program = Path(argv[0] if argv else "")
+    name = program.parent.name if program.name == "__main__.py" else program.name.removesuffix(".py")
+    if name in {"manage", "django-admin", "django"} and len(argv) > 1:
+        return _ROLES.get(argv[1], f"command {argv[1]}")
+    return _ROLES.get(name, "python")
+
+
+def _note_start() -> None:
+    global _started_at  # noqa: PLW0603 - a child has a report of its own
+    _started_at = monotonic()
+
+
+_started_at = monotonic()
+
+
+on_fork("reports", _note_start)
+
+
+# --- hot --------------------------------------------------------------------------------------------------------------
+
+# Locks that this process takes many times a second: too short for the report's holds, so their rate is reported.
+
+LEAST_RATE = 1.0
+"""How often a process takes a lock at least for it to be hot, per second."""
+MAX_HOT = 10
+"""How many hot locks a process reports; the hottest."""
+MAX_NAMED = 3
+"""How many of its last holders, that are different threads or tasks, are named."""
+_FEW = 10
+"""Of more locks that were taken together, none is counted."""
+
+Held = Hold | BatchHold
+
+
+class HotLock:
+    """A lock and its rate per second; ``recent`` are holds of different owners, the last one first."""
+
+    def __init__(self, using: str, name: str, rate: float, recent: Iterable[Held]) -> None:
+        self.using = using
+        self._name = name
+        self._rate = rate
+        self._recent = list(recent)
+        self._clock: float | None = None
+        self._pair = "", ""
+
+    def field(self, clock: float) -> tuple[str, str]:
+        """Its field of the report, and the JSON there, which is the same object while ``clock`` is the same."""
+        if clock != self._clock:
+            self._clock, self._pair = clock, self._made(clock)
+        return self._pair
+
+    def _made(self, clock: float) -> tuple[str, str]:
+        key = get_settings(self.using).key_prefix + self._name
+        holders = [
+            {
+                "by": held.owner.serial,
+                "at": round(held.since + clock, 3),
+                "place": held.owner.place,
+                "context": described_context(self.using, held.context),
+            }
+            for held in self._recent
+        ]
+        document = {"key": key, "rate": float(f"{self._rate:.3g}"), "holders": holders}
+        return f"hot {key}", json.dumps(document, separators=(",", ":"))
+
+
+def hot_locks(recent: Sequence[Held], since: float, now: float) -> list[HotLock]:
+    """The hot locks between two monotonic times, from the last MAX_RECENT holds since then."""
+    if len(recent) == MAX_RECENT:
+        since = max(since, recent[0].since)  # there were more before
+    by_name: dict[tuple[str, str], list[Held]] = defaultdict(list)
+    for held in recent:
+        for using, name in _names(held):
+            by_name[using, name].append(held)
+    rates = Counter({lock: len(holds) / (now - since) for lock, holds in by_name.items()})
+    return [
+        HotLock(*lock, rate, _last_of_each(by_name[lock]))
+        for lock, rate in rates.most_common(MAX_HOT)
+        if rate >= LEAST_RATE
+    ]
+
+
+def _names(held: Held) -> list[tuple[str, str]]:
+    """Alias and name of each lock that was held."""
+    if isinstance(held, Hold):
+        return [held.key[:2]]
+    places = held.group.places if len(held.group.places) <= _FEW else []
+    return [(using, name) for using, name, _ in places]
+
+
+def _last_of_each(holds: list[Held]) -> list[Held]:
+    """The last hold of each of the last owners."""
+    latest: dict[object, Held] = {}
+    for held in reversed(holds):
+        latest.setdefault(held.owner.serial, held)
+    return list(latest.values())[:MAX_NAMED]
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+# The history of this process, for the admin: its last hour by template, locks that it lost or freed by force.
+#
+# It is one text on each server, written every 15 seconds while something happens, and soon after a loss. It outlives
+# its process. Its content comes from ``locks.tallies``, and its size is limited.
+
+T = TypeVar("T")
+
+logger = logging.getLogger("django_rlock._monitoring.reports")
+
+HISTORIES = "rlock_histories"
+"""Sorted set of the processes that have a history: client id → server time when it was written, in seconds."""
+SLOT = 300.0
+"""The last hour is counted in slots of so many seconds."""
+SLOTS = 12
+LOOK_EVERY = 5.0
+WRITE_EVERY = 15.0
+KEEP = 86400.0
+"""How long a history is kept after it was last written, in seconds."""
+_EVENT_PAUSE = 1.0
+_RETRY_PAUSE = 10.0
+_LEAST_WINDOW = 1.0
+
+
+def history_key(client: str) -> str:
+    """The key of a process's history, a string."""
+    return f"rlock_history:{client}"
+
+
+@dataclass(slots=True)
+class Slot:
+    """What happened to the locks of a group in one slot; ``start`` is in monotonic seconds."""
+
+    start: float
+    acquired: int = 0
+    gave_up: int = 0
+    hold: Past | None = None
+    wait: Past | None = None
+
+
+class Hour:
+    """The last hour of one group."""
+
+    def __init__(self) -> None:
+        self._slots: deque[Slot] = deque(maxlen=SLOTS)
+
+    def take(self, tally: LockStatistics, now: float) -> bool:
+        """Take what was counted since the last time; returns whether that was anything."""
+        acquired, gave_up = tally.acquired.take(), tally.gave_up.take()
+        if not (acquired or gave_up or tally.waits):
+            return False
+        slot = self._slot(tally, now)
+        slot.acquired += acquired
+        slot.gave_up += gave_up
+        slot.hold = _longest([slot.hold, *_drained(tally.holds)])
+        slot.wait = _longest([slot.wait, *_drained(tally.waits)])
+        return True
+
+    def _slot(self, tally: LockStatistics, now: float) -> Slot:
+        start = now - now % SLOT
+        if not self._slots or self._slots[-1].start < start:
+            self._slots.append(Slot(start))
+            tally.longest_hold = tally.longest_wait = 0.0
+        return self._slots[-1]
+
+    def is_over(self, now: float) -> bool:
+        """Whether nothing has happened for an hour."""
+        return not self._slots or self._slots[-1].start <= now - (SLOTS + 1) * SLOT
+
+    def described(self, group: Group, clock: float, now: float) -> dict[str, Any]:
+        using, template, prefix = group
+        slots = [slot for slot in self._slots if slot.start > now - SLOTS * SLOT]
+        return {
+            "using": using,
+            "template": template[:MAX_TEXT],
+            "prefix": prefix[:MAX_TEXT],
+            "slots": [[round(slot.start + clock), slot.acquired, slot.gave_up] for slot in slots],
+            "hold": _described(_longest(slot.hold for slot in slots), using, clock),
+            "wait": _described(_longest(slot.wait for slot in slots), using, clock),
+        }
+
+
+class Recorder:
+    """Keeps the history of this process and its hot locks, and writes the history to all servers that it concerns.
+
+    ``homes_of`` returns the servers of an alias: CACHES alias or URL, and the alias through which to reach it. Times
+    are monotonic seconds. ``noted`` is set when something was counted since the last look, ``urgent`` when it is a loss
+    or a forced release.
+    """
+
+    def __init__(self, homes_of: Callable[[str], Mapping[str, str]]) -> None:
+        self.noted = self.urgent = False
+        self.hot: list[HotLock] = []
+        self._homes_of = homes_of
+        self._hours: dict[Group, Hour] = {}
+        self._servers: dict[str, Commands] = {}
+        self._unsent = False
+        self._looked_at = self._look_due = self._sent_at = -math.inf
+        self._write_from = math.inf
+
+    def round(self, now: float) -> float:
+        """Look and write if that is due; returns when to call this again."""
+        if self.urgent:
+            self.urgent = False
+            self._plan_to_write(max(now, self._sent_at + _EVENT_PAUSE))
+        if (self.noted or self.hot) and now >= self._look_due:
+            self._look(now)
+        if self._unsent and now >= self._write_from:
+            self._write(now)
+        look_due = self._look_due if self.noted or self.hot else math.inf
+        return min(look_due, self._write_from if self._unsent else math.inf)
+
+    def leave(self, now: float) -> None:
+        """Write what has not been written, at the process's end."""
+        self._look(now)
+        if self._unsent or self.urgent:
+            self._write(now)
+
+    def _plan_to_write(self, at: float) -> None:
+        self._write_from = min(self._write_from, at) if self._unsent else at
+        self._unsent = True
+
+    def _look(self, now: float) -> None:
+        self.noted = False
+        has_news = self._take(now)
+        window = now - self._looked_at
+        is_short = _LEAST_WINDOW <= window <= 2 * LOOK_EVERY  # else it has just begun, or slept meanwhile
+        recent = _drained(STATISTICS.recent)
+        self.hot = hot_locks(recent, self._looked_at, now) if is_short else []
+        self._looked_at, self._look_due = now, now + LOOK_EVERY
+        if has_news and not self._unsent:
+            self._plan_to_write(now + WRITE_EVERY)
+
+    def _take(self, now: float) -> bool:
+        has_news = False
+        for group, tally in STATISTICS.groups.copy().items():
+            hour = self._hours.setdefault(group, Hour())
+            has_news = hour.take(tally, now) or has_news
+            if hour.is_over(now):
+                del self._hours[group]
+                STATISTICS.forget(group)
+        return has_news
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, now: float) -> None:
+        self._unsent = False
+        self._sent_at = now
+        events = STATISTICS.events.copy()
+        aliases = {group[0] for group in self._hours} | {event.lock.using for event in events}
+        for cache, using in {home for alias in aliases for home in self._homes_of(alias).items()}:
+            try:
+                self._send(cache, using, now, events)
+            except ImproperlyConfigured:
+                pass  # a test has removed its alias
+            except SERVER_ERRORS as error:
+                log(logger, logging.INFO, "The history was not written; it is retried later: %s", error)
+                self._plan_to_write(now + _RETRY_PAUSE)
+
+    def _send(self, cache: str, using: str, now: float, events: deque[Event]) -> None:
+        server = self._servers.get(cache) or self._servers.setdefault(cache, commands_to(using, "reports"))
+        clock = server_clock(server, HISTORIES)
+        at = now + clock
+        document = describe_process(clock) | {
+            "work": [
+                hour.described(group, clock, now) for group, hour in self._hours.items() if self._is_at(group[0], cache)
+            ],
+            "events": [_event(event, clock) for event in events if self._is_at(event.lock.using, cache)],
+        }
+        key, text = history_key(client_id()), json.dumps(document, separators=(",", ":"))
+        server.run(
+            [
+                (key, ("SET", key, text, "PX", round(KEEP * 1000))),
+                (HISTORIES, ("ZADD", HISTORIES, repr(at), client_id())),
+                (HISTORIES, ("ZREMRANGEBYSCORE", HISTORIES, "-inf", repr(at - KEEP))),
+            ]
+        )
+
+    def _is_at(self, using: str, cache: str) -> bool:
+        return cache in self._homes_of(using)
+
+
+def server_clock(server: Commands, key: str) -> float:
+    """The time of the server that has a key, minus the monotonic time."""
+    before = monotonic()
+    ((seconds, micros),) = server.run([(key, ("TIME",))])
+    return int(seconds) + int(micros) / 1e6 - (before + monotonic()) / 2
+
+
+def _drained(new: deque[T]) -> list[T]:
+    """Take out what a deque has; other threads only add to it."""
+    return [new.popleft() for _ in range(len(new))]
+
+
+def _longest(found: Iterable[Past | None]) -> Past | None:
+    return max(filter(None, found), key=lambda past: past.seconds, default=None)
+
+
+def _described(past: Past | None, using: str, clock: float) -> dict[str, Any] | None:
+    return past and {
+        "name": past.key[1][:MAX_TEXT],
+        "seconds": round(past.seconds, 6),
+        "at": round(past.ended + clock, 3),
+        "place": past.place,
+        "context": described_context(using, past.context),
+    }
+
+
+def _event(event: Event, clock: float) -> dict[str, Any]:
+    return {
+        "what": event.what,
+        "at": round(event.at + clock, 3),
+        "using": event.lock.using,
+        "name": event.lock.name[:MAX_TEXT],
+        "owner": event.owner,
+        "by": event.by[:MAX_TEXT],
+        "reason": event.reason[:MAX_TEXT],
+        "whom": event.whom[:MAX_TEXT],
+        "place": event.place,
+        "context": described_context(event.lock.using, event.context),
+    }

@@ -1,0 +1,390 @@
+"""Process reports: what this process holds and waits for, written to Redis outside the acquire path.
+
+A background thread writes them: one hash for each process, with a field for each hold or wait that is older than half a
+second. It writes differences, in one pipeline, at most once a second. The admin and the commands read the reports
+(``inspection``) and compare them with the locks themselves, so a late or lost report misleads no reader. All times in a
+report are in the server's clock, so hosts with different clocks agree on how long a lock has been held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections import defaultdict, deque
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock._core import threads
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
+from django_rlock._core.process import Owned, on_exit
+from django_rlock._monitoring.recorded import HotLock, Recorder, describe_process, described_context, server_clock
+from django_rlock._monitoring.stacks import Stacks, shows_stack
+from django_rlock._transport.connections import SERVER_ERRORS
+from django_rlock._transport.identity import client_id
+from django_rlock._transport.registry import Command, commands_to
+from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
+from django_rlock.locks.records import Hold, Wait
+from django_rlock.settings import LONGEST, get_settings, server_aliases
+
+Item = Hold | Wait
+
+logger = logging.getLogger("django_rlock._monitoring.reports")
+
+PROCESSES = "rlock_processes"
+"""Sorted set of the processes that have a report: client id → server time of the last heartbeat, in seconds."""
+HEARTBEAT = 5.0
+"""How often a process reports that it is alive while it has anything to report, in seconds."""
+MIN_AGE = 0.5
+"""Holds and waits that end sooner than this are never written, in seconds."""
+MAX_ENTRIES = 1000
+"""How many holds and waits a process's report names; it names the oldest."""
+_WRITE_PAUSE = 1.0
+_RETRY_PAUSE = 10.0
+_SHORTEST_TTL = 60.0
+_CLOCK_PAUSE = HEARTBEAT
+_CLOCK_STEP = 0.2
+_FORGET_AFTER = 30 * 86400.0
+
+
+def report_key(client: str) -> str:
+    """The key of a process's report, a hash."""
+    return f"rlock_process:{client}"
+
+
+class Publisher:
+    """The report of this process on one server: what the server has, and what it should have.
+
+    It names the oldest MAX_ENTRIES holds and waits. Those younger than MIN_AGE wait in ``_young``, those for which
+    there is no room in ``_rest``; both are only checked as far as room becomes free.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.client = client_id()
+        self.using = using
+        self.key = report_key(self.client)
+        self.sent: dict[str, str] = {}
+        self.hot: list[HotLock] = []
+        self.certain = True  # whether the server has exactly what it was sent
+        self.clock = 0.0  # server time minus monotonic time
+        self.ttl = 0.0
+        self.clock_due = self.beat_due = self.ttl_due = self.write_from = -math.inf
+        self._commands = commands_to(using, "reports")
+        self._shown: dict[Item, _Text] = {}
+        self._young: deque[Item] = deque()
+        self._rest: deque[Item] = deque()
+        self._compact_at = MAX_ENTRIES
+
+    @property
+    def shows_stacks(self) -> bool:
+        """Whether it names a hold of which this process tells the stack."""
+        return any(map(shows_stack, self._shown))
+
+    def add(self, item: Item) -> None:
+        """Report a hold or a wait, once it is old enough."""
+        if item not in self._shown:
+            self._young.append(item)
+
+    def publish(self, now: float) -> float:
+        """Write what has changed; returns when to call this again."""
+        due = self._choose(now)
+        if not (self._shown or self.hot or self._may_be_there):
+            return due
+        if now < self.write_from:
+            return self.write_from
+        try:
+            if self._shown or self.hot:
+                self._write(now)
+            else:
+                self.remove()
+        except ImproperlyConfigured:
+            # A test has removed its alias; outside of tests settings do not change.
+            self.sent, self.certain = {}, True
+            return math.inf
+        except SERVER_ERRORS as error:
+            log(logger, logging.INFO, "The process report was not written; it is retried later: %s", error)
+            self.certain = False
+            self.write_from = now + _RETRY_PAUSE
+            return self.write_from
+        self.write_from = now + _WRITE_PAUSE
+        return self.write_from if self._shown or self.hot else due
+
+    def remove(self) -> None:
+        """Delete the report."""
+        self._commands.run([(self.key, ("UNLINK", self.key)), (PROCESSES, ("ZREM", PROCESSES, self.client))])
+        self.sent = {}
+        self.certain = True
+
+    def take_back(self) -> None:
+        """The same at the process's end; errors are ignored."""
+        if self._may_be_there:
+            with contextlib.suppress(*SERVER_ERRORS):
+                self.remove()
+
+    @property
+    def _may_be_there(self) -> bool:
+        """Whether the server may have a report, even from a write whose reply was lost."""
+        return bool(self.sent) or not self.certain
+
+    # --- its entries -------------------------------------------------------------------------------------------------
+
+    def _choose(self, now: float) -> float:
+        """Choose the entries; returns when the next item is old enough."""
+        for item in [item for item in self._shown if not _is_live(item)]:
+            del self._shown[item]
+        while self._young and self._young[0].since <= now - MIN_AGE:
+            item = self._young.popleft()
+            if _is_live(item) and item not in self._shown:
+                self._rest.append(item)
+        while self._rest and len(self._shown) < MAX_ENTRIES:
+            item = self._rest.popleft()
+            if _is_live(item):
+                self._shown[item] = _Text()
+        if len(self._rest) > self._compact_at:
+            self._rest = deque(item for item in self._rest if _is_live(item))
+            self._compact_at = max(2 * len(self._rest), MAX_ENTRIES)
+        return self._young[0].since + MIN_AGE if self._young else math.inf
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, now: float) -> None:
+        if now >= self.clock_due:
+            self._learn_clock()
+            self.clock_due = now + _CLOCK_PAUSE
+        fields = dict(text.of(item, self.clock) for item, text in self._shown.items())
+        fields |= dict(lock.field(self.clock) for lock in self.hot)
+        commands = self._changes(fields) if self.sent and self.certain else self._all(fields)
+        commands += self._ttl_commands(now)
+        if commands or now >= self.beat_due:
+            # This comes last, because its reply shows whether the server has lost the report (a restart, FLUSHALL).
+            commands.append((PROCESSES, ("ZADD", PROCESSES, repr(now + self.clock), self.client)))
+            is_new = bool(self._commands.run(commands)[-1])
+            self.certain = not (is_new and self.sent and self.certain)
+            self.beat_due = now + (HEARTBEAT if self.certain else _WRITE_PAUSE)
+        self.sent = fields
+
+    def _all(self, fields: dict[str, str]) -> list[Command]:
+        self.ttl = 0.0
+        mapping = describe_process(self.clock) | fields
+        return [(self.key, ("UNLINK", self.key)), (self.key, ("HSET", self.key, *_flat(mapping)))]
+
+    def _changes(self, fields: dict[str, str]) -> list[Command]:
+        changed = {field: text for field, text in fields.items() if self.sent.get(field) is not text}
+        gone = self.sent.keys() - fields.keys()
+        commands: list[Command] = []
+        if changed:
+            commands.append((self.key, ("HSET", self.key, *_flat(changed))))
+        if gone:
+            commands.append((self.key, ("HDEL", self.key, *gone)))
+        return commands
+
+    def _ttl_commands(self, now: float) -> list[Command]:
+        # It is refreshed after a third at the latest, so the report of a process that died outlives the leases in it.
+        longest = max((item.lease for item in self._shown if isinstance(item, Hold)), default=0.0)
+        ttl = min(max(_SHORTEST_TTL, 2 * longest), LONGEST)
+        if ttl <= self.ttl and now < self.ttl_due:
+            return []
+        self.ttl, self.ttl_due = ttl, now + ttl / 3
+        return [(self.key, ("PEXPIRE", self.key, math.ceil(ttl * 1000)))]
+
+    def _learn_clock(self) -> None:
+        clock = server_clock(self._commands, PROCESSES)
+        # Smaller differences come from the network; following them would rewrite every entry.
+        if abs(clock - self.clock) > _CLOCK_STEP:
+            self.clock = clock
+            forgotten = ("ZREMRANGEBYSCORE", PROCESSES, "-inf", repr(monotonic() + clock - _FORGET_AFTER))
+            self._commands.run([(PROCESSES, forgotten)])
+
+
+class _Text:
+    """An item's field of the report, made again only when the item has changed."""
+
+    __slots__ = ("_made_of", "_pair")
+
+    def __init__(self) -> None:
+        self._made_of: tuple[Any, ...] | None = None
+        self._pair = ("", "")
+
+    def of(self, item: Item, clock: float) -> tuple[str, str]:
+        parts = item.owner_id, clock, *((item.count, item.lease, item.renewed) if isinstance(item, Hold) else ())
+        if parts != self._made_of:
+            self._made_of, self._pair = parts, _entry(item, clock)
+        return self._pair
+
+
+class Reporter:
+    """The thread that writes the reports of this process, one for each server."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[Item] = deque()
+        self.publishers: dict[str, Publisher] = {}
+        self.recorder = Recorder(self._homes_of)
+        self.stacks = Stacks(self._wake)
+        self._homes: dict[str, dict[str, str]] = {}
+        self._event = threads.AutoResetEvent()
+        self._seat = threads.free_seat()
+        self._began = self._runs = self._stopped = False
+        self._leaving: threads.AutoResetEvent | None = None
+        self.wakes_at = math.inf
+
+    def tell(self, item: Item) -> None:
+        """Report a hold or a wait that a background thread has seen."""
+        self.inbox.append(item)
+        if item.since + MIN_AGE < self.wakes_at:
+            self._wake()
+
+    def counted(self, is_event: bool) -> None:
+        """Look at what was counted, in a while, or soon if it is a loss or a forced release."""
+        recorder = self.recorder
+        is_planned = self.wakes_at < math.inf  # not if an earlier call was interrupted before it woke the thread
+        if not is_planned or not recorder.noted or (is_event and not recorder.urgent):
+            recorder.noted = True
+            recorder.urgent = recorder.urgent or is_event
+            self._wake()
+
+    def _wake(self) -> None:
+        self._event.ring()
+        if not self._runs:
+            self._began = True
+            with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left
+                threads.start(self._run, name="rlock-reporter")
+
+    def stop(self) -> None:
+        """End the thread, because the settings have changed."""
+        self._stopped = True
+        self._event.ring()
+
+    def leave(self, within: float) -> None:
+        """At a clean exit, write the history, and delete the reports if nothing is held. Otherwise they stay, and stop
+        being refreshed."""
+        if self._began:
+            self._leaving = done = threads.AutoResetEvent()
+            self._event.ring()
+            done.wait(within)
+
+    def _run(self) -> None:
+        if not self._seat.quiet():
+            return  # another thread has the seat
+        self._runs = True
+        while not self._stopped:
+            self._event.quiet()
+            self.wakes_at = monotonic() + MIN_AGE
+            try:
+                due = self.round(monotonic())
+            except BaseException as error:  # noqa: BLE001 - reports would stop for good
+                log(logger, logging.ERROR, "The process report failed; it is retried: %s", repr(error))
+                due = monotonic() + _RETRY_PAUSE
+            self.wakes_at = due
+            self._event.wait(None if due == math.inf else due - monotonic())
+
+    def round(self, now: float) -> float:
+        """Write all reports that are due; returns when to call this again."""
+        while self.inbox:
+            item = self.inbox.popleft()
+            for publisher in self._publishers_of(item.lock.using):
+                publisher.add(item)
+        if self._leaving is not None:
+            self._take_back(now)
+            return math.inf
+        due = self.recorder.round(now)
+        self._share_hot()
+        due = min([due, *(publisher.publish(now) for publisher in self.publishers.values())])
+        self.stacks.answer()
+        for publisher in self.publishers.values():
+            if publisher.using not in self.stacks.heard and publisher.shows_stacks:
+                self.stacks.listen(publisher.using)
+        return due
+
+    def _share_hot(self) -> None:
+        hot: dict[Publisher, list[HotLock]] = defaultdict(list)
+        for lock in self.recorder.hot:
+            for publisher in self._publishers_of(lock.using):
+                hot[publisher].append(lock)
+        for publisher in self.publishers.values():
+            publisher.hot = hot[publisher]
+
+    def _publishers_of(self, using: str) -> list[Publisher]:
+        homes = self._homes_of(using)
+        for cache, server in homes.items():
+            if cache not in self.publishers:
+                self.publishers[cache] = Publisher(server)
+        return [self.publishers[cache] for cache in homes]
+
+    def _homes_of(self, using: str) -> dict[str, str]:
+        """The servers that get an alias's reports: CACHES alias or URL, and the alias through which to reach it."""
+        known = self._homes.get(using)
+        if known is None:
+            known = self._homes[using] = _homes(using)
+        return known
+
+    def _take_back(self, now: float) -> None:
+        self.recorder.leave(now)
+        for publisher in () if HOLDS else self.publishers.values():
+            publisher.take_back()
+        if self._leaving is not None:
+            self._leaving.ring()
+
+
+_reporter: Owned[Reporter] = Owned("reports", Reporter, stop=Reporter.stop)
+
+
+def local_report(clock: float) -> dict[str, str]:
+    """The report of this process as it would be written now, including the youngest holds and waits.
+
+    ``clock`` is the server's time minus the monotonic time, in seconds.
+    """
+    items: list[Item] = [*HOLDS.snapshot(), *WAITS.snapshot()]
+    return describe_process(clock) | dict(_entry(item, clock) for item in items if _homes(item.lock.using))
+
+
+def _is_live(item: Item) -> bool:
+    return (item in HOLDS and item.lost is None) if isinstance(item, Hold) else not item.over
+
+
+def _flat(mapping: dict[str, str]) -> list[str]:
+    return [word for pair in mapping.items() for word in pair]
+
+
+def _homes(using: str) -> dict[str, str]:
+    try:
+        return {get_settings(server).cache: server for server in server_aliases(using)}
+    except ImproperlyConfigured:
+        return {}  # a test has restored its settings while it held a lock
+
+
+def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:
+    """The report's field for a hold or wait, and its JSON."""
+    what = "hold" if isinstance(item, Hold) else "wait"
+    owner = item.hash_field
+    document: dict[str, Any] = {
+        "key": item.lock.key,
+        "kind": item.lock.kind,
+        "owner": owner,
+        "by": item.key[-1],
+        "since": round(item.since + clock, 3),
+        "place": item.place,
+        "context": described_context(item.lock.using, item.context),
+    }
+    if isinstance(item, Hold):
+        document |= {"count": item.count, "lease": item.lease, "renewed": item.renewed}
+    return f"{what} {owner} {item.lock.key}", json.dumps(document, separators=(",", ":"))
+
+
+def _tell(item: Item) -> None:
+    _reporter.value.tell(item)
+
+
+def _counted(is_event: bool) -> None:
+    _reporter.value.counted(is_event)
+
+
+def _leave(within: float) -> None:
+    _reporter.value.leave(within)
+
+
+NEWCOMERS.tell = _tell
+NEWCOMERS.counted = _counted
+on_exit("reports", _leave)

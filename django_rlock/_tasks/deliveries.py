@@ -1,0 +1,321 @@
+"""Messages that are delivered more than once: each task id succeeds in one run, and has at most one copy to come.
+
+A broker delivers a message again when its worker died, and when it was not acknowledged within the visibility timeout,
+even if it still runs or waits in a worker. So a message that finds its lock taken is not left unacknowledged: it is
+sent again as a copy that comes later, and acknowledged. The server remembers by the task's id
+
+* that the task has succeeded (``rlock_done``), and later that its outcome was stored: a copy that comes then ends at
+  once, even if the outcome has been forgotten;
+* which copy is to come (``rlock_copy``): any other copy that comes ends at once.
+
+A copy is ``<retries>:<token>``, with a new token each time it is sent. It is sent first and recorded afterwards; its
+headers name the copies of which one is recorded until then. So wherever a process dies, one copy is left that counts.
+If the record could not be read, the same copy is sent once more, because no other one would be recorded. A retry by the
+task itself replaces the copies of earlier attempts.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import uuid
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Any
+
+from celery import Task
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.states import READY_STATES
+from celery.utils.quorum_queues import detect_quorum_queues
+from kombu import Exchange, Queue
+from kombu.serialization import registry  # type: ignore[attr-defined]
+
+from django_rlock._core.clock import monotonic
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall
+from django_rlock._transport.driver import run_flow
+from django_rlock._transport.quorum.calls import AskTask, NoteTask
+from django_rlock._transport.registry import sync_driver
+from django_rlock._transport.worker import clean_up
+from django_rlock.locks.options import milliseconds
+from django_rlock.settings import get_settings
+
+DEFAULT_VISIBILITY = 3600.0
+"""The visibility timeout of kombu's Redis transport if the app sets none, in seconds."""
+_SHORTEST_VISIBILITY = 1.0
+"""No app sets less, in seconds. A run that waited for less than half of it does not read the slow settings."""
+UNNOTICED = 0.45
+"""The share of its visibility timeout that a message may wait in a worker, so that no copy comes meanwhile."""
+MARKED_FOR = 3
+"""How many visibility timeouts a success is remembered, unless the task sets a time."""
+SETTLING = 30.0
+"""How long a successful run may take to store its result, in seconds; after that it is assumed to have died before."""
+PATIENCE = 1.0
+"""How long to retry a record while Redis is unreachable, in seconds."""
+
+RETRIES, COPY, TOKEN, PARENTS = "rlock_retries", "rlock_copy", "rlock_token", "rlock_parents"
+WAITED = "rlock_waited"
+"""Headers of a message that was sent again: how often; whether another delivery of it may have run; its own token, and
+the tokens of its predecessors, of which one may still be recorded; if it was sent again to go on waiting, how long it
+waited for the lock in workers' slots, in seconds."""
+RECEIVED = "rlock_received"
+"""Set in the request of a run: when the worker received the message, in monotonic seconds."""
+CONTENT_TYPE = "rlock_content_type"
+"""Set likewise: the content type of the message, which names its serializer."""
+SENT_BY_ITSELF = "rlock_sent_by_itself"
+"""Set in the request of a run that sent its message again, as by ``retry(throw=False)``: success does not end it."""
+SUCCEEDED = "rlock_succeeded"
+"""Set in the request of a run whose success was recorded: its delivery."""
+SENT_AGAIN = "rlock_sent_again"
+"""Set in the request of a run whose message was sent again."""
+_DELAY = re.compile(r"^(?:[01]\.){28}")
+"""What RabbitMQ's delay puts before a routing key, in binary: so many seconds."""
+_OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED, CONTENT_TYPE})
+
+
+class Standing(enum.Enum):
+    """What to do with a delivery, by what is known of its task."""
+
+    COUNTS = "it is to run"
+    SETTLING = "its task has succeeded, and may be about to store its result"
+    DONE = "its task has succeeded"
+    SUPERSEDED = "another copy is to come"
+
+
+class Delivery:
+    """One delivery of a task's message. ``using`` is the alias that stores what is known of the task.
+
+    ``retries`` counts the task's own retries, ``lock_retries`` how often the message was sent again. ``has_begun`` is
+    whether the task may have run already, so that it must not be skipped; ``is_copy`` whether another delivery may be
+    running it now. ``waited`` is how long it has waited for the lock in workers' slots before, in seconds.
+    """
+
+    lock_retries = 0
+    waited = 0.0
+    _token = ""
+    _parents: Sequence[str] = ()
+
+    def __init__(self, task: Task[..., Any], message: Context, using: str, done_marker_time: float | None) -> None:
+        self.message = message
+        self._task = task
+        self._using = using
+        self._done_marker_time = done_marker_time
+        self.retries = int(message.retries or 0)
+        self._is_redelivered = bool((message.delivery_info or {}).get("redelivered"))
+        ours = vars(message).get
+        self.is_copy = bool(ours(COPY)) or self._is_redelivered
+        self.has_begun = self.is_copy or self.retries > 0
+        if token := ours(TOKEN):  # it was sent again
+            self._token = str(token)
+            self._parents = list(ours(PARENTS) or ())
+            self.lock_retries = int(ours(RETRIES) or 0)
+            self.waited = float(ours(WAITED) or 0)
+        self._received: float | None = ours(RECEIVED)
+        self._known: str | None = None
+
+    @cached_property
+    def _keys(self) -> tuple[str, str]:
+        return keys.task_keys(get_settings(self._using).key_prefix, str(self.message.id))
+
+    @property
+    def queue(self) -> str:
+        """The queue from which it came, by the key that routes there."""
+        return own_routing_key(self.message)
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def visibility(self) -> float:
+        """After how many seconds the broker delivers the message again."""
+        return visibility_timeout(self._task.app)
+
+    @property
+    def unnoticed(self) -> float:
+        """How long it may wait in a worker before the broker would deliver it again, in seconds."""
+        return self.visibility * UNNOTICED
+
+    def left_of(self, wait_time: float | None) -> float:
+        """How much of a time to wait is left; None waits forever. In seconds."""
+        return math.inf if wait_time is None else max(0.0, wait_time - self.waited)
+
+    @property
+    def _marked_for(self) -> float:
+        return MARKED_FOR * self.visibility if self._done_marker_time is None else self._done_marker_time
+
+    @property
+    def may_be_a_copy(self) -> bool:
+        """Whether there may be another delivery of it, so that the server must be asked about the task."""
+        return self.has_begun or bool(self._token) or self._has_waited
+
+    @property
+    def _has_waited(self) -> bool:
+        """Whether it has been in the worker for so long that the broker may have delivered it to another worker."""
+        if self._received is None:
+            return bool(self._task.acks_late)
+        waited = monotonic() - self._received
+        return waited > _SHORTEST_VISIBILITY / 2 and bool(waited > self.visibility / 2)
+
+    def standing(self) -> Standing:
+        """Ask Redis, by one command, what to do with it. Raises LockUnavailableError when Redis is unreachable."""
+        marked_ms, copy, is_stored = self._run(AskTask, scripts.TASK_READ, self._keys, "")
+        self._known = copy.decode()
+        if marked_ms >= 0:
+            age = self._marked_for - marked_ms / 1000
+            if is_stored or self._outcome_is_stored():
+                return Standing.DONE
+            if age < SETTLING:
+                return Standing.SETTLING
+        return Standing.COUNTS if self._counts(self._known) else Standing.SUPERSEDED
+
+    def _counts(self, known: str) -> bool:
+        """Whether it is the copy that is to come, or its successor. The first delivery of a message always counts."""
+        if not known or not (self._token or self._is_redelivered):
+            return True
+        retries, _, token = known.partition(":")
+        if int(retries) != self.retries:
+            return self.retries > int(retries)
+        return token in {self._token, *self._parents}
+
+    @property
+    def keeps_outcome(self) -> bool:
+        """Whether Celery stores the outcome; the message's option takes precedence over the task's."""
+        ignored = vars(self.message).get("ignore_result")
+        return not (self._task.ignore_result if ignored is None else ignored)
+
+    def _outcome_is_stored(self) -> bool:
+        """Whether the outcome is stored, or is not to be stored at all."""
+        if not self._leaves_outcome:
+            return True
+        backend: Any = self._task.backend
+        try:
+            return backend.get_task_meta(self.message.id, cache=False)["status"] in READY_STATES
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception:  # noqa: BLE001 - each backend has its own errors
+            return False  # a later delivery asks again
+
+    @property
+    def _leaves_outcome(self) -> bool:
+        """Whether the backend can be asked later for the outcome."""
+        backend: Any = self._task.backend
+        if not self.keeps_outcome or isinstance(backend, DisabledBackend):
+            return False
+        return not backend.as_uri().startswith("rpc:")  # it delivers outcomes, and stores none
+
+    # --- what is noted -----------------------------------------------------------------------------------------------
+
+    def note_run(self) -> None:
+        """Invalidate copies of attempts before this retry by the task itself."""
+        if self._known and int(self._known.partition(":")[0]) < self.retries:
+            self._expect(self._token)
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether its success is to be recorded."""
+        if SENT_BY_ITSELF in vars(self.message):
+            return False
+        return (bool(self._task.acks_late) or self.may_be_a_copy) and bool(self._marked_for)
+
+    def note_success(self) -> None:
+        """Record the success, so that copies that come later end at once."""
+        self._send(self._success(str(self.message.id)))
+        if self._leaves_outcome:
+            setattr(self.message, SUCCEEDED, self)
+
+    def note_stored(self) -> None:
+        """Record in the background that its outcome was stored. If that fails, copies look for the outcome itself."""
+        clean_up(self._using, self._success(f"+{self.message.id}"), monotonic() + self._marked_for)
+
+    def _success(self, value: str) -> ScriptCall:
+        return self._call(NoteTask, scripts.TASK_DONE, self._keys[:1], value, milliseconds(self._marked_for))
+
+    def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
+        """The headers of the copy that follows this delivery. A copy that continues to wait is not a retry."""
+        token, parents = uuid.uuid4().hex, self._parents
+        if self._known is not None:
+            parents = [self._token, self._known.partition(":")[2]]
+        elif self._token:
+            token = self._token
+        retries = self.lock_retries + (not waited)
+        return {RETRIES: retries, COPY: is_copy, TOKEN: token, PARENTS: parents, WAITED: waited}
+
+    def note_copy(self, headers: dict[str, Any]) -> None:
+        """Record that only this copy counts, unless another one was recorded since ``standing()``."""
+        if self._known is not None:
+            self._expect(headers[TOKEN])
+
+    def _expect(self, token: str) -> None:
+        kept = milliseconds(2 * self.visibility + REMEMBERED)
+        self._run(NoteTask, scripts.TASK_EXPECT, self._keys[1:], f"{self.retries}:{token}", self._known or "", kept)
+
+    def forget(self) -> None:
+        """Remove our headers, so that a ``retry()`` in the body starts counting from 0."""
+        if self.message.headers:
+            headers = self.message.headers.items()
+            self.message.headers = {name: value for name, value in headers if name not in _OURS}
+
+    def _run(
+        self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
+    ) -> Any:
+        return self._send(self._call(kind, script, all_keys, *args))
+
+    def _call(
+        self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
+    ) -> ScriptCall:
+        return kind(str(self._task.name), script, all_keys, args)
+
+    def _send(self, call: ScriptCall) -> Any:
+        driver = sync_driver(self._using)
+        _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
+        return reply
+
+
+def kept_options(message: Context, names: Collection[str]) -> dict[str, Any]:
+    """The options of a message that Celery forgets when it is sent again: its serializer, and those named, which its
+    headers have.
+    """
+    known = vars(message)
+    options = {name: known[name] for name in names if known.get(name)}
+    if serializer := registry.type_to_name.get(known.get(CONTENT_TYPE)):
+        options["serializer"] = serializer
+    return options
+
+
+def visibility_timeout(app: Any) -> float:
+    """After how many seconds the broker delivers an unacknowledged message again."""
+    return float((app.conf.broker_transport_options or {}).get("visibility_timeout") or DEFAULT_VISIBILITY)
+
+
+def own_headers(task: Task[..., Any], task_id: str | None, headers: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The headers of a message that is to be sent, without ours of another message, which a body has passed on."""
+    running = task.request.id  # None where a worker's main process sends the message of a lost child again
+    if not headers or (task_id is not None and running in {None, task_id}):
+        return headers
+    return {name: value for name, value in headers.items() if not name.startswith("rlock_")}
+
+
+def own_routing_key(message: Context) -> str:
+    """The key by which a message came to its queue, without what RabbitMQ's delay put before it."""
+    return _DELAY.sub("", (message.delivery_info or {}).get("routing_key") or "")
+
+
+def put_off(app: Any, message: Context, seconds: float) -> dict[str, Any]:
+    """Which options of a copy of a message change when it is to come later; none with most brokers.
+
+    Where there are quorum queues, RabbitMQ itself delays messages behind topic exchanges, for a whole number of seconds
+    and one at least. Celery would then route by the default queue's key; a queue with the message's own replaces that.
+    """
+    driver = app.connection_for_write().transport.driver_type
+    if not detect_quorum_queues(app, driver)[0]:
+        return {}
+    later = {"countdown": max(1, math.ceil(seconds))}
+    info = message.delivery_info or {}
+    key, exchange = info.get("routing_key") or "", info.get("exchange") or ""
+    own_key = own_routing_key(message)
+    types = {queue.exchange.name: queue.exchange.type for queue in app.amqp.queues.values() if queue.exchange}
+    if own_key == key and types.get(exchange, "direct") == "direct":
+        return later
+    return {**later, "queue": Queue(own_key, Exchange(exchange, type="topic"), routing_key=own_key)}

@@ -1,0 +1,116 @@
+"""Follows a message through a worker, by the worker's signals, to its ending.
+
+Each ending of a message leaves its place in the queue, and nothing else does. So the place stays while the message is
+to come again: when it was rejected for that, when it was sent again (which hands its place on), and when the process
+ended in the middle, until the worker has decided what becomes of it. The signals of the worker's main process leave it
+in the background, because other messages must not wait for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from celery.exceptions import TimeLimitExceeded
+from celery.signals import (
+    task_failure,
+    task_internal_error,
+    task_postrun,
+    task_received,
+    task_rejected,
+    task_retry,
+    task_revoked,
+    task_unknown,
+    worker_ready,
+)
+from celery.states import REJECTED, SUCCESS
+
+from django_rlock._core.clock import monotonic
+from django_rlock._tasks.deliveries import CONTENT_TYPE, RECEIVED, SUCCEEDED
+from django_rlock._tasks.reservations import PLACE, Place, leave_later
+
+_received: WeakValueDictionary[str, Any] = WeakValueDictionary()
+"""The worker's requests of messages that have places, by their ids: not all of Celery's signals have the request."""
+
+
+@task_received.connect(weak=False)
+def _note_arrival(request: Any, **_: Any) -> None:
+    """Record when the worker received the message: it may be delivered again while it waits there."""
+    if hasattr(request.task, "_rlock"):
+        request.request_dict.update({RECEIVED: monotonic(), CONTENT_TYPE: request.content_type})
+        if PLACE in request.request_dict:
+            _received[request.id] = request
+
+
+# --- where the task runs ---------------------------------------------------------------------------------------------
+
+
+@task_postrun.connect(weak=False)
+def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
+    """Handle the end of a run, or of what came before it. Without a state, its process ends or Celery has failed."""
+    known = vars(task.request)
+    if state == SUCCESS and SUCCEEDED in known:
+        known[SUCCEEDED].note_stored()
+    if state is None or (state == REJECTED and retval.requeue and task.acks_late):
+        return
+    if PLACE in known and hasattr(task, "_rlock") and (place := Place.of_request(task, task.request)):
+        place.leave()
+
+
+@task_internal_error.connect(weak=False)
+def _after_internal_error(task_id: str, request: Mapping[str, Any] | None, **_: Any) -> None:
+    _leave(request, task_id)
+
+
+# --- in the worker's main process ------------------------------------------------------------------------------------
+
+
+@task_revoked.connect(weak=False)
+def _after_revocation(request: Any, **_: Any) -> None:
+    """Handle what was revoked or has expired."""
+    _leave(vars(request), request.id)
+
+
+@task_failure.connect(weak=False)
+def _after_failure(sender: Any, task_id: str, exception: Any, **_: Any) -> None:
+    """Handle, above all, the end of a process or a time limit."""
+    request = _received.get(task_id)
+    if request is not None and not (isinstance(exception, TimeLimitExceeded) and _survives_time_limit(sender)):
+        _leave(request.request_dict, task_id)
+
+
+def _survives_time_limit(task: Any) -> bool:
+    acks = getattr(task, "acks_on_timeout", None)
+    return bool(task.acks_late) and not (task.acks_on_failure_or_timeout if acks is None else acks)
+
+
+@task_retry.connect(weak=False)
+def _after_cancellation(sender: Any, request: Any, reason: Any = None, **_: Any) -> None:
+    """Handle a run that a shutdown ends: only with ``acks_late`` does its message come again, whatever Celery says."""
+    if reason is None and not sender.acks_late:
+        _leave(vars(request), request.id)
+
+
+@task_unknown.connect(weak=False)
+@task_rejected.connect(weak=False)
+def _after_refusal(message: Any, **_: Any) -> None:
+    """Handle a message whose task or serializer this worker does not know."""
+    _leave(message.headers, (message.headers or {}).get("id", ""))
+
+
+@worker_ready.connect(weak=False)
+def _watch_decoding(sender: Any, **_: Any) -> None:
+    """Handle messages whose bodies cannot be decoded, of which no signal tells; ``sender`` is the worker's consumer."""
+    on_decode_error = sender.on_decode_error
+
+    def refuse(message: Any, error: Exception) -> None:
+        on_decode_error(message, error)
+        _after_refusal(message)
+
+    sender.on_decode_error = refuse
+
+
+def _leave(headers: Mapping[str, Any] | None, task_id: str) -> None:
+    if headers and PLACE in headers:
+        leave_later(headers[PLACE], task_id)

@@ -1,0 +1,404 @@
+"""Messages of a task with ``lock_scope="queue"`` or ``"until_start"``: of those with one key, one is in the queue.
+
+A message's place in the queue is a key in Redis, named after the lock, the task and the broker, with the value
+``<token>:<task id>`` and a description for operators. The sender takes the place for a short time before it sends the
+message, because it may die in between. Once the message is sent, the place is kept for ``lock_queue_time``. Until then
+other senders wait, and do not drop their message in favour of this one. So a stale place, left by a dead sender or a
+lost reply, never suppresses a message. docs/architecture.md has the table of states. The token is also a header of the
+message. It makes late commands harmless: a sender does not prolong a place that its message has already left, and an
+expired message does not remove another one's place.
+
+The place never replaces the lock: it does not allow a run, and exclusion does not depend on it. A run takes the lock
+first and then leaves the place, because from then on senders find the run by the lock itself: its owner's name contains
+a mark of the task, and the id. So freeing the lock of a dead process also ends its effect on senders. A message that is
+acknowledged late outlives the process; it keeps its place to the end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from hashlib import blake2b
+from socket import gethostname
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from django.core.exceptions import ImproperlyConfigured
+from kombu.utils.url import parse_url
+
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
+from django_rlock._monitoring.queued import ASKS, RUNS, UNSENT, change_call
+from django_rlock._redis import keys, scripts
+from django_rlock._tasks.deliveries import COPY, PATIENCE, TOKEN
+from django_rlock._tasks.holders import TaskHolder, seems_dead
+from django_rlock._transport.calls import ScriptCall, prepare
+from django_rlock._transport.driver import run_flow
+from django_rlock._transport.registry import sync_driver
+from django_rlock._transport.worker import clean_up
+from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
+from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks.kinds import owner_id_in
+from django_rlock.locks.options import milliseconds
+from django_rlock.settings import get_settings
+from django_rlock.signals import task_deduplicated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery.app.task import Context
+    from celery.result import AsyncResult
+
+    from django_rlock.celery import LockedTask
+
+logger = logging.getLogger("django_rlock.celery")
+
+Header = Sequence[str]
+PLACE = "rlock_place"
+"""The header of a message that has a place: its token, the alias of its lock, the mark of its task, the lock's name."""
+_OBJECT = "rlock_place_object"
+"""An attribute of the request of a message that has a place: the place."""
+SENDING = 5.0
+"""How long a place is reserved while its message is being sent, in seconds; another sender waits no longer."""
+_UNSENT = "?"
+"""The first character of the place's value meanwhile."""
+_PAUSES = 0.005, 0.2
+"""How long another sender waits before it checks again, at first and at most, in seconds; it doubles each time."""
+_MARK_BYTES = 5
+_LEFT_WITHIN = 3600.0
+"""How long to try to leave a place while Redis is unreachable, in seconds."""
+
+_warned: set[str] = set()
+"""The tasks for which a warning about parts of a canvas was logged."""
+
+
+class Place:
+    """The place of one message in the queue, as seen by the sender or the worker."""
+
+    def __init__(
+        self, task: LockedTask[..., Any], lock_name: str, task_id: str, token: str, mark: str | None = None
+    ) -> None:
+        self._task = task
+        self.task_id = task_id
+        self._options = options = task._rlock  # noqa: SLF001
+        self.mark = mark or mark_of(task)
+        self._value = f"{token}:{task_id}"
+        self.header = [token, options.using, self.mark, lock_name]
+        self.lock: BaseLock = options.lock([lock_name])
+        self._key = keys.place_key(self.lock.key, self.mark)
+        self._is_left = False
+
+    @classmethod
+    def of_request(cls, task: LockedTask[..., Any], request: Context) -> Place | None:
+        """The place of a message that runs, if it has one; the same object each time."""
+        found = vars(request)
+        if PLACE in found and _OBJECT not in found:
+            found[_OBJECT] = cls.of_header(task, found[PLACE], str(request.id))
+        return found.get(_OBJECT)
+
+    @classmethod
+    def of_header(cls, task: LockedTask[..., Any], header: Header, task_id: str) -> Place:
+        token, _, mark, lock_name = header
+        return cls(task, lock_name, task_id, token, mark)
+
+    def take(self, queue: str = "", starts_in: float = 0.0, replaces: str = "") -> str | None:
+        """Take the place, or return the id of the task that has it or runs. Waits while another message is being sent.
+
+        ``replaces`` is which message gives way: ``"earlier"`` one that starts later, ``"replace"`` any that waits; it
+        does once this message has been sent. Raises LockUnavailableError when Redis is unreachable.
+        """
+        if get_settings(self._options.using).nodes is not None:
+            raise ImproperlyConfigured(unfit_alias(self._task))
+        mark = f"@{self.mark}:" if self._options.scope == "queue" and not self._options.runs_again else ""
+        pause, longest = _PAUSES
+        while True:
+            known, run, left_ms = self._try_to_take(mark, queue, starts_in, replaces)
+            if known == _UNSENT + self._value:
+                return None
+            if run:
+                holder = TaskHolder.of(owner_id_in(run, self.lock))
+                if holder is not None and not holder.is_gone and not seems_dead(self._options, left_ms / 1000):
+                    return holder.task_id
+                mark = ""  # the run has ended: from now on only the place counts
+            elif not known.startswith(_UNSENT):
+                return known.partition(":")[2]
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+
+    def take_again(self, queue: str = "") -> None:
+        """Take the place for a message that is sent again, perhaps from within its run, if no other message has it."""
+        with logged(self._task):
+            self._try_to_take("", queue)
+            self._is_left = False
+
+    def keep(self, seconds: float, starts_in: float = 0.0) -> None:
+        """Keep the place for a number of seconds from now, if it is still this message's."""
+        self._change(milliseconds(seconds), milliseconds(starts_in))
+
+    def begin(self) -> bool:
+        """Leave the place, because the run holds the lock; or keep it for a message that outlives the process.
+
+        Returns whether another message has replaced this one.
+        """
+        if self._task.acks_late and self._options.scope == "queue" and not self._options.runs_again:
+            return self._change(milliseconds(self._options.queue_time), RUNS).is_replaced
+        self._is_left = True
+        return self._change(0, RUNS).is_replaced
+
+    def is_replaced(self) -> bool:
+        """Whether another message has replaced this one."""
+        return self._change(ASKS, RUNS).is_replaced
+
+    def leave(self, state: str = RUNS) -> None:
+        """Leave the place, if it is still this message's; in the background if Redis is unreachable. With ``UNSENT``,
+        the message that this one was to replace has it again."""
+        if self._is_left:
+            return
+        self._is_left = True
+        try:
+            self._change(0, state)
+        except BaseException as error:
+            leave_later(self.header, self.task_id, state)
+            if not isinstance(error, LockUnavailableError):
+                raise
+
+    def hand_on(self) -> None:
+        """Do not leave the place: it belongs to another copy of the message, which has been sent."""
+        self._is_left = True
+
+    def free(self) -> bool:
+        """Free the place, whichever messages have it and are about to; returns whether it was taken."""
+        freed = False
+        for _ in ("the former place", "the place"):
+            if known := self._change(0, RUNS).known:
+                self._value = known  # by its value: a copy may come late
+                freed = self._change(0, RUNS).is_done or freed
+        return freed
+
+    def _try_to_take(self, mark: str, queue: str, starts_in: float = 0.0, replaces: str = "") -> tuple[str, str, int]:
+        sender = f"{gethostname()}:{os.getpid()}"
+        about = {"lock": self.lock.name, "task": str(self._task.name), "queue": queue, "sender": sender}
+        place, places, former, _ = keys.place_change_keys(self.lock.key, self._key)
+        args = milliseconds(SENDING), mark, json.dumps(about), milliseconds(starts_in), replaces
+        queueing = prepare(scripts.TASK_QUEUE, (place, self.lock.key, places, former), args)
+        known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, self._value))
+        return known.decode().partition("\n")[0], run.decode(), left_ms
+
+    def _change(self, ms: int | str, starts: int | str) -> _Changed:
+        done, known, replaced = self._run(change_call(self.lock, self._key, self._value, ms, starts))
+        return _Changed(bool(done), _value_in(known), bool(replaced))
+
+    def _run(self, call: ScriptCall) -> list[Any]:
+        driver = sync_driver(self._options.using)
+        _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
+        return reply
+
+
+class _Changed(NamedTuple):
+    """The outcome of a change of a place: whether it was this message's, else the value that a place has, or ""; and
+    whether another message has replaced this one."""
+
+    is_done: bool
+    known: str
+    is_replaced: bool
+
+
+def leave_later(header: Header, task_id: str, state: str = RUNS) -> None:
+    """Leave a message's place in the background, if it is still this message's; its task need not be known here."""
+    token, using, mark, lock_name = header
+    try:
+        lock = rlock(lock_name, using=using)
+    except ImproperlyConfigured as error:
+        log(logger, logging.WARNING, "The place of message %s in the queue is not left: %s", task_id, error)
+        return
+    call = change_call(lock, keys.place_key(lock.key, mark), f"{token}:{task_id}", 0, state)
+    clean_up(using, call, monotonic() + _LEFT_WITHIN)
+
+
+def _value_in(known: bytes) -> str:
+    """The token and the task id of what a place has."""
+    return known.decode().partition("\n")[0].removeprefix(_UNSENT)
+
+
+def mark_of(task: LockedTask[..., Any]) -> str:
+    """A mark that the owners of all runs of a task have in common, unless their messages come by different brokers."""
+    conf: Any = task.app.conf
+    options = conf.broker_transport_options or {}
+    prefix = options.get("global_keyprefix") or options.get("queue_name_prefix") or ""
+    urls = conf.broker_write_url or ""
+    return _mark(str(task.name), urls if isinstance(urls, str) else ";".join(urls), str(prefix))
+
+
+@cache
+def _mark(name: str, urls: str, prefix: str) -> str:
+    parts = [parse_url(url) for url in urls.split(";") if url]
+    brokers = sorted(f"{each['hostname']}:{each['port']}/{each['virtual_host']}" for each in parts)
+    return blake2b("\n".join([name, prefix, *brokers]).encode(), digest_size=_MARK_BYTES).hexdigest()
+
+
+def unfit_alias(task: LockedTask[..., Any]) -> str:
+    """The error text for an alias with several nodes."""
+    needs = f"{task.name}: lock_scope={task.lock_scope!r} needs an alias with one server or one cluster"
+    return f"{needs}, and {task.lock_using!r} has NODES."
+
+
+# --- sending ---------------------------------------------------------------------------------------------------------
+
+
+def send_once(
+    task: LockedTask[..., Any],
+    lock_name: Callable[[], str],
+    args: tuple[tuple[Any, ...], dict[str, Any]],
+    task_id: str,
+    options: dict[str, Any],
+    send: Callable[..., AsyncResult[Any]],
+    on_queued: str,
+) -> AsyncResult[Any]:
+    """Send a message, unless another one with its key waits or runs: then return that one's result, or raise
+    TaskQueuedError. The result's ``was_sent`` says which.
+    """
+    headers: Mapping[str, Any] = options.get("headers") or {}
+    if PLACE in headers:
+        return sent(_send_again(task, headers[PLACE], task_id, _queue_of(task, args, options), options, send))
+    if _was_sent_before(options, headers) or _is_of_a_canvas(task, options):
+        return sent(send(task_id=task_id, **options))
+    place = Place(task, lock_name(), task_id, uuid.uuid4().hex)
+    replaces = on_queued if on_queued in {"earlier", "replace"} else ""
+    other = place.take(_queue_of(task, args, options), _starts_in(task, options), replaces)
+    if other is not None:
+        return _left_to(other, task, place, on_queued)
+    return sent(_send_in(place, task, task_id, {**options, "headers": {**headers, PLACE: place.header}}, send))
+
+
+def _send_again(
+    task: LockedTask[..., Any],
+    header: Header,
+    task_id: str,
+    queue: str,
+    options: dict[str, Any],
+    send: Callable[..., AsyncResult[Any]],
+) -> AsyncResult[Any]:
+    """Send a message that a worker, or the task's own retry(), sends again: always, whoever has its place.
+
+    If the message is running here, it hands its place on, and so does not leave it.
+    """
+    place = Place.of_header(task, header, task_id)
+    if options["headers"].get(COPY):  # the original's run may end meanwhile, and leave the place
+        result = send(task_id=task_id, **options)
+        _keep(place, task, options)
+    else:
+        place.take_again(queue)
+        result = _send_in(place, task, task_id, options, send)
+    running = Place.of_request(task, task.request)
+    if running is not None and running.header == place.header:
+        running.hand_on()
+    return result
+
+
+def _send_in(
+    place: Place,
+    task: LockedTask[..., Any],
+    task_id: str,
+    options: dict[str, Any],
+    send: Callable[..., AsyncResult[Any]],
+) -> AsyncResult[Any]:
+    try:
+        result = send(task_id=task_id, **options)
+    except BaseException:
+        place.leave(UNSENT)
+        raise
+    _keep(place, task, options)
+    return result
+
+
+def _keep(place: Place, task: LockedTask[..., Any], options: Mapping[str, Any]) -> None:
+    """Keep the place of a message that was sent. If that fails, it expires soon, and another message may be sent."""
+    with logged(task):
+        place.keep(_time_in_queue(task, options), _starts_in(task, options))
+
+
+def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
+    """The result, which says whether the call that returns it has sent its message."""
+    result.was_sent = was_sent  # type: ignore[attr-defined]
+    return result
+
+
+def _left_to(other: str, task: LockedTask[..., Any], place: Place, on_queued: str) -> AsyncResult[Any]:
+    lock = place.lock
+    if on_queued == "raise":
+        raise TaskQueuedError(lock.name, other)
+    reason = f"task {other} waits or runs with its key"
+    log(logger, logging.INFO, "Task %s was not sent: %s", task.name, reason)
+    task_deduplicated.tell(lock, task=task, task_id=other, reason=reason)
+    return sent(task.AsyncResult(other), was_sent=False)
+
+
+def _queue_of(
+    task: LockedTask[..., Any], args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]
+) -> str:
+    """The name of the queue of a message, for operators who list places; "" if unknown."""
+    app: Any = task.app
+    try:
+        routed = app.amqp.router.route({**task._get_exec_options(), **options}, task.name, *args)  # type: ignore[attr-defined] # noqa: SLF001
+    except Exception:  # noqa: BLE001 - a router of the project's; Celery is about to raise the same error
+        return ""
+    queue = routed.get("queue") or routed.get("routing_key") or ""
+    return str(getattr(queue, "name", queue))
+
+
+def _was_sent_before(options: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
+    """Whether it is a message without a place that is sent again."""
+    return bool(options.get("retries")) or TOKEN in headers
+
+
+def _is_of_a_canvas(task: LockedTask[..., Any], options: Mapping[str, Any]) -> bool:
+    """Whether others wait for this message: a chord, a group, the rest of a chain, a callback, a replaced task."""
+    parts = "group_id", "chord", "link", "replaced_task_nesting"
+    if not any(map(options.get, parts)) and options.get("chain") is None:
+        return False
+    if task.name not in _warned:
+        _warned.add(task.name)
+        log(
+            logger,
+            logging.WARNING,
+            "Task %s is part of a chord, group or chain, or has a callback, where each message counts: such messages "
+            "are all sent, and only their runs are locked.",
+            task.name,
+        )
+    return True
+
+
+def _time_in_queue(task: LockedTask[..., Any], options: Mapping[str, Any]) -> float:
+    """The longest time that a message may wait from now on, in seconds."""
+    expires = options.get("expires", task.expires)
+    longest = float("inf") if expires is None else max(_seconds_until(task, expires), 1.0)
+    return min(_starts_in(task, options) + task._rlock.queue_time, longest)  # noqa: SLF001
+
+
+def _starts_in(task: LockedTask[..., Any], options: Mapping[str, Any]) -> float:
+    """How long a message has to wait at least, in seconds."""
+    return max(0.0, *(_seconds_until(task, options.get(name)) for name in ("eta", "countdown")))
+
+
+def _seconds_until(task: LockedTask[..., Any], moment: float | str | datetime | None) -> float:
+    if moment is None or isinstance(moment, int | float):
+        return float(moment or 0)
+    when: Any = maybe_iso8601(moment)
+    return float((maybe_make_aware(when, task.app.timezone) - task.app.now()).total_seconds())
+
+
+@contextmanager
+def logged(task: LockedTask[..., Any]) -> Iterator[None]:
+    """Log that Redis is unreachable, if only a place in the queue is affected."""
+    try:
+        yield
+    except LockUnavailableError as error:
+        log(logger, logging.WARNING, "The place of a message of task %s in the queue: %s", task.name, error)

@@ -1,0 +1,516 @@
+"""One call of a task under its lock, and what happens instead while the lock is taken."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.states import RETRY, STARTED
+
+from django_rlock._core.callbacks import log
+from django_rlock._core.redis_internals import is_test
+from django_rlock._core.text import reason_of
+from django_rlock._redis.keys import is_kept
+from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing
+from django_rlock._tasks.holders import TaskHolder, erase, free_the_dead, holders_of, label, note_of, seems_dead, write
+from django_rlock._tasks.reservations import Place, logged, mark_of
+from django_rlock._tasks.skipped import Skipped, end_chain, held_by, skipped
+from django_rlock._transport.identity import thread_owner
+from django_rlock._transport.interruptions import run_when_dropped
+from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
+from django_rlock.inspection import describe_holder
+from django_rlock.locks import BaseLock
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.records import Hold, context
+from django_rlock.locks.transactions import given_back_later
+from django_rlock.settings import get_settings
+from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
+
+if TYPE_CHECKING:
+    from celery.canvas import Signature
+
+    from django_rlock._tasks.options import TaskOptions
+    from django_rlock.celery import LockedTask
+
+logger = logging.getLogger("django_rlock.celery")
+
+_NO_RETRY = "Eager mode sends no message again, so the task ends as after its last retry"
+_PAUSES = 0.1, 1.0
+"""How long to wait before sending a message again is retried, in seconds."""
+
+locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
+"""The lock of each task that runs in this context, by the task's name."""
+
+
+def run_message(
+    task: LockedTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], request: Context, body: Callable[[], Any]
+) -> Any:
+    """Run the body as ``Run.execute`` does.
+
+    A message with an outcome leaves its place before that is stored, so that whoever gets it can send the next one. All
+    other endings leave the place by the worker's signals, in ``messages``.
+    """
+    place = Place.of_request(task, request)
+    try:
+        run = Run(task, args, kwargs, request, place)
+        result = run.execute(body)
+    except _ReplacedError:
+        result = run.leave_to_another()
+    except Exception as error:
+        if place is not None and _is_outcome(task, error):
+            place.leave()
+        raise
+    if place is not None:
+        place.leave()
+    return result
+
+
+def _is_outcome(task: LockedTask[..., Any], error: Exception) -> bool:
+    """Whether the task fails with an error."""
+    return not _is_retried(task, error) and not isinstance(error, Retry | Reject | Ignore)
+
+
+def _is_retried(task: LockedTask[..., Any], error: BaseException) -> bool:
+    """Whether ``autoretry_for``, which is around the lock, takes an error for a reason to send the message again."""
+    retried: Any = getattr(task, "autoretry_for", ())
+    never: Any = getattr(task, "dont_autoretry_for", ())
+    return isinstance(error, tuple(retried)) and not isinstance(error, (Ignore, Retry, *never))
+
+
+class Rejected(Reject, Ignore):
+    """Rejects a message. ``autoretry_for``, which is around the lock, lets each Ignore pass."""
+
+
+class _ReplacedError(Exception):
+    """Another message is to run instead of this one."""
+
+
+class Run:
+    """One call of a task. ``request`` is Celery's, or None for a plain call; ``place`` is its message's place in the
+    queue, if it has one.
+    """
+
+    def __init__(
+        self,
+        task: LockedTask[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        request: Context | None = None,
+        place: Place | None = None,
+    ) -> None:
+        self.task = task
+        self.options = options = task._rlock  # noqa: SLF001
+        self.task_id = "" if request is None else str(request.id)
+        self.delivery: Delivery | None = None
+        self._place = place
+        self._is_eager = request is not None and bool(request.is_eager)
+        if request is not None and not self._is_eager:
+            self.delivery = Delivery(task, request, options.using, options.done_marker_time)
+        self.lock = options.lock(self._names(args, kwargs), lease_time=options.lease_time, at_least=options.at_least)
+        self.lock.wait_time = self._wait_time(self.delivery)
+        self._is_to_tell_wait = self.delivery is None and self.lock.wait_time is None
+        if self._is_to_tell_wait:
+            self.lock.wait_time = 0.0  # at first, since nothing else would say why the caller stands still
+
+    @property
+    def mark(self) -> str:
+        """The mark by which senders find the run, if they look for it."""
+        if self.options.scope != "queue":
+            return ""
+        return mark_of(self.task) if self._place is None else self._place.mark
+
+    def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """The names of the locks. Runs with ``"until_start"`` may overlap, but not the copies of one message."""
+        names = self.options.naming.names(self.task, args, kwargs, self.task_id)
+        if self.options.scope != "until_start":
+            return names
+        return [f"{name}:{self.task_id or uuid.uuid4()}" for name in names]
+
+    def _wait_time(self, delivery: Delivery | None) -> float | None:
+        """How long to wait in the slot: not for the run whose copy this is, and not until the broker sends a copy."""
+        if delivery is None:
+            return self.options.wait_time_without_message(self._is_eager)
+        wait_time = delivery.left_of(self.options.wait_time)
+        if not wait_time:
+            return 0.0
+        if delivery.is_copy and _Holders(self.lock).has(self.task_id):
+            return 0.0
+        if self.task.acks_late:
+            wait_time = min(wait_time, delivery.unnoticed)
+        return None if wait_time == math.inf else wait_time
+
+    def _is_to_wait_on(self, delivery: Delivery) -> bool:
+        """Whether the wait ended early, so that the broker sends no copy."""
+        left = delivery.left_of(self.options.wait_time)
+        return self.lock.wait_time is not None and self.lock.wait_time < left
+
+    def execute(self, body: Callable[[], Any]) -> Any:
+        """Run the body under the lock; if the lock cannot be taken, do what the options say instead."""
+        stage, lock = "taking", self.lock
+        if lock.wait_time != 0:
+            self._end_if_replaced()
+        try:
+            with _Surroundings(self):
+                lock.enter(describe=False)
+                try:
+                    self._begin()
+                    stage = "running"
+                    result = body()
+                    stage = "releasing"
+                    self._note_success()
+                except BaseException as error:
+                    if stage == "running" and _is_retried(self.task, error):
+                        self._keep_out_others()
+                    lock._end_block(error)  # noqa: SLF001
+                    raise
+                lock._end_block(None)  # noqa: SLF001
+        except LockTimeoutError as error:
+            if stage == "running":
+                raise
+            return self._when_taken(error, body)
+        except LockUnavailableError as error:
+            if stage == "releasing":
+                self.log(logging.ERROR, "has done its work, but: %s", error)
+                return result
+            if stage == "running" or self.delivery is None:
+                raise
+            raise self._when_unavailable(self.delivery, error) from error
+        return result
+
+    def _begin(self) -> None:
+        """Check, once the lock is held, whether the work is done or belongs to another copy of the message."""
+        delivery = self.delivery
+        if delivery is None:
+            return
+        if delivery.may_be_a_copy:
+            standing = self._end_if_settled(delivery)
+            if standing is Standing.SETTLING:
+                raise self._sent_anew(delivery, RLockError(standing.value), self._delay(delivery), is_copy=True)
+            delivery.note_run()
+        if self._place is not None and self._place.begin() and not delivery.retries:
+            raise _ReplacedError
+        if self.task._stores_start and delivery.keeps_outcome:  # noqa: SLF001
+            self._store(delivery.message, {"pid": os.getpid(), "hostname": delivery.message.hostname}, STARTED)
+        delivery.forget()
+
+    def _note_success(self) -> None:
+        """Record the success while the lock is still held, so that no copy can run before that."""
+        if self.delivery is not None and self.delivery.is_remembered and not self.lock.lost:
+            try:
+                self.delivery.note_success()
+            except LockUnavailableError as error:
+                self.log(logging.ERROR, "has done its work, which could not be recorded: %s", error)
+
+    def _keep_out_others(self) -> None:
+        """Take the place again for a message that ``autoretry_for`` is about to send again, while the lock is held: so
+        other senders always find one of them."""
+        if self._place is not None and self.delivery is not None:
+            self._place.take_again(self.delivery.queue)
+
+    # --- another message is to run instead ---------------------------------------------------------------------------
+
+    def _end_if_replaced(self) -> None:
+        """Raise _ReplacedError if another message has replaced this one, whose work has not begun."""
+        if self._place is not None and self.delivery is not None and not self.delivery.retries:
+            with logged(self.task):
+                if self._place.is_replaced():
+                    raise _ReplacedError
+
+    def leave_to_another(self) -> Skipped | None:
+        """Return the result of a message that another one has replaced."""
+        self._tell(task_deduplicated, "was dropped: %s", "another message has replaced it")
+        return skipped(self.task, self.lock.name, None)
+
+    # --- the lock is taken -------------------------------------------------------------------------------------------
+
+    def _when_taken(self, error: LockTimeoutError, body: Callable[[], Any]) -> Any:
+        self._end_if_replaced()
+        found = _Holders(self.lock)
+        if found.frees_the_dead():
+            return self.execute(body)
+        delivery, on_locked = self.delivery, self.options.on_locked
+        if self._is_to_tell_wait:
+            return self._wait_on(error, body)
+        if delivery is not None:
+            error.waited += delivery.waited
+            has_begun = delivery.has_begun or found.has(self.task_id)
+            if has_begun or (on_locked == "skip" and found.seems_dead(self.options, error)):
+                self._end_if_settled(delivery)
+                # Its holder may be about to release it, or may be dead: then the end of the lease is the time to retry.
+                countdown = min(self._delay(delivery), math.inf if error.retry_after is None else error.retry_after)
+                raise self._sent_anew(delivery, error, countdown, is_copy=has_begun) from error
+            if self._is_to_wait_on(delivery):
+                self._end_if_settled(delivery)
+                raise self._sent_anew(delivery, error, 0, waited=error.waited) from error
+            if (on_locked == "retry" and self._may_retry(delivery)) or (
+                on_locked == "skip" and self.options.runs_again
+            ):
+                self._end_if_settled(delivery)
+                raise self._sent_anew(delivery, error, self._delay(delivery)) from error
+        if on_locked == "skip":
+            return self._skipped(error, found)
+        error = _described(error, self.lock)
+        if callable(on_locked):
+            return on_locked(self.task, error)
+        if self._is_eager and on_locked == "retry":
+            self.log(logging.WARNING, "%s: %s", _NO_RETRY, error)
+            error.add_note(f"{_NO_RETRY}.")
+        raise error
+
+    def _wait_on(self, error: LockTimeoutError, body: Callable[[], Any]) -> Any:
+        described = _described(error, self.lock)
+        text = "waits without limit, as there is no message to send again: %s"
+        self.log(logging.WARNING if self._is_eager or is_test() else logging.INFO, text, described)
+        self._is_to_tell_wait, self.lock.wait_time = False, None
+        return self.execute(body)
+
+    def _skipped(self, error: LockTimeoutError, found: _Holders) -> Skipped | None:
+        waited = f" and was not free within {error.waited:.1f} s" if error.waited >= 0.05 else ""
+        other = None if found.first_task else _described(error, self.lock).holder
+        self._tell(task_skipped, "was skipped: %s", held_by(self.lock.name, found.first_task, other) + waited)
+        result = skipped(self.task, self.lock.name, found.first_task)
+        if self.delivery is not None and self.options.on_skipped == "stop_chain":
+            end_chain(self.task, self.delivery.message, result)
+        return result
+
+    def _when_unavailable(self, delivery: Delivery, error: LockUnavailableError) -> Exception:
+        """The exception that neither runs the task without the lock nor loses its message."""
+        if delivery.has_begun or self._may_retry(delivery):
+            return self._sent_anew(delivery, error, self._delay(delivery), delivery.has_begun)
+        return error
+
+    def _end_if_settled(self, delivery: Delivery) -> Standing:
+        """Raise Ignore for a copy that is not needed: it is acknowledged, and the task's state does not change."""
+        try:
+            standing = delivery.standing()
+        except LockUnavailableError as error:
+            raise self._when_unavailable(delivery, error) from error
+        if standing in {Standing.DONE, Standing.SUPERSEDED}:
+            if standing is Standing.SUPERSEDED and self._place is not None:
+                self._place.hand_on()
+            self._tell(task_deduplicated, "was dropped: %s", standing.value)
+            raise Ignore(standing.value)
+        return standing
+
+    # --- sending again -----------------------------------------------------------------------------------------------
+
+    def _may_retry(self, delivery: Delivery) -> bool:
+        limit = self.options.max_retries
+        return limit is None or delivery.lock_retries < limit
+
+    def _delay(self, delivery: Delivery) -> float:
+        """How long the message waits, in a worker's memory; the broker must not redeliver it meanwhile. In seconds."""
+        delay = min(self.options.delay(delivery.lock_retries), delivery.unnoticed)
+        return delay * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+    def _sent_anew(
+        self, delivery: Delivery, error: RLockError, countdown: float, is_copy: bool = False, waited: float = 0.0
+    ) -> Exception:
+        """Send the message again with all its options, and return the exception that reports this to the worker.
+
+        ``Task.retry`` is not used: it counts against the task's own ``max_retries``, and without a broker it discards
+        the message. The state of a task that may be running elsewhere is not changed. In other cases the state is
+        stored before the message is sent, because the copy may succeed at once.
+        """
+        message = delivery.message
+        if not is_copy and delivery.keeps_outcome:
+            self._store(message, error, RETRY)
+        signature = self.task.signature_from_request(message, countdown=countdown, retries=message.retries)
+        headers = delivery.next_copy(is_copy, waited)
+        signature.set(headers={**(signature.options.get("headers") or {}), **headers})
+        if failure := self._failure_to_send(signature):
+            return self._unsent(error, failure, is_copy)
+        try:
+            delivery.note_copy(headers)
+        except LockUnavailableError as unavailable:
+            self.log(logging.WARNING, "is sent again, which could not be recorded: %s", unavailable)
+        self._tell(task_deferred, "was sent again: %s", error)
+        message.ignore_result = True  # so that Celery stores no state now
+        setattr(message, SENT_AGAIN, True)
+        return Retry(exc=error, when=signature.options["countdown"], sig=signature)
+
+    def _failure_to_send(self, signature: Signature[Any]) -> Exception | None:
+        """Send a message; returns the error if that fails. Only what Celery has not retried itself is tried again."""
+        failure: Exception
+        for pause in (*_PAUSES, None):
+            try:
+                signature.apply_async()
+            except (self.task.OperationalError, SoftTimeLimitExceeded) as error:
+                return error
+            except Exception as error:  # noqa: BLE001 - each broker and serializer has its own errors
+                failure = error
+                if pause is not None:
+                    time.sleep(pause)
+            else:
+                return None
+        return failure
+
+    def _unsent(self, error: RLockError, failure: Exception, is_copy: bool) -> Exception:
+        """The exception for a message that could not be sent again.
+
+        The broker redelivers an unacknowledged one. A copy, whose task may be running elsewhere, does not fail in any
+        case: that would be the outcome of the task. Any other message that was acknowledged fails now.
+        """
+        self.log(logging.WARNING, "could not be sent again: %s", reason_of(failure))
+        if is_copy or self.task.acks_late:
+            return Rejected(error, requeue=True)
+        error.add_note(f"The message could not be sent again: {reason_of(failure)}")
+        return failure if isinstance(failure, SoftTimeLimitExceeded) else error
+
+    def _store(self, message: Context, outcome: object, state: str) -> None:
+        """Store the task's state. If that fails, it goes on all the same, because the work matters more."""
+        try:
+            self.task.backend.store_result(self.task_id, outcome, state, request=message)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as failure:  # noqa: BLE001 - each backend has its own errors
+            self.log(logging.WARNING, "goes on, but its state %s could not be stored: %s", state, failure)
+
+    def _tell(self, signal: LockSignal, text: str, reason: object) -> None:
+        self.log(logging.INFO, text, reason)
+        signal.tell(self.lock, task=self.task, task_id=self.task_id, reason=str(reason))
+
+    def log(self, level: int, text: str, *args: object) -> None:
+        log(logger, level, "Task %s[%s] " + text, self.task.name, self.task_id, *args)
+
+
+class _Surroundings:
+    """The block in which a run takes its lock and has it: the task's ``self.lock`` is set, the worker's main process
+    knows what to free, and for a message the owner's name ends with the task's id, which the reports name too.
+
+    At the end, releases locks that the thread took inside and did not release, as when a time limit interrupts the
+    body, or the run between taking its own lock and giving it back.
+
+    A lease chosen by the body runs on, as after ``rlock(name, lease_time=60).acquire()``.
+    """
+
+    __slots__ = ("_about", "_before", "_inside", "_label", "_note", "_outside", "_owner", "_run", "is_entered")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._owner = owner = thread_owner()
+        self._before = {hold: (_count(hold), hold.scoped) for hold in HOLDS.of(owner)} if HOLDS else {}
+        self._outside = locks_held.get({}), context.get(), owner.label
+        task, lock, options = run.task, run.lock, run.options
+        self._inside = {**self._outside[0], task.name: lock}
+        self._about: dict[str, str] | None = None
+        self._label = ""
+        if task_id := run.task_id:
+            self._label = f":{label(task_id, run.mark)}"
+            if get_settings(options.using).record_context:
+                self._about = {"task": str(task.name), "task_id": task_id}
+        self._note = note_of(task_id, lock, options.kind)
+        self.is_entered = False
+
+    def __enter__(self) -> None:
+        self.is_entered = True
+        if self._label:
+            self._owner.label = self._label
+            self._owner.renew_name()
+        locks_held.set(self._inside)
+        if self._about is not None:
+            context.set(self._about)
+        if self._note is not None:
+            write(self._note)
+
+    @run_when_dropped
+    def __exit__(self, *_: object) -> None:
+        owner = self._owner
+        if thread_owner() is owner:  # it may be dropped elsewhere
+            locks, about, former = self._outside
+            if locks_held.get({}) is self._inside:
+                locks_held.set(locks)
+            if self._about is not None and context.get() is self._about:
+                context.set(about)
+            if HOLDS:
+                self._sweep()
+            if self._label:
+                owner.label = former
+                owner.renew_name()
+        if self._note is not None:
+            erase(self._note)
+        self.is_entered = False
+
+    def _sweep(self) -> None:
+        own = HOLDS.of_lock(self._run.lock, self._owner)
+        for hold in HOLDS.of(self._owner):
+            count, blocks = self._before.get(hold, (0, 0))
+            left = _count(hold) - count
+            if left > 0 and (hold.renewed or hold in own):
+                self._give_back(hold, left)
+                hold.scoped = min(hold.scoped, blocks)
+
+    def _give_back(self, hold: Hold, times: int) -> None:
+        lock: Any = hold.lock
+        tell = partial(self._run.log, logging.WARNING)
+        tell("did not release lock %r; it is released now.", lock.name)
+        for _ in range(times):
+            if hold not in HOLDS:
+                return
+            try:
+                lock.release()
+            except RLockError as error:
+                tell("could not release it: %s", error)
+
+
+def _count(hold: Hold) -> int:
+    """How often a lock is held, apart from what the end of a transaction releases."""
+    return hold.count - given_back_later(hold.key)
+
+
+class _Holders:
+    """The tasks that hold a lock that could not be taken, read once."""
+
+    def __init__(self, lock: BaseLock) -> None:
+        self._lock = lock
+
+    @cached_property
+    def _found(self) -> list[TaskHolder] | None:
+        """The holders; None if they are unknown."""
+        try:
+            return holders_of(self._lock)
+        except LockUnavailableError:
+            return None
+
+    def has(self, task_id: str) -> bool:
+        """Whether the task itself is among them; True if they are unknown, because skipping could lose work."""
+        return self._found is None or any(holder.task_id == task_id for holder in self._found)
+
+    def seems_dead(self, options: TaskOptions, error: LockTimeoutError) -> bool:
+        """Whether the holder has not renewed the lock in time; none has to renew one that stays taken."""
+        try:
+            return seems_dead(options, error.retry_after) and not any(map(is_kept, self._lock.holders()))
+        except LockUnavailableError:
+            return True
+
+    @property
+    def first_task(self) -> str | None:
+        """The id of a task that holds it; None if that is not known."""
+        return next((holder.task_id for holder in self._found or ()), None)
+
+    def frees_the_dead(self) -> bool:
+        """Free the holds of ended processes of this machine; returns whether there were any."""
+        if not any(holder.is_gone for holder in self._found or ()):
+            return False
+        try:
+            return free_the_dead(self._lock, lambda holder: holder.is_gone, "its process has ended")
+        except LockUnavailableError:
+            return False
+
+
+def _described(error: LockTimeoutError, lock: BaseLock | None = None) -> LockTimeoutError:
+    """The error with the task's option name; with ``lock``, also with the holder."""
+    parts = () if lock is None else lock.parts
+    taken = next((part for part in parts if part.name == error.lock_name), None)
+    holder = None if taken is None else describe_holder(taken)
+    return LockTimeoutError(str(error.lock_name), error.waited, holder, error.retry_after, error.noun, "lock_wait_time")

@@ -1,0 +1,309 @@
+"""A link for asyncio: it carries the commands of all tasks of a loop; replies come in the order of the commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock._core.clock import monotonic
+from django_rlock._redis.scripts import Script
+from django_rlock._transport.connection import (
+    ALIVE_WITHIN,
+    DOUBTED_AFTER,
+    INCOMPLETE,
+    LATER,
+    ErrorReply,
+    Link,
+    check_reply,
+    gone_silently,
+    stray,
+)
+
+_LOOK_AGAIN = 0.1
+"""How long after a timer a second one goes off, in seconds: a signal may interrupt what the first one calls."""
+
+
+class Slot(Protocol):
+    """Takes the reply to a command, or the exception in place of one; an asyncio future is a slot.
+
+    An exception is a result as well, since asyncio complains of one that is not retrieved, as by a task that has left.
+    """
+
+    def done(self) -> bool:
+        """Whether nothing waits for it any more."""
+
+    def set_result(self, reply: Any, /) -> None: ...
+
+
+Owed = tuple[tuple[bytes, Script] | None, Slot, float, float]
+"""A reply to come: the nonce that it echoes and its script, its slot, and the times of its limit and of its command."""
+
+
+class TaskLink:
+    """A link used by an event loop, from ``attach`` until it is released or closed.
+
+    A cancelled task leaves its slot in the queue, so that its reply is dropped when it comes. Each reply must echo the
+    nonce stored with its slot, and be its script's, else the link is closed. One pair of timers serves all limits. A
+    slot whose time is up gets a TimeoutError; if no reply at all has arrived since its command was sent, the link is
+    closed for all tasks.
+    """
+
+    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
+        self.link = link
+        self.loop = loop
+        self.is_open = False
+        self._is_attached = False
+        self._is_given = False
+        self._fileno = link.fileno()
+        self._owed: deque[Owed] = deque()
+        self._unsent = bytearray()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._timers_at = -math.inf
+        self._heard_at = -math.inf if link.is_doubted else monotonic()
+
+    def attach(self) -> None:
+        """Have the loop read the link. Record it first, since from now on the loop refers to it; and break it off after
+        an exception."""
+        self._is_attached = True
+        self.link.sock.settimeout(0)
+        # The loop polls again by itself; but what TLS has decrypted already makes no socket readable.
+        self.loop.add_reader(self._fileno, self.read, self.link.is_plain)
+        self.is_open = True
+
+    def ask(self, packed: bytes, expected: tuple[bytes, Script], limit: float) -> asyncio.Future[Any]:
+        """Return a future for the reply, which comes within ``limit`` seconds. A server's error is an ErrorReply. That
+        of the connection is a result, too, which many commands share: whoever raises it drops its traceback."""
+        future = self.loop.create_future()
+        now = monotonic()
+        until = now + limit
+        try:
+            if now - self._heard_at > DOUBTED_AFTER:
+                self._expect_life(now)
+            self._owed.append((expected, future, until, now))
+            if not now < self._timers_at <= until:
+                self._look_by(until)
+            self._write(packed)
+        except BaseException:  # see _send_for
+            self.break_off_interrupted()
+            raise
+        return future
+
+    async def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:
+        """Send commands and return that many replies; raises the error of the connection."""
+        now = monotonic()
+        until = now + limit
+        slots = [self.loop.create_future() for _ in range(replies)]
+        self._send_for([(None, slot, until, now) for slot in slots], packed)
+        self._look_by(until)
+        try:
+            return [_raised(await slot) for slot in slots]
+        finally:
+            for slot in slots:
+                slot.cancel()
+
+    def send(self, packed: bytes, expected: tuple[bytes, Script], slot: Slot) -> None:
+        """Send a command whose reply goes to ``slot``, without a time limit."""
+        self._send_for([(expected, slot, math.inf, monotonic())], packed)
+
+    @property
+    def owes(self) -> bool:
+        """Whether replies are still to come."""
+        return bool(self._owed)
+
+    def was_idle(self, now: float, seconds: float) -> bool:
+        """Whether the link owes nothing, and has brought nothing for some time."""
+        return not self._owed and now - self._heard_at > seconds
+
+    def silent_since(self) -> float | None:
+        """When the oldest command without a reply was sent, or a reply last arrived if that is later; else None."""
+        return max(self._heard_at, self._owed[0][3]) if self._owed else None
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _send_for(self, owed: Sequence[Owed], packed: bytes) -> None:
+        # Errors echo no nonce: a slot whose command was never sent would take the error meant for the next command.
+        try:
+            self._expect_life(monotonic())
+            self._owed.extend(owed)
+            self._write(packed)
+        except BaseException:
+            self.break_off_interrupted()
+            raise
+
+    def _write(self, packed: bytes) -> None:
+        if self._unsent:
+            self._unsent += packed
+            return
+        sent = self._send(packed)
+        if sent < len(packed) and self.is_open:
+            self._unsent += packed[sent:]
+            self.loop.add_writer(self._fileno, self._on_writable)
+
+    def _send(self, data: bytes | bytearray) -> int:
+        try:
+            return self.link.sock.send(data)
+        except LATER:
+            return 0
+        except OSError as error:
+            self.break_off(RedisConnectionError(f"The connection broke: {error}"))
+            return 0
+
+    def _on_writable(self) -> None:
+        try:
+            del self._unsent[: self._send(self._unsent)]
+            if not self._unsent and self.is_open:
+                self.loop.remove_writer(self._fileno)
+        except BaseException:
+            self.break_off_interrupted()
+            raise
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, once: bool = False) -> bool:
+        """Give what has arrived to its slots: all of it, or with ``once`` one piece. Returns whether the link is still
+        open; it is closed if the connection has ended, or brings stray data.
+        """
+        try:
+            self._read_or_break_off(once)
+        except BaseException:
+            self.break_off_interrupted()
+            raise
+        return self.is_open
+
+    def _read_or_break_off(self, once: bool) -> None:
+        try:
+            self._read(once)
+        except RedisError as error:
+            self.break_off(error)
+
+    def _read(self, once: bool) -> None:
+        link = self.link
+        while link.receive():
+            if not self._owed:
+                raise stray()
+            for reply in iter(link.next_reply, INCOMPLETE):
+                self._heard_at = monotonic()  # of a whole reply: what begins another one may never end
+                self._take(reply)
+            if once:
+                return
+
+    def _take(self, reply: Any) -> None:
+        owed = self._owed
+        if not owed:
+            raise stray()
+        expected, slot, _, _ = owed[0]
+        if expected is not None and type(reply) is not ErrorReply:
+            check_reply(reply, *expected)
+        if not slot.done():
+            slot.set_result(reply)
+        # Last, since a slot must be found until it has its reply; a slot may have broken the link off.
+        if owed:
+            owed.popleft()
+
+    # --- signs of life -----------------------------------------------------------------------------------------------
+
+    def _expect_life(self, now: float) -> None:
+        """Look soon whether anything has come, if the link was idle for long until now."""
+        if not self._owed and now - self._heard_at > DOUBTED_AFTER:
+            self.loop.call_later(ALIVE_WITHIN, self._look_for_life, now)
+
+    def _look_for_life(self, since: float) -> None:
+        # What has come while the loop was blocked may not have been read yet.
+        if self._heard_at < since and self.is_open and self.read() and self._heard_at < since:
+            self.break_off(gone_silently())
+
+    # --- limits ------------------------------------------------------------------------------------------------------
+
+    def _look_by(self, at: float) -> None:
+        now = monotonic()
+        # A time that has passed is no timer's: it has gone off, even if ``_look`` was interrupted before it began.
+        if at == math.inf or now < self._timers_at <= at:
+            return
+        timers = [self.loop.call_later(at - now + more, self._look) for more in (0.0, _LOOK_AGAIN)]
+        for timer in self._timers:
+            timer.cancel()
+        # In this order, since an interrupted caller must not leave the time of a timer that was never set.
+        self._timers = timers
+        self._timers_at = at
+
+    def _look(self) -> None:
+        try:
+            self._timers_at = -math.inf
+            self._end_late(monotonic())
+            self._look_by(min((until for _, slot, until, _ in self._owed if not slot.done()), default=math.inf))
+        except BaseException:
+            self.break_off_interrupted()
+            raise
+
+    def _end_late(self, now: float) -> None:
+        """Give an error to each slot whose time is up."""
+        late = RedisTimeoutError("Timeout reading from the server")
+        for _, slot, until, sent_at in list(self._owed):
+            if until <= now and not slot.done():
+                if sent_at >= self._heard_at:  # no reply has arrived since
+                    self.break_off(late)
+                    return
+                slot.set_result(late)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def give(self) -> Link:
+        """Detach the link from the loop, and return it for use by others. It must not owe any reply."""
+        self._detach()
+        self._is_given = True
+        self.link.block()
+        self.link.used_at = monotonic()
+        return self.link
+
+    def break_off(self, error: Exception) -> None:
+        """Close the link, unless it was given away; everything that waits for a reply gets the error."""
+        try:
+            self._end(error)
+        except BaseException:  # from a signal handler
+            self._end(error)
+            raise
+
+    def break_off_interrupted(self) -> None:
+        """Close the link after a signal handler has raised inside it: half a command may have been sent, or a reply
+        have been read for nobody. The loop may log what was raised, and go on.
+        """
+        self.break_off(RedisConnectionError("The connection was closed, because its use was interrupted."))
+
+    # What follows may be interrupted anywhere, and is then done once more.
+
+    def _detach(self) -> None:
+        self.is_open = False
+        for timer in self._timers:
+            timer.cancel()
+        if self._is_attached and not self.loop.is_closed():
+            self.loop.remove_reader(self._fileno)
+            self.loop.remove_writer(self._fileno)
+        self._is_attached = False  # before the socket is closed: then its number may be that of another one
+
+    def _end(self, error: Exception) -> None:
+        self._detach()
+        if not self._is_given:
+            self.link.close()
+        self._unsent.clear()
+        owed = self._owed
+        while owed:
+            _, slot, _, _ = owed[0]
+            if not slot.done():
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and its tasks do not go on
+                    slot.set_result(error)
+            if owed:
+                owed.popleft()
+
+
+def _raised(reply: Any) -> Any:
+    if isinstance(reply, Exception) and not isinstance(reply, ErrorReply):
+        raise reply.with_traceback(None)
+    return reply

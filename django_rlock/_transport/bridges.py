@@ -1,0 +1,391 @@
+"""Code that runs for others: jobs of thread pools, and bridges between threads and event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import faulthandler
+import multiprocessing
+import queue
+import re
+import selectors
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import thread as executors
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import asgiref.sync
+from asgiref.current_thread_executor import CurrentThreadExecutor
+from asgiref.sync import AsyncToSync, SyncToAsync
+
+from django_rlock._transport.identity import Owner, running_loop
+
+# --- bridges ----------------------------------------------------------------------------------------------------------
+
+# Which threads and tasks of this process are blocked until the running code has ended.
+#
+# ``async_to_sync()`` blocks its thread until a coroutine has ended; ``sync_to_async()``, ``to_thread()`` and
+# ``run_in_executor()`` keep their task until a function has. What they run has an owner of its own, so it would wait
+# for ever for a lock of its caller.
+#
+# What a task waits for is read from its future, and from the coroutines of tasks that are suspended. The frames of
+# other threads are left alone: ``sys._current_frames()`` may stop the process if garbage is collected meanwhile
+# (https://github.com/python/cpython/issues/106883).
+
+_PLUMBING = (
+    *(str(Path(str(each.__file__)).parent) for each in (asgiref.sync, asyncio, concurrent.futures)),
+    *(str(each.__file__) for each in (contextlib, queue, selectors, threading)),
+    str(Path(__file__).parents[1]),
+)
+"""Where no line says what a thread or a task is doing."""
+_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+"""Of faulthandler."""
+
+_ASGIREF = {"asgiref.sync"}
+_POOLS = {"anyio._backends._asyncio", "asgiref.current_thread_executor", "concurrent.futures.thread"}
+_LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_check_cancel"}
+"""Callbacks by which asyncio links a future to the future that it stands for."""
+
+_LOOKS, _PAUSE = 100, 0.001
+"""How often, and with which pauses in seconds, a thread looks whether a task is suspended."""
+
+_FUTURES = asyncio.Future, concurrent.futures.Future
+Task = asyncio.Task[Any]
+Call = tuple[str, int, str]
+"""File, line and function."""
+
+
+def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
+    """Whether an owner, a thread or a task, goes on only when the running code has ended.
+
+    A task that awaits another one counts only if that ``is_patient``: else it ends when its own wait is over.
+    """
+    task = _task_of(owner)
+    if task is not None:
+        _let_it_suspend(task)
+        return _leads_to_caller(task, is_crossed=False, is_sure=is_patient)
+    if not owner.thread or owner.ended:
+        return False
+    if running_loop() is not None and owner.thread == threading.get_ident():
+        return True  # the loop runs inside of what the thread does
+    for each in [each for loop in _loops(owner.thread) for each in asyncio.all_tasks(loop)]:
+        _let_it_suspend(each)
+        if _blocked_thread(each) == owner.thread and _leads_to_caller(each, is_crossed=True, is_sure=True):
+            return True
+    return False
+
+
+def whereabouts(owner: Owner) -> str:
+    """An owner, and the line at which it is now: for errors."""
+    task = _task_of(owner)
+    what, calls = ("thread", calls_of(owner.thread)) if task is None else ("task", _calls_in(_coroutine_frames(task)))
+    for file, line, _ in calls if task is None else calls[::-1]:
+        if not file.startswith(_PLUMBING):
+            return f"{what} {owner.place!r}, now at {file}:{line}"
+    return f"{what} {owner.place!r}"
+
+
+def stack_of(owner: Owner) -> list[str]:
+    """The calls in which another thread's owner is, the innermost last: file, line and function of each. Empty when it
+    has ended."""
+    task = _task_of(owner)
+    if task is not None:
+        calls = _calls_of_task(task)
+    elif owner.thread:
+        calls = [] if owner.ended else calls_of(owner.thread)[::-1]
+    else:
+        # A greenlet's owner refers to it weakly, to know when it ends.
+        greenlet = next(iter(getattr(owner.is_alive, "args", ())), lambda: None)()
+        calls = _calls_in(_stack(getattr(greenlet, "gr_frame", None)))[::-1]
+    return [f'File "{file}", line {line}, in {function}' for file, line, function in calls]
+
+
+def _calls_of_task(task: Task) -> list[Call]:
+    """Those of its coroutines, the innermost last; and those inside of them, if a thread runs them now."""
+    calls = _calls_in(_coroutine_frames(task))
+    if calls and getattr(task.get_coro(), "cr_running", False):
+        running = calls_of(getattr(task.get_loop(), "_thread_id", None) or 0)[::-1]
+        functions = [(file, function) for file, _, function in running]
+        outermost = calls[0][0], calls[0][2]
+        if outermost in functions:
+            return running[functions.index(outermost) :]
+    return calls
+
+
+def _calls_in(frames: Iterable[FrameType]) -> list[Call]:
+    return [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
+
+
+def calls_of(thread: int) -> list[Call]:
+    """Where a thread is, from the innermost call to the outermost one."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return _calls_of(thread, file.read())
+    return []
+
+
+def _calls_of(thread: int, dump: str) -> list[Call]:
+    for section in dump.split("\n\n"):
+        if re.match(rf"(Current thread|Thread) 0x{thread:016x}\b", section):
+            return [(name, int(line), function) for name, line, function in _LINE.findall(section)]
+    return []
+
+
+def _task_of(owner: Owner) -> Task | None:
+    return None if owner.task is None else owner.task()
+
+
+def _let_it_suspend(task: Task) -> None:
+    """Wait a little for a task that may be about to await what the running thread executes: what it awaits is known
+    only when it is suspended."""
+    for _ in range(_LOOKS):
+        if running_loop() is not None or not getattr(task.get_coro(), "cr_running", False):
+            return
+        time.sleep(_PAUSE)
+
+
+def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
+    """Whether a task waits for a function that the running thread executes for it; or, once a bridge ``is_crossed`` or
+    where it ``is_sure`` that all wait until the end, whether it is the running task or awaits that.
+    """
+    current = asyncio.current_task() if running_loop() is not None else None
+    jobs = _jobs()
+    seen: set[Task] = set()
+    todo = [(task, is_crossed, is_sure)]
+    while todo:
+        each, crossed, sure = todo.pop()
+        if each is current and (crossed or sure):
+            return True
+        if each in seen or each.done():
+            continue
+        seen.add(each)
+        future = getattr(each, "_fut_waiter", None)
+        awaited = _behind(future)
+        if not jobs.isdisjoint(awaited):
+            return True
+        # gather() ends with the first error, whatever else still runs.
+        sure = sure and sum(not child.done() for child in getattr(future, "_children", ())) < 2
+        todo += [(found, crossed, sure) for found in (*awaited, *_group_of(each)) if isinstance(found, asyncio.Task)]
+        todo += [(found, True, True) for found in _run_for(each)]
+    return False
+
+
+def _jobs() -> set[Any]:
+    """The futures of the jobs that the running thread executes."""
+    frames = [each.f_locals for each in _stack(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
+    return {getattr(its.get("self"), "future", its.get("future")) for its in frames} - {None}
+
+
+def _behind(future: Any) -> list[Any]:
+    """A future, and the tasks and the jobs of executors for which it stands; those of gather(), too."""
+    found = []
+    todo = [future]
+    while todo:
+        each = todo.pop()
+        found.append(each)
+        if not isinstance(each, (asyncio.Task, concurrent.futures.Future)):
+            links = [link for link, _ in getattr(each, "_callbacks", None) or () if _is_link(link)]
+            todo += [cell for cell in _cells(links) if isinstance(cell, _FUTURES)]
+            todo += getattr(each, "_children", ())
+    return found
+
+
+def _is_link(callback: Any) -> bool:
+    return getattr(callback, "__qualname__", "") in _LINKS
+
+
+def _group_of(task: Task) -> list[Task]:
+    """The tasks for which a task waits at the end of a TaskGroup."""
+    ends = [each for each in _coroutine_frames(task) if _is(each, {"asyncio.taskgroups"}, "__aexit__", "_aexit")]
+    return [each for end in ends for each in end.f_locals["self"]._tasks]  # noqa: SLF001 - of Python
+
+
+def _run_for(task: Task) -> list[Task]:
+    """The tasks that ``async_to_sync()`` runs for the function that a task awaits."""
+    frames = [frame for frame in _coroutine_frames(task) if _is(frame, _ASGIREF, "__call__")]
+    return [each for frame in frames for each in frame.f_locals.get("task_context") or ()]
+
+
+def _blocked_thread(task: Task) -> int | None:
+    """The thread that ``async_to_sync()`` blocks until a task has ended."""
+    for frame in _coroutine_frames(task):
+        if _is(frame, _ASGIREF, "main_wrap"):
+            ends = frame.f_locals["call_result"]._done_callbacks  # noqa: SLF001 - of Python; none where it has made a loop
+            executors = [*_cells(ends), AsyncToSync.loop_thread_executors.get(task.get_loop())]
+            return next((_thread_of(each) for each in executors if isinstance(each, CurrentThreadExecutor)), None)
+    return None
+
+
+def _thread_of(executor: CurrentThreadExecutor) -> int | None:
+    return executor._work_thread.ident  # noqa: SLF001 - there is no other way to it
+
+
+def _cells(functions: Iterable[Any]) -> list[Any]:
+    """What functions were made with."""
+    return [cell.cell_contents for each in functions for cell in getattr(each, "__closure__", None) or ()]
+
+
+def _coroutine_frames(task: Task) -> Iterator[FrameType]:
+    """Those of a task that is suspended, from the outermost to the innermost; of the running one, its stack."""
+    if running_loop() is not None and task is asyncio.current_task():
+        yield from _stack(sys._getframe())  # noqa: SLF001 - documented
+        return
+    coro: Any = task.get_coro()
+    while coro is not None:
+        frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """From the innermost to the outermost."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _loops(thread: int) -> set[asyncio.AbstractEventLoop]:
+    """The running loop, those for whose tasks the running thread executes functions, and those for which
+    ``async_to_sync()`` blocks a thread."""
+    stack = _stack(sys._getframe())  # noqa: SLF001 - documented
+    found = [frame.f_locals.get("loop") for frame in stack if _is(frame, _ASGIREF, "thread_handler")]
+    made = [loop for loop, each in AsyncToSync.loop_thread_executors.copy().items() if _thread_of(each) == thread]
+    return {loop for loop in [running_loop(), *found, *made] if loop is not None}
+
+
+def _is(frame: FrameType, modules: set[str], *functions: str) -> bool:
+    return frame.f_code.co_name in functions and frame.f_globals.get("__name__") in modules
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+# Jobs of thread pools. A thread runs many jobs, so a lock that a job took must not stay with the thread.
+
+_RUNNERS = {
+    "anyio._backends._asyncio",
+    "asgiref.sync",
+    "concurrent.futures.thread",
+    "asgiref.current_thread_executor",
+    "multiprocessing.pool",
+}
+"""Modules with the functions that call a job's own one."""
+_LOOPS = {
+    "anyio._backends._asyncio": "run",
+    "concurrent.futures.thread": "_worker",
+    "multiprocessing.pool": "worker",
+}
+"""The functions of these modules that a pool's thread runs as long as it lives."""
+_IDLE = (
+    *(str(each.__file__) for each in (queue, threading, executors)),
+    str(Path(multiprocessing.__file__).parent),
+)
+_ANYIO = "anyio/_backends/_asyncio.py"
+"""Where a pool's thread is while it has no job."""
+_METHODS = {
+    "django_rlock._transport.driver",
+    "django_rlock.locks.base",
+    "django_rlock.locks.callers",
+    "django_rlock.locks.engine",
+}
+"""Modules between a call of a lock's method and this one."""
+
+
+def is_bridged(bridge: Any = SyncToAsync.threadlocal) -> bool:
+    """Whether the running thread runs functions for ``sync_to_async()``, or has done so."""
+    return hasattr(bridge, "task_context")
+
+
+class Job:
+    """One job of a pool. ``at_end`` are functions that are called when it has ended: in its thread, if the pool tells.
+
+    ``key`` is the job's future, which tells; else it differs from those of the thread's other jobs. ``is_of_request``
+    is whether the thread works for one request only, as asgiref's thread-sensitive ones under Django.
+    """
+
+    __slots__ = ("_turn", "at_end", "is_of_request", "is_over", "key")
+
+    def __init__(self, key: object, is_of_request: bool) -> None:
+        self.at_end: dict[object, Callable[[], object]] = {}
+        self.is_of_request = is_of_request
+        self.is_over = False
+        self.key = key
+        self._turn = threading.Lock()
+        if self.tells:
+            key.add_done_callback(self.end)  # type: ignore[attr-defined]
+
+    @property
+    def tells(self) -> bool:
+        """Whether its end is told by the pool."""
+        return isinstance(self.key, Future)
+
+    def end(self, _future: object = None) -> None:
+        """Do what is to be done at its end; who comes second waits for that."""
+        with self._turn:
+            self.is_over = True
+            self._do_what_is_left()
+
+    def _do_what_is_left(self) -> None:
+        while self.at_end:
+            self.at_end.popitem()[1]()
+
+
+def running_job(owner: Owner) -> Job | None:
+    """The job of a pool that the running thread, an owner, works on; a former one, whose end nobody told, is ended.
+
+    Raises RuntimeError if the job is nothing but the call of a lock's method.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented
+    while frame is not None and frame.f_globals.get("__name__") in _METHODS:
+        frame = frame.f_back
+    if frame is not None and frame.f_globals.get("__name__") in _RUNNERS:
+        raise RuntimeError(
+            "A lock was to be taken by a job of a thread pool that does nothing else, as sync_to_async(lock.acquire), "
+            "to_thread(lock.acquire) and submit(lock.acquire) are: the pool's thread would own the lock, and goes on "
+            "with other jobs. Give the pool a function with the whole block, 'with lock:', or await lock.aacquire(), "
+            "or give the lock an owner=."
+        )
+    job: Job | None = owner.job
+    if job is None or job.is_over or not job.tells:
+        jobs = dict(_jobs_of(frame))
+        if job is not None and not job.is_over and job.key not in jobs:
+            job.end()
+        if job is None or job.is_over:
+            job = owner.job = next((Job(*each) for each in jobs.items()), None)
+    return job
+
+
+def forgotten_job(owner: Owner) -> Job | None:
+    """The last job of a pool's thread that waits for the next one, where nobody has told the end of it."""
+    job: Job | None = owner.job
+    if job is None or job.tells or job.is_over:
+        return None
+    files = {file for file, _, _ in calls_of(owner.thread)}
+    return job if files and all(file.startswith(_IDLE) or file.endswith(_ANYIO) for file in files) else None
+
+
+def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool]]:
+    """The keys of the jobs to which a frame belongs, innermost first, each with whether it is a request's."""
+    is_sensitive = tells = False
+    while frame is not None:
+        name, function = frame.f_globals.get("__name__"), frame.f_code.co_name
+        told, tells = tells, False
+        if name in _RUNNERS:
+            its = frame.f_locals  # not of other frames: up to Python 3.12 they would keep all that they name
+            is_sensitive = is_sensitive or getattr(its.get("self"), "_thread_sensitive", False)
+            future = getattr(its.get("self"), "future", None)
+            if tells := isinstance(future, Future):
+                yield future, is_sensitive
+            elif function == _LOOPS.get(name) and not told:
+                # A thread's loop: its number of jobs, anyio's future, or neither in what initializes the thread.
+                yield (function, its.get("completed"), its.get("future")), is_sensitive
+        frame = frame.f_back

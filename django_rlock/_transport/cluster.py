@@ -1,0 +1,350 @@
+"""A Redis Cluster: its client for django-redis, its map of slots, and the addresses of its nodes."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from redis.cluster import ClusterNode, RedisCluster
+from redis.crc import key_slot
+from redis.exceptions import RedisClusterException
+
+from django_rlock._core.clock import monotonic
+from django_rlock._core.text import shown
+
+if TYPE_CHECKING:
+    from django_rlock._transport.cluster_factory import ConnectionFactory
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+# The addresses of a cluster's nodes, from the settings and from what the nodes announce.
+
+Address = tuple[str, int]
+
+_ADDRESS = re.compile(r"(\[(?P<ipv6>[^\s/?@\[\]]+)\]|(?P<host>[^\s:/?@\[\]]+)):(?P<port>\d{1,5})")
+_EXAMPLES = {
+    "NODE_ADDRESSES": """a dict like {"10.0.0.1:6379": "203.0.113.5:7001"}""",
+    "STARTUP_NODES": """a list like ["10.0.0.2:6379"]""",
+}
+
+
+class NodeAddresses:
+    """NODE_ADDRESSES: how to reach nodes that announce addresses of another network, like Redisson's ``natMapper``."""
+
+    def __init__(self, option: object) -> None:
+        if not isinstance(option, dict):
+            raise _refused("NODE_ADDRESSES", option)
+        pairs = {_address("NODE_ADDRESSES", named): _address("NODE_ADDRESSES", option[named]) for named in option}
+        self._reached = {(_canonical(host), port): address for (host, port), address in pairs.items()}
+
+    def reached(self, host: bytes | str | None, port: int, asked: Address) -> Address:
+        """The address that reaches, from here, a node that ``asked`` announces as this host and port."""
+        name = host.decode() if isinstance(host, bytes) else host
+        if not name or name == "?":  # it means the host under which it was reached itself
+            name = asked[0]
+        return self._reached.get((_canonical(name), port), (name, port))
+
+
+def _canonical(host: str) -> str:
+    """A host in a canonical form for comparison; IPv6 addresses have many forms."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
+
+
+def startup_nodes(option: object) -> list[Address]:
+    if not isinstance(option, list | tuple):
+        raise _refused("STARTUP_NODES", option)
+    return [_address("STARTUP_NODES", node) for node in option]
+
+
+def _address(setting: str, value: object) -> Address:
+    match value:
+        case str(host), int(port):
+            text = written((host, port))
+        case _:
+            text = str(value)
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 0 < int(found["port"]) < 65536:
+        raise _refused(setting, value)
+    return found["ipv6"] or found["host"], int(found["port"])
+
+
+def _refused(setting: str, value: object) -> ImproperlyConfigured:
+    told = re.sub(".*@", "***@", shown(value))  # a URL may lack its scheme here
+    return ImproperlyConfigured(
+        f"{setting}, in the OPTIONS of a Redis Cluster in CACHES, must be {_EXAMPLES[setting]}, "
+        f'whose addresses may also be written ("10.0.0.1", 6379) or "[2001:db8::1]:6379"; not {told}.'
+    )
+
+
+def written(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# --- slots ------------------------------------------------------------------------------------------------------------
+
+# The map of a cluster's slots.
+
+Ask = Callable[[Address], Sequence[Any]]
+"""Sends ``CLUSTER SLOTS`` to a node and returns its reply, within ASK_WITHIN seconds. Raises RedisError or OSError
+when there is none."""
+
+SLOTS = 16384
+ASK_WITHIN = 1.0
+"""How long one node may take to return the map of slots, in seconds."""
+
+
+@lru_cache(maxsize=4096)
+def slot_of(key: str) -> int:
+    """The hash slot of a key or a sharded channel."""
+    return key_slot(key.encode())
+
+
+class SlotMap:
+    """Which node serves which slot. Each alias of a process has one map, filled from the nodes' replies and
+    redirections.
+
+    An exception raised by a signal handler may interrupt a caller anywhere in here, and must not block others. So the
+    class uses no mutex: shared state is replaced by single assignments, and every wait has a limit.
+    """
+
+    def __init__(self, client: ClusterClient, ask: Ask | None = None) -> None:
+        self._client = client
+        self._ask = ask or client.ask_slots
+        self._owners: list[Address | None] = [None] * SLOTS
+        self._nodes = client.start
+        self._round = _Round(0)
+        self.rounds = 0
+        self.stale = True
+
+    def owner(self, slot: int) -> Address:
+        """The node that serves a slot, or any node if that is not known yet."""
+        return self._owners[slot] or self._nodes[0]
+
+    def redirected(self, host: bytes | str | None, port: int, asked: Address) -> Address:
+        """The address for a host and port in a redirection or in CLUSTER SLOTS, as sent by the node ``asked``."""
+        return self._client.reached(host, port, asked)
+
+    def moved(self, slot: int, address: Address) -> None:
+        """Record the target of a redirection."""
+        self._owners[slot] = address
+
+    def doubt(self, address: Address) -> None:
+        """Mark the map as stale because a node did not reply; that node is asked last."""
+        self._nodes = [*(node for node in self._nodes if node != address), address]
+        self.stale = True
+
+    def refresh(self, rounds: int | None = None, within: float = 2 * ASK_WITHIN) -> None:
+        """Fetch the map, or wait while another thread fetches it. It stays unchanged if no node replies.
+
+        ``rounds`` is the value of ``self.rounds`` when the caller decided to refresh (None: now). ``within`` is how
+        many seconds the caller has: no further node is asked after that, but the last one may take ASK_WITHIN longer.
+        """
+        before = self.rounds if rounds is None else rounds
+        # Callers that waited for a round without a reply would learn nothing by asking once more, one after the other.
+        if not self.stale or self.rounds != before:
+            return
+        asking = self._round
+        if asking.goes_on():
+            asking.wait(within)
+        else:  # two callers at once may both ask, which does no harm
+            self._ask_in_a_round(within)
+
+    def _ask_in_a_round(self, within: float) -> None:
+        mine = self._round = _Round(2 * ASK_WITHIN)
+        try:
+            self._ask_all(monotonic() + min(within, 2 * ASK_WITHIN))
+            self.rounds += 1
+        finally:
+            mine.end()
+
+    def _ask_all(self, give_up_at: float) -> None:
+        for node in list(self._nodes):
+            if ranges := self._ranges(node):
+                self._learn(ranges)
+                return
+            if monotonic() >= give_up_at:
+                return
+
+    def _ranges(self, node: Address) -> list[tuple[int, int, Address]]:
+        try:
+            return self._ranges_in(self._ask(node), node)
+        except (redis.RedisError, OSError, TypeError, ValueError):  # the last two if it is malformed
+            return []
+
+    def _ranges_in(self, reply: Any, node: Address) -> list[tuple[int, int, Address]]:
+        return [
+            (start, end, self.redirected(host, port, node))
+            for start, end, (host, port, *_), *_ in reply
+            if 0 <= start <= end < SLOTS
+        ]
+
+    def _learn(self, ranges: Sequence[tuple[int, int, Address]]) -> None:
+        owners: list[Address | None] = [None] * SLOTS
+        for start, end, address in ranges:
+            owners[start : end + 1] = [address] * (end + 1 - start)
+        self._owners = owners
+        self._nodes = list(dict.fromkeys([*(address for _, _, address in ranges), *self._client.start]))
+        self.stale = False
+
+
+class _Round:
+    """One round of asking the nodes, and the threads that wait for its end.
+
+    It ends by itself after some seconds, in case its thread was interrupted before it could end it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._over_at = monotonic() + seconds
+        self._ended = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def goes_on(self) -> bool:
+        """Whether its thread is still asking."""
+        return not self._ended and monotonic() < self._over_at
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, at most for a number of seconds."""
+        event = threading.Lock()  # only this thread waits for it
+        event.acquire()
+        self._waiting.append(event)
+        if self.goes_on():  # otherwise the bell might never ring
+            event.acquire(timeout=max(min(seconds, self._over_at - monotonic()), 0))
+
+    def end(self) -> None:
+        """End the round, and wake the threads that wait for it."""
+        self._ended = True
+        while self._waiting:
+            self._waiting.popleft().release()
+
+
+# --- client -----------------------------------------------------------------------------------------------------------
+
+# The cluster client that the connection factory makes.
+
+_DEFAULT_PORT = 6379
+
+
+class ClusterClient:
+    """redis-py's RedisCluster; it connects on first use, and again in a forked child.
+
+    Raises ImproperlyConfigured for options that are not addresses of nodes.
+    """
+
+    def __init__(self, factory: ConnectionFactory, params: dict[str, Any]) -> None:
+        self._factory = factory
+        self._params = params
+        self._addresses = NodeAddresses(factory.options.get("NODE_ADDRESSES", {}))
+        self.start = [_address_in(params["url"]), *startup_nodes(factory.options.get("STARTUP_NODES", ()))]
+        """The nodes that the settings name."""
+        self._clusters: dict[int, Any] = {}  # by process; redis-py's cluster client is half typed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connected(), name)
+
+    def mget(self, keys: Iterable[Any], *more: Any) -> list[Any]:
+        """Read from all nodes that have the keys; not atomic."""
+        return list(self._connected().mget_nonatomic(keys, *more))
+
+    def primaries(self) -> list[redis.Redis]:
+        """A client for each primary."""
+        cluster = self._connected()
+        return list(map(cluster.get_redis_connection, cluster.get_primaries()))
+
+    def reached(self, host: bytes | str | None, port: int, asked: Address) -> Address:
+        """The address that reaches, from here, a node that ``asked`` announces as this host and port."""
+        return self._addresses.reached(host, port, asked)
+
+    def limited(self, limit: Callable[[dict[str, Any]], None]) -> ClusterClient:
+        """A second client, whose connection options ``limit`` may change."""
+        params = dict(self._params)
+        limit(params)
+        return ClusterClient(self._factory, params)
+
+    def make_pool(self, address: Address) -> redis.ConnectionPool:
+        """A new pool of connections to one node."""
+        made: redis.ConnectionPool = self._factory.get_connection_pool(
+            self._params | {"url": _url_at(self._params["url"], address)}
+        )
+        return made
+
+    def ask_slots(self, address: Address) -> Sequence[Any]:
+        """Send CLUSTER SLOTS to a node, over a connection of its own; see ``Ask``."""
+        node_pool = self.make_pool(address)
+        node_pool.connection_kwargs |= {"socket_timeout": ASK_WITHIN, "socket_connect_timeout": ASK_WITHIN}
+        client: Any = redis.Redis(connection_pool=node_pool)
+        try:
+            return client.execute_command("CLUSTER SLOTS", NEVER_DECODE=True)  # type: ignore[no-any-return]
+        finally:
+            node_pool.disconnect()
+
+    def disconnect(self) -> None:
+        """Close open connections."""
+        cluster = self._clusters.get(os.getpid())
+        if cluster is not None:
+            cluster.disconnect_connection_pools()
+
+    def _connected(self) -> Any:
+        return self._clusters.get(os.getpid()) or self._connected_first()
+
+    def _connected_first(self) -> Any:
+        """Threads that are the first to ask, at the same time, get the same one; another closes itself."""
+        try:
+            made = self._connect()
+        except RedisClusterException as error:  # which is not a RedisError
+            raise redis.ConnectionError(str(error)) from error
+        return self._clusters.setdefault(os.getpid(), made)
+
+    def _connect(self) -> Any:
+        factory = self._factory
+        options = {
+            "startup_nodes": list(itertools.starmap(ClusterNode, self.start)),
+            "address_remap": self._remap,
+            # redis-py then reloads the map at each MOVED, and remaps it; otherwise it would follow MOVED unmapped.
+            **({"reinitialize_steps": 1} if factory.options.get("NODE_ADDRESSES") else {}),
+            **self._params,
+            **factory.pool_cls_kwargs,
+            **factory.redis_client_cls_kwargs,
+        }
+        return _MappedCluster(**options)
+
+    def _remap(self, named: Address) -> Address:
+        return self.reached(*named, self.start[0])  # redis-py does not say which node announced it
+
+
+class _MappedCluster(RedisCluster):
+    """Applies the address map to ASK redirections too."""
+
+    def get_node(self, host: Any = None, port: Any = None, node_name: Any = None) -> Any:
+        find: Any = super().get_node
+        node = find(host, port, node_name)
+        if node is None and node_name is not None:
+            named, _, port = node_name.rpartition(":")
+            node = find(*self.nodes_manager.remap_host_port(named, int(port)))
+        return node
+
+
+def _address_in(url: str) -> Address:
+    parts = urlsplit(url)
+    return parts.hostname or "localhost", parts.port or _DEFAULT_PORT
+
+
+def _url_at(url: str, address: Address) -> str:
+    parts = urlsplit(url)
+    user = parts.netloc.rpartition("@")[0]
+    place = written(address)
+    return parts._replace(netloc=f"{user}@{place}" if user else place).geturl()

@@ -1,0 +1,467 @@
+"""From an alias to connections: how to reach its server, or a node of its cluster, according to its entry in CACHES.
+
+The entry's own backend makes a pool from it, through django-redis's factory or the client of Django's RedisCache. So
+every option keeps its meaning: TLS, sentinels, credential providers, unix sockets, the project's own classes. Locks use
+that pool's way to connect, but have connections of their own (``pool``); neither CLOSE_CONNECTION nor a cache that is
+out of connections affects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from copy import copy
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NoReturn, cast
+from weakref import WeakSet
+
+import redis
+import redis.sentinel
+from django.core.cache import caches
+from django.core.cache.backends.redis import RedisCache, RedisCacheClient
+from django.core.exceptions import ImproperlyConfigured
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException
+from redis.retry import Retry
+
+from django_rlock._core.addresses import database_named, refuse_unusable
+from django_rlock._core.process import Owned, remembered
+from django_rlock._core.redis_internals import is_test, own_client, primary_url
+from django_rlock._core.text import redacted
+from django_rlock._transport.cluster import ASK_WITHIN, Address, ClusterClient, SlotMap
+from django_rlock._transport.connection import ErrorReply
+from django_rlock._transport.errors import server_error
+from django_rlock._transport.pool import OF_ONE_POOL, UNSET_TIMEOUT, Server, Source, limits, without
+from django_rlock.settings import (
+    DEFAULT_ALIAS,
+    EMBEDDED,
+    MEMORY,
+    NODE_MARK,
+    get_settings,
+    is_url,
+    names_no_place,
+    server_aliases,
+)
+
+try:
+    # Imported here, not when an entry names it: two threads that import parts of it at once can find it half loaded.
+    import django_redis
+    import django_redis.cache
+    import django_redis.client
+
+    from django_rlock._transport.cluster_factory import ConnectionFactory as ClusterFactory
+except ModuleNotFoundError:  # locks over Django's own cache do not need it
+    django_redis = None
+
+CONNECT_WITHIN = 4
+"""How long callers wait for a connection to a node of a RedLock, in node timeouts, but at least SHORTEST_LIMIT."""
+
+SHORTEST_LIMIT = 0.5
+"""How long a background thread waits for a reply at least, in seconds, however short the leases are."""
+
+REPORT_WITHIN = 1.0
+"""How long a process report may take, in seconds, since reports to other servers wait meanwhile."""
+
+SENTINEL_WITHIN = 0.5
+"""How long one sentinel may take to name the primary, in seconds, before the next one is asked."""
+
+SERVER_ERRORS = redis.RedisError, RedisClusterException, OSError
+"""What clients raise when a server is unreachable or refuses; a cluster without nodes raises no RedisError."""
+
+PROBES = 32
+"""How many keys are used to find out where a project's own client writes them."""
+
+_CLUSTER_SLOTS = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n"
+
+Purpose = Literal["calls", "keeping", "listening", "reports"]
+"""The use of a link. Callers share the alias's MAX_CONNECTIONS; each background thread has links of its own."""
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+class NoPlaceError(ImproperlyConfigured):
+    """The project has not said where its locks are to live."""
+
+
+def _disconnect(clients: Collection[redis.Redis]) -> None:
+    for each in list(clients):
+        each.connection_pool.disconnect()
+
+
+_clients: Owned[dict[str, redis.Redis]] = Owned("connections", dict, stop=lambda clients: _disconnect(clients.values()))
+_sentinels: Owned[WeakSet[redis.Redis]] = Owned("connections", WeakSet, stop=_disconnect)
+"""Sentinels that were asked for a primary: redis-py keeps their connections open."""
+
+
+def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
+    """A client of an alias, for other commands than those of locks; django-redis's own, if that serves the entry.
+
+    Raises ImproperlyConfigured as ``source`` does.
+    """
+    known = _clients.value.get(using)
+    if known is not None:
+        return known
+    entry, pool = get_settings(using).cache, source(using).pool
+    if needs_no_cache(using) or isinstance(_redis_cache(using), RedisCache):
+        return _clients.value.setdefault(using, redis.Redis(connection_pool=pool))
+    return cast("redis.Redis", django_redis.get_redis_connection(entry, write=True))
+
+
+@remembered("connections")
+def node_client(using: str) -> redis.Redis:
+    """A client of one node of an alias with NODES, with short time limits."""
+    reached = _make_source(using)  # it has a pool of its own, so its options may be changed
+    reached.pool.connection_kwargs.update(limits(reached.options, connect_within(using)))
+    return redis.Redis(connection_pool=reached.pool)
+
+
+def clients_of(using: str, within: float) -> dict[str, redis.Redis]:
+    """New clients of all servers that have an alias's locks, by the servers' names without passwords, to check each
+    server's state. A reply may take ``within`` seconds, and nothing is retried.
+
+    Raises ImproperlyConfigured as ``source`` does, and what redis-py raises if no node of a cluster replies.
+    """
+    cluster = None if get_settings(using).nodes else cluster_client(using)
+    if cluster is not None:
+        hurried = cluster.limited(partial(_limit, longest=within))
+        return {address_of(client): client for client in hurried.primaries()}
+    return {redacted(get_settings(alias).cache): _own_client(alias, within) for alias in server_aliases(using)}
+
+
+def _own_client(using: str, within: float) -> redis.Redis:
+    reached = _make_source(using)  # it has a pool of its own, so its options may be changed
+    _limit(reached.pool.connection_kwargs, longest=within)
+    return redis.Redis(connection_pool=reached.pool)
+
+
+def _limit(options: dict[str, Any], longest: float) -> None:
+    options.update(limits(options, longest), retry=Retry(NoBackoff(), 0))
+
+
+def address_of(client: redis.Redis) -> str:
+    """The address that a client connects to; behind sentinels, with the name by which they know it."""
+    pool: Any = client.connection_pool
+    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
+        found = pool.master_address
+        return f"{pool.service_name} at {found[0]}:{found[1]}" if found else str(pool.service_name)
+    return database_named(pool.connection_kwargs)[0]
+
+
+def _redis_cache(using: str) -> Any:
+    """Make a cache object of the alias's entry. Django's own object is not used: it may be behind a mutex that an
+    interrupted caller left locked.
+
+    Raises ImproperlyConfigured if its client cannot be used for locks.
+    """
+    entry = get_settings(using).cache
+    with _improperly_configured(using, entry):
+        made: Any = caches.create_connection(entry)
+        client = getattr(made, "client", None)
+    if isinstance(made, RedisCache):
+        return made
+    if names_no_place(using):
+        raise NoPlaceError(
+            f"RLOCK[{using!r}] names no place for locks, and CACHES[{entry!r}] is {type(made).__name__}, which other "
+            f"processes do not share: no lock can be taken. Set RLOCK = {{{using!r}: {{'CACHE': …}}}} to an entry of "
+            f"CACHES with a Redis; or, for development and one machine, {{'STORE': 'embedded'}}, with "
+            f"pip install 'django-rlock[embedded]'; or, for tests, {{'STORE': 'memory'}}, with "
+            f"pip install 'django-rlock[testing]'."
+        )
+    if not hasattr(client, "connection_factory"):
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{entry!r}], which has no Redis client of django-redis or of Django's own "
+            f"({type(made).__name__}). Set its BACKEND to 'django_redis.cache.RedisCache' or "
+            f"'django.core.cache.backends.redis.RedisCache', or name another CACHES alias in RLOCK[{using!r}]['CACHE']."
+        )
+    if django_redis is not None and isinstance(client, django_redis.client.ShardClient):
+        _refuse_shards(using, client)
+    return made
+
+
+def _refuse_shards(using: str, client: Any) -> NoReturn:
+    raise ImproperlyConfigured(
+        f"RLOCK[{using!r}] uses CACHES[{get_settings(using).cache!r}], whose client is {type(client).__name__}: it "
+        f"spreads keys over servers that know nothing of each other, and one lock would be on several. Name a cache on "
+        f"one server in RLOCK[{using!r}]['CACHE'], or several servers in NODES for RedLock."
+    )
+
+
+def _refuse_fakes(using: str, entry: str, connection_class: type) -> None:
+    if connection_class.__module__.partition(".")[0] == "fakeredis":
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{entry!r}], whose connection class is fakeredis's "
+            f"{connection_class.__name__}: it opens no socket, and locks need one. In tests use "
+            f"django_rlock.testing.override_locks() or the pytest fixture rlocks, which run fakeredis as a server."
+        )
+
+
+@contextmanager
+def _improperly_configured(using: str, entry: str) -> Iterator[None]:
+    """Turn any error of the backend or redis-py about an entry into ImproperlyConfigured, without passwords."""
+    try:
+        yield
+    except ImproperlyConfigured:
+        raise
+    except Exception as error:  # noqa: BLE001 - of classes that the entry names
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{redacted(entry)!r}], from which no client can be made: "
+            f"{redacted(str(error))} ({type(error).__name__}). Correct that entry."
+        ) from None
+
+
+@remembered("connections")
+def cluster_client(using: str) -> ClusterClient | None:
+    """The client of the alias's cluster; None if it is not a cluster."""
+    if needs_no_cache(using):
+        return None
+    made = _redis_cache(using)
+    if isinstance(made, RedisCache) or django_redis is None:
+        return None
+    factory = made.client.connection_factory
+    return factory.connect(primary_url(made)) if isinstance(factory, ClusterFactory) else None
+
+
+@remembered("connections")
+def is_cluster(using: str) -> bool:
+    """Whether the alias is a Redis Cluster. An alias with NODES is not, and may have no cache."""
+    return get_settings(using).nodes is None and cluster_client(using) is not None
+
+
+@remembered("connections")
+def slot_map(using: str) -> SlotMap:
+    """Which node of the alias's cluster serves which slot."""
+    return SlotMap(cast("ClusterClient", cluster_client(using)), partial(_ask_slots, using))
+
+
+def _ask_slots(using: str, node: Address) -> Any:
+    """Return a node's reply to CLUSTER SLOTS. Raises what redis-py raises."""
+    reached = server(using, node)
+    link = reached.take(ASK_WITHIN)
+    try:
+        reply = link.ask(_CLUSTER_SLOTS, ASK_WITHIN)
+    except BaseException:
+        link.close()
+        raise
+    if isinstance(reply, ErrorReply):
+        link.close()
+        raise server_error(str(reply))
+    reached.give_back(link)
+    return reply
+
+
+def check_entry(using: str) -> None:
+    """Raise ImproperlyConfigured if an alias's CACHES entry, or a node's URL, is not usable; makes no connection."""
+    cluster_client(using)
+    source(using)
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+@remembered("connections")
+def source(using: str, node: Address | None = None) -> Source:
+    """How to connect to an alias's server, or to one node of its cluster.
+
+    Raises ImproperlyConfigured if the entry has no Redis client that can be used for locks.
+    """
+    if node is not None:
+        return Source(cast("ClusterClient", cluster_client(using)).make_pool(node))
+    return _make_source(using)
+
+
+def _make_source(using: str) -> Source:
+    entry = get_settings(using).cache
+    made = None if needs_no_cache(using) else _redis_cache(using)
+    with _improperly_configured(using, entry):
+        pool: Any
+        if made is None:
+            pool = _pool_without_cache(using)
+        elif isinstance(made, RedisCache):
+            pool = _like(_djangos_pool(using, own_client(made)))
+        else:
+            factory = made.client.connection_factory
+            pool = _make_pool(type(factory)(factory.options), primary_url(made))  # with its own sentinels
+        refuse_unusable(pool.connection_kwargs)
+        if isinstance(pool, redis.sentinel.SentinelConnectionPool):
+            _check_sentinel(using, entry, pool)
+            _hurry(pool.sentinel_manager)
+        _refuse_fakes(using, entry, pool.connection_class)
+        found = Source(pool)
+        pool.connection_class(**found.options)  # this makes no connection, and refuses unknown options
+    return found
+
+
+def needs_no_cache(using: str) -> bool:
+    """Whether an alias has a URL of its own or a store that is no cache."""
+    return is_url(get_settings(using).cache) or _is_tested_without_redis(using)
+
+
+def _is_in_memory(using: str) -> bool:
+    return get_settings(using).cache.startswith(MEMORY) or _is_tested_without_redis(using)
+
+
+def _place_in_memory(using: str) -> str:
+    named = get_settings(using).cache
+    return named if named.startswith(MEMORY) else MEMORY
+
+
+def _pool_without_cache(using: str) -> redis.ConnectionPool:
+    options = get_settings(using)
+    if _is_in_memory(using):
+        return cast("redis.ConnectionPool", _memory().make_pool(_place_in_memory(using)))
+    if options.cache.startswith(EMBEDDED):
+        return cast("redis.ConnectionPool", _embedded().make_pool(using, Path(str(options.folder)), options.idle_time))
+    return redis.ConnectionPool.from_url(options.cache)
+
+
+def _start_store(using: str, pool: redis.ConnectionPool) -> None:
+    """Start the server that an alias's store needs, which takes longer than a call may."""
+    if _is_in_memory(using):
+        quarantine = get_settings(using).longest_lease if NODE_MARK in using else None
+        _memory().start(_place_in_memory(using), quarantine)
+    elif get_settings(using).cache.startswith(EMBEDDED):
+        _embedded().start(pool)
+
+
+def _embedded() -> ModuleType:
+    from django_rlock._stores import embedded
+
+    return embedded
+
+
+def _memory() -> ModuleType:
+    """The store in the process, which most processes never load."""
+    from django_rlock._stores import memory
+
+    return memory
+
+
+def _is_tested_without_redis(using: str) -> bool:
+    """Whether this is a test of a project that names no place for its locks and has no Redis as its cache. Its locks
+    stay in the process then, as its e-mails do.
+    """
+    return names_no_place(using) and is_test() and _memory().has_extra()
+
+
+def _make_pool(factory: Any, url: str) -> redis.ConnectionPool:
+    pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(url))
+    return pool
+
+
+def _djangos_pool(using: str, client: Any) -> Any:
+    """The pool through which the client of Django's own backend, or of a subclass, writes to the first server."""
+    keys = range(1 if type(client) is RedisCacheClient else PROBES)  # a subclass may spread keys over its servers
+    pools: list[Any] = [getattr(client.get_client(str(key), write=True), "connection_pool", None) for key in keys]
+    if any(pool is None or isinstance(pool, redis.sentinel.SentinelConnectionPool) for pool in pools):
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{get_settings(using).cache!r}], a cluster or a server behind sentinels: "
+            f"there locks need django-redis. Set its BACKEND to 'django_redis.cache.RedisCache', with the OPTIONS of "
+            f"docs/topologies.md, or name another CACHES alias in RLOCK[{using!r}]['CACHE']."
+        )
+    if len({database_named(pool.connection_kwargs) for pool in pools}) > 1:
+        _refuse_shards(using, client)
+    return pools[0]
+
+
+def _like(pool: Any) -> redis.ConnectionPool:
+    """A pool of our own that connects like another one, which the cache's threads may share."""
+    if type(pool).__module__.startswith("redis."):
+        return redis.ConnectionPool(pool.connection_class, **without(OF_ONE_POOL, pool.connection_kwargs))
+    own: redis.ConnectionPool = copy(pool)  # with the same options, which the project's class may renew
+    own.reset()
+    return own
+
+
+def _check_sentinel(using: str, entry: str, pool: Any) -> None:
+    if not issubclass(pool.connection_class, redis.sentinel.SentinelManagedConnection):
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{entry!r}], whose LOCATION begins with rediss:// or unix://, which redis-py "
+            f"does not take behind sentinels. Write 'redis://{pool.service_name}/0', and for TLS "
+            f"OPTIONS['CONNECTION_POOL_KWARGS'] = {{'ssl': True}}."
+        )
+
+
+def _hurry(manager: Any) -> None:
+    """Make redis-py ask the next sentinel soon: it tries an unreachable one ten times, for minutes."""
+    for sentinel in manager.sentinels:
+        options = sentinel.connection_pool.connection_kwargs
+        refuse_unusable(options, "a sentinel's")
+        _sentinels.value.add(sentinel)
+        sentinel.set_retry(Retry(NoBackoff(), 0))
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            options[name] = min(options.get(name) or UNSET_TIMEOUT, SENTINEL_WITHIN)
+
+
+_Key = tuple[str, Address | None, Purpose]
+
+
+def _close(servers: dict[_Key, Server]) -> None:
+    for each in list(servers.values()):
+        each.close()
+
+
+_servers: Owned[dict[_Key, Server]] = Owned("connections", dict, stop=_close)
+
+
+def server(using: str, node: Address | None = None, purpose: Purpose = "calls") -> Server:
+    """This process's links to an alias's server, or to a node of its cluster. Errors as ``source``."""
+    key = using, node, purpose
+    known = _servers.value.get(key)
+    return known or _servers.value.setdefault(key, _make_server(*key))
+
+
+_when_left: list[Callable[[str, Address | None], object]] = []
+
+
+def when_left(tell: Callable[[str, Address | None], object]) -> None:
+    """Call a function with the alias, and the node of its cluster, whenever all links to a server are to be closed."""
+    _when_left.append(tell)
+
+
+def _leave(using: str, node: Address | None) -> None:
+    """Close all links to a server that has become a replica: it may leave them open, and refuses what they ask for.
+
+    Threads find out by themselves that the links they use at the moment are closed.
+    """
+    for (alias, address, _), each in _servers.value.copy().items():
+        if (alias, address) == (using, node):
+            each.close_idle()
+    for tell in _when_left:
+        tell(using, node)
+
+
+def servers_of(using: str) -> list[Server]:
+    """The servers to which callers of an alias, or of its nodes, have links."""
+    aliases = {using, *server_aliases(using)}
+    return [each for (alias, _, _), each in _servers.value.copy().items() if alias in aliases]
+
+
+def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
+    reached = source(using, node)
+    _start_store(using, reached.pool)
+    longest = _longest(using, purpose)
+    if longest is not None:
+        reached = reached.within(longest)
+    places = get_settings(using).max_connections if purpose == "calls" else None
+    return Server(reached.connect, reached.reply_limit, places, partial(_leave, using, node))
+
+
+def _longest(using: str, purpose: Purpose) -> float | None:
+    """How long connecting and a reply may take, in seconds; None: as the cache's entry says."""
+    if purpose == "reports":
+        return REPORT_WITHIN
+    # Callers of a RedLock wait for a node no longer than connect_within(); connecting goes on beside them.
+    return None if purpose == "calls" and NODE_MARK not in using else background_limit(using)
+
+
+def connect_within(using: str) -> float:
+    """How long a caller waits for a connection to a node of the alias, in seconds."""
+    return max(CONNECT_WITHIN * get_settings(using).node_timeout, SHORTEST_LIMIT)
+
+
+def background_limit(using: str) -> float:
+    """How long a background thread waits for the alias's server, in seconds: short enough that leases do not end."""
+    return max(get_settings(using).watchdog_timeout / 6, SHORTEST_LIMIT)

@@ -1,0 +1,179 @@
+"""What the errors of a server mean: one table for all faces and topologies, the background threads and the doctor.
+
+An error is looked up by its code, the first word of its text, for which redis-py may have a class; or by a part of its
+text, if its code is only ERR.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from redis import exceptions as theirs
+from redis.exceptions import RedisError, ResponseError
+
+from django_rlock._core.redis_internals import error_from
+
+About = Literal["connection", "server", "key", "rights", "command"]
+Retry = Literal["here", "elsewhere", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What an error is about, and where a second try may succeed: at the same server, once it has changed its state;
+    over a new connection, which may lead to another server; or never. ``advice`` says what to do, and ``text`` what has
+    happened, if the server's own words do not; ``{noun}`` stands for what was asked for, usually a lock.
+    """
+
+    about: About
+    retry: Retry
+    advice: str | None = None
+    text: str | None = None
+
+    @property
+    def ends_link(self) -> bool:
+        """Whether the connection that brought it is of no more use."""
+        return self.about == "connection" or self.retry == "elsewhere"
+
+    @property
+    def is_demotion(self) -> bool:
+        """Whether the server has become a replica: then no connection to it is of any more use."""
+        return self.about == "server" and self.retry == "elsewhere"
+
+
+_NO_LOGIN = Meaning("connection", "never", "Check the credentials and the ACL of the Redis user.")
+_NO_RIGHT = Meaning("rights", "never", _NO_LOGIN.advice)
+_REPLICA = Meaning("server", "elsewhere", "Name the primary in CACHES, or sentinels that know which server it is.")
+_OTHER_NODE = Meaning(
+    "server",
+    "never",
+    "This server is a node of a Redis Cluster. Set OPTIONS['CONNECTION_FACTORY'] of its entry in "
+    "CACHES to 'django_rlock.cluster.ConnectionFactory'.",
+    text="another node of the cluster has the key",
+)
+_NO_CLUSTER = Meaning("server", "here", "Check the nodes of the cluster, and their slots.")
+
+MEANINGS: dict[str, Meaning] = {
+    "NOAUTH": _NO_LOGIN,
+    "WRONGPASS": _NO_LOGIN,
+    "NOPERM": _NO_RIGHT,
+    "DENIED": Meaning("connection", "never", "The server is in protected mode: give it a password, or bind it."),
+    "READONLY": _REPLICA,
+    "MASTERDOWN": _REPLICA,
+    "UNBLOCKED": _REPLICA,
+    "LOADING": Meaning("server", "here", "Wait until the server has loaded its data."),
+    "BUSY": Meaning("server", "here", "End the slow script with SCRIPT KILL."),
+    "NOREPLICAS": Meaning("server", "here", "Check the server's replicas, or lower min-replicas-to-write."),
+    "MAXCLIENTS": Meaning("server", "here", "Raise the server's maxclients, or use fewer clients."),
+    "CLUSTERDOWN": _NO_CLUSTER,
+    "TRYAGAIN": _NO_CLUSTER,
+    "MOVED": _OTHER_NODE,
+    "ASK": _OTHER_NODE,
+    "OOM": Meaning(
+        "server",
+        "never",
+        "Raise maxmemory or free some, and keep locks away from a full cache.",
+    ),
+    "MISCONF": Meaning("server", "never", "The server cannot save its data: look into its log, and at its disk."),
+    "WRONGTYPE": Meaning(
+        "key",
+        "never",
+        "Use another name or KEY_PREFIX, or delete that key yourself.",
+        text="the key under its name holds another type of value, not a {noun}",
+    ),
+    "NODB": Meaning("connection", "never", "Name a database in CACHES that the server has."),
+    "CROSSSLOT": Meaning(
+        "command", "never", "Leave braces out of the names, or close them around what the names share."
+    ),
+    "NOWAIT": Meaning("command", "never", "Set REPLICA_ACKS to 0, or use a server that has WAIT."),
+    "UNKNOWN": Meaning(
+        "command",
+        "never",
+        "A proxy or rename-command withholds this command, or the server is older than Redis 6.2.",
+    ),
+}
+"""By code. MAXCLIENTS, NODB, NOWAIT and UNKNOWN are names of ours."""
+
+_CODES: dict[type[RedisError], str] = {
+    theirs.AuthenticationError: "NOAUTH",
+    theirs.AuthenticationWrongNumberOfArgsError: "NOAUTH",
+    theirs.BusyLoadingError: "LOADING",
+    theirs.MasterDownError: "MASTERDOWN",  # before its base class
+    theirs.ClusterDownError: "CLUSTERDOWN",
+    theirs.ClusterCrossSlotError: "CROSSSLOT",
+    theirs.MovedError: "MOVED",
+    theirs.AskError: "ASK",
+    theirs.NoPermissionError: "NOPERM",
+    theirs.OutOfMemoryError: "OOM",
+    theirs.ReadOnlyError: "READONLY",
+    theirs.TryAgainError: "TRYAGAIN",
+}
+"""The codes that redis-py takes out of the text, by its classes."""
+
+_TOLD: dict[str, str] = {
+    "max number of clients": "MAXCLIENTS",
+    "The user executing the script can't": "NOPERM",
+    "WAIT cannot be used with replica": "READONLY",
+    "DB index is out of range": "NODB",
+    "nknown command 'WAIT'": "NOWAIT",
+    "nknown command `WAIT`": "NOWAIT",
+    "nknown command": "UNKNOWN",
+}
+"""Codes by a part of the text of errors that have none of their own."""
+
+_OTHER = Meaning("command", "never")
+
+_WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)", re.DOTALL)
+"""How Redis 6.2 tells of an error inside a script."""
+
+
+def server_error(text: str) -> RedisError:
+    """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
+    wrapped = _WRAPPED.fullmatch(text)
+    return error_from(text if wrapped is None else wrapped[1].strip())
+
+
+def meaning_of(error: BaseException) -> Meaning | None:
+    """What an error means; None if no server has sent it."""
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return MEANINGS[code]
+    text = str(error)
+    code = text.partition(" ")[0]
+    if isinstance(error, ResponseError) and code in MEANINGS:
+        return MEANINGS[code]
+    for part, code in _TOLD.items():
+        if part in text:
+            return MEANINGS[code]
+    return _OTHER if isinstance(error, ResponseError) else None
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether retrying cannot help, because the server understood the call and refused it."""
+    meaning = meaning_of(error)
+    return meaning is not None and meaning.retry == "never"
+
+
+def ends_link(error: BaseException) -> bool:
+    """Whether the connection that brought this error, or broke with it, is of no more use."""
+    meaning = meaning_of(error)
+    return isinstance(error, theirs.ConnectionError) if meaning is None else meaning.ends_link
+
+
+def is_reply_that_ends_link(reply: Any) -> bool:
+    """Whether it is a server's error after which the connection is of no more use: the command was refused."""
+    meaning = meaning_of(reply) if isinstance(reply, RedisError) else None
+    return meaning is not None and meaning.ends_link
+
+
+def is_demotion(error: BaseException) -> bool:
+    """Whether the server has become a replica. Behind sentinels another server is the primary now."""
+    meaning = meaning_of(error)
+    return meaning is not None and meaning.is_demotion
+
+
+def link_end_in(replies: Sequence[Any]) -> RedisError | None:
+    """The first error among replies after which their connection is of no more use."""
+    return next((reply for reply in replies if isinstance(reply, RedisError) and ends_link(reply)), None)

@@ -1,0 +1,450 @@
+"""The two faces: one blocks threads and greenlets, the other is awaited by asyncio tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import partial
+from itertools import filterfalse
+from operator import methodcaller
+from typing import Any, TypeVar
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._core.process import Owned
+from django_rlock._transport import connections
+from django_rlock._transport.async_connection import TaskLink
+from django_rlock._transport.calls import ScriptCall, next_nonce, pack
+from django_rlock._transport.cluster import Address
+from django_rlock._transport.connection import ErrorReply, Expected, Link, check_reply, replies_of
+from django_rlock._transport.driver import SHORTEST, UNLIMITED, run_sync
+from django_rlock._transport.errors import ends_link, is_demotion, link_end_in, server_error
+from django_rlock._transport.identity import task_owner, thread_owner
+from django_rlock._transport.pool import LinkWait, Server
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+# The face for threads and greenlets, which blocks.
+
+T = TypeVar("T")
+
+
+class ThreadFace:
+    """Blocks instead of suspending, so ``run_sync`` can run any flow over it."""
+
+    owner = staticmethod(thread_owner)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        if len(coros) == 1:
+            return [await coros[0]]
+        outcomes = threads.gather([partial(run_sync, coro) for coro in coros])
+        return [value_of(outcome) for outcome in outcomes]
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
+        link = server.take_idle()
+        if link is None:
+            link, limit = self._open(server, limit)
+        try:
+            call.sends += 1
+            try:
+                reply = check_reply(link.ask(packed, limit), nonce, call.prepared.script)
+            except NoScriptError:
+                reply = _ask_by_source(link, call, limit)
+        except BaseException as error:
+            let_go(server, link, error)
+            raise
+        server.give_back(link)
+        return reply
+
+    async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
+        link = server.take_idle()
+        if link is None:
+            link, limit = self._open(server, limit)
+        try:
+            replies = replies_of(link.ask_all(packed, len(expected), limit), expected)
+        except BaseException as error:
+            let_go(server, link, error)
+            raise
+        if end := link_end_in(replies):
+            let_go(server, link, end)
+        else:
+            server.give_back(link)
+        return replies
+
+    def _open(self, server: Server, limit: float) -> tuple[Link, float]:
+        """A new link, and what is left of the limit."""
+        started = monotonic()
+        link = server.take(limit)
+        return link, max(limit - (monotonic() - started), SHORTEST)
+
+
+class BackgroundFace(ThreadFace):
+    """The face of the package's own threads, which connect directly, because no signal interrupts them.
+
+    No caller waits for them. So connecting and each reply have limits of their own, those of the server: however long
+    it took to connect and to try before, a reply has its time.
+    """
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        return await super().exchange(server, call, packed, nonce, UNLIMITED)
+
+    def _open(self, server: Server, limit: float) -> tuple[Link, float]:
+        return server.open(), limit
+
+
+def _ask_by_source(link: Link, call: ScriptCall, limit: float) -> list[Any]:
+    """Send a call over the same link with its script, which the server said that it does not have.
+
+    That error echoed no nonce. If it was another command's, the next reply is that to the first call, and so is stale.
+    """
+    call.sends += 1
+    nonce = next_nonce()
+    left = max(link.used_at + limit - monotonic(), SHORTEST)
+    reply = check_reply(link.ask_all(pack(call, nonce, with_source=True), 1, left)[0], nonce, call.script)
+    call.sends -= 1  # the first one was certainly not executed
+    return reply
+
+
+def let_go(server: Server, link: Link, error: BaseException) -> None:
+    """Close a link after an error, even an error reply: it echoes no nonce, so it may belong to another command."""
+    server.drop(link, broken=ends_link(error))
+    if is_demotion(error):
+        server.leave()
+
+
+def value_of(outcome: T | BaseException) -> T:
+    """Return what a call returned, or raise what it raised."""
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+THREADS = ThreadFace()
+BACKGROUND = BackgroundFace()
+
+
+# --- asyncio tasks ----------------------------------------------------------------------------------------------------
+
+# The face for asyncio: one link to each server carries the commands of all tasks of a loop.
+#
+# Renewal and clean-up run in background threads, so a loop that is blocked for a while does not lose its locks.
+
+
+_MOST_HELPERS = 8
+"""How many threads of a process call functions for tasks, at most."""
+_helpers: Owned[threads.Helpers] = Owned("drivers", partial(threads.Helpers, _MOST_HELPERS), outlives_settings=True)
+
+_LOOK_AGAIN = 0.05
+"""How often a task checks for a free connection by itself, in seconds."""
+
+
+class LoopLinks:
+    """The links of one event loop, which are released when the loop ends."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.shared: dict[Server, TaskLink] = {}
+        self._opening: dict[Server, asyncio.Future[TaskLink]] = {}
+        self._lifeline: AsyncGenerator[None] | None = None
+
+    async def get(self, server: Server, limit: float) -> TaskLink:
+        """The loop's link to a server; if there is none, one is opened once for all tasks."""
+        opening = self._opening.get(server)
+        if opening is None or opening.done():  # nobody notes its end if its first caller was interrupted here
+            opening = self._opening[server] = asyncio.ensure_future(self._open(server, limit))
+            opening.add_done_callback(partial(self._note_opened, server))
+        await _wait_for(opening, limit)
+        if not opening.done():
+            raise RedisTimeoutError("Timeout connecting to the server")
+        return opening.result()
+
+    def _note_opened(self, server: Server, opened: asyncio.Future[TaskLink]) -> None:
+        if self._opening.get(server) is opened:
+            del self._opening[server]
+        if not opened.cancelled():
+            opened.exception()  # all tasks that waited for it may have left
+
+    async def _open(self, server: Server, limit: float) -> TaskLink:
+        if self._lifeline is None:
+            # asyncio.run(), asgiref and the ASGI servers close a loop's async generators before they close the loop.
+            self._lifeline = self._end_with_loop()
+            await anext(self._lifeline)
+        link = await take_link(server, limit)
+        known = self.shared.get(server)
+        if known is not None and known.is_open:  # whoever began to open it was interrupted before that was noted
+            server.give_back(link)
+            return known
+        opened = self.shared[server] = TaskLink(link, self.loop)
+        try:
+            opened.attach()
+        except BaseException:
+            opened.break_off_interrupted()
+            raise
+        return opened
+
+    async def _end_with_loop(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self.give_back()
+            if _loops.value.get(self.loop) is self:
+                _loops.value.pop(self.loop, None)
+
+    def give_back(self) -> None:
+        """Return the links to their servers, for the next loop or for threads."""
+        for server, shared in list(self.shared.items()):
+            if shared.is_open and not shared.owes:
+                server.give_back(shared.give())
+            else:
+                shared.break_off(RedisTimeoutError("The event loop has ended"))
+            self.shared.pop(server, None)
+
+
+def _give_all_back(loops: dict[asyncio.AbstractEventLoop, LoopLinks]) -> None:
+    for links in list(loops.values()):
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            links.loop.call_soon_threadsafe(links.give_back)
+
+
+_loops: Owned[dict[asyncio.AbstractEventLoop, LoopLinks]] = Owned("connections", dict, stop=_give_all_back)
+
+
+def _leave(using: str, node: Address | None) -> None:
+    """Break off the links of all loops to a server that has become a replica."""
+    left = connections.server(using, node)
+    error = RedisConnectionError("The connection was closed, because its server has become a replica.")
+    for links in list(_loops.value.values()):
+        link = links.shared.get(left)
+        if link is not None and link.is_open:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                links.loop.call_soon_threadsafe(link.break_off, error)
+
+
+connections.when_left(_leave)
+
+
+def links_of(loop: asyncio.AbstractEventLoop) -> LoopLinks:
+    """The links of a loop, made on first use."""
+    known = _loops.value.get(loop)
+    if known is None:
+        _drop_closed_loops()
+        known = _loops.value[loop] = LoopLinks(loop)
+    return known
+
+
+def _drop_closed_loops() -> None:
+    """Forget loops that were closed without their async generators being closed."""
+    for loop, links in _loops.value.copy().items():
+        if loop.is_closed():
+            _loops.value.pop(loop, None)
+            links.give_back()
+
+
+_is_done = methodcaller("done")
+_set_result = methodcaller("set_result", None)
+
+
+class Sleep:
+    """A sleep of the running task, which ``end`` ends, in its loop; or ``end_after``, which takes an argument.
+
+    A loop logs what a signal's handler raises inside a callback, and goes on; the task would sleep on. So both are made
+    of functions written in C, which no exception cuts short, unlike callbacks of ours, or asyncio's in sleep(), wait()
+    and gather().
+    """
+
+    __slots__ = ("_future", "end", "end_after")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[None] = loop.create_future()
+        # The first call sets the future's result, unless it is done; next() returns its second argument afterwards.
+        ended = map(_set_result, filterfalse(_is_done, [self._future]))
+        self.end: Callable[[], object] = partial(next, ended, None)
+        self.end_after: Callable[[object], object] = partial(next, ended)
+
+    async def until_end(self, timeout: float | None) -> None:
+        """Sleep, but for ``timeout`` seconds at most; None means no time limit."""
+        timer = None if timeout is None else self._future.get_loop().call_later(timeout, self.end)
+        try:
+            await self._future
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
+async def sleep(seconds: float) -> None:
+    """As asyncio.sleep()."""
+    await Sleep(asyncio.get_running_loop()).until_end(seconds)
+
+
+async def _wait_for(future: asyncio.Future[Any], limit: float) -> None:
+    """Wait until it is done, for ``limit`` seconds at most."""
+    sleep = Sleep(future.get_loop())
+    future.add_done_callback(sleep.end_after)
+    try:
+        await sleep.until_end(limit)
+    finally:
+        future.remove_done_callback(sleep.end_after)
+
+
+class LoopEvent:
+    """Wakes the one task that waits for it, from any thread. One ring is kept until it is used.
+
+    asyncio.Event takes a mutex of all loops when a task first waits for it, and a signal may leave that locked.
+    """
+
+    __slots__ = ("_loop", "_sleep", "has_rung")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sleep: Sleep | None = None
+        self.has_rung = False
+
+    def ring(self) -> None:
+        self.has_rung = True
+        sleep = self._sleep
+        if sleep is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(sleep.end)
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until it rings (True) or for ``timeout`` seconds (False); None means no time limit."""
+        self._sleep = sleep = Sleep(self._loop)
+        if not self.has_rung:  # looked at after that; who rings the bell sets it before looking for a sleep
+            await sleep.until_end(timeout)
+        self._sleep = None
+        if not self.has_rung:
+            return False
+        self.has_rung = False
+        return True
+
+
+async def take_link(server: Server, limit: float) -> Link:
+    """Return an idle or a new link, within ``limit`` seconds. Raises what redis-py raises if it cannot connect."""
+    link = server.take_idle()
+    if link is not None:
+        return link
+    event = LoopEvent()
+    claim = LinkWait(event.ring)
+    try:
+        return await _await(server, claim, event, monotonic() + limit)
+    finally:
+        server.forget(claim)
+
+
+async def _await(server: Server, claim: LinkWait, event: LoopEvent, until: float) -> Link:
+    while True:
+        opens = server.ask_for(claim)
+        left = until - monotonic()
+        if left <= 0:
+            raise server.none_in_time(opens)
+        await event.wait(left if opens else min(left, _LOOK_AGAIN))
+        claim.check()
+        link = server.take_idle()
+        if link is not None:
+            return link
+
+
+class TaskFace:
+    """The face for asyncio: it awaits, and the owner is the running task."""
+
+    owner = staticmethod(task_owner)
+    sleep = staticmethod(sleep)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        # Not by to_thread(): to start its thread, the loop takes a mutex shared by the executors of all threads.
+        event = LoopEvent()
+        call = threads.Call(partial(function, *args), event.ring)
+        _helpers.value.take(call)
+        await event.wait()
+        return call.result()
+
+    async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        # Not by asyncio.gather(), whose callbacks are Python, see ``Sleep``. The first error is raised when all have
+        # ended; but a caller that is cancelled does not wait for them.
+        tasks = [asyncio.create_task(coro) for coro in coros]
+        try:
+            outcomes = [await _outcome(task) for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [value_of(outcome) for outcome in outcomes]
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
+        links = links_of(asyncio.get_running_loop())
+        link = links.shared.get(server)
+        if link is None or not link.is_open:
+            started = monotonic()
+            link = await links.get(server, limit)
+            limit = max(limit - (monotonic() - started), SHORTEST)
+        call.sends += 1
+        reply = await link.ask(packed, (nonce, call.prepared.script), limit)
+        if type(reply) is list:
+            return reply
+        if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT") and link.is_open:
+            reply = await self._ask_by_source(link, call, limit)
+            if type(reply) is list:
+                return reply
+        error: Exception = server_error(str(reply)) if isinstance(reply, ErrorReply) else reply
+        if ends_link(error):
+            link.break_off(error)
+            let_go(server, link.link, error)
+        raise error.with_traceback(None)  # it may be others' as well, whose frames it would keep
+
+    async def _ask_by_source(self, link: TaskLink, call: ScriptCall, limit: float) -> Any:
+        """Send a call over the same link with its script, as in ``threads``."""
+        call.sends += 1
+        nonce = next_nonce()
+        reply = await link.ask(pack(call, nonce, with_source=True), (nonce, call.script), limit)
+        if type(reply) is list:
+            call.sends -= 1  # the first one was certainly not executed
+        return reply
+
+    async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
+        link = TaskLink(await take_link(server, limit), asyncio.get_running_loop())
+        try:
+            return await self._converse(server, link, packed, expected, limit)
+        except BaseException:  # also from a signal handler just before the link was broken off
+            link.break_off_interrupted()
+            raise
+
+    async def _converse(
+        self, server: Server, link: TaskLink, packed: bytes, expected: Sequence[Expected], limit: float
+    ) -> list[Any]:
+        try:
+            link.attach()
+            replies = replies_of(await link.ask_all(packed, len(expected), limit), expected)
+        except BaseException:
+            link.break_off_interrupted()
+            raise
+        if end := link_end_in(replies):
+            link.break_off(end)
+            let_go(server, link.link, end)
+        elif link.is_open:  # or a signal has interrupted the loop since it read the replies
+            server.give_back(link.give())
+        return replies
+
+
+async def _outcome(task: asyncio.Task[T]) -> T | Exception:
+    try:
+        return await task
+    except Exception as error:  # noqa: BLE001 - for who waits for all of them
+        return error
+
+
+TASKS = TaskFace()

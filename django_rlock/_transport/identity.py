@@ -1,0 +1,270 @@
+"""The owner of a lock: a thread, a task or a greenlet of one process.
+
+In Redis an owner is ``<client id>:<number>``, plus ``:<label>`` if one is set (a Celery task's id). The client id is
+new in every process and after every fork. The number belongs to one thread, task or greenlet for its life and is never
+used again. Thread idents and ``id()`` are not used, because the system recycles them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+from django_rlock._core.process import on_fork
+from django_rlock._core.threads import WeakTable
+from django_rlock._transport.interruptions import run_when_dropped
+
+AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+
+class Owner:
+    """One thread, task or greenlet.
+
+    ``serial`` never changes. ``owner_id`` is the owner's name in Redis, which may change. ``place`` is its name in
+    reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
+    greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
+    ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is what it works on there.
+    ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock.
+    """
+
+    __slots__ = ("in_pool", "is_alive", "is_calling", "job", "label", "owner_id", "place", "serial", "task", "thread")
+
+    is_named = False
+    serial: int | str
+    job: Any
+
+    def __init__(
+        self,
+        place: str,
+        is_alive: Callable[[], object] = lambda: True,
+        thread: int = 0,
+        task: Callable[[], asyncio.Task[Any] | None] | None = None,
+    ) -> None:
+        self.serial = next(_process.numbers)
+        self.place = place
+        self.is_alive = is_alive
+        self.thread = thread
+        self.task = task
+        self.in_pool = thread != 0 and _is_pools(sys._getframe())  # noqa: SLF001 - documented
+        self.job = None
+        self.is_calling = False
+        self.label = ""
+        self.renew_name()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread, task or greenlet has ended, so that it can no longer release anything."""
+        return not self.is_alive()
+
+    def renew_name(self) -> None:
+        """Take a fresh owner id, so that late commands under the old one can do no harm.
+
+        Called when the outcome of a command is unknown, or when it was sent more than once: the command, or a copy of
+        it, may reach the server after later commands. A hold keeps the name under which it was taken. See rules 8 and
+        15 of docs/architecture.md.
+        """
+        self.owner_id = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
+
+    def labelled(self, label: str) -> AbstractContextManager[None]:
+        """Add a label to the owner id of the locks taken inside, visible to others in Redis."""
+        return _Labelled(self, f":{label}")
+
+
+class _Labelled:
+    """A block in which an owner has a label."""
+
+    __slots__ = ("_former", "_label", "_owner", "is_entered")
+
+    def __init__(self, owner: Owner, label: str) -> None:
+        self._owner = owner
+        self._label = label
+        self._former = owner.label
+        self.is_entered = False
+
+    def __enter__(self) -> None:
+        self.is_entered = True
+        self._set(self._label)
+
+    @run_when_dropped
+    def __exit__(self, *_: object) -> None:
+        if self.is_entered:
+            self._set(self._former)
+            self.is_entered = False
+
+    def _set(self, label: str) -> None:
+        self._owner.label = label
+        self._owner.renew_name()
+
+
+class NamedOwner(Owner):
+    """An owner whose name the caller chose. It belongs to no thread or task, and every process may use the name.
+
+    It never ends.
+    """
+
+    __slots__ = ()
+
+    is_named = True
+    ended = False
+
+    def __init__(self, name: str) -> None:
+        self.serial = self.owner_id = name
+        self.place = self.label = ""
+        self.thread, self.task, self.job = 0, None, None
+        self.in_pool = self.is_calling = False
+
+    def renew_name(self) -> None:
+        """Do nothing: the name is fixed. A grant that is not wanted ends when its lease expires."""
+
+
+class _Life:
+    """Referenced by a thread's local storage only, so that it is collected when the thread ends."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Process:
+    """State that a forked child must not share with its parent."""
+
+    def __init__(self) -> None:
+        random = str(uuid.UUID(bytes=os.urandom(16), version=4))
+        # Version 8 lets scripts distinguish our clients from Redisson's, which use random UUIDs of version 4.
+        self.client_id = f"{random[:14]}8{random[15:]}"
+        self.numbers = itertools.count(1)
+        self.threads = threading.local()
+        self.places: WeakTable[Owner] = WeakTable()
+        """The owners for tasks and greenlets."""
+
+
+running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__all__
+"""Returns the running event loop, or None; asyncio.get_running_loop() raises then, which takes five times as long."""
+
+
+def may_block_loops() -> bool:
+    """Whether blocking methods may be called inside an event loop: as with Django's ORM, if the environment says so."""
+    return bool(os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"))
+
+
+def must_not_block() -> bool:
+    """Whether the caller would block an event loop."""
+    return running_loop() is not None and not may_block_loops()
+
+
+_POOLS = {"anyio._backends._asyncio", "concurrent.futures.thread", "multiprocessing.pool"}
+"""Modules whose threads run one job after another."""
+_process = _Process()
+_calls_for_owners: set[CodeType] = set()
+"""Filled on import, and the same in every process."""
+
+
+def client_id() -> str:
+    """This process's id in Redis: 36 characters, new after a fork."""
+    return _process.client_id
+
+
+def new_number() -> int:
+    """A number that this process has never used and will never use again."""
+    return next(_process.numbers)
+
+
+def new_request() -> str:
+    """A name for a request to a server; it is never used twice."""
+    return f"{_process.client_id}:{new_number()}"
+
+
+def thread_owner() -> Owner:
+    """The owner for the running greenlet, if there is one, else for the running thread."""
+    greenlet = sys.modules.get("greenlet")
+    # Without monkey patching, or with late patching, all greenlets of a thread share its threading.local.
+    if greenlet is not None and greenlet.getcurrent().parent is not None:
+        return _greenlet_owner(greenlet.getcurrent())
+    try:
+        owner: Owner = _process.threads.owner
+    except AttributeError:
+        life = _process.threads.life = _Life()
+        owner = _process.threads.owner = Owner(_thread_name(), weakref.ref(life), threading.get_ident())
+    return owner
+
+
+def _is_pools(frame: FrameType | None) -> bool:
+    """Whether the running thread, with this frame, is one of a thread pool."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _POOLS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def for_its_owner(method: AsyncMethod) -> AsyncMethod:
+    """Mark an async method whose result belongs to the awaiting task, so that it must not run as a task of its own."""
+    _calls_for_owners.add(method.__code__)
+    return method
+
+
+def task_owner() -> Owner:
+    """The owner for the running asyncio task. RuntimeError outside of a task, or if the task is the call itself."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("The async methods need a running asyncio task: it is the owner of what they take.")
+    owner = _process.places.get(task)
+    if owner is None:
+        _check_task(task)
+        its = weakref.ref(task)
+        owner = _process.places.set(task, Owner(task.get_name(), partial(_goes_on, its), task=its))
+    return owner
+
+
+def _check_task(task: asyncio.Task[Any]) -> None:
+    coro: Any = task.get_coro()
+    if getattr(coro, "cr_code", None) in _calls_for_owners:
+        raise RuntimeError(
+            f"{coro.__name__}() of a lock was made a task of its own, which would own the lock and ends with the call: "
+            f"by create_task(), gather(), shield() or, before Python 3.12, wait_for(). Await it in the task that works "
+            f"under the lock. For a limit use wait_time= or asyncio.timeout(); for several locks rlock('a', 'b')."
+        )
+
+
+def _goes_on(place: weakref.ref[asyncio.Task[Any]]) -> bool:
+    task = place()
+    return task is not None and not task.done() and not task.get_loop().is_closed()
+
+
+def current_owner() -> Owner:
+    """The owner for the running task inside an event loop, else for the running thread."""
+    if running_loop() is None or asyncio.current_task() is None:
+        return thread_owner()
+    return task_owner()
+
+
+def _greenlet_owner(current: Any) -> Owner:
+    owner = _process.places.get(current)
+    if owner is None:
+        owner = _process.places.set(current, Owner(_thread_name(), partial(_runs, weakref.ref(current))))
+    return owner
+
+
+def _runs(place: weakref.ref[Any]) -> bool:
+    current = place()
+    return current is not None and not current.dead
+
+
+def _thread_name() -> str:
+    return threading.current_thread().name
+
+
+def _after_fork() -> None:
+    global _process  # noqa: PLW0603 - the one place where the child gets its own
+    _process = _Process()
+
+
+on_fork("identity", _after_fork)

@@ -1,0 +1,400 @@
+"""The waiters on each channel of an alias; in a cluster, on the node that serves the channel."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from redis.exceptions import MovedError
+
+from django_rlock._core.clock import monotonic
+from django_rlock._redis.keys import is_redissons, marked, plain_mark
+from django_rlock._transport.calls import pack_command
+from django_rlock._transport.cluster import Address, SlotMap, slot_of
+from django_rlock._transport.connection import Link
+from django_rlock._transport.driver import EVERYBODY
+from django_rlock._transport.subscriber import CallingWaiter, ListenerWaiter, Subscriber
+
+# --- listener ---------------------------------------------------------------------------------------------------------
+
+# The waiters on each channel of an alias, and what wakes them.
+#
+# A channel is subscribed when a caller first waits on it, and stays subscribed for a while after the last waiter
+# left, so a contended lock costs no SUBSCRIBE for each wait. Callers change the tables by single calls into C and
+# take no mutex; if two change the same thing at once, the later one checks whether its change still holds. The queues
+# refer to their waiters weakly: a waiter whose attempt was interrupted before it could leave is collected, and takes
+# no wake-up from another one.
+
+KEEP_CHANNEL = 60.0
+"""How long a channel stays subscribed after its last waiter left, in seconds."""
+CONFIRM_WITHIN = 1.0
+"""How long to wait for a subscription's confirmation; without it a waiter depends on its next poll or heartbeat."""
+
+_SHARED = None, EVERYBODY
+"""The tokens that many waiters share: their queues are kept, since another waiter may join as the last one leaves."""
+
+MakeWaiter = Callable[["Listener", str, str | None], ListenerWaiter]
+Line = deque[weakref.ref[ListenerWaiter]]
+
+
+class Channel:
+    """A subscription and its waiters.
+
+    ``lines`` are the queues of waiters by token. The other fields are written by the subscriber's thread, except
+    ``subscriber``, which makes the subscription, and ``idle_since``: when a waiter last left or checked the channel.
+    """
+
+    __slots__ = ("confirmed", "idle_since", "lapsed", "lines", "name", "settling", "subscriber")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: dict[str | None, Line] = {}
+        self.settling: Line = deque()
+        self.subscriber: Subscriber | None = None
+        self.confirmed = False
+        self.lapsed = False
+        self.idle_since = monotonic()
+
+    def waiters(self) -> list[ListenerWaiter]:
+        return [waiter for line in list(self.lines.values()) for place in list(line) if (waiter := place())]
+
+    def tidy(self) -> None:
+        """Remove the places of waiters that were dropped."""
+        for line in list(self.lines.values()):
+            for place in list(line):
+                if place() is None:
+                    self.idle_since = monotonic()
+                    with contextlib.suppress(ValueError):  # another thread was faster
+                        line.remove(place)
+
+
+class Listener:
+    """The channels of an alias. ``make_subscriber`` connects to a node of the cluster, or to the one server (None)."""
+
+    def __init__(self, make_subscriber: Callable[[Listener, Address | None], Subscriber]) -> None:
+        self._make_subscriber = make_subscriber
+        self.subscribers: dict[Address | None, Subscriber] = {}
+        self.channels: dict[str, Channel] = {}
+
+    # --- what callers do ---------------------------------------------------------------------------------------------
+
+    def overhear(self, name: str, token: str | None, make: MakeWaiter) -> ListenerWaiter | None:
+        """Return a waiter if the channel is already subscribed and confirmed, else None."""
+        channel = self.channels.get(name)
+        if channel is None or not channel.confirmed:
+            return None
+        waiter = make(self, name, token)
+        self._add(channel, waiter)
+        # The channel may just have been dropped as idle.
+        return waiter if self.channels.get(name) is channel and channel.confirmed else None
+
+    async def listen(self, name: str, token: str | None, make: MakeWaiter, until: float | None) -> ListenerWaiter:
+        """Return a waiter, once the channel is subscribed, or CONFIRM_WITHIN has passed, or ``until`` has come."""
+        waiter = make(self, name, token)
+        try:
+            channel = self._join(waiter)
+            if not channel.confirmed:
+                self._settle(channel, waiter)
+                left = math.inf if until is None else until - monotonic()
+                await waiter.wait(min(CONFIRM_WITHIN, left))  # a message wakes it too, and proves the subscription
+        except BaseException:
+            waiter.close(asked=False)
+            raise
+        return waiter
+
+    def call_at(self, name: str, function: Callable[[str], object]) -> ListenerWaiter:
+        """Call a function with each message of a channel, for as long as the returned waiter is kept.
+
+        The function is also called with an empty string whenever the subscription is confirmed, for the first time or
+        again, because messages may have been missed before.
+        """
+        waiter = CallingWaiter(self, name, function)
+        channel = self._join(waiter)
+        if channel.confirmed:
+            waiter.wake()
+        else:
+            self._settle(channel, waiter)
+        return waiter
+
+    def _settle(self, channel: Channel, waiter: ListenerWaiter) -> None:
+        """Subscribe to a channel, and wake a waiter when that is confirmed."""
+        channel.settling.append(weakref.ref(waiter))
+        self.subscribe(channel)
+
+    def _join(self, waiter: ListenerWaiter) -> Channel:
+        while True:
+            channel = self.channels.setdefault(waiter.channel, Channel(waiter.channel))
+            self._add(channel, waiter)
+            if self.channels.get(waiter.channel) is channel:
+                return channel
+
+    def _add(self, channel: Channel, waiter: ListenerWaiter) -> None:
+        place = weakref.ref(waiter)
+        while True:
+            line = channel.lines.setdefault(waiter.token, deque())
+            line.append(place)
+            if channel.lines.get(waiter.token) is line:
+                return
+
+    def remove(self, waiter: ListenerWaiter) -> None:
+        """Take a waiter out of its queue, if it is still there."""
+        channel = self.channels.get(waiter.channel)
+        if channel is None:
+            return
+        channel.idle_since = monotonic()
+        line = channel.lines.get(waiter.token)
+        if line is None:
+            return
+        with contextlib.suppress(ValueError):
+            line.remove(weakref.ref(waiter))
+        self._drop_if_empty(channel, waiter.token)
+
+    def lose(self, name: str, token: str | None) -> None:
+        """A waiter was dropped that has not left its queue. The next one gets its wake-up."""
+        channel = self.channels.get(name)
+        if channel is None:
+            return
+        channel.tidy()
+        if token is None:
+            self.wake_next(name, None)
+        self._drop_if_empty(channel, token)
+
+    def _drop_if_empty(self, channel: Channel, token: str | None) -> None:
+        if channel.lines.get(token) or token in _SHARED:
+            return
+        line = channel.lines.pop(token, None)
+        for place in line or ():  # waiters that joined meanwhile
+            channel.lines.setdefault(token, deque()).append(place)
+
+    # --- waking ------------------------------------------------------------------------------------------------------
+
+    def _tell_everybody(self, channel: Channel, payload: str) -> None:
+        for place in list(channel.lines.get(EVERYBODY, ())):
+            if waiter := place():
+                waiter.hear(payload)
+
+    def wake_next(self, name: str, token: str | None, ticket: str = "") -> None:
+        """Wake the waiter that has waited longest in the queue of this token, if there is one."""
+        channel = self.channels.get(name)
+        line = channel.lines.get(token) if channel else None
+        while line:
+            # Rotate it to the end, so that a second message wakes the next waiter. Two threads may wake the same waiter
+            # at once, and both then look further; rotate() is one call, which an interruption cannot leave half done.
+            line.rotate(-1)
+            try:
+                place = line[-1]
+            except IndexError:  # the waiter has just left
+                return
+            if waiter := place():
+                waiter.ticket = ticket
+                waiter.wake()
+                if not waiter.has_left():
+                    return
+            with contextlib.suppress(ValueError):  # collected, or left without using its wake-up
+                line.remove(place)
+
+    def deliver(self, name: str, payload: str) -> None:
+        """Wake the waiters that a message is for. One for a single waiter is its ticket, a space and its token."""
+        channel = self.channels.get(name)
+        if channel is None:
+            return
+        if EVERYBODY in channel.lines:
+            self._tell_everybody(channel, payload)
+        ticket, _, token = payload.partition(" ")
+        if token in channel.lines:
+            self.wake_next(name, token, ticket)
+        else:
+            self.wake_next(name, None)
+
+    # --- what the subscribers' threads do ----------------------------------------------------------------------------
+
+    def subscribe(self, channel: Channel) -> None:
+        """Let the subscriber of the channel's node subscribe to it."""
+        subscriber = channel.subscriber = self._subscriber_at(self.place(channel.name))
+        subscriber.hear(channel.name)
+
+    def confirm(self, name: str) -> None:
+        """A channel is subscribed."""
+        channel = self.channels.get(name)
+        if channel is None:
+            return
+        channel.confirmed = True
+        settled = self._wake_settling(channel)
+        if channel.lapsed:
+            channel.lapsed = False
+            # Messages were lost while the channel was not subscribed, so every waiter must try again. Earlier tickets
+            # may come from a server that is no longer the primary. Waiters that have just joined will try anyway.
+            for waiter in channel.waiters():
+                waiter.ticket = ""
+                if waiter not in settled:
+                    waiter.wake()
+
+    def refuse(self, name: str) -> None:
+        """A channel is not subscribed, and will not be: its waiters go on without messages."""
+        if channel := self.channels.get(name):
+            self._wake_settling(channel)
+
+    def _wake_settling(self, channel: Channel) -> list[ListenerWaiter | None]:
+        """Wake the waiters for the subscription itself, and return them."""
+        settled = []
+        with contextlib.suppress(IndexError):
+            while True:
+                settled.append(channel.settling.popleft()())
+        for waiter in filter(None, settled):
+            waiter.wake()
+        return settled
+
+    def wanted(self, subscriber: Subscriber) -> list[str]:
+        """The channels that a subscriber should be subscribed to."""
+        return [channel.name for channel in list(self.channels.values()) if channel.subscriber is subscriber]
+
+    def lapse(self, names: Iterable[str]) -> None:
+        """Mark channels as not subscribed, until they are confirmed again."""
+        for channel in filter(None, map(self.channels.get, names)):
+            channel.confirmed = False
+            channel.lapsed = True
+
+    def idle_channels(self, subscriber: Subscriber) -> list[str]:
+        """Forget the channels that have had no waiter for a while, and return their names."""
+        before = monotonic() - KEEP_CHANNEL
+        mine = [channel for channel in list(self.channels.values()) if channel.subscriber is subscriber]
+        for channel in mine:
+            channel.tidy()
+        idle = [channel for channel in mine if channel.idle_since < before and not channel.waiters()]
+        return [channel.name for channel in idle if self._drop(channel)]
+
+    def _drop(self, channel: Channel) -> bool:
+        """Forget a channel; returns False if a waiter has joined it meanwhile."""
+        self.channels.pop(channel.name, None)
+        if not channel.waiters():
+            channel.confirmed = False
+            if not channel.waiters():
+                return True
+        channel.confirmed = False
+        channel.lapsed = True
+        kept = self.channels.setdefault(channel.name, channel)
+        if kept is not channel:
+            for waiter in channel.waiters():
+                self._add(kept, waiter)
+        self.subscribe(kept)
+        return False
+
+    def place(self, channel: str) -> Address | None:
+        """The node of a cluster that publishes to a channel."""
+        return None
+
+    def _subscriber_at(self, place: Address | None) -> Subscriber:
+        if found := self.subscribers.get(place):
+            return found
+        made = self._make_subscriber(self, place)
+        found = self.subscribers.setdefault(place, made)
+        if found is not made:  # another thread was faster
+            made.stop()
+        return found
+
+    def stop(self) -> None:
+        """End the reading threads."""
+        for subscriber in list(self.subscribers.values()):
+            subscriber.stop()
+
+
+# --- sharded ----------------------------------------------------------------------------------------------------------
+
+# Listening to a Redis Cluster: sharded channels, each on the node that serves its slot.
+#
+# Redisson before 3.22 uses the channels of all nodes (``PUBLISH``), later versions may. So Redisson's channels are
+# subscribed both ways, with a sharded channel of our own as the mark of the plain subscription. A script that frees a
+# lock publishes to all nodes only if the plain channel has more subscribers than marks: see ``publish_both.lua``.
+
+COPY = b"00"
+"""How the plain copy of a sharded message begins: both have been sent, and a process must be woken once. No client
+writes a number like that, and Redisson's read it as the same number."""
+_TURN_BACK_AFTER = 0.05
+"""A pause, in seconds: while a slot moves, two nodes may redirect a subscriber to each other without end."""
+
+
+class ClusterListener(Listener):
+    """Has a subscriber for each node. A channel moves to another subscriber when its slot moves."""
+
+    def __init__(self, slots: SlotMap, connect: Callable[[Address], Link], reply_limit: float) -> None:
+        super().__init__(lambda _, place: ShardSubscriber(self, cast("Address", place), connect, reply_limit))
+        self.slots = slots
+
+    def follow(self, names: Iterable[str]) -> None:
+        """Subscribe to channels where their slots are now. Their waiters retry: messages may have been lost."""
+        for name in names:
+            self.lapse([name])
+            if channel := self.channels.get(name):
+                self.subscribe(channel)
+
+    def place(self, channel: str) -> Address:
+        # According to the current map; a node that no longer serves the slot replies with the one that does.
+        return self.slots.owner(slot_of(channel))
+
+
+class ShardSubscriber(Subscriber):
+    """Subscribes to the channels whose slots one node serves."""
+
+    _listener: ClusterListener
+
+    def __init__(
+        self, listener: ClusterListener, address: Address, connect: Callable[[Address], Link], reply_limit: float
+    ) -> None:
+        super().__init__(listener, lambda: connect(address), reply_limit)
+        self._address = address
+
+    def _subscription(self, channel: str) -> bytes:
+        return pack_command("SSUBSCRIBE", channel)
+
+    def _farewell(self, channel: str) -> bytes:
+        return pack_command("SUNSUBSCRIBE", plain_mark(channel), channel)
+
+    def _take(self, reply: Any) -> None:
+        try:
+            super()._take(reply)
+        except MovedError as error:
+            self._asked.popleft()
+            slot = error.slot_id
+            slots = self._listener.slots
+            slots.moved(slot, slots.redirected(error.host, error.port, self._address))
+            time.sleep(_TURN_BACK_AFTER)
+            self._listener.follow([name for name in self._listener.wanted(self) if slot_of(name) == slot])
+
+    def _tell(self, kind: str, channel: str, data: Any) -> None:
+        if kind == "smessage" or (kind == "message" and not data.startswith(COPY)):
+            super()._tell("message", channel, data)
+        elif kind in {"ssubscribe", "subscribe"}:
+            self._has_subscribed(kind, channel)
+        elif kind == "sunsubscribe":
+            self._has_unsubscribed(channel)
+
+    def _has_subscribed(self, kind: str, channel: str) -> None:
+        # One after the other: had the slot moved, the plain channel would be subscribed on two nodes, and messages come
+        # twice. The mark comes last: too few marks cost a message, too many a wake-up.
+        if kind == "subscribe":
+            self._ask_for(plain_mark(channel), pack_command("SSUBSCRIBE", plain_mark(channel)))
+        elif is_redissons(channel):
+            self._ask_for(channel, pack_command("SUBSCRIBE", channel))
+        else:
+            super()._tell("subscribe", marked(channel), b"")
+
+    def _has_unsubscribed(self, channel: str) -> None:
+        if is_redissons(channel):
+            self._send(pack_command("UNSUBSCRIBE", channel))
+        if channel in self._listener.wanted(self):
+            # This process did not unsubscribe: the slot has moved to another node.
+            self._listener.slots.doubt(self._address)
+            self._listener.follow([channel])
+
+    def _lose(self, error: BaseException) -> None:
+        super()._lose(error)
+        self._listener.slots.doubt(self._address)
+        self._listener.slots.refresh()
+        self._listener.follow(
+            [name for name in self._listener.wanted(self) if self._listener.slots.owner(slot_of(name)) != self._address]
+        )

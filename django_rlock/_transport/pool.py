@@ -1,0 +1,364 @@
+"""How to connect to one server, and the connections that are kept for the next call."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import MasterNotFoundError
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._core.redis_internals import connection_of, take_socket
+from django_rlock._core.text import hide_secrets, shown
+from django_rlock._transport.connection import DOUBTED_AFTER, Link, Place, keep_alive
+
+# --- the connections of a server --------------------------------------------------------------------------------------
+
+# One server as this process reaches it: its idle links, their limit, and the callers that wait for one.
+#
+# A link is opened in a thread of its own, where threads can be started. So no signal interrupts redis-py while it
+# connects and logs in (it then holds mutexes that all threads share, and hiredis packs the login), and a server that
+# accepts a connection but never replies delays no caller beyond its own time limit. Shared state is changed by single
+# calls into C. A link that an interruption left unused, and its place, are free again when the link is collected.
+
+Connect = Callable[[Place | None], Link]
+"""Opens a link; raises what redis-py does."""
+
+FRESH = 1.0
+"""A link used within this time is assumed to be alive, in seconds."""
+KEEP_IDLE = 60.0
+"""How long an unused link is kept, in seconds."""
+_LOOK_AGAIN = 0.05
+"""How often a caller checks for a free place by itself, in seconds: the thread that should wake it may have been
+interrupted."""
+
+
+class LinkWait:
+    """A caller that waits for a link; ``opening`` is whether one is being opened for it."""
+
+    __slots__ = ("_error", "opening", "wake")
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self.wake = wake
+        self.opening = False
+        self._error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Have the caller raise an error."""
+        self._error = error
+
+    def check(self) -> None:
+        """Raise the error with which opening a link has failed, if it has."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+
+class Server:
+    """Links to one server. ``reply_limit`` is the maximum time for a reply, ``places`` the maximum number of
+    connections (None: no limit). Times are seconds.
+
+    ``leave`` closes all links to the server, those of other purposes too, because it has become a replica.
+    """
+
+    def __init__(
+        self, connect: Connect, reply_limit: float, places: int | None = None, leave: Callable[[], object] | None = None
+    ) -> None:
+        self._connect = connect
+        self.leave = self.close_idle if leave is None else leave
+        self.reply_limit = reply_limit
+        self._places = math.inf if places is None else places
+        self._taken = threads.Alive()
+        self._claims: deque[LinkWait] = deque()
+        self._closed = False
+        self.idle: deque[Link] = deque()
+
+    # --- taking a link -----------------------------------------------------------------------------------------------
+
+    def take(self, limit: float) -> Link:
+        """Return an idle or a new link, within ``limit`` seconds. Raises what redis-py raises if it cannot connect."""
+        link = self.take_idle()
+        if link is not None:
+            return link
+        event = threads.AutoResetEvent()
+        claim = LinkWait(event.ring)
+        try:
+            return self._await(claim, event, monotonic() + limit)
+        finally:
+            self.forget(claim)
+
+    def _await(self, claim: LinkWait, event: threads.AutoResetEvent, until: float) -> Link:
+        while True:
+            opens = self.ask_for(claim)
+            link = self.take_idle()
+            if link is not None:
+                return link
+            left = until - monotonic()
+            if left <= 0:
+                raise self.none_in_time(opens)
+            event.wait(left if opens else min(left, _LOOK_AGAIN))
+            claim.check()
+            link = self.take_idle()
+            if link is not None:
+                return link
+
+    def none_in_time(self, opens: bool) -> RedisTimeoutError:
+        """The error for a caller whose time is up; ``opens`` is whether a link was being opened for it."""
+        return RedisTimeoutError(
+            "Timeout connecting to the server"
+            if opens
+            else f"All {self._places} connections are in use; raise MAX_CONNECTIONS, or use locks in fewer threads"
+        )
+
+    def take_idle(self) -> Link | None:
+        """Return an idle link that is alive, if there is one."""
+        while True:
+            try:
+                link = self.idle.pop()
+            except IndexError:
+                return None
+            now = monotonic()
+            if now - link.used_at < FRESH or link.is_quiet:
+                if now - link.used_at > DOUBTED_AFTER:
+                    link.doubt()
+                link.used_at = now
+                return link
+            link.close()
+
+    def ask_for(self, claim: LinkWait) -> bool:
+        """Start opening a link for a claim, which is woken when the link is open. Returns False if the limit is
+        reached; the claim is then queued for the next link that is released."""
+        if claim.opening:
+            return True
+        place = Place(self._taken)
+        if len(self._taken) > self._places:
+            place.free()
+            if claim not in self._claims:
+                self._claims.append(claim)
+            return False
+        claim.opening = True
+        try:
+            threads.start(self._open_for, claim, place)
+        except RuntimeError:  # no threads left, or the interpreter exits
+            self._open_for(claim, place)
+        return True
+
+    def forget(self, claim: LinkWait) -> None:
+        """Remove a claim from the queue."""
+        with contextlib.suppress(ValueError):
+            self._claims.remove(claim)
+
+    def _open_for(self, claim: LinkWait, place: Place) -> None:
+        try:
+            self.idle.append(self.open(place))
+        except BaseException as error:  # noqa: BLE001 - the claim raises it
+            place.free()
+            claim.fail(error)
+        claim.opening = False
+        claim.wake()
+        if self._closed:
+            self.close()
+
+    def open(self, place: Place | None = None) -> Link:
+        """Open a new link in this thread. Raises what redis-py raises."""
+        try:
+            return self._connect(place)
+        except TimeoutError as error:
+            raise RedisTimeoutError("Timeout connecting to the server") from error
+        except OSError as error:
+            raise RedisConnectionError(f"Error connecting to the server: {error}") from error
+
+    # --- giving it back ----------------------------------------------------------------------------------------------
+
+    def give_back(self, link: Link) -> None:
+        """Keep a link for the next caller, after all its replies have been read."""
+        self.idle.append(link)
+        if self._claims:
+            with contextlib.suppress(IndexError):
+                self._claims.popleft().wake()
+        if self._closed:
+            self.close()
+
+    def drop(self, link: Link, broken: bool) -> None:
+        """Close a link. If its connection is ``broken``, close the idle links too, which are probably broken."""
+        link.close()
+        if broken:
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the idle links."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.idle.popleft().close()
+
+    def prune(self, now: float) -> float:
+        """Close all links but one that were unused for KEEP_IDLE; return when to check again."""
+        while len(self.idle) > 1:
+            try:
+                link = self.idle.popleft()
+            except IndexError:  # callers have taken them meanwhile
+                break
+            if link.used_at + KEEP_IDLE > now:
+                self.idle.appendleft(link)
+                return link.used_at + KEEP_IDLE
+            link.close()
+        return math.inf
+
+    def close(self) -> None:
+        """Close idle links now, and links in use when they are returned: the settings no longer name the server."""
+        self._closed = True
+        self.close_idle()
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a place is free; if not, a failure to get a link proves nothing about the server."""
+        return len(self._taken) < self._places
+
+    @property
+    def size(self) -> int:
+        """How many connections are open or being opened."""
+        return len(self._taken)
+
+
+# --- how to connect ---------------------------------------------------------------------------------------------------
+
+# How to connect to one server: by a pool of redis-py, whose class and options the project has chosen.
+
+UNSET_TIMEOUT = 5.0
+"""How long to wait for a reply if the cache sets no SOCKET_TIMEOUT, in seconds."""
+
+OF_ONE_POOL = (
+    # For RESP3 push messages, whose handling takes mutexes of redis-py's pools and of logging.
+    "event_dispatcher",
+    "maint_notifications_config",
+    "maint_notifications_pool_handler",
+    "maintenance_notification_hash",
+    "maintenance_state",
+    "oss_cluster_maint_notifications_handler",
+)
+NOT_FOR_LINKS = (
+    # The flows retry themselves, within their callers' time; redis-py's retries would only block a thread.
+    "retry",
+    "retry_on_error",
+    "retry_on_timeout",
+    *OF_ONE_POOL,
+)
+OVERRIDES = {"protocol": 2, "health_check_interval": 0}
+"""Options of links, whatever the entry says: replies as the scripts' readers expect them, and no PING beside a call."""
+
+_LOGIN = "username", "password", "credential_provider"
+_WANTS_NONE = "without any password configured"
+"""The reply to AUTH of a server that wants no password."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Source:
+    """How to connect to one server. ``longest`` limits connecting and each reply, in seconds; None leaves the pool's
+    limits.
+
+    The pool's options are read for each link, as a pool may change them: it may renew a password.
+    """
+
+    pool: Any
+    longest: float | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({shown(self.options)})"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a link's connection."""
+        return self._for_links(self.pool.connection_kwargs)
+
+    def _for_links(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        found = without(NOT_FOR_LINKS, options) | OVERRIDES
+        return found if self.longest is None else found | limits(found, self.longest)
+
+    @property
+    def reply_limit(self) -> float:
+        """How long a reply may take, in seconds."""
+        return self.options.get("socket_timeout") or UNSET_TIMEOUT
+
+    def within(self, longest: float) -> Source:
+        """The same with limits: connecting, and each reply, may take at most ``longest`` seconds."""
+        return Source(self.pool, longest)
+
+    def connect(self, place: Place | None = None) -> Link:
+        """Open a new link. Raises what redis-py raises."""
+        try:
+            return self._open(place, self._for_links)
+        except AuthenticationError as error:
+            if _WANTS_NONE not in str(error):
+                raise
+        # The server takes any password by HELLO, and so the cache works; it refuses AUTH, by which links log in.
+        return self._open(place, lambda options: without(_LOGIN, self._for_links(options)))
+
+    def _open(self, place: Place | None, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Link:
+        connection = None
+        try:
+            connection = self._make(prepare)
+            connection.connect()
+            sock = take_socket(connection)
+            if self.options.get("socket_keepalive", True) and not self.options.get("socket_keepalive_options"):
+                keep_alive(sock)  # redis-py does so from version 8 on
+            return Link(sock, place)
+        except MasterNotFoundError:  # whose text lists the objects of redis-py
+            asked = ", ".join(":".join(map(str, place)) for place in self._sentinels())
+            raise MasterNotFoundError(f"No sentinel names the primary of {self.pool.service_name!r}: {asked}") from None
+        except Exception as error:
+            hide_secrets(error)  # redis-py 6.4 shows the sentinels' password where none of them replies
+            raise
+        finally:
+            if connection is not None:
+                connection.disconnect()
+
+    def _sentinels(self) -> Iterator[tuple[object, object]]:
+        for sentinel in self.pool.sentinel_manager.sentinels:
+            options = sentinel.connection_pool.connection_kwargs
+            yield options.get("host"), options.get("port")
+
+    def _make(self, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+        if not _makes_its_own(self.pool):
+            return self.pool.connection_class(**prepare(self.pool.connection_kwargs))
+        # The project's class decides how to connect, as it does for the cache. The copy shares its options, but keeps
+        # books of its own, since a link never returns to a pool.
+        pool = copy(self.pool)
+        pool.reset()
+        pool.connection_class = _prepared(pool.connection_class, prepare)
+        return connection_of(pool)
+
+
+def _makes_its_own(pool: Any) -> bool:
+    """Whether a project's class of pools makes connections in another way than redis-py's."""
+    ways = type(pool).make_connection, type(pool).get_connection
+    return not all(way.__module__.startswith("redis.") for way in ways)
+
+
+def without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:
+    """The options that limit connecting and each reply to ``longest`` seconds, if they do not do so by less."""
+    names = ["socket_timeout"] if "path" in options else ["socket_timeout", "socket_connect_timeout"]
+    return {name: min(options.get(name) or UNSET_TIMEOUT, longest) for name in names}
+
+
+def _prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> type[Any]:
+    class Prepared(base):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**prepare(options))
+
+    return Prepared

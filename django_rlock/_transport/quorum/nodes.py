@@ -1,0 +1,184 @@
+"""What a process knows of an alias's nodes, shared by all its threads and tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Collection
+
+from redis.exceptions import RedisError
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._core.process import Owned
+from django_rlock._core.text import reason_of, redacted
+from django_rlock._transport.calls import REMEMBERED, next_nonce, pack, pack_command
+from django_rlock._transport.connection import ErrorReply, Link
+from django_rlock._transport.connections import Purpose, connect_within, server
+from django_rlock._transport.driver import is_down
+from django_rlock._transport.errors import is_demotion
+from django_rlock._transport.pool import Server
+from django_rlock._transport.quorum.votes import WHO_ARE_YOU, NodeDownError, Proposals, QuorumCall, Restarts, run_id_in
+from django_rlock.settings import get_settings, server_aliases
+
+_WHO_ARE_YOU = pack_command(*WHO_ARE_YOU)
+
+LOOK_AGAIN = 0.5
+"""How often a connection to a node that is down is tried, in seconds."""
+
+
+class NodeSet:
+    """Which nodes have restarted, which are down, what their clocks say, and which still have to receive an undo.
+
+    Each node that is down, or has missed something, is visited by a thread of its own until it is up and has received
+    that. Connecting may take longer there than callers wait.
+    """
+
+    def __init__(self, using: str) -> None:
+        options = get_settings(using)
+        self.using = using
+        self.timeout = options.node_timeout
+        self.connect_within = connect_within(using)
+        self.names = tuple(redacted(node) for node in options.nodes or ())
+        self.aliases = server_aliases(using)
+        self.restarts = Restarts(self.names, options.longest_lease or 0.0, options.clock_drift)
+        self.proposals = Proposals()
+        self.down: dict[int, tuple[str, bool]] = {}
+        self._lost_until = -math.inf
+        self._late = max(options.longest_lease or options.watchdog_timeout, REMEMBERED)
+        self.untold: dict[tuple[int, QuorumCall], float] = {}
+        self.closing: list[Callable[[int], object]] = []
+        self._seats = [threads.free_seat() for _ in self.names]
+        self.is_closed = False
+
+    def server(self, node: int, purpose: Purpose) -> Server:
+        """The links to a node."""
+        return server(self.aliases[node], None, purpose)
+
+    def is_up(self, node: int) -> bool:
+        """Whether the node was reachable at the last try."""
+        return node not in self.down
+
+    def may_be_up(self, node: int) -> bool:
+        """Whether it is worth a try: it was reachable, or a connection to it has opened since callers gave up on it."""
+        return self.is_up(node) or bool(self.server(node, "calls").idle)
+
+    def require_up(self, node: int) -> None:
+        """Raise NodeDownError for a node that is not worth a try, so that no caller waits for it again."""
+        known = self.down.get(node)
+        if known is not None and not self.may_be_up(node):
+            self._see_to(node)  # who noted it was interrupted before that, or no thread could be started
+            raise NodeDownError(*known)
+
+    @property
+    def lost_links(self) -> bool:
+        """See ``votes.QuorumTransport``."""
+        return monotonic() < self._lost_until
+
+    def note_lost_link(self) -> None:
+        """Record that a connection was given up on which a command may still be under way."""
+        self._lost_until = monotonic() + self._late
+
+    def note_down(self, node: int, error: Exception) -> None:
+        """Do not use a node until it has been reached again."""
+        self.note_lost_link()
+        if node not in self.down:
+            self.server(node, "calls").close_idle()
+            self.down[node] = reason_of(error), is_down(error)
+            self._see_to(node)
+
+    def note_up(self, node: int) -> None:
+        """Use a node again, which has just replied."""
+        self.down.pop(node, None)
+
+    def note_error(self, node: int, error: Exception) -> None:
+        """Close what is open to a node, after an error that ends connections to it."""
+        for close in self.closing:
+            close(node)
+        if is_demotion(error):
+            self.server(node, "calls").leave()
+
+    def tell_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        """Send a call to nodes as soon as they are reachable, while what it undoes may come late or hold the lock."""
+        until = monotonic() + max(undo.lease, REMEMBERED)
+        self.untold.update({(node, undo): until for node in nodes})
+        for node in nodes:
+            self._see_to(node)
+
+    def close(self) -> None:
+        """Forget the nodes, which are no longer in the settings."""
+        self.is_closed = True
+        for close in self.closing:
+            for node, _ in enumerate(self.names):
+                close(node)
+
+    # --- visits ------------------------------------------------------------------------------------------------------
+
+    def _see_to(self, node: int) -> None:
+        if self._seats[node].has_rung:
+            with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left: leases expire
+                threads.start(self._visit_until_done, node)
+
+    def _visit_until_done(self, node: int) -> None:
+        seat = self._seats[node]
+        while self._needs_visits(node) and seat.quiet():  # otherwise another thread has the seat
+            while self._needs_visits(node):
+                time.sleep(LOOK_AGAIN)
+                if self.is_closed:  # by now the node's alias may be another server's
+                    return
+                try:
+                    self._visit(node)
+                except Exception as error:  # noqa: BLE001 - still down, perhaps for another reason
+                    if node in self.down:
+                        self.down[node] = reason_of(error), is_down(error)
+            seat.ring()
+
+    def _needs_visits(self, node: int) -> bool:
+        return not self.is_closed and (not self.is_up(node) or bool(self._untold(node)))
+
+    def _untold(self, node: int) -> list[tuple[int, QuorumCall]]:
+        """What a node has still to receive."""
+        now = monotonic()
+        for key, until in list(self.untold.items()):
+            if until <= now:
+                self.untold.pop(key, None)
+        return [key for key in list(self.untold) if key[0] == node]
+
+    def _visit(self, node: int) -> None:
+        """Check whether a node is up, and send it what it has missed."""
+        reached = self.server(node, "keeping")
+        link = reached.take_idle() or reached.open()
+        try:
+            (info,) = link.ask_all(_WHO_ARE_YOU, 1, self.connect_within)  # a link that was idle proves nothing
+            run_id_in(info)
+            self.note_up(node)
+            for key in self._untold(node):
+                _obey(link, key[1], self.connect_within)
+                self.untold.pop(key, None)
+        except BaseException:
+            link.close()
+            raise
+        reached.give_back(link)
+
+
+def _obey(link: Link, call: QuorumCall, limit: float) -> None:
+    for with_source in (False, True):
+        (reply,) = link.ask_all(pack(call, next_nonce(), with_source), 1, limit)
+        if not isinstance(reply, ErrorReply):
+            return
+    raise RedisError(str(reply))
+
+
+def _close_all(known: dict[str, NodeSet]) -> None:
+    for each in list(known.values()):
+        each.close()
+
+
+_node_sets: Owned[dict[str, NodeSet]] = Owned("connections", dict, stop=_close_all)
+
+
+def node_set(using: str) -> NodeSet:
+    """The nodes of an alias, made on first use."""
+    known = _node_sets.value.get(using)
+    return known or _node_sets.value.setdefault(using, NodeSet(using))

@@ -1,0 +1,265 @@
+"""RedLock's nodes for asyncio: one link to each, shared by all tasks of a loop; replies are counted on arrival."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Any
+from weakref import WeakSet
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock._core.clock import monotonic
+from django_rlock._core.text import reason_of
+from django_rlock._transport.async_connection import TaskLink
+from django_rlock._transport.calls import next_nonce, pack, pack_command
+from django_rlock._transport.connection import ErrorReply, gone_silently
+from django_rlock._transport.driver import is_down
+from django_rlock._transport.errors import is_reply_that_ends_link, server_error
+from django_rlock._transport.faces import TASKS, Sleep, links_of, sleep
+from django_rlock._transport.pool import KEEP_IDLE
+from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.votes import WHO_ARE_YOU, Answer, Count, NodeDownError, QuorumCall, run_id_in
+
+
+class _Slot:
+    """Hands the reply of one node to the conversation that sent the call."""
+
+    __slots__ = ("_call", "_link", "_node", "_session")
+
+    def __init__(self, node: int, link: TaskLink | None, call: QuorumCall, session: Session) -> None:
+        self._node = node
+        self._link = link
+        self._call = call
+        self._session = session
+
+    def done(self) -> bool:
+        """Never: after an interruption it may get an error too, but only a node's first vote counts."""
+        return False
+
+    def send(self, packed: bytes, nonce: bytes, down: Exception | None) -> None:
+        """Send the call; ``down`` is why there is no link."""
+        if self._link is None or not self._link.is_open:
+            self.set_result(down or NodeDownError("its connection broke"))
+        else:
+            self._link.send(packed, (nonce, self._call.script), self)
+
+    def set_result(self, reply: Any, /) -> None:
+        if isinstance(reply, ErrorReply):
+            if str(reply).startswith("NOSCRIPT"):
+                nonce = next_nonce()
+                self.send(pack(self._call, nonce, with_source=True), nonce, None)
+                return
+            reply = server_error(str(reply))
+            if is_reply_that_ends_link(reply) and self._link is not None:
+                self._session.note_error(self._node, reply)
+                self._link.break_off(reply)  # which gives it to this slot, too
+                return
+        if is_reply_that_ends_link(reply) and self._session.will_ask_again(self, self._node, self._call):
+            return
+        self._session.hear(self, Answer(self._node, self._call, reply))
+
+
+class Session:
+    """A conversation with the nodes; see ``votes.Conversation``. Replies that come after its end are dropped.
+
+    Calls on one link are executed in order: a late grant is followed by the release that undoes it.
+    """
+
+    def __init__(self, sessions: TaskSessions) -> None:
+        self._sessions = sessions
+        self._loop = asyncio.get_running_loop()
+        self._links: list[TaskLink | None] = []
+        self._down: dict[int, Exception] = {}
+        self._awaited: set[_Slot] = set()
+        self._refused: dict[int, list[QuorumCall]] = {}
+        self._asked_again: set[int] = set()
+        self._answers: deque[Answer] = deque()
+        self._count: Count | None = None
+        self._error: Exception | None = None
+        self._sleep: Sleep
+
+    def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
+        nonce = next_nonce()
+        packed = pack(call, nonce)
+        for node in nodes:
+            slot = _Slot(node, self._links[node], call, self)
+            self._awaited.add(slot)
+            slot.send(packed, nonce, self._down.get(node))
+
+    def hear(self, slot: _Slot, answer: Answer) -> None:
+        """Take an answer from a link. It is counted here, so that the task is woken once, when enough have come."""
+        self._answers.append(answer)
+        self._awaited.discard(slot)
+        count = self._count
+        if count is not None and self._is_enough(count):
+            self._sleep.end()
+            self._count = None
+
+    def will_ask_again(self, slot: _Slot, node: int, call: QuorumCall) -> bool:
+        """Note a call that a node has refused because of its connection; whether it will be sent over a new one, once
+        in a conversation."""
+        if slot in self._awaited and node not in self._asked_again:
+            self._awaited.discard(slot)
+            self._refused.setdefault(node, []).append(call)
+            if self._count is not None:
+                self._sleep.end()
+        return node in self._refused
+
+    async def _ask_again(self) -> None:
+        nodes = list(self._refused)
+        self._asked_again.update(nodes)
+        await self._open_all(nodes)
+        for node in nodes:
+            for call in self._refused[node]:
+                self.send(call, [node])
+            del self._refused[node]  # not before: while there are some, no other answer is the last one
+        if self._count is not None and self._is_enough(self._count):
+            self._count = None
+
+    def note_error(self, node: int, error: Exception) -> None:
+        """Let others learn of an error that concerns their links to a node as well."""
+        self._sessions.nodes.note_error(node, error)
+
+    def _is_enough(self, count: Count) -> bool:
+        """Count the answers that have come; returns whether there is nothing more to listen for."""
+        try:
+            return self._decides(count) or not (self._awaited or self._refused)
+        except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the link
+            self._error = error
+            return True
+
+    def _decides(self, count: Count) -> bool:
+        while self._answers:
+            if count(self._answers.popleft()):
+                return True
+        return False
+
+    async def listen(self, count: Count, until: float) -> None:
+        if not self._is_enough(count):
+            self._count = count
+            try:
+                await self._listen(until)
+            finally:
+                self._count = None
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    async def _listen(self, until: float) -> None:
+        while self._count is not None:
+            self._sleep = Sleep(self._loop)
+            if not self._refused:
+                # Also when the time is up: the loop reads first what has arrived while it was blocked.
+                await self._sleep.until_end(until - monotonic())
+            if not self._refused:
+                return
+            await self._ask_again()
+
+    async def __aenter__(self) -> Session:
+        self._links = self._sessions.links(self._loop)
+        closed = [node for node, link in enumerate(self._links) if link is None]
+        if closed:
+            await self._open_all(closed)
+        return self
+
+    async def _open_all(self, nodes: Iterable[int]) -> None:
+        await TASKS.gather([self._open(node) for node in nodes])
+        self._links = self._sessions.links(self._loop)
+
+    async def _open(self, node: int) -> None:
+        try:
+            await self._sessions.open(node)
+        except RedisError as error:
+            self._down[node] = error
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class TaskSessions:
+    """How the tasks of all loops reach the nodes of an alias; see ``votes.QuorumTransport``."""
+
+    now = staticmethod(monotonic)
+    sleep = staticmethod(sleep)
+
+    def __init__(self, using: str) -> None:
+        self.nodes = node_set(using)
+        self.names = self.nodes.names
+        self.timeout = self.nodes.timeout
+        self.restarts = self.nodes.restarts
+        self.proposals = self.nodes.proposals
+        self._servers = [self.nodes.server(node, "calls") for node in range(len(self.names))]
+        self._introduced: WeakSet[TaskLink] = WeakSet()
+
+    @property
+    def lost_links(self) -> bool:
+        return self.nodes.lost_links
+
+    def conversation(self) -> Session:
+        return Session(self)
+
+    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        self.nodes.tell_later(undo, nodes)
+
+    def links(self, loop: asyncio.AbstractEventLoop) -> list[TaskLink | None]:
+        """The running loop's open link to each node; a link without a reply in time is given up."""
+        shared, now = links_of(loop).shared, self.now()
+        return [self._usable(node, shared.get(server), now) for node, server in enumerate(self._servers)]
+
+    def _usable(self, node: int, link: TaskLink | None, now: float) -> TaskLink | None:
+        if link is None or not link.is_open or link not in self._introduced:
+            return None
+        if not link.read():  # while the loop was blocked, the link may have ended, or have brought what it owes
+            return None
+        if link.was_idle(now, KEEP_IDLE):  # a vote has no time to wait for a connection that may be gone
+            link.break_off(gone_silently())
+            return None
+        since = link.silent_since()
+        if since is not None and now > since + self.timeout:
+            error = RedisTimeoutError("did not reply in time")
+            self.nodes.note_down(node, error)
+            link.break_off(error)
+            return None
+        return link
+
+    async def open(self, node: int) -> None:
+        """Connect to a node, unless another task already has; raises NodeDownError when that fails."""
+        self.nodes.require_up(node)
+        try:
+            try:
+                await self._connect(node)
+            except RedisConnectionError:
+                # A connection that ended does not prove that the node is down.
+                await self._connect(node)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            if self._servers[node].may_grow:
+                self.nodes.note_down(node, error)
+            raise NodeDownError(reason_of(error), is_down(error)) from error
+
+    async def _connect(self, node: int) -> None:
+        links = links_of(asyncio.get_running_loop())
+        link = links.shared.get(self._servers[node])
+        if link is None or not link.is_open:
+            if link is not None:
+                self.nodes.note_lost_link()
+            link = await links.get(self._servers[node], self.nodes.connect_within)
+        if link not in self._introduced:
+            await self._introduce(node, link)
+
+    async def _introduce(self, node: int, link: TaskLink) -> None:
+        """Identify the server that a link leads to."""
+        try:
+            (info,) = await link.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
+            self.restarts.meet(node, run_id_in(info))
+        except Exception as error:
+            link.break_off(error)
+            raise
+        self._introduced.add(link)
+        self.nodes.note_up(node)

@@ -1,0 +1,314 @@
+"""RedLock's nodes for threads: one link to each, all read by the same poll, so that they work at the same time."""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._core.text import reason_of
+from django_rlock._transport.calls import next_nonce, pack, pack_command
+from django_rlock._transport.connection import INCOMPLETE, Link, replies_of, stray
+from django_rlock._transport.driver import is_down
+from django_rlock._transport.errors import is_reply_that_ends_link
+from django_rlock._transport.pool import KEEP_IDLE, Server
+from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.votes import WHO_ARE_YOU, Answer, Count, NodeDownError, QuorumCall, run_id_in
+from django_rlock.exceptions import RLockError
+
+
+class NodeLink:
+    """A link to a node, with the nonces, calls and askers of the replies still to come, in order.
+
+    An asker identifies a conversation without keeping it alive.
+    """
+
+    __slots__ = ("fileno", "link", "node", "owed", "since")
+
+    def __init__(self, node: int, link: Link) -> None:
+        self.node = node
+        self.link = link
+        link.sock.settimeout(0)
+        self.fileno = link.fileno()
+        self.owed: deque[tuple[bytes, QuorumCall, object]] = deque()
+        self.since = monotonic()
+
+    def send(self, packed: bytes, nonce: bytes, call: QuorumCall, asker: object, limit: float) -> None:
+        self.link.send_now(packed, limit)
+        self.since = monotonic()
+        self.owed.append((nonce, call, asker))
+
+    def close(self) -> None:
+        self.owed.clear()
+        self.link.close()
+
+    def read(self, limit: float, once: bool = False) -> Iterator[tuple[QuorumCall, object, Any]]:
+        """Read what has arrived: all of it, or with ``once`` one piece. Yields the calls, their askers and the replies.
+
+        Raises an error if the link has ended, or brings stray data. A call whose script the node does not know is sent
+        again.
+        """
+        while self.link.receive():
+            if not self.owed:
+                raise stray()
+            for reply in iter(self.link.next_reply, INCOMPLETE):
+                if not self.owed:
+                    raise stray()
+                nonce, call, asker = self.owed.popleft()
+                (checked,) = replies_of([reply], [(nonce, call.script)])
+                if isinstance(checked, NoScriptError):
+                    nonce = next_nonce()
+                    self.send(pack(call, nonce, with_source=True), nonce, call, asker, limit)
+                else:
+                    yield call, asker, checked
+            if once:
+                break
+
+
+class Session:
+    """A conversation with the nodes; see ``votes.Conversation``.
+
+    A slow node may still owe a reply when the conversation ends. The next conversation on the link skips that reply.
+    Calls on one link are executed in order: a late grant is followed by the release that undoes it.
+    """
+
+    def __init__(self, sessions: ThreadSessions) -> None:
+        self._sessions = sessions
+        self._asker = object()
+        self._links: dict[int, NodeLink] = {}
+        self._answers: deque[Answer] = deque()
+        self._refused: dict[int, list[QuorumCall]] = {}
+        self._asked_again: set[int] = set()
+        self._by_fileno: dict[int, NodeLink] = {}
+        self._poll = select.poll()
+
+    def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
+        nonce = next_nonce()
+        packed = pack(call, nonce)
+        for node in nodes:
+            self._send(node, call, nonce, packed)
+
+    def _send(self, node: int, call: QuorumCall, nonce: bytes, packed: bytes) -> None:
+        try:
+            link = self._links.get(node) or self._add(self._sessions.take_link(node))
+            link.send(packed, nonce, call, self._asker, self._sessions.send_within)
+        except (RedisError, OSError) as error:
+            self._answers.append(Answer(node, call, error))
+            self._part(node, error)
+
+    def _add(self, link: NodeLink) -> NodeLink:
+        self._links[link.node] = self._by_fileno[link.fileno] = link
+        self._poll.register(link.fileno, select.POLLIN)
+        return link
+
+    def _part(self, node: int, error: Exception) -> None:
+        """Give up a link, and with it the replies still to come on it."""
+        link = self._links.pop(node, None)
+        if link is not None:
+            self._poll.unregister(link.fileno)
+            self._answers += (Answer(node, call, error) for _, call, asker in link.owed if asker is self._asker)
+            self._sessions.nodes.note_lost_link()
+            link.close()
+
+    def _ask_again(self) -> None:
+        """Send what nodes refused because of their connections over new ones, once in a conversation."""
+        refused, self._refused = self._refused, {}
+        self._connect(list(refused))
+        for node, calls in refused.items():
+            for call in calls:
+                self.send(call, [node])
+
+    async def listen(self, count: Count, until: float) -> None:
+        answers = self._answers
+        while True:
+            while answers:
+                if count(answers.popleft()):
+                    return
+            if self._refused:
+                self._ask_again()
+                continue
+            if not any(link.owed for link in self._links.values()):
+                return
+            # A process that stalled until now did not make the replies late that have arrived meanwhile.
+            left = until - monotonic()
+            arrived = self._poll.poll(max(math.ceil(left * 1000), 0))
+            if left <= 0 and not arrived:
+                return
+            for fileno, _ in arrived:
+                self._read(self._by_fileno[fileno])
+
+    def _read(self, link: NodeLink) -> None:
+        # It is polled again; but what TLS has decrypted already makes no socket readable.
+        arrived = link.read(self._sessions.send_within, once=link.link.is_plain)
+        try:
+            self._hear(link, arrived)
+        except (RedisError, OSError) as error:  # the answers before it count
+            self._part(link.node, error)
+
+    def _hear(self, link: NodeLink, arrived: Iterator[tuple[QuorumCall, object, Any]]) -> None:
+        for call, asker, reply in arrived:
+            if is_reply_that_ends_link(reply):
+                self._hear_end(link, [call] if asker is self._asker else [], reply)
+                raise reply
+            if asker is self._asker:
+                self._answers.append(Answer(link.node, call, reply))
+
+    def _hear_end(self, link: NodeLink, calls: list[QuorumCall], error: RedisError) -> None:
+        """Note which calls a node has refused, and will refuse, because of its connection."""
+        node = link.node
+        calls += [call for _, call, asker in link.owed if asker is self._asker]
+        link.owed.clear()
+        if node in self._asked_again:
+            self._answers += (Answer(node, call, error) for call in calls)
+        else:
+            self._asked_again.add(node)
+            self._refused[node] = calls
+        self._sessions.nodes.note_error(node, error)
+
+    async def __aenter__(self) -> Session:
+        try:
+            self._take_links()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _take_links(self) -> None:
+        self._connect(self._sessions.without_link())
+        for node in range(len(self._sessions.names)):
+            if node not in self._links:
+                with suppress(RedisError):  # reported when a call is sent to this node
+                    self._add(self._sessions.take_link(node))
+
+    def _connect(self, nodes: Sequence[int]) -> None:
+        """Connect to several nodes at once, so that an unreachable one does not delay the others."""
+        if len(nodes) < 2:
+            return
+        outcomes = threads.gather([partial(self._sessions.take_link, node) for node in nodes])
+        for link in outcomes:
+            if isinstance(link, NodeLink):
+                self._add(link)
+        for error in outcomes:
+            if not isinstance(error, NodeLink | RedisError):
+                raise error
+
+    def _close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # Any other exception, such as one raised by a signal handler, may have cut off a reply half way.
+        if error is None or isinstance(error, RLockError):
+            while self._links:
+                self._sessions.keep_link(self._links.popitem()[1])
+        else:
+            self._close()
+
+
+class ThreadSessions:
+    """How threads, including the background thread, reach the nodes of an alias; see ``votes.QuorumTransport``."""
+
+    now = staticmethod(monotonic)
+
+    def __init__(self, using: str) -> None:
+        self.nodes = node_set(using)
+        self.nodes.closing.append(self._close_kept)
+        self.names = self.nodes.names
+        self.timeout = self.nodes.timeout
+        self.send_within = self.nodes.connect_within
+        self.restarts = self.nodes.restarts
+        self.proposals = self.nodes.proposals
+        self._kept: list[deque[NodeLink]] = [deque() for _ in self.names]
+
+    @property
+    def lost_links(self) -> bool:
+        return self.nodes.lost_links
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def conversation(self) -> Session:
+        return Session(self)
+
+    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        self.nodes.tell_later(undo, nodes)
+
+    def take_link(self, node: int) -> NodeLink:
+        """Return an idle or a new link; replies still owed on an idle one have been read or are on their way."""
+        while True:
+            try:
+                link = self._kept[node].pop()
+            except IndexError:
+                break
+            if self._is_alive(link):
+                return link
+        self.nodes.require_up(node)
+        reached = self.nodes.server(node, "calls")
+        try:
+            try:
+                return self._connected(node, reached)
+            except RedisConnectionError:
+                # A connection that ended does not prove that the node is down.
+                return self._connected(node, reached)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            if reached.may_grow:
+                self.nodes.note_down(node, error)
+            raise NodeDownError(reason_of(error), is_down(error)) from error
+
+    def _connected(self, node: int, reached: Server) -> NodeLink:
+        """A new link, once the server that it leads to has been identified."""
+        link = reached.take(self.nodes.connect_within)
+        try:
+            (info,) = link.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
+            self.restarts.meet(node, run_id_in(info))
+        except BaseException:
+            link.close()
+            raise
+        self.nodes.note_up(node)
+        return NodeLink(node, link)
+
+    def _is_alive(self, link: NodeLink) -> bool:
+        try:
+            deque(link.read(self.send_within), maxlen=0)  # nobody waits for these replies any more
+            # A vote has no time to wait for a connection that may be gone.
+            is_usable = self.nodes.is_up(link.node) and self.now() < link.since + KEEP_IDLE
+        except (RedisError, OSError):
+            is_usable = False
+        if not is_usable:
+            if link.owed:
+                self.nodes.note_lost_link()
+            link.close()
+            return False
+        if link.owed and self.now() > link.since + self.timeout:
+            link.close()
+            self.nodes.note_down(link.node, RedisTimeoutError("did not reply in time"))
+            return False
+        return True
+
+    def keep_link(self, link: NodeLink) -> None:
+        """Keep a link for the next conversation."""
+        self._kept[link.node].append(link)
+        if self.nodes.is_closed:
+            self._close_kept(link.node)
+
+    def without_link(self) -> list[int]:
+        """The nodes to which no link is kept, and which may be up."""
+        return [node for node, kept in enumerate(self._kept) if not kept and self.nodes.may_be_up(node)]
+
+    def _close_kept(self, node: int) -> None:
+        kept = self._kept[node]
+        with suppress(IndexError):
+            while True:
+                kept.pop().close()

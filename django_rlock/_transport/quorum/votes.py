@@ -1,0 +1,446 @@
+"""A call that goes to N independent nodes: which nodes may vote, and what their votes mean together."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock._redis.scripts import Script
+from django_rlock._transport.calls import Argument, ScriptCall, prepare
+from django_rlock._transport.connection import ErrorReply
+from django_rlock._transport.errors import server_error
+from django_rlock.exceptions import QuorumNotReachedError
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+# Which nodes may vote: a node that has restarted, or lost its data, may have forgotten locks that are still held.
+
+
+class NodeRestartedError(RedisError):
+    """A node has lost data, and has no vote until the leases that it may have forgotten have expired."""
+
+
+def run_id_in(info: Any) -> str:
+    """A server's run id, from its reply to WHO_ARE_YOU. Raises what redis-py raises."""
+    if isinstance(info, ErrorReply):
+        raise server_error(str(info))
+    text = info.decode(errors="replace") if isinstance(info, bytes) else str(info)
+    run_id = re.search(r"run_id:(\w+)", text)
+    if run_id is None:
+        raise RedisConnectionError("The server does not report its run id.")
+    return run_id[1]
+
+
+WHO_ARE_YOU = "INFO", "server"
+
+UNMARKED = b"", math.inf
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A node's run id, and the mark of its data with the monotonic time at which this process first saw it."""
+
+    run_id: str
+    mark: tuple[bytes, float] = UNMARKED
+
+
+class Restarts:
+    """What this process knows of the data of an alias's nodes. Times are monotonic seconds.
+
+    Each node has a mark among its data, which a grant returns. It is lost with the data. The first grant afterwards
+    sets a new one, and the node has no vote for ``quarantine`` seconds, which is the longest lease (0: nodes that
+    forget nothing). A process that has seen the same mark for so long, by its own clock, counts the node's votes
+    again, and replaces the mark by the node's run id. From then on other processes count them too. A server that was
+    restarted, or was a replica, may have an older state of the data: its run id is another, so the mark is not
+    believed. No clock of a server matters.
+
+    A server is identified once for each connection, which ends when the server does, so every reply on a connection
+    comes from the same server. Therefore NODES must not name a proxy that puts another server behind an open
+    connection.
+    """
+
+    def __init__(self, names: tuple[str, ...], quarantine: float, clock_drift: float) -> None:
+        self._names = names
+        self.quarantine = quarantine * (1 + clock_drift)  # the server's clock may be slow
+        self._seen: dict[int, _Seen] = {}
+
+    def meet(self, node: int, run_id: str) -> None:
+        """Record the server that a new connection leads to.
+
+        Raises ImproperlyConfigured when two names lead to the same server, which would vote twice.
+        """
+        seen = self._seen.get(node)
+        if seen is None or seen.run_id != run_id:
+            self._refuse_twins(node, run_id)
+            self._seen[node] = _Seen(run_id)
+
+    def doubt(self, node: int, mark: bytes, sent_at: float, now: float) -> Exception | None:
+        """Why a vote does not count that came now from a node with this mark; None if it does. ``sent_at`` is when the
+        node was asked."""
+        seen = self._seen[node]
+        if not self.quarantine or mark == seen.run_id.encode():
+            return None
+        if mark != seen.mark[0]:
+            seen.mark = mark, now  # by one assignment, for other threads
+        left = seen.mark[1] + self.quarantine - sent_at
+        if left <= 0:
+            return None
+        return NodeRestartedError(f"it was emptied or has restarted, and gets no votes for another {left:.1f} s")
+
+    def unknown_to_others(self, node: int, mark: bytes) -> str | None:
+        """The run id that should replace the mark of a node whose vote counts; None if it already has."""
+        run_id = self._seen[node].run_id
+        return run_id if self.quarantine and mark != run_id.encode() else None
+
+    def _refuse_twins(self, node: int, run_id: str) -> None:
+        for other, seen in self._seen.copy().items():
+            if other != node and seen.run_id == run_id:
+                raise ImproperlyConfigured(
+                    f"{self._names[other]!r} and {self._names[node]!r} in NODES are one and the same server, which "
+                    f"would vote twice. RedLock needs nodes that are independent of each other."
+                )
+
+
+# --- proposals --------------------------------------------------------------------------------------------------------
+
+# The fencing token that a client proposes to the nodes, so that they agree on one token in a single round.
+#
+# docs/architecture.md, under "RedLock's token", shows why a wrong proposal never breaks the order of tokens.
+
+AHEAD = 100_000
+"""How far a node lets a proposal be ahead of its clock, in µs; ``token.lua`` has the same."""
+LEAD = 2_000
+"""How far a proposal is ahead of the nodes' estimated clock when it arrives, in µs. It covers commands that take longer
+than usual, and the drift of clocks until they are read again."""
+
+
+class Proposals:
+    """The nodes' clock as this process last saw it, advanced by its own monotonic clock.
+
+    A node accepts a proposal that is above its counter and its clock, and at most AHEAD above its clock; otherwise it
+    draws a token of its own. So a wrong guess costs a round, but never the order of tokens. No wall clock is used.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, float] | None = None
+
+    def next(self, now: float) -> int:
+        """The proposal for calls sent at ``now`` (monotonic seconds); 0 as long as no node's clock is known."""
+        if self._seen is None:
+            return 0
+        clock, at = self._seen
+        return clock + int((now - at) * 1e6) + LEAD
+
+    def learn(self, clocks: Sequence[int], sent_at: float) -> None:
+        """Record the nodes' clocks, in µs, as replied to a call that was sent at a monotonic time.
+
+        The next proposal must exceed the highest of them; a clock so far ahead that most nodes would refuse it is
+        ignored.
+        """
+        usual = sorted(clocks)[len(clocks) // 2]
+        self._seen = max(clock for clock in clocks if clock <= usual + AHEAD), sent_at
+
+
+# --- votes ------------------------------------------------------------------------------------------------------------
+
+# A call that goes to N independent nodes, and their votes on it.
+#
+# What the votes mean depends on the call (``calls``). The nodes are reached through a ``Conversation``, of which
+# threads, asyncio tasks and the tests' simulator each have their own.
+
+_GRACE = 0.001
+
+
+class NodeDownError(RedisConnectionError):
+    """A connection to a node failed, so nothing was sent. ``refused``: nothing listens at its address."""
+
+    def __init__(self, reason: str, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
+
+
+_NO_VOTER = RedisConnectionError("has no vote")
+
+
+class Answer(NamedTuple):
+    """A node's reply to a call, or the reason why there is none."""
+
+    node: int
+    call: QuorumCall
+    reply: list[Any] | Exception
+
+
+Count = Callable[[Answer], bool]
+"""Counts an answer; returns whether those counted are enough."""
+
+
+class Conversation(Protocol):
+    """Calls to the numbered nodes, and their replies. Each node executes them in the order in which they were sent."""
+
+    def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
+        """Send a call to some nodes at once. Failures are received as errors by ``listen``."""
+
+    async def listen(self, count: Count, until: float) -> None:
+        """Count answers as they come, until enough have, none is left to come, or at the monotonic time ``until``.
+
+        Answers that come while nothing listens are counted by the next ``listen``.
+        """
+
+
+class QuorumTransport(Protocol):
+    """How a face reaches the nodes of an alias. Times are monotonic seconds."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the nodes in error messages."""
+
+    @property
+    def timeout(self) -> float:
+        """How long a node may take, in seconds."""
+
+    @property
+    def restarts(self) -> Restarts:
+        """Which nodes may vote."""
+
+    @property
+    def proposals(self) -> Proposals:
+        """Which tokens are proposed to them."""
+
+    @property
+    def lost_links(self) -> bool:
+        """Whether a connection was given up recently on which a command may still be under way."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def conversation(self) -> AbstractAsyncContextManager[Conversation]:
+        """Connections to the nodes, for the duration of one call."""
+
+    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        """Let nodes that could not be reached in time execute a call later, while what it undoes may come."""
+
+
+class VoteTally:
+    """The nodes' votes on one call: the replies for and against, and the errors of nodes that did not reply."""
+
+    def __init__(self, call: QuorumCall, size: int) -> None:
+        self.call = call
+        self.size = size
+        self.quorum = size // 2 + 1
+        self.yes: dict[int, list[Any]] = {}
+        self.no: dict[int, list[Any]] = {}
+        self.errors: dict[int, Exception] = {}
+
+    def add(self, node: int, reply: list[Any] | Exception) -> None:
+        """Record a vote; only the first one of a node counts."""
+        if node in self.yes or node in self.no or node in self.errors:
+            return
+        if isinstance(reply, Exception):
+            self.errors[node] = reply
+        elif self.call.is_vote_for(reply):
+            self.yes[node] = reply
+        else:
+            self.no[node] = reply
+
+    @property
+    def won(self) -> bool:
+        return len(self.yes) >= self.quorum
+
+    @property
+    def decided(self) -> bool:
+        """Whether further votes could not change the result."""
+        return self.won or len(self.no) + len(self.errors) > self.size - self.quorum
+
+    @property
+    def is_obeyed(self) -> bool:
+        """Whether a quorum has replied, for or against."""
+        return len(self.yes) + len(self.no) >= self.quorum
+
+    @property
+    def refused(self) -> bool:
+        """Whether a quorum for it has become impossible."""
+        return len(self.no) > self.size - self.quorum
+
+    @property
+    def answered(self) -> dict[int, list[Any]]:
+        return self.yes | self.no
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether so many nodes failed that no quorum can reply."""
+        return len(self.errors) > self.size - self.quorum
+
+    def is_complete(self) -> bool:
+        return len(self.yes) + len(self.no) + len(self.errors) == self.size
+
+    def close(self) -> None:
+        """Record a timeout for each node that has not voted."""
+        if not self.is_complete():
+            for node in range(self.size):
+                self.add(node, RedisTimeoutError("did not reply in time"))
+
+
+class QuorumCall(ScriptCall):
+    """A call that goes to all nodes. Its reply is the script's, unless the call's class says otherwise."""
+
+    repeatable = True
+    """Whether it may be sent again under the same owner name, while the caller has time."""
+    grace = 0.0
+    """How much longer than the caller's time it may be retried, in seconds."""
+
+    def __init__(
+        self,
+        name: str,
+        script: Script,
+        keys: tuple[str, ...],
+        args: tuple[Argument, ...],
+        *,
+        lease: float = 0.0,
+        undo: QuorumCall | None = None,
+    ) -> None:
+        super().__init__(name, prepare(script, keys, args[1:], self.fresh is not None), args[0])
+        self.lease = lease
+        self.undo = undo
+
+    def is_vote_for(self, reply: list[Any]) -> bool:
+        return bool(reply[1] == 1)
+
+    def lasting(self) -> QuorumCall:
+        """A variant of an undo, for a call that may arrive late: nodes refuse that one while it could hold the lock."""
+        return self
+
+    def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
+        """The reply, or an error in place of a reply that must not count."""
+        return reply
+
+    async def over(self, voting: VotingRound) -> list[Any]:
+        """Let the nodes vote on this call, and return the combined reply."""
+        return await self.settle(await voting.ask(self), voting)
+
+    async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
+        """The combined reply that follows from the votes."""
+        raise NotImplementedError
+
+
+class VotingRound:
+    """One conversation with all nodes, in the form that the calls need."""
+
+    def __init__(self, transport: QuorumTransport, session: Conversation) -> None:
+        self._transport = transport
+        self._size = len(transport.names)
+        self._session = session
+        self.now = transport.now
+        self.send = session.send
+        self.restarts = transport.restarts
+        self.proposals = transport.proposals
+        self.timeout = transport.timeout
+        self._tallies: dict[QuorumCall, VoteTally] = {}
+
+    @property
+    def lost_links(self) -> bool:
+        return self._transport.lost_links
+
+    async def ask(
+        self, call: QuorumCall, voters: Collection[int] | None = None, until: float | None = None
+    ) -> VoteTally:
+        """Send a call to all nodes, or only to ``voters``, and count the votes until the result is decided.
+
+        Later votes are still counted, as long as this conversation listens for anything.
+        """
+        return (await self.ask_all([call], voters, until))[0]
+
+    async def ask_all(
+        self, calls: Sequence[QuorumCall], voters: Collection[int] | None = None, until: float | None = None
+    ) -> list[VoteTally]:
+        """The same for many calls at once."""
+        if until is None:
+            until = self.now() + self.timeout
+        tallies = [self._open(call, voters) for call in calls]
+        undecided = set(calls)
+
+        def count(answer: Answer) -> bool:
+            tally = self._count(answer)
+            if tally is not None and tally.decided:
+                undecided.discard(tally.call)
+            return not undecided
+
+        await self._session.listen(count, until)
+        for call in undecided:
+            self._tallies[call].close()
+        return tallies
+
+    async def tell(self, call: QuorumCall) -> VoteTally:
+        """Send a call that every node should execute.
+
+        It waits for a quorum, and then for the other nodes as long again as the quorum took.
+        """
+        started = self.now()
+        until = started + self.timeout
+        tally = self._open(call)
+
+        def count(answer: Answer) -> bool:
+            self._count(answer)
+            return tally.is_obeyed
+
+        await self._session.listen(count, until)
+        await self.hear_out(tally, min(until, 2 * self.now() - started + _GRACE))
+        tally.close()
+        return tally
+
+    async def hear_out(self, tally: VoteTally, until: float) -> None:
+        """Count votes until all nodes have voted."""
+
+        def count(answer: Answer) -> bool:
+            self._count(answer)
+            return tally.is_complete()
+
+        if not tally.is_complete():
+            await self._session.listen(count, until)
+
+    def _open(self, call: QuorumCall, voters: Collection[int] | None = None) -> VoteTally:
+        everybody = range(self._size)
+        tally = self._tallies[call] = VoteTally(call, self._size)
+        if voters is not None:
+            tally.errors = {node: _NO_VOTER for node in everybody if node not in voters}
+        self._session.send(call, everybody if voters is None else voters)
+        return tally
+
+    def _count(self, answer: Answer) -> VoteTally | None:
+        """Count an answer, and return the ballot that it belongs to."""
+        node, call, reply = answer
+        tally = self._tallies.get(call)
+        if tally is not None:
+            if not isinstance(reply, Exception):
+                reply = call.screen(node, reply, self)
+            tally.add(node, reply)
+        return tally
+
+    async def undo_everywhere(self, call: QuorumCall, asked: VoteTally) -> None:
+        """Undo a call on all nodes. Nodes that may have granted it and cannot be reached now receive the undo later."""
+        if call.undo is None:
+            return
+        told = await self.tell(call.undo)
+        innocent = {node for node, error in asked.errors.items() if isinstance(error, NodeDownError)} | asked.no.keys()
+        # Nodes that did not reply may still execute the call after the undo.
+        unheard = set(range(self._size)) - asked.answered.keys()
+        self.reap(call.undo, (told.errors.keys() | unheard) - innocent)
+
+    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        """Let nodes execute an undo later, if they could not execute it now."""
+        if nodes:
+            self._transport.reap(undo.lasting(), nodes)
+
+    def not_reached(self, call: QuorumCall, votes: VoteTally) -> QuorumNotReachedError:
+        names = self._transport.names
+        errors = {names[node]: error for node, error in sorted(votes.errors.items())}
+        return QuorumNotReachedError(call.name, errors, len(names))

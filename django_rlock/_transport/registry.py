@@ -1,0 +1,273 @@
+"""The drivers and the listener of each alias, which the process keeps; and plain commands to its servers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MovedError, RedisError
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._core.process import Owned, remembered
+from django_rlock._transport.calls import Argument, pack_command
+from django_rlock._transport.cluster import Address, SlotMap, slot_of
+from django_rlock._transport.connection import Link
+from django_rlock._transport.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
+from django_rlock._transport.driver import UNLIMITED, Driver, Face, Topology, Waiter, run_sync
+from django_rlock._transport.faces import BACKGROUND, TASKS, THREADS
+from django_rlock._transport.listener import ClusterListener, Listener, MakeWaiter
+from django_rlock._transport.quorum.calls import Quorum
+from django_rlock._transport.quorum.tasks import TaskSessions
+from django_rlock._transport.quorum.threads import ThreadSessions
+from django_rlock._transport.subscriber import Subscriber, TaskWaiter, ThreadWaiter
+from django_rlock._transport.topologies import (
+    CircuitBreaker,
+    Cluster,
+    ConfirmingNode,
+    Division,
+    Node,
+    OneServer,
+    PlainNode,
+    take_confirmed,
+)
+from django_rlock.settings import get_settings, server_aliases
+
+# --- plain commands ---------------------------------------------------------------------------------------------------
+
+# Plain commands of the package's own threads, each sent to the server, or the cluster node, that has its key.
+
+Command = tuple[str, tuple[Argument, ...]]
+"""The key that decides where the command goes, and the command's words."""
+
+
+class Commands(ABC):
+    """Sends commands to the servers of an alias. They may be sent twice, so they must be safe to repeat."""
+
+    @abstractmethod
+    def try_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the replies, in order; for an error reply, and for one that did not come, what redis-py raises."""
+
+    def run(self, commands: Sequence[Command]) -> list[Any]:
+        """The same, but raise the first of the errors."""
+        replies = self.try_all(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+
+class ServerCommands(Commands):
+    """For an alias with one server, or for one node of its cluster."""
+
+    def __init__(self, node: PlainNode) -> None:
+        self._node = node
+
+    def try_all(self, commands: Sequence[Command]) -> list[Any]:
+        packed = b"".join([pack_command(*words) for _, words in commands])
+        try:
+            try:
+                return self._converse(packed, len(commands))
+            except RedisConnectionError:
+                # An idle connection may have been closed.
+                return self._converse(packed, len(commands))
+        except (RedisError, OSError) as error:
+            return [error] * len(commands)
+
+    def _converse(self, packed: bytes, number: int) -> list[Any]:
+        return run_sync(self._node.converse(packed, [None] * number, UNLIMITED))
+
+
+class ClusterCommands(Commands):
+    """For a cluster. A command refused because its slot has moved fails, and the map of slots is updated."""
+
+    def __init__(self, slots: SlotMap, make_node: Callable[[Address], PlainNode]) -> None:
+        self._slots = slots
+        self._make_node = make_node
+        self._nodes: dict[Address, ServerCommands] = {}
+
+    def try_all(self, commands: Sequence[Command]) -> list[Any]:
+        if self._slots.stale:
+            self._slots.refresh()
+        by_node: dict[Address, list[int]] = defaultdict(list)
+        for number, (key, _) in enumerate(commands):
+            by_node[self._slots.owner(slot_of(key))].append(number)
+        replies: dict[int, Any] = {}
+        for address, numbers in by_node.items():
+            replies |= zip(numbers, self._try_at(address, [commands[number] for number in numbers]), strict=True)
+        return [replies[number] for number in range(len(commands))]
+
+    def _try_at(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+        if address not in self._nodes:
+            self._nodes[address] = ServerCommands(self._make_node(address))
+        replies = self._nodes[address].try_all(commands)
+        for reply in replies:
+            if isinstance(reply, MovedError):
+                self._slots.moved(reply.slot_id, self._slots.redirected(reply.host, reply.port, address))
+            elif isinstance(reply, Exception):
+                self._slots.doubt(address)
+        return replies
+
+
+# --- drivers and listeners --------------------------------------------------------------------------------------------
+
+# Joins faces and topologies: an alias's drivers and listener, which the process keeps.
+
+
+class AliasDriver:
+    """One face on one alias. Its methods come from its face, its topology and its listener."""
+
+    now = staticmethod(monotonic)
+
+    def __init__(
+        self, face: Face, topology: Topology, at: Callable[[str], Driver], hear: Hearing | None = None
+    ) -> None:
+        self.topology = topology
+        self.owner = face.owner
+        self.sleep = face.sleep
+        self.call = face.call
+        self.place = topology.place
+        self.run = topology.run
+        self.take = topology.take
+        self.run_all = topology.run_all
+        self.at = at
+        self._hear = hear
+        self.hears: Callable[[str], bool] = _hears_nothing if hear is None else hear.listener.channels.__contains__
+
+    def overhear(self, channel: str, token: str | None) -> Waiter | None:
+        return None if self._hear is None else self._hear.listener.overhear(channel, token, self._hear.make)
+
+    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
+        if self._hear is None:
+            raise AssertionError("This alias has no listener to wake waiters.")
+        return self._hear.listener.listen(channel, token, self._hear.make, until)
+
+
+def _hears_nothing(_channel: str) -> bool:
+    return False
+
+
+class Hearing:
+    """The alias's listener, and the kind of waiter that a face needs."""
+
+    def __init__(self, using: str, make: MakeWaiter) -> None:
+        self.listener = listener(using)
+        self.make = make
+
+
+@remembered("drivers")
+def sync_driver(using: str) -> AliasDriver:
+    """The driver for callers in threads."""
+    # Making a driver may import modules and take redis-py's mutexes, which an interrupted caller would leave locked.
+    return threads.elsewhere(_sync_driver, using)
+
+
+def _sync_driver(using: str) -> AliasDriver:
+    if get_settings(using).nodes:
+        return AliasDriver(THREADS, _quorum(using), sync_driver)
+    return AliasDriver(THREADS, _topology(THREADS, using, "calls"), sync_driver, Hearing(using, ThreadWaiter))
+
+
+@remembered("drivers")
+def async_driver(using: str) -> AliasDriver:
+    """The driver for callers in asyncio tasks."""
+    return threads.elsewhere(_async_driver, using)
+
+
+def _async_driver(using: str) -> AliasDriver:
+    if get_settings(using).nodes:
+        return AliasDriver(TASKS, Quorum(using, TaskSessions(using)), async_driver)
+    return AliasDriver(TASKS, _topology(TASKS, using, "calls"), async_driver, Hearing(using, TaskWaiter))
+
+
+@remembered("drivers")
+def background_driver(using: str) -> AliasDriver:
+    """The driver of a background thread, which uses links of its own."""
+    if get_settings(using).nodes:
+        return AliasDriver(BACKGROUND, _quorum(using), background_driver)
+    return AliasDriver(BACKGROUND, _topology(BACKGROUND, using, "keeping"), background_driver)
+
+
+def _topology(face: Face, using: str, purpose: Purpose) -> Topology:
+    confirms = bool(get_settings(using).replica_acks)
+    make_node = partial(_node, face, using, purpose, confirms)
+    take = take_confirmed if confirms else None
+    if is_cluster(using):
+        return Cluster(using, face, slot_map(using), make_node, take, get_settings(using).publish_to_all)
+    return OneServer(using, face, make_node(None), _division(using), take)
+
+
+@remembered("drivers")
+def _division(_using: str) -> Division:
+    """What all faces know about the alias's server."""
+    return Division()
+
+
+def _node(face: Face, using: str, purpose: Purpose, confirms: bool, address: Address | None) -> Node:
+    node = _plain_node(face, using, purpose, address)
+    return ConfirmingNode(node, using) if confirms else node
+
+
+def _plain_node(face: Face, using: str, purpose: Purpose, address: Address | None) -> PlainNode:
+    make_node = PlainNode if purpose == "calls" or address is None else CircuitBreaker
+    return make_node(face, server(using, address, purpose))
+
+
+@remembered("drivers")
+def commands_to(using: str, purpose: Purpose) -> Commands:
+    """Plain commands of a background thread to an alias, whether it has one server or a cluster."""
+    make_node = partial(_plain_node, BACKGROUND, using, purpose)
+    return ClusterCommands(slot_map(using), make_node) if is_cluster(using) else ServerCommands(make_node(None))
+
+
+@remembered("drivers")
+def _quorum(using: str) -> Quorum:
+    """The quorum shared by callers in threads and the background thread, including its open links."""
+    return Quorum(using, ThreadSessions(using))
+
+
+# --- listening -------------------------------------------------------------------------------------------------------
+
+
+def _stop_all(listeners: dict[str, Listener]) -> None:
+    for each in list(listeners.values()):
+        each.stop()
+
+
+_listeners: Owned[dict[str, Listener]] = Owned("listening", dict, stop=_stop_all)
+
+
+def listener(using: str) -> Listener:
+    """This process's listener for an alias, made on first use."""
+    known = _listeners.value.get(using)
+    return known or _listeners.value.setdefault(using, _make_listener(using))
+
+
+def _leave(using: str, node: Address | None) -> None:
+    """Let the listener of an alias leave a server that has become a replica."""
+    known = _listeners.value.get(using)
+    if known is not None and node in known.subscribers:
+        known.subscribers[node].leave()
+
+
+when_left(_leave)
+
+
+def listeners(using: str) -> list[Listener]:
+    """The listener of an alias, or those of all its nodes."""
+    return [listener(each) for each in server_aliases(using)]
+
+
+def _make_listener(using: str) -> Listener:
+    limit = background_limit(using)
+    if is_cluster(using):
+        return ClusterListener(slot_map(using), lambda address: _listening_link(using, address), limit)
+    return Listener(lambda known, _: Subscriber(known, lambda: _listening_link(using), limit))
+
+
+def _listening_link(using: str, address: Address | None = None) -> Link:
+    return server(using, address, "listening").open()

@@ -1,0 +1,435 @@
+"""One listening connection, the thread that owns it, and the waiters that it wakes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock._core import threads
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
+from django_rlock._redis.keys import is_redissons, plain_mark
+from django_rlock._transport.calls import pack_command
+from django_rlock._transport.connection import ErrorReply, Link
+from django_rlock._transport.driver import EVERYBODY, backoff
+from django_rlock._transport.errors import server_error
+from django_rlock._transport.faces import LoopEvent
+from django_rlock._transport.interruptions import disarm, guard
+
+# --- subscriber -------------------------------------------------------------------------------------------------------
+
+# One listening connection, and the thread that owns it.
+#
+# Only this thread reads, writes and connects. Other threads put the channels that they want into its inbox, and wake
+# it by a byte on a socket.
+
+logger = logging.getLogger("django_rlock.listening")
+
+PING_AFTER = 10.0
+"""How long a connection may be silent before a PING checks whether it is alive, in seconds."""
+_RECONNECT_AFTER = 0.05, 1.0
+_PRUNE_EVERY = 15.0
+_LEAVE_AFTER = 0.5
+"""How long a connection is kept at least, in seconds: a server may be a replica for long, and each caller tells it."""
+_FORBIDDEN = "The Redis user may not subscribe to %r, so its waiters only try again now and then: %s"
+_yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Lets threads that were just woken run first; it releases the GIL too."""
+
+
+class Audience(Protocol):
+    """What a subscriber reports to its listener; see ``Listener``."""
+
+    def deliver(self, name: str, payload: str) -> None: ...
+
+    def confirm(self, name: str) -> None: ...
+
+    def lapse(self, names: Iterable[str]) -> None: ...
+
+    def wanted(self, subscriber: Any) -> list[str]: ...
+
+    def idle_channels(self, subscriber: Any) -> list[str]: ...
+
+    def refuse(self, name: str) -> None: ...
+
+
+class Subscriber:
+    """Subscribes to the channels that its listener wants from one server, over a link that ``connect`` opens.
+
+    A link that brings no reply to SUBSCRIBE or PING within ``reply_limit`` seconds is closed, and a new one is opened.
+    """
+
+    def __init__(self, listener: Audience, connect: Callable[[], Link], reply_limit: float) -> None:
+        self._listener = listener
+        self._open = connect
+        self._reply_limit = reply_limit
+        self._inbox: deque[str] = deque()
+        self._seat = threads.free_seat()
+        self._runs = self._stopped = False
+        self._inner, self._outer = socket.socketpair()
+        self._inner.setblocking(False)
+        self._outer.setblocking(False)
+        self.link: Link | None = None
+        self._heard_at = self._prune_at = self._connected_at = 0.0
+        self._leave_at = math.inf
+        self._reply_by: float | None = None
+        self._tries = 0
+        self._has_warned = False
+        self._asked: deque[str] = deque()
+        """The channels of the commands that subscribe and have no reply yet, in order: an error names no channel."""
+
+    # --- what other threads do ---------------------------------------------------------------------------------------
+
+    def hear(self, channel: str) -> None:
+        """Subscribe to a channel, soon."""
+        self._inbox.append(channel)
+        self._wake()
+
+    def prune(self) -> None:
+        """Drop the channels that have had no waiter for a while, soon."""
+        self._prune_at = 0.0
+        self._wake()
+
+    def leave(self) -> None:
+        """Connect anew, because the server has become a replica; it may leave the connection open."""
+        self._leave_at = max(monotonic(), self._connected_at + _LEAVE_AFTER)
+        self._wake()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped = True
+        if self._seat.quiet():  # no thread has started, and none will
+            self._close()
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # its buffer is full of wake-ups, or it is closed
+            self._outer.send(b"\0")
+        if not self._runs:
+            with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left; heartbeats go on
+                threads.start(self._run, name="rlock-listener")
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if not self._seat.quiet():
+            return  # another thread has the seat
+        self._runs = True
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(self._inner, selectors.EVENT_READ)
+            lost: BaseException | None = None
+            while not self._stopped:
+                try:
+                    if lost is not None:
+                        error, lost = lost, None
+                        self._lose(error)
+                    self._round()
+                except BaseException as failure:  # noqa: BLE001 - no waiter would be woken any more
+                    lost = failure
+            self._hang_up()
+        self._close()
+
+    def _close(self) -> None:
+        self._inner.close()
+        self._outer.close()
+
+    def _round(self) -> None:
+        now = monotonic()
+        if self._inbox or self.link is None:
+            self._subscribe_to_new()
+        if self.link is not None:
+            self._look_after(now)
+        for key, _ in self._selector.select(self._sleep_for(now)):
+            if key.fileobj is self._inner:
+                self._drain()
+            elif self.link is not None:
+                self._read(self.link)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._inner.recv(4096)  # what is left makes it readable again
+
+    def _sleep_for(self, now: float) -> float | None:
+        if self.link is None:
+            return None
+        due = min(self._prune_at, self._leave_at)
+        due = min(due, self._heard_at + PING_AFTER if self._reply_by is None else self._reply_by)
+        return max(due - now, 0.0)
+
+    def _subscribe_to_new(self) -> None:
+        names = []
+        with contextlib.suppress(IndexError):
+            while True:
+                names.append(self._inbox.popleft())
+        if self.link is None:
+            names = self._listener.wanted(self)
+            if not names:
+                return
+            self._connect()
+            self._listener.lapse(names)
+        if names:
+            for name in dict.fromkeys(names):
+                self._ask_for(name, self._subscription(name))
+
+    def _ask_for(self, channel: str, command: bytes) -> None:
+        """Send a command that subscribes."""
+        self._asked.append(channel)
+        self._send(command)
+
+    def _subscription(self, channel: str) -> bytes:
+        """The command that subscribes to a channel."""
+        return pack_command("SUBSCRIBE", *_with_mark(channel))
+
+    def _farewell(self, channel: str) -> bytes:
+        """The command that undoes it."""
+        return pack_command("UNSUBSCRIBE", *_with_mark(channel))
+
+    def _connect(self) -> None:
+        self._leave_at = math.inf
+        link = self._open()
+        self._selector.register(link.sock, selectors.EVENT_READ)
+        self.link = link
+        self._heard_at = self._connected_at = now = monotonic()
+        self._reply_by = None
+        self._prune_at = now + _PRUNE_EVERY
+
+    def _send(self, *commands: bytes) -> None:
+        if self.link is not None:
+            self.link.send(b"".join(commands), self._reply_limit)
+            self.link.sock.settimeout(0)
+            # Further commands do not put this off: a process that sends them all the time would never notice a dead
+            # connection. An arriving message clears the limit; after that, PING checks that the connection still lives.
+            if self._reply_by is None:
+                self._reply_by = monotonic() + self._reply_limit
+
+    def _read(self, link: Link) -> None:
+        while replies := link.arrived():
+            self._heard_at = monotonic()
+            self._reply_by = None
+            for reply in replies:
+                self._take(reply)
+            _yield_processor()
+            if link.is_plain:
+                return
+
+    def _take(self, reply: Any) -> None:
+        if isinstance(reply, ErrorReply):
+            self._take_error(server_error(str(reply)))
+            return
+        kind, channel, data = _text(reply[0]), _text(reply[1]), reply[2] if len(reply) > 2 else b""
+        if self._asked and self._asked[0] == channel and kind in {"subscribe", "ssubscribe"}:
+            self._asked.popleft()
+        self._tell(kind, channel, data)
+
+    def _take_error(self, error: RedisError) -> None:
+        if not isinstance(error, NoPermissionError) or not self._asked:
+            raise error
+        channel = self._asked.popleft()
+        log(logger, logging.DEBUG if self._has_warned else logging.WARNING, _FORBIDDEN, channel, error)
+        self._has_warned = True
+        self._listener.refuse(channel)
+
+    def _tell(self, kind: str, channel: str, data: Any) -> None:
+        if kind == "message":
+            self._listener.deliver(channel, _text(data))
+        elif kind == "subscribe":
+            self._tries = 0
+            self._listener.confirm(channel)
+        elif kind == "unsubscribe" and channel in self._listener.wanted(self):
+            # A waiter joined while the channel was dropped as idle, and UNSUBSCRIBE reached the server after SUBSCRIBE.
+            self._listener.lapse([channel])
+            self.hear(channel)
+
+    def _look_after(self, now: float) -> None:
+        if now >= self._leave_at:
+            raise RedisConnectionError("its server has become a replica")
+        if self._reply_by is not None and now >= self._reply_by:
+            raise RedisTimeoutError("The server did not reply on the listening connection.")
+        if self._reply_by is None and now >= self._heard_at + PING_AFTER:
+            self._send(pack_command("PING"))
+        if now >= self._prune_at:
+            self._drop_idle(now)
+
+    def _drop_idle(self, now: float) -> None:
+        self._prune_at = now + _PRUNE_EVERY
+        idle = self._listener.idle_channels(self)
+        if idle:
+            self._send(*map(self._farewell, idle))
+        if not self._listener.wanted(self):
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        link, self.link = self.link, None
+        self._asked.clear()
+        if link is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(link.sock)
+            link.close()
+
+    def _lose(self, error: BaseException) -> None:
+        self._hang_up()
+        self._listener.lapse(self._listener.wanted(self))
+        if self._stopped:
+            return
+        log(logger, logging.INFO, "Listening connection lost (%s); subscribing again.", error)
+        self._tries += 1
+        time.sleep(backoff(self._tries, *_RECONNECT_AFTER))
+
+
+def _with_mark(channel: str) -> list[str]:
+    """The channel, and for Redisson's locks the mark by which scripts leave this subscriber out of account."""
+    return [channel, plain_mark(channel)] if is_redissons(channel) else [channel]
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+# --- waiters ----------------------------------------------------------------------------------------------------------
+
+# The waiters of a channel, and how threads and tasks sleep.
+
+
+class Lines(Protocol):
+    """What a waiter needs from its listener."""
+
+    def remove(self, waiter: ListenerWaiter) -> None:
+        """Take a waiter out of its queue."""
+
+    def lose(self, channel: str, token: str | None) -> None:
+        """A waiter was dropped that has not left its queue."""
+
+    def wake_next(self, channel: str, token: str | None, ticket: str = "") -> None:
+        """Wake the waiter that has waited longest."""
+
+
+class ListenerWaiter:
+    """A place in a channel's queue; threads and tasks differ in how they sleep."""
+
+    __slots__ = ("__weakref__", "_closed", "_left", "_lines", "channel", "ticket", "token")
+
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        self._lines = lines
+        self._closed = self._left = False
+        self.channel = channel
+        self.token = token
+        self.ticket = ""
+
+    async def wait(self, timeout: float | None) -> bool:
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        raise NotImplementedError
+
+    def hear(self, payload: str) -> None:
+        """Called for each message of the channel, if the waiter's token is EVERYBODY."""
+        self.wake()
+
+    def close(self, asked: bool = True) -> None:
+        if self._closed:
+            return
+        self._left = True
+        self._lines.remove(self)
+        if not asked or self._has_unused_wake_up():
+            self._pass_on()
+        self._closed = True
+
+    def has_left(self) -> bool:
+        """Whether it no longer waits."""
+        return self._left
+
+    def _pass_on(self) -> None:
+        if self.token is None:
+            self._lines.wake_next(self.channel, None)
+
+    def _has_unused_wake_up(self) -> bool:
+        raise NotImplementedError
+
+
+class _SleepingWaiter(ListenerWaiter):
+    """Sleeps on a bell."""
+
+    __slots__ = ("_event", "_guard")
+
+    _event: threads.AutoResetEvent | LoopEvent
+
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        super().__init__(lines, channel, token)
+        # An interrupted attempt may not have left, or not have used its wake-up, which then belongs to the next waiter.
+        self._guard = guard(self, partial(lines.lose, channel, token))
+
+    def wake(self) -> None:
+        self._event.ring()
+
+    def close(self, asked: bool = True) -> None:
+        super().close(asked)
+        disarm(self._guard)
+
+    def _has_unused_wake_up(self) -> bool:
+        return self._event.has_rung
+
+
+class ThreadWaiter(_SleepingWaiter):
+    """Sleeps on a raw lock that ``wake`` opens; a signal interrupts the sleep too."""
+
+    __slots__ = ()
+
+    _event: threads.AutoResetEvent
+
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        super().__init__(lines, channel, token)
+        self._event = threads.AutoResetEvent()
+
+    async def wait(self, timeout: float | None) -> bool:
+        return self._event.wait_for_long(timeout)
+
+
+class TaskWaiter(_SleepingWaiter):
+    """Sleeps on a bell of its loop."""
+
+    __slots__ = ()
+
+    _event: LoopEvent
+
+    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
+        super().__init__(lines, channel, token)
+        self._event = LoopEvent()
+
+    async def wait(self, timeout: float | None) -> bool:
+        return await self._event.wait(timeout)
+
+
+class CallingWaiter(ListenerWaiter):
+    """Never sleeps: it calls a function with each message, or with an empty string when it is woken without one.
+
+    It may be dropped instead of closed: it has no wake-up that would belong to another one.
+    """
+
+    __slots__ = ("_function",)
+
+    def __init__(self, lines: Lines, channel: str, function: Callable[[str], object]) -> None:
+        super().__init__(lines, channel, EVERYBODY)
+        self._function = function
+
+    def wake(self) -> None:
+        self._function("")
+
+    def hear(self, payload: str) -> None:
+        self._function(payload)
+
+    def _has_unused_wake_up(self) -> bool:
+        return False

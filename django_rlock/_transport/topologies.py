@@ -1,0 +1,458 @@
+"""What an alias's calls go to: one server, a cluster, or a server with replicas that must confirm."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, ParamSpec, Protocol
+
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._core.text import reason_of
+from django_rlock._redis.keys import tagged
+from django_rlock._redis.scripts import OK
+from django_rlock._transport.calls import ASKING, ScriptCall, join, may_join, next_nonce, pack, pack_command
+from django_rlock._transport.cluster import Address, SlotMap, slot_of
+from django_rlock._transport.connection import Expected, reply_error
+from django_rlock._transport.driver import UNLIMITED, Face, Retrying, Undo, run_flow, unavailable
+from django_rlock._transport.errors import is_final, meaning_of
+from django_rlock._transport.pool import Server
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.settings import get_settings
+
+# --- one server -------------------------------------------------------------------------------------------------------
+
+# One server: a node that takes packed calls, and the topology of an alias with a single node.
+
+SLICE = 20
+"""How many calls a background thread sends together. Between two slices other threads can run."""
+
+
+class Node(Protocol):
+    """A server that takes packed calls through one face. Limits and exceptions are as for ``Face``."""
+
+    async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        """The reply to one call."""
+
+    async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        """The same for the cluster node that is importing the keys' slot."""
+
+    async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """The replies to many calls that are sent together; server errors are returned as replies."""
+
+
+class PlainNode:
+    """A node without REPLICA_ACKS. ``exchange`` and ``converse`` are those of its face, with its server."""
+
+    def __init__(self, face: Face, server: Server) -> None:
+        self.server = server
+        self.exchange = partial(face.exchange, server)
+        self.converse = partial(face.converse, server)
+
+    async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        call.sends += 1
+        _, reply = await self.converse(ASKING + packed, [None, (nonce, call.script)], limit)
+        if isinstance(reply, RedisError):
+            raise reply
+        return reply  # type: ignore[no-any-return]
+
+    async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        nonces = [next_nonce() for _ in calls]
+        sent_at = monotonic()
+        for call in calls:
+            call.sends += 1
+        replies = await self.converse(b"".join(map(pack, calls, nonces)), _expected(calls, nonces), UNLIMITED)
+        for call in calls:
+            call.sent_at = sent_at
+        unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            again = await self._exchange_sources([calls[number] for number in unknown])
+            for number, reply in zip(unknown, again, strict=True):
+                replies[number] = reply
+        return replies
+
+    async def _exchange_sources(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """The same for calls of scripts that the server does not have: each script goes along with its first call."""
+        nonces = [next_nonce() for _ in calls]
+        first = {call.script: call for call in reversed(calls)}
+        packed = [
+            pack(call, nonce, with_source=first[call.script] is call) for call, nonce in zip(calls, nonces, strict=True)
+        ]
+        return await self.converse(b"".join(packed), _expected(calls, nonces), UNLIMITED)
+
+
+def _expected(calls: Sequence[ScriptCall], nonces: Sequence[bytes]) -> list[Expected]:
+    return [(nonce, call.script) for call, nonce in zip(calls, nonces, strict=True)]
+
+
+class Division:
+    """Whether a server divides its keys into slots, as a cluster behind one address does: then the keys of a command
+    must share one. The server's first refusal tells.
+    """
+
+    def __init__(self) -> None:
+        self._by_slot = False
+
+    def learn(self, reply: object) -> None:
+        """Look at an error of the server."""
+        if isinstance(reply, ClusterCrossSlotError):
+            self._by_slot = True
+
+    def place(self, key: str) -> object:
+        """Equal for keys that one command may have."""
+        return slot_of(key) if self._by_slot else None
+
+
+class OneServer:
+    """The topology of an alias with one server, or with sentinels that name it, or with one address of a cluster."""
+
+    def __init__(
+        self, using: str, face: Face, node: Node, division: Division, take: Callable[..., Any] | None = None
+    ) -> None:
+        self._node = node
+        self._division = division
+        self.place = division.place
+        self.run = Retrying(using, node.exchange, face.sleep, division.learn).run
+        self._take = take
+
+    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
+        return self.run(call, until) if self._take is None else self._take(self.run, call, until, undo)
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        groups = [list(group) for _, group in itertools.groupby(calls, self._may_join)]
+        joined = [group[0] if len(group) == 1 else join(group) for group in groups]
+        replies: list[Any] = []
+        for group, call, reply in zip(groups, joined, await exchange_slices(self._node, joined), strict=True):
+            self._division.learn(reply)
+            replies += [reply] if len(group) == 1 else _split(group, call, reply)
+        return [await alone(self.run, call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _may_join(self, call: ScriptCall) -> object:
+        return may_join(call), self.place(call.keys[0])
+
+
+async def exchange_slices(node: Node, calls: Sequence[ScriptCall]) -> list[Any]:
+    """The replies to many calls. After a slice without a reply, the remaining calls are not sent."""
+    replies: list[Any] = []
+    for start in range(0, len(calls), SLICE):
+        part = calls[start : start + SLICE]
+        try:
+            replies += await _exchange_slice(node, part)
+        except (RedisError, OSError) as error:
+            return replies + [unavailable(call.name, error, call.noun) for call in calls[start:]]
+    return replies
+
+
+async def _exchange_slice(node: Node, calls: Sequence[ScriptCall]) -> list[Any]:
+    try:
+        return await node.exchange_all(calls)
+    except RedisConnectionError as error:
+        if is_final(error):
+            raise
+        # One broken connection proves little about the server, and these calls are safe to repeat.
+        return await node.exchange_all(calls)
+
+
+def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[Any]:
+    """Split the reply to a joined call into the replies to the original calls."""
+    for call in group:
+        call.sends, call.sent_at = joined.sends, joined.sent_at
+    if not isinstance(reply, Exception) and len(reply) != 1 + len(group):
+        reply = reply_error(reply)
+    if isinstance(reply, Exception):
+        return [reply] * len(group)
+    return [[reply[0], each] for each in reply[1:]]
+
+
+async def alone(run: Callable[..., Any], call: ScriptCall, reply: Any) -> Any:
+    """The reply; if it is the server's error, the result of sending the call once more by itself."""
+    if not isinstance(reply, RedisError):
+        return reply
+    call.sends -= 1  # certainly not executed
+    try:
+        return await run(call, monotonic())
+    except LockUnavailableError as error:
+        return error
+
+
+# --- a circuit breaker ------------------------------------------------------------------------------------------------
+
+# A node of a cluster for the background thread, which must not wait for a silent node again and again.
+#
+# All nodes of a cluster share one background thread. Each of its jobs asks all nodes at once, and goes on when the
+# last one has replied or its time is up. So a node that has kept the thread waiting in vain gets no further calls:
+# they fail at once, until it has replied to a PING, which is sent in a thread of its own.
+
+P = ParamSpec("P")
+
+SLOW = 0.25
+"""A failure that comes sooner than this is not worth sparing, in seconds: where nothing listens, for example."""
+_PING = pack_command("PING")
+
+
+class CircuitBreaker(PlainNode):
+    """A node that is asked nothing while it is silent."""
+
+    def __init__(self, face: Face, server: Server) -> None:
+        super().__init__(face, server)
+        self._silence: str | None = None
+        self._seat = threads.free_seat()
+        # The PING goes out in any case, so it takes the node's own method, before that is replaced.
+        self._send_ping = partial(self.converse, _PING, [None], UNLIMITED)
+        self.exchange = partial(self._unless_silent, self.exchange)
+        self.converse = partial(self._unless_silent, self.converse)
+
+    async def _unless_silent(
+        self, ask: Callable[P, Coroutine[Any, Any, list[Any]]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[Any]:
+        if (silence := self._silence) is not None:
+            self._look_again()
+            raise RedisTimeoutError(silence)
+        began = monotonic()
+        try:
+            return await ask(*args, **kwargs)
+        except (RedisError, OSError) as error:
+            if monotonic() - began > SLOW and meaning_of(error) is None:
+                self._silence = reason_of(error)
+            raise
+
+    def _look_again(self) -> None:
+        if self._seat.quiet():  # otherwise another thread is looking
+            try:
+                threads.start(self._ping)
+            except RuntimeError:  # interpreter exit, or no threads left
+                self._seat.ring()
+
+    def _ping(self) -> None:
+        try:
+            run_flow(self._send_ping, ())
+            self._silence = None
+        except (RedisError, OSError) as error:
+            self._silence = reason_of(error)
+        finally:
+            self._seat.ring()
+
+
+# --- a cluster --------------------------------------------------------------------------------------------------------
+
+# A cluster of servers: each call goes to the node that serves the slot of its keys.
+#
+# Redirections are followed. When a node does not reply, the map of slots is fetched again.
+
+_REDIRECTIONS = 5
+"""How many redirections are followed before a pause: while slots move, two nodes may point at each other."""
+
+
+class Cluster:
+    """The topology of a Redis Cluster. ``make_node`` makes the node for an address; ``to_all`` is PUBLISH_TO_ALL."""
+
+    def __init__(
+        self,
+        using: str,
+        face: Face,
+        slots: SlotMap,
+        make_node: Callable[[Address], Node],
+        take: Callable[..., Any] | None = None,
+        to_all: bool = False,
+    ) -> None:
+        self._face = face
+        self._slots = slots
+        self._make_node = make_node
+        self._nodes: dict[Address, Node] = {}
+        self._take = take
+        self._to_all = to_all
+        self._retrying = Retrying(using, self._exchange, face.sleep)
+
+    def place(self, key: str) -> object:
+        return slot_of(key)
+
+    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+        key = call.keys[0]
+        if slot_of(tagged("", key)) != slot_of(key):
+            # Calls with a single key would succeed: the lock could be acquired, but then never released.
+            raise LockUnavailableError(
+                call.name,
+                reason="the braces in its name would spread its keys over several slots of the cluster",
+                advice="Nothing was changed; leave them out, or close them around a hash tag.",
+                noun=call.noun,
+            ) from ClusterCrossSlotError("the keys of a lock must be in one slot")
+        call.prepared = call.prepared.sharded(self._to_all)
+        return await self._retrying.run(call, until)
+
+    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
+        return self.run(call, until) if self._take is None else self._take(self.run, call, until, undo)
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        by_node = self._by_node(calls)
+        found = await self._face.gather([self._ask(address, group) for address, group in by_node.items()])
+        grouped = itertools.chain.from_iterable(by_node.values())
+        replies = dict(zip(grouped, itertools.chain.from_iterable(found), strict=True))
+        return [replies[call] for call in calls]
+
+    async def _ask(self, address: Address, calls: Sequence[ScriptCall]) -> list[Any]:
+        replies = await exchange_slices(self._node(address), calls)
+        if any(isinstance(reply, LockUnavailableError) for reply in replies):
+            self._slots.doubt(address)
+        return [await alone(self.run, call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _by_node(self, calls: Sequence[ScriptCall]) -> dict[Address, list[ScriptCall]]:
+        if self._slots.stale:
+            self._slots.refresh()
+        by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
+        for call in calls:
+            call.prepared = call.prepared.sharded(self._to_all)
+            by_node[self._slots.owner(slot_of(call.keys[0]))].append(call)
+        return by_node
+
+    async def _exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        if self._slots.stale:
+            await self._face.call(self._slots.refresh, self._slots.rounds, limit)
+        slot = slot_of(call.keys[0])
+        address = self._slots.owner(slot)
+        asking = False
+        for left in reversed(range(_REDIRECTIONS)):
+            try:
+                node = self._node(address)
+                exchange = node.exchange_asking if asking else node.exchange
+                return await exchange(call, packed, nonce, limit)
+            except AskError as error:  # or MovedError
+                call.sends -= 1  # certainly not executed
+                address = self._slots.redirected(error.host, error.port, address)
+                asking = not isinstance(error, MovedError)
+                if not asking:
+                    self._slots.moved(slot, address)
+                if not left:
+                    raise TryAgainError(f"slots are being moved: {error}") from error
+            except (RedisError, OSError) as error:
+                if not isinstance(error, ResponseError) or isinstance(error, ClusterDownError | ReadOnlyError):
+                    self._slots.doubt(address)
+                raise
+        raise AssertionError("unreachable")
+
+    def _node(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        return self._nodes.setdefault(address, self._make_node(address)) if node is None else node
+
+
+# --- replicas that confirm --------------------------------------------------------------------------------------------
+
+# REPLICA_ACKS: a lock counts as taken only when replicas have it too.
+#
+# WAIT goes in the same packet as the script, because it covers only what its own connection has written. A lock that
+# too few replicas have is released again, because a failover might lose it.
+
+COUNT_FOR = 5.0
+"""How long a count of connected replicas is used before they are counted again, in seconds."""
+GIVE_BACK_WITHIN = 1.0
+"""How long to retry releasing an unconfirmed lock, in seconds; after that, its lease ends it."""
+_INFO = pack_command("INFO", "replication")
+_REPLICAS = re.compile(rb"connected_slaves:(\d+)")
+
+
+class UnconfirmedError(Exception):
+    """The server executed the call, but fewer replicas than needed confirmed it."""
+
+    def __init__(self, confirmed: int, needed: int, waited: float) -> None:
+        super().__init__(confirmed, needed, waited)
+        self.confirmed = confirmed
+        self.needed = needed
+        self.waited = waited
+
+    def __str__(self) -> str:
+        return f"{self.confirmed} of the {self.needed} replicas needed confirmed it within {self.waited:g} s"
+
+
+async def take_confirmed(run: Any, call: ScriptCall, until: float | None, undo: Undo) -> list[Any]:
+    """Run a script that takes a lock. If too few replicas confirm it, undo it and raise LockUnavailableError."""
+    call.confirm = True
+    try:
+        reply: list[Any] = await run(call, until)
+    except UnconfirmedError as error:
+        await run(undo(), monotonic() + GIVE_BACK_WITHIN)
+        raise LockUnavailableError(
+            call.name,
+            reason=str(error),
+            advice="It was released; check the replicas, or lower REPLICA_ACKS.",
+            noun=call.noun,
+        ) from error
+    return reply
+
+
+class ConfirmingNode:
+    """A node that waits for its replicas if a call must be confirmed. ``using`` is its alias."""
+
+    def __init__(self, node: PlainNode, using: str) -> None:
+        self._node = node
+        self._using = using
+        self._replicas = 0
+        self._counted_at = -math.inf
+
+    async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        if not call.confirm:
+            return await self._node.exchange(call, packed, nonce, limit)
+        return await self._exchange_confirmed(call, packed, [(nonce, call.script)], limit)
+
+    async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        if not call.confirm:
+            return await self._node.exchange_asking(call, packed, nonce, limit)
+        return await self._exchange_confirmed(call, ASKING + packed, [None, (nonce, call.script)], limit)
+
+    async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        return await self._node.exchange_all(calls)
+
+    async def _exchange_confirmed(
+        self, call: ScriptCall, packed: bytes, expected: list[Expected], limit: float
+    ) -> list[Any]:
+        if monotonic() > self._counted_at + COUNT_FOR:
+            await self._count(limit)
+        needed = self._needed()
+        # A WAIT longer than the reply limit would look like a lost connection.
+        patience = min(get_settings(self._using).replica_ack_timeout, 0.8 * self._node.server.reply_limit)
+        call.sends += 1
+        packed += pack_command("WAIT", needed, math.ceil(patience * 1000))
+        *_, reply, confirmed = await self._node.converse(packed, [*expected, int], limit + patience)
+        for error in (reply, confirmed):
+            if isinstance(error, RedisError):
+                raise error
+        if reply[1] == OK and confirmed < needed:
+            await self._count(limit)  # a replica may have left
+            if confirmed < self._needed():
+                raise UnconfirmedError(confirmed, self._needed(), patience)
+        return reply  # type: ignore[no-any-return]
+
+    def _needed(self) -> int:
+        policy = get_settings(self._using).replica_acks
+        if isinstance(policy, int):
+            return policy
+        # A server without replicas can confirm nothing, so no lock is taken there.
+        return max(1, self._replicas if policy == "all" else (self._replicas + 1) // 2)
+
+    async def _count(self, limit: float) -> None:
+        """Read how many replicas are connected."""
+        if isinstance(get_settings(self._using).replica_acks, str):
+            (info,) = await self._node.converse(_INFO, [bytes], limit)
+            if isinstance(info, RedisError):
+                raise info
+            found = _REPLICAS.search(info)
+            if found is None:
+                raise RedisConnectionError("The server does not report its replicas.")
+            self._replicas = int(found[1])
+        self._counted_at = monotonic()

@@ -1,0 +1,371 @@
+"""The background thread of an alias, and the calls that it sends until they succeed."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import ClusterCrossSlotError
+
+from django_rlock._core import threads
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
+from django_rlock._core.process import Owned, on_exit
+from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.connections import servers_of
+from django_rlock._transport.driver import run_sync
+from django_rlock._transport.registry import background_driver
+from django_rlock.settings import get_settings
+
+# --- the background thread --------------------------------------------------------------------------------------------
+
+# The background thread of an alias. It runs the jobs that other modules register: renewal, heartbeats, clean-up.
+#
+# Each alias has its own thread, so an unreachable server delays no other alias. The thread sleeps while nothing is
+# held or waited for. The acquire path calls ``wake_by`` to wake it, which costs one comparison if the thread will be
+# awake in time anyway. The thread owns the state of its jobs; callers hand work over through deques.
+
+logger = logging.getLogger("django_rlock.keeper")
+
+SLOWEST_TICK = 0.5
+"""The longest sleep between two rounds while there is work, in seconds."""
+LATE = 1 / 6
+"""A round that is later than this share of the lease is logged as an error."""
+_HUNG = 1 / 2
+"""A thread that is later than this share of the lease is abandoned and replaced by a new one."""
+_IDLE_ROUNDS = 10
+
+
+class Job(Protocol):
+    """A part of a background worker's round. One instance is made for each background worker."""
+
+    def round(self, now: float) -> float:
+        """Do what is due at the monotonic time ``now``; return when to run next (inf: not by itself)."""
+
+    def at_exit(self) -> None:
+        """Release what must not outlive the process."""
+
+
+_makers: list[Callable[[BackgroundWorker], Job]] = []
+
+
+def add_job(make: Callable[[BackgroundWorker], Job], *, first: bool = False) -> None:
+    """Register a job of which each background worker makes one; it runs after those added before, or as the
+    ``first``."""
+    _makers.insert(0 if first else len(_makers), make)
+
+
+class BackgroundWorker:
+    """The background thread of the alias ``using``, with its jobs by class."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.jobs: dict[Any, Any] = {make: make(self) for make in _makers}
+        self.wakes_at = math.inf
+        self.late_at = math.inf
+        self._event = threads.AutoResetEvent()
+        self._seat: threads.AutoResetEvent = threads.free_seat()
+        self._runs = False
+        self._leaving: threads.AutoResetEvent | None = None
+        self._began = False
+        self._stopped = False
+        self._idle = 0
+
+    # --- what callers do ---------------------------------------------------------------------------------------------
+
+    def wake_by(self, due: float) -> None:
+        """Make sure that a round begins no later than the monotonic time ``due``."""
+        if due < self.wakes_at:
+            self.ring()
+
+    def ring(self) -> None:
+        """Start a round now."""
+        self._event.ring()
+        if not self._runs:
+            self._start()
+
+    def check(self, now: float, lease: float | None = None) -> None:
+        """Called by acquire when a round is late: log that, and replace the thread if it has ended or hangs.
+
+        ``lease`` says how late that is: how long the lock that was just taken is held unless a round prolongs it, in
+        seconds (None: WATCHDOG_TIMEOUT).
+        """
+        late = now - self.wakes_at
+        if lease is None:
+            lease, _ = self._leases()
+        if late < lease * LATE or self._stopped:
+            return
+        self.late_at = now + lease * LATE
+        self._log_late(late)
+        if late >= lease * _HUNG or not self._runs:
+            # A hanging thread that continues later sees that the seat has changed, and ends.
+            self._seat, self._runs = threads.free_seat(), False
+            self._start()
+
+    def _start(self) -> None:
+        self._began = True
+        try:
+            threads.start(self._run, self._seat, name=f"rlock-worker-{self.using}")
+        except RuntimeError as error:  # the interpreter ends, or the system has no thread left
+            log(logger, logging.ERROR, "Locks of %r are not renewed, no thread can be started: %s", self.using, error)
+
+    def stop(self) -> None:
+        """End the thread, because the settings have changed."""
+        self._stopped = True
+        self._event.ring()
+
+    def leave(self) -> threads.AutoResetEvent:
+        """Let the thread release what must not outlive the process; the returned bell rings when that is done."""
+        self._leaving = done = threads.AutoResetEvent()
+        if self._began:
+            self._event.ring()
+        else:
+            done.ring()
+        return done
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self, seat: threads.AutoResetEvent) -> None:
+        if not seat.quiet():
+            return  # another thread has the seat
+        self._runs = True
+        try:
+            while self._seat is seat and not self._stopped:
+                try:
+                    self._turn()
+                except BaseException as error:  # noqa: BLE001 - nothing would be renewed any more
+                    self._log_failure(error)
+                    time.sleep(SLOWEST_TICK)
+        finally:
+            if self._seat is seat:  # the next acquire starts another thread
+                self._runs = False
+                seat.ring()
+                self.late_at = self.wakes_at = math.inf
+
+    def _turn(self) -> None:
+        """One round, and the sleep after it."""
+        self._event.quiet()
+        began = monotonic()
+        late = began - self.wakes_at
+        if began > self.late_at and late > self._leases()[0] * LATE:
+            self._log_late(late)
+        # After some rounds without work the thread sleeps until it is needed. It does not do so at once, because locks
+        # that are taken and released in quick succession would then wake it each time.
+        may_sleep = self._idle >= _IDLE_ROUNDS
+        latest = began + SLOWEST_TICK
+        # Work that arrives after a job has looked rings the bell, unless the promised next round is early enough.
+        self._promise(math.inf if may_sleep else latest)
+        due = self.round()
+        self._idle = self._idle + 1 if due == math.inf else 0
+        if not may_sleep or due < math.inf:
+            due = min(due, latest)
+        self._promise(due)
+        if self._event.wait(None if due == math.inf else due - monotonic()):
+            self._idle = 0
+
+    def _promise(self, due: float) -> None:
+        # Set the later time first: otherwise a caller could find the thread late because it promised an earlier round.
+        self.late_at = due + min(self._leases()) * LATE
+        self.wakes_at = due
+
+    def _leases(self) -> tuple[float, float]:
+        """How long locks are held unless a round prolongs them, in seconds: usually, and on a message's word."""
+        try:
+            options = get_settings(self.using)
+        except ImproperlyConfigured:  # a test has taken the alias away
+            return math.inf, math.inf
+        return options.watchdog_timeout, options.claim_time
+
+    def round(self) -> float:
+        """Run all jobs; return when the next round should begin."""
+        if self._leaving is not None:
+            return self._leave(self._leaving)
+        return min((self._guarded(job.round) for job in self.jobs.values()), default=math.inf)
+
+    def _guarded(self, job: Callable[[float], float]) -> float:
+        try:
+            return job(monotonic())
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: it would end the renewal of all locks
+            self._log_failure(error)
+            return monotonic() + SLOWEST_TICK
+
+    def _leave(self, done: threads.AutoResetEvent) -> float:
+        for job in self.jobs.values():
+            try:
+                job.at_exit()
+            except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
+                log(logger, logging.INFO, "Not cleaned up at exit: %s", error)
+        done.ring()
+        self._leaving = None
+        return math.inf
+
+    def _log_late(self, late: float) -> None:
+        log(
+            logger, logging.ERROR, "The background thread of %r is late by %.1f s; locks may be lost.", self.using, late
+        )
+
+    def _log_failure(self, error: BaseException) -> None:
+        log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))
+
+
+def _stop_all(workers: dict[str, BackgroundWorker]) -> None:
+    for each in list(workers.values()):
+        each.stop()
+
+
+_workers: Owned[dict[str, BackgroundWorker]] = Owned("keeping", dict, stop=_stop_all)
+
+
+def worker(using: str) -> BackgroundWorker:
+    """The background thread of an alias, made on first use."""
+    known = _workers.value.get(using)
+    return known or _workers.value.setdefault(using, BackgroundWorker(using))
+
+
+def workers() -> list[BackgroundWorker]:
+    """All background threads of this process."""
+    return list(_workers.value.values())
+
+
+def _leave_all(within: float) -> None:
+    """Let all aliases leave at the same time, so that an unreachable server takes no time from the others."""
+    give_up_at = monotonic() + within
+    for done in [each.leave() for each in workers()]:
+        done.wait(give_up_at - monotonic())
+
+
+on_exit("keeping", _leave_all)
+
+
+# --- calls that must succeed ------------------------------------------------------------------------------------------
+
+# Calls that a background thread sends until they succeed: undoing attempts that were given up, and late releases.
+#
+# They are sent together, many in a round. If a call undoes a command that may still be under way, or of which a copy
+# may be, it is sent again at growing intervals, until a lease taken by such a copy would have expired. So a command
+# that arrives late by some time is undone within about that time, or its lease has expired by itself.
+
+cleaning_logger = logging.getLogger("django_rlock.cleaning")
+
+AGAIN_AFTER = 1.0
+"""The delay before a command that may be executed late is undone a second time, in seconds; each further delay is
+twice the one before."""
+MOST = 10_000
+"""The maximum number of waiting calls; beyond it, those whose leases expire first are dropped."""
+_RETRY = 0.5
+_AT_ONCE = 500
+
+
+class CleanUp(NamedTuple):
+    """A call to send until the monotonic time ``until``.
+
+    ``gap`` is the number of seconds after which it is sent again even though it succeeded (0: never); each time the
+    gap doubles, until ``until``.
+    """
+
+    call: ScriptCall
+    until: float
+    gap: float = 0.0
+
+
+class CleanUps:
+    """The calls that a background worker still has to send."""
+
+    def __init__(self, worker: BackgroundWorker) -> None:
+        self._using = worker.using
+        self.inbox: deque[CleanUp] = deque()
+        self._due: list[tuple[float, int, CleanUp]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing left to send."""
+        return not self.inbox and not self._due
+
+    def clear(self) -> None:
+        """Drop what is left, because its server is gone."""
+        self.inbox.clear()
+        self._due = []
+
+    def round(self, now: float) -> float:
+        self._take_in(now)
+        due: list[CleanUp] = []
+        while self._due and self._due[0][0] <= now and len(due) < _AT_ONCE:
+            due.append(heapq.heappop(self._due)[2])
+        if due:
+            self._send(due)
+        return self._due[0][0] if self._due else math.inf
+
+    def _take_in(self, at: float) -> None:
+        while self.inbox:
+            self._plan(self.inbox.popleft(), at)
+        if len(self._due) > MOST:
+            self._due.sort(key=lambda entry: entry[2].until, reverse=True)
+            log(
+                cleaning_logger,
+                logging.WARNING,
+                "Gave up on cleaning up %d calls of %r.",
+                len(self._due) - MOST,
+                self._using,
+            )
+            del self._due[MOST:]
+            heapq.heapify(self._due)
+
+    def _plan(self, clean_up: CleanUp, at: float) -> None:
+        heapq.heappush(self._due, (at, next(self._numbers), clean_up))
+
+    def _send(self, due: list[CleanUp]) -> None:
+        replies = run_sync(background_driver(self._using).run_all([each.call for each in due]))
+        now = monotonic()
+        for each, reply in zip(due, replies, strict=True):
+            if not isinstance(reply, Exception):
+                if each.gap and now < each.until:
+                    self._plan(each._replace(gap=2 * each.gap), now + each.gap)
+            elif _is_refused(reply):
+                log(cleaning_logger, logging.DEBUG, "Nothing to clean up: %s", reply)
+            elif now < each.until:
+                self._plan(each, now + _RETRY)
+            else:
+                log(cleaning_logger, logging.WARNING, "Gave up on cleaning up: %s", reply)
+
+    def at_exit(self) -> None:
+        self.round(math.inf)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether a cluster refuses all calls for that name, and therefore refused the call that is to be undone."""
+    return isinstance(error.__cause__, ClusterCrossSlotError)
+
+
+class IdleLinks:
+    """Closes the links of an alias that callers have not used for a while."""
+
+    def __init__(self, worker: BackgroundWorker) -> None:
+        self._using = worker.using
+
+    def round(self, now: float) -> float:
+        return min((server.prune(now) for server in servers_of(self._using)), default=math.inf)
+
+    def at_exit(self) -> None:
+        """Nothing to do: the interpreter closes the links."""
+
+
+def clean_up(using: str, call: ScriptCall, until: float, again: bool = False) -> None:
+    """Let the background thread run a call until it succeeds or the monotonic time ``until`` has come.
+
+    ``again`` repeats it until then even after success, for a command that may still be executed after it.
+    """
+    its = worker(using)
+    its.jobs[CleanUps].inbox.append(CleanUp(call, until, AGAIN_AFTER if again else 0.0))
+    its.ring()
+
+
+add_job(CleanUps)
+add_job(IdleLinks)

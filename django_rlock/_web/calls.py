@@ -1,0 +1,351 @@
+"""One call under a lock: acquire, BEGIN, body, check, COMMIT, release; and the result if one of them fails."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from types import CoroutineType
+from typing import Any, Literal, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from django.http import HttpResponse
+
+from django_rlock._transport.identity import thread_owner
+from django_rlock._web.arguments import Arguments
+from django_rlock._web.keytemplates import KeyTemplate
+from django_rlock._web.requests import keep_for_response, reported, request_of
+from django_rlock._web.responses import LOCK_ERRORS, answer, refusal
+from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
+from django_rlock.locks import BaseLock, Duration, rlock
+from django_rlock.locks.blocks import Section
+from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.options import UNSET, KindName, note_templates
+from django_rlock.locks.ownership import ensure_owned
+from django_rlock.locks.transactions import is_to_be_checked, open_databases
+from django_rlock.settings import get_settings
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+# Transactions inside the lock: acquire, BEGIN, body, COMMIT, release.
+#
+# Django's ATOMIC_REQUESTS opens the transaction outside of a view's decorators. So a lock taken by a decorator would
+# be released before COMMIT, and the next owner would read the old rows. Therefore the decorator makes Django open no
+# transaction, and opens it itself.
+
+logger = logging.getLogger("django_rlock._web")
+
+Atomic = bool | Literal["auto"]
+T = TypeVar("T")
+
+_MARK = "_non_atomic_requests"  # Django's own, see transaction.non_atomic_requests
+
+_FIXES = {
+    (True, True): "Put it above all decorators of the method that wrap it, in a class that derives from View itself.",
+    (False, True): "Put it above all other decorators of the view; or leave it below @api_view, and put "
+    "@transaction.non_atomic_requests above that.",
+    (
+        False,
+        False,
+    ): "Call it outside of the transaction, and let @distributed_lock(..., atomic=True) open one inside the lock.",
+}
+"""How to fix a lock inside a transaction, by whether it is on a method and whether it is on a view."""
+
+_warned: set[str] = set()
+
+
+class OpenedInside(set[str]):
+    """Makes Django's handler open no transaction on any database: as a set, it seems to contain every alias, since the
+    settings may not be loaded yet. Its real elements are the aliases that the view itself opted out of."""
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+
+def opens_inside(func: object) -> bool:
+    """Whether a decorator below opens the transactions: the innermost one does, so that all locks are held by then."""
+    return isinstance(getattr(func, _MARK, None), OpenedInside)
+
+
+def mark(wrapper: Callable[..., Any]) -> OpenedInside:
+    """Make Django leave a view's transactions to us. A non_atomic_requests applied later adds its aliases to the
+    returned set."""
+    left_out = OpenedInside(getattr(wrapper, _MARK, ()))
+    setattr(wrapper, _MARK, left_out)
+    return left_out
+
+
+def refuse_atomic_requests(dispatch: Callable[..., Any], request: Any) -> None:
+    """Raise the error that Django raises for an async view under ATOMIC_REQUESTS.
+
+    A decorator of ``dispatch`` marks its class before it is known that the handlers are async, so Django does not
+    raise.
+    """
+    match = getattr(request, "resolver_match", None)
+    left_out = {*getattr(dispatch, _MARK, ()), *getattr(match and match.func, _MARK, ())}
+    if databases("auto", True, left_out):
+        raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
+
+
+def databases(atomic: Atomic, is_view: bool, left_out: Iterable[str]) -> list[str]:
+    """The aliases on which to open a transaction."""
+    always = [DEFAULT_DB_ALIAS] if atomic is True else []
+    if not is_view:
+        return always
+    atomic_requests = [alias for alias, options in connections.settings.items() if options["ATOMIC_REQUESTS"]]
+    return sorted({*always, *{*atomic_requests}.difference(left_out)}) if atomic_requests else always
+
+
+def in_transactions(aliases: Sequence[str], call: Callable[[], T]) -> T:
+    """Call a function inside transactions of all aliases.
+
+    Each has a ``with`` of its own: an interrupted ExitStack does not end what it has begun.
+    """
+    if not aliases:
+        return call()
+    with transaction.atomic(using=aliases[0]):
+        return in_transactions(aliases[1:], call)
+
+
+def open_database() -> str | None:
+    """The alias of a database with an open transaction; None when there is none."""
+    found = open_databases()
+    return found[0].alias if found else None
+
+
+def roll_back_open() -> None:
+    """Roll back what Django would commit, because an error has become a response."""
+    for connection in open_databases():
+        if connection.settings_dict["ATOMIC_REQUESTS"]:
+            connection.set_rollback(True)
+
+
+def warn_once(func: Callable[..., Any], alias: str, is_view: bool) -> None:
+    """Log that a lock is released before the transaction around it ends, and how to fix that."""
+    name = f"{func.__module__}.{func.__qualname__}"
+    if name in _warned:
+        return
+    _warned.add(name)
+    fix = _FIXES[is_view and "." in func.__qualname__.rpartition("<locals>.")[2], is_view]
+    logger.warning(
+        "%s takes its lock inside an open transaction of database %r, and releases it before COMMIT: the next owner "
+        "reads the old rows. %s To accept that, say atomic=False.",
+        name,
+        alias,
+        fix,
+    )
+
+
+# --- locked calls -----------------------------------------------------------------------------------------------------
+
+# One call under a lock: acquire, BEGIN, body, check, COMMIT, release; and the result if one of them fails.
+
+Naming = Callable[..., str | Iterable[str]]
+"""Returns the name of the lock, or several names, from the arguments of the call."""
+Names = list[tuple[str, str]]
+"""The names of a call's locks, each with its key template, or "" if a function made it."""
+OnLocked = Literal["raise", "skip"] | Callable[..., Any] | None
+
+
+AROUND: ContextVar[tuple[BaseLock, ...]] = ContextVar("rlock_around", default=())
+"""The locks of outer decorators whose transaction an inner one opens: they are checked before COMMIT too."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Options:
+    """The arguments of ``distributed_lock``, checked."""
+
+    templates: tuple[KeyTemplate | Naming, ...]
+    wait_time: Duration | None
+    lease_time: Duration | None
+    at_least: Duration | None
+    max_hold_time: Duration | None
+    permits: int | None
+    using: str
+    kind: KindName | None
+    on_locked: OnLocked
+    status: int | None
+    atomic: Atomic
+    condition: Callable[..., object] | None
+
+
+class LockedCall:
+    """A decorated callable. ``left_out`` are the databases that get no transaction; None if it opens none.
+
+    ``encloses`` is whether a decorator below opens the transactions; ``is_async_dispatch`` is whether it is the
+    ``dispatch`` of an async class-based view, whose transactions Django does not check.
+    """
+
+    def __init__(self, func: Callable[..., Any], options: Options) -> None:
+        self.func = func
+        self.options = options
+        self.arguments = Arguments(func)
+        self.left_out: OpenedInside | None = None
+        self.encloses = opens_inside(func)
+        self.is_async_dispatch = False
+        self._entries = 0
+        # Reading attributes may query the database.
+        self.reads_attributes = any(
+            placeholder.path
+            for template in options.templates
+            if isinstance(template, KeyTemplate)
+            for placeholder in template.placeholders
+        )
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        request = request_of(args, kwargs)
+        aliases = self._databases(request)
+        if not self._applies(args, kwargs):
+            return in_transactions(aliases, partial(self.func, *args, **kwargs))
+        with reported(request):
+            section = Section(self._lock(request, self._names(request, args, kwargs)))
+            self._warn_inside_transaction(section.lock, request)
+            try:
+                with section:
+                    if aliases:
+                        result = in_transactions(aliases, partial(self._call_owned, section.lock, args, kwargs))
+                        section.is_committed = open_database() is None
+                    else:
+                        result = self._call(section.lock, args, kwargs)
+                    if request is not None:
+                        section.left = keep_for_response(section.lock, result)
+            except LOCK_ERRORS as error:
+                return self._failed(error, section, request, args, kwargs)
+            return result
+
+    async def arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same for asyncio, where Django has no transactions."""
+        request = request_of(args, kwargs)
+        if self.is_async_dispatch:
+            refuse_atomic_requests(self.func, request)
+        if not self._applies(args, kwargs):
+            return await self.func(*args, **kwargs)
+        with reported(request):
+            names = await self._anames(request, args, kwargs)
+            section = Section(self._lock(request, names))
+            try:
+                async with section:
+                    result = await self.func(*args, **kwargs)
+                    if request is not None:
+                        section.left = keep_for_response(section.lock, result)
+            except LOCK_ERRORS as error:
+                result = self._failed(error, section, request, args, kwargs)
+                return await result if inspect.isawaitable(result) else result
+            return result
+
+    def _call(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function. A decorator below that opens the transactions gets the locks around it, to check them."""
+        around = AROUND.get()
+        known = (*around, lock) if self.encloses else ()
+        if known == around:
+            return _checked(self.func(*args, **kwargs))
+        try:
+            AROUND.set(known)
+            return _checked(self.func(*args, **kwargs))
+        finally:
+            AROUND.set(around)
+
+    def _call_owned(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same inside a transaction, which is rolled back where a lock around it is no longer held."""
+        result = self._call(lock, args, kwargs)
+        ensure_owned((*AROUND.get(), lock))
+        return result
+
+    def _applies(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        condition = self.options.condition
+        return condition is None or bool(condition(*args, **kwargs))
+
+    def _names(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Names:
+        names: Names = []
+        for template in self.options.templates:
+            if isinstance(template, KeyTemplate):
+                names.append((self._rendered(template, request, args, kwargs), template.source))
+            else:
+                named = template(*args, **kwargs)
+                several = [named] if isinstance(named, str) or not isinstance(named, Iterable) else named
+                names += [(name, "") for name in several]
+        return names
+
+    def _rendered(self, template: KeyTemplate, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        values = self.arguments.of_call(args, kwargs)
+        if request is None:
+            return template.render(values)
+        try:
+            return template.render({**values, "request": request})
+        except KeyTemplateError as error:
+            if "request" not in template.names:
+                raise
+            # The request lacks a value that the lock's name needs. One traceback is enough for the log.
+            names_user = any(each.root == "request" and each.path[:1] == ("user",) for each in template.placeholders)
+            raise refusal(request, str(error), names_user) from None
+
+    async def _anames(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Names:
+        if self.reads_attributes:
+            return await sync_to_async(self._names)(request, args, kwargs)
+        return self._names(request, args, kwargs)
+
+    def _lock(self, request: Any, named: Names) -> BaseLock:
+        options = self.options
+        wait_time = options.wait_time
+        if wait_time is UNSET and request is not None:
+            wait_time = get_settings(options.using).view_wait_time
+        elif wait_time is UNSET:
+            # A caller that handles a taken lock does not want to wait forever.
+            wait_time = 0 if options.on_locked == "skip" or callable(options.on_locked) else None
+        lock = rlock(
+            *[name for name, _ in named],
+            wait_time=wait_time,
+            lease_time=options.lease_time,
+            at_least=options.at_least,
+            max_hold_time=options.max_hold_time,
+            permits=options.permits,
+            using=options.using,
+            kind=options.kind,
+        )
+        note_templates(lock, dict(named))
+        return lock
+
+    def _databases(self, request: Any) -> list[str]:
+        if self.left_out is None:
+            return []
+        return databases(self.options.atomic, request is not None, self.left_out)
+
+    def _warn_inside_transaction(self, lock: BaseLock, request: Any) -> None:
+        entries, self._entries = self._entries, self._entries + 1
+        if self.options.atomic is False or not is_to_be_checked(entries):
+            return
+        alias = open_database()
+        # Re-entering is harmless: the outer block holds the lock until its own end.
+        if alias is not None and not HOLDS.of_lock(lock, thread_owner()):
+            warn_once(self.func, alias, request is not None)
+
+    def _failed(
+        self, error: RLockError, section: Section, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """The value to return instead of the result; or raises the error."""
+        on_locked = self.options.on_locked
+        if on_locked == "raise":
+            raise error
+        if on_locked is not None and isinstance(error, LockTimeoutError) and not section.is_entered:
+            if callable(on_locked):
+                return on_locked(error, *args, **kwargs)
+            return None if request is None else HttpResponse(status=204)
+        if request is None:
+            raise error
+        response = answer(request, error, using=self.options.using, status=self.options.status)
+        roll_back_open()
+        return response
+
+
+def _checked(result: Any) -> Any:
+    if isinstance(result, CoroutineType):
+        result.close()
+        raise TypeError(
+            "A function under @distributed_lock returned a coroutine, whose body would run without the lock. Make the "
+            "function itself 'async def', or put the decorator on the coroutine function."
+        )
+    return result

@@ -1,0 +1,446 @@
+"""``@distributed_lock``: functions, views and classes of views that run under a lock."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import iscoroutinefunction
+from django.db import connections
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.utils.decorators import classonlymethod
+from django.views import View
+
+from django_rlock._web.calls import (
+    AROUND,
+    Atomic,
+    LockedCall,
+    Naming,
+    OnLocked,
+    Options,
+    databases,
+    in_transactions,
+    mark,
+    opens_inside,
+)
+from django_rlock._web.keytemplates import KeyTemplate, check_names
+from django_rlock.exceptions import KeyTemplateError
+from django_rlock.locks import KINDS, Duration, LimitedLock
+from django_rlock.locks.options import (
+    UNSET,
+    KindName,
+    hold_seconds,
+    keep_seconds,
+    lease_seconds,
+    limited_kind,
+    wait_seconds,
+)
+from django_rlock.locks.ownership import ensure_owned
+from django_rlock.settings import DEFAULT_ALIAS
+
+# --- view classes -----------------------------------------------------------------------------------------------------
+
+# Views of which only some methods or operations open their transactions themselves, inside their locks.
+#
+# Django opens the transactions of ATOMIC_REQUESTS around the whole view, whichever method handles the request. So
+# Django is made to open none, and the methods without a lock get theirs here, around the whole view as well.
+
+OPERATIONS = "rlock_operations"
+"""The attribute of views that holds the functions that handle their requests, if those are not methods."""
+
+Finder = Callable[[HttpRequest], object]
+"""Returns the method or function that will handle a request; None if there is none."""
+
+
+class MethodOfClass:
+    """Stands for a decorated method until its class is made; then the class leaves the transactions to its methods.
+
+    It behaves like the function, and the class gets the function in its place.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self.__wrapped__.__get__(instance, owner)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # Decorators such as @action have set attributes on this object.
+        named = (*functools.WRAPPER_ASSIGNMENTS, "__wrapped__")
+        vars(self.__wrapped__).update({key: value for key, value in vars(self).items() if key not in named})
+        setattr(owner, name, self.__wrapped__)
+        if issubclass(owner, View):
+            _leave_transactions_to_methods(owner)
+
+
+def _leave_transactions_to_methods(cls: Any) -> None:
+    own = vars(cls).get("as_view")
+
+    def as_view(subclass: Any, *args: Any, **kwargs: Any) -> Any:
+        make = super(cls, subclass).as_view if own is None else own.__get__(None, subclass)
+        view = make(*args, **kwargs)
+        return with_transactions(view, functools.partial(_method_for, subclass, view))
+
+    cls.as_view = classonlymethod(as_view)
+
+
+def _method_for(cls: type, view: Any, request: HttpRequest) -> object:
+    name = (request.method or "").lower()
+    # The methods of a view set of Django REST framework are not named after HTTP's methods.
+    names = getattr(view, "actions", None) or dict.fromkeys([name], name)
+    method = getattr(cls, names.get(name, name), None)
+    return _method_for_get(cls, names) if method is None and name == "head" else method
+
+
+def _method_for_get(cls: type, names: dict[str, str]) -> object:
+    return getattr(cls, names.get("get", "get"), None)
+
+
+def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., Any]:
+    """The view, with Django's transactions around requests whose handler does not open them itself.
+
+    A view that opens them as a whole stays unchanged, and so does an async view, which Django refuses under
+    ATOMIC_REQUESTS.
+    """
+    if opens_inside(view) or iscoroutinefunction(view):
+        return view
+
+    @functools.wraps(view)
+    def locked_or_not(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if opens_inside(find(request)):
+            with _outer_transactions_kept():
+                return view(request, *args, **kwargs)
+        aliases = databases("auto", True, left_out)
+
+        def call() -> Any:
+            response = view(request, *args, **kwargs)
+            if aliases:
+                ensure_owned(AROUND.get())
+            return response
+
+        return in_transactions(aliases, call)
+
+    left_out = mark(locked_or_not)
+    return locked_or_not
+
+
+@contextmanager
+def _outer_transactions_kept() -> Iterator[None]:
+    """Undo Django REST framework's rollback of the transactions outside of the view, such as a test case's: it marks
+    all open ones when it handles an error."""
+    outer = [
+        each for each in connections.all(initialized_only=True) if each.in_atomic_block and not each.needs_rollback
+    ]
+    yield
+    for connection in outer:
+        if connection.in_atomic_block:
+            connection.set_rollback(False)
+
+
+# --- decorators -------------------------------------------------------------------------------------------------------
+
+# ``@distributed_lock``: functions and views that run under a lock.
+
+F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V", bound=Callable[..., HttpResponseBase | Coroutine[Any, Any, HttpResponseBase]])
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TEMPLATES = "rlock_templates"
+"""The attribute of decorated callables that holds their key templates, for the check against the URLconf."""
+
+PLACES: WeakKeyDictionary[Options, tuple[str, int]] = WeakKeyDictionary()
+"""The module and line of each decorator that names an alias, for the check against RLOCK."""
+
+
+class _Skipping(Protocol):
+    """The type of a decorator whose function returns None if the lock is taken; a view responds with 204."""
+
+    @overload
+    def __call__(self, func: V, /) -> V: ...  # type: ignore[overload-overlap] # a view is a function, too
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
+    @overload
+    def __call__(self, func: Callable[P, T], /) -> Callable[P, T | None]: ...
+
+
+@overload
+def distributed_lock(
+    *templates: str | Naming,
+    wait_time: Duration | None = UNSET,
+    lease_time: Duration | None = None,
+    at_least: Duration | None = None,
+    max_hold_time: Duration | None = None,
+    permits: int | None = None,
+    using: str = DEFAULT_ALIAS,
+    kind: KindName | None = None,
+    on_locked: Literal["skip"],
+    status: int | None = None,
+    atomic: Atomic = "auto",
+    condition: Callable[..., object] | None = None,
+) -> _Skipping: ...
+@overload
+def distributed_lock(
+    *templates: str | Naming,
+    wait_time: Duration | None = UNSET,
+    lease_time: Duration | None = None,
+    at_least: Duration | None = None,
+    max_hold_time: Duration | None = None,
+    permits: int | None = None,
+    using: str = DEFAULT_ALIAS,
+    kind: KindName | None = None,
+    on_locked: Literal["raise"] | Callable[..., Any] | None = None,
+    status: int | None = None,
+    atomic: Atomic = "auto",
+    condition: Callable[..., object] | None = None,
+) -> Callable[[F], F]: ...
+def distributed_lock(  # noqa: PLR0913 - each is given by its name
+    *templates: str | Naming,
+    wait_time: Duration | None = UNSET,
+    lease_time: Duration | None = None,
+    at_least: Duration | None = None,
+    max_hold_time: Duration | None = None,
+    permits: int | None = None,
+    using: str = DEFAULT_ALIAS,
+    kind: KindName | None = None,
+    on_locked: OnLocked = None,
+    status: int | None = None,
+    atomic: Atomic = "auto",
+    condition: Callable[..., object] | None = None,
+) -> Any:
+    """Run a function, coroutine function or view under a lock, and never without it::
+
+        @distributed_lock("stock:<pk>")
+        def buy(request, pk): ...
+
+        @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
+        class Buy(View): ...
+
+    A template names the lock. ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute of one.
+    ``<request.user.pk>``, ``<GET.q>``, ``<POST.q>``, ``<data.sku>`` and ``<header.Idempotency-Key>`` come from the
+    request; a request without them gets a 400 response. A function in place of a template gets the arguments of the
+    call, and returns one or more names. With several names, all locks are taken or none.
+
+    ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits for ever. By default views wait for
+    VIEW_WAIT_TIME. Other callables try once if ``on_locked`` is "skip" or a function, and otherwise wait for ever.
+    ``lease_time`` is in seconds; None is renewed by the watchdog, for ``max_hold_time`` seconds at most (None:
+    MAX_HOLD_TIME). After a call that ends earlier than ``at_least`` seconds after it took the lock, the lock stays
+    taken until then: a view responds to others with 423 and ``Retry-After``, which is the rest of that time. With
+    ``permits=3`` up to three calls run at once. ``using`` is the RLOCK alias, ``kind`` a kind of lock other than the
+    alias's.
+
+    A *view* is a callable that gets a request as its first argument, or after ``self``. If the lock is taken, it
+    responds with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was lost, with 503. Other
+    callables raise LockTimeoutError, LockUnavailableError and LockLostError. ``on_locked`` changes that: ``"raise"``
+    makes a view raise all three; ``"skip"`` returns None when the lock is taken (204 from a view); a function is called
+    with the LockTimeoutError and the arguments of the call, and returns the result.
+
+    ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT,
+    one command checks that the lock is still held; if it was lost, or Redis is unreachable, all is rolled back.
+    ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True does so always, and on the default
+    database too; False never. Async code has no transactions. Put the decorator above others that wrap the view or the
+    method: below them, Django opens the transaction before the lock is taken, which is logged. A lock on one method of
+    a class does not change the transactions of the other methods.
+
+    ``condition`` gets the arguments of the call; if it returns False, the body runs without the lock.
+
+    A streaming response keeps the lock until it is closed, and one that renders late until it is rendered. If the lock
+    cannot be released after the work was done and committed, that is logged, and the result is returned.
+
+    Raises KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name that the
+    function does not take. For views, a system check compares the template with the URLconf.
+    """
+    if not templates:
+        raise TypeError("distributed_lock() needs a key template, such as 'stock:<pk>'.")
+    options = Options(
+        tuple(template if callable(template) else KeyTemplate.parse(template) for template in templates),
+        wait_time if wait_time is UNSET else wait_seconds(wait_time),
+        lease_seconds(lease_time),
+        keep_seconds(at_least),
+        hold_seconds(max_hold_time),
+        permits,
+        using,
+        kind,
+        on_locked,
+        status,
+        atomic,
+        condition,
+    )
+    for template in templates:
+        if isinstance(template, type):
+            raise TypeError(without_a_template(template))
+    _check_options(options)
+    frame = sys._getframe(1)  # noqa: SLF001 - the public way reads the files of the whole stack
+    if using != DEFAULT_ALIAS:
+        PLACES[options] = frame.f_globals.get("__name__", "?"), frame.f_lineno
+    return Decorator(options, is_bare=_is_just_defined(templates[0], frame))
+
+
+class Decorator:
+    """The return value of ``distributed_lock(...)``. ``is_bare`` says that it stands above a function without having
+    been called, so that it takes that function for one that names locks."""
+
+    def __init__(self, options: Options, is_bare: bool = False) -> None:
+        self.options = options
+        self.is_bare = is_bare
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        named_by = self.options.templates[0]
+        if callable(named_by) and (self.is_bare or kwargs or len(args) != 1 or not _is_function(args[0])):
+            raise TypeError(without_a_template(named_by))  # this is a call of the function
+        return _decorate(self.options, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, as without this method, with the advice for who takes it for a decorated function."""
+        named_by = vars(self)["options"].templates[0] if vars(self) else None  # a copy has no attributes at first
+        what = f"What distributed_lock(...) returns has no attribute {name!r}"
+        raise AttributeError(f"{what}. {without_a_template(named_by)}" if callable(named_by) else f"{what}.")
+
+
+def _is_just_defined(value: Any, frame: FrameType) -> bool:
+    """Whether a value is a function that the code of a frame has just made, and not yet given a name: it is being
+    decorated. A function that names locks was given a name before, or is a lambda."""
+    code = getattr(value, "__code__", None)
+    if code is None or code.co_name == "<lambda>" or code not in frame.f_code.co_consts:
+        return False
+    return all(known is not value for names in (frame.f_locals, frame.f_globals) for known in names.values())
+
+
+def without_a_template(named_by: Any) -> str:
+    """What to write where distributed_lock was put above a function or a class without being called."""
+    name = getattr(named_by, "__name__", repr(named_by))
+    if isinstance(named_by, type):
+        return (
+            f"@distributed_lock above class {name} has no key template, which names the lock. Write "
+            f"@distributed_lock('{name.lower()}:<pk>') above a method, or for all methods of a class-based view "
+            f"@method_decorator(distributed_lock('{name.lower()}:<pk>'), name='dispatch') above the class."
+        )
+    return (
+        f"@distributed_lock above {name}() has no key template, which names the lock; write "
+        f"@distributed_lock('{name}:<pk>')."
+    )
+
+
+def _is_function(value: Any) -> bool:
+    """Whether a decorator may be put above it, if only by mistake; a request or a model is not such a value."""
+    return callable(value) or isinstance(value, classmethod | staticmethod)
+
+
+def _decorate(options: Options, func: F) -> F:
+    _check_function(func)
+    call = LockedCall(func, options)
+    wrapper = _async_wrapper(call) if _is_async(func) else _sync_wrapper(call)
+    parsed = [template for template in options.templates if isinstance(template, KeyTemplate)]
+    for template in parsed:
+        _check_template(template, call, func)
+    setattr(wrapper, TEMPLATES, (*getattr(func, TEMPLATES, ()), *parsed))
+    return MethodOfClass(wrapper) if _is_view_method(call) else wrapper  # type: ignore[return-value]
+
+
+def _is_view_method(call: LockedCall) -> bool:
+    """Whether it is a view method in the body of a class, for whose requests this method opens the transactions."""
+    if call.left_out is None or call.arguments.signature is None:
+        return False
+    outer = call.func.__qualname__.rpartition(".")[0]
+    return bool(outer) and not outer.endswith("<locals>") and [*call.arguments.signature.parameters][1:2] == ["request"]
+
+
+def _sync_wrapper(call: LockedCall) -> Callable[..., Any]:
+    @functools.wraps(call.func)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        return call.run(args, kwargs)
+
+    if call.options.atomic is not False and not call.encloses:
+        call.left_out = mark(locked)
+    return locked
+
+
+def _async_wrapper(call: LockedCall) -> Callable[..., Any]:
+    if call.options.atomic is True:
+        raise ValueError(
+            "distributed_lock(atomic=True) needs a sync function: Django has no transactions in async code. Decorate "
+            "the sync function that you call with sync_to_async."
+        )
+
+    call.is_async_dispatch = isinstance(call.func, functools.partial) and call.options.atomic is not False
+
+    @functools.wraps(call.func)
+    async def locked(*args: Any, **kwargs: Any) -> Any:
+        return await call.arun(args, kwargs)
+
+    return locked
+
+
+def _is_async(func: Any) -> bool:
+    if isinstance(func, functools.partial):  # of a bound method, by method_decorator
+        view = getattr(func.func, "__self__", None)
+        # The dispatch() of an async class-based view is a sync function that returns its handler's coroutine.
+        if getattr(view, "view_is_async", False) and func.func.__name__ == "dispatch":
+            return True
+    return iscoroutinefunction(func)
+
+
+def _check_options(options: Options) -> None:
+    if options.kind not in (None, *KINDS):
+        raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))} or None, not {options.kind!r}.")
+    # Making a lock checks what its kind allows.
+    if options.permits is not None:
+        LimitedLock("permits", permits=options.permits, at_least=options.at_least)
+        limited_kind(options.kind)
+    elif options.at_least is not None and options.kind in ("read", "write"):
+        KINDS[options.kind]("at_least", at_least=options.at_least)
+    if options.on_locked not in (None, "raise", "skip") and not callable(options.on_locked):
+        raise ValueError(f"on_locked must be 'raise', 'skip', a function or None, not {options.on_locked!r}.")
+    if options.status is not None and options.status not in range(400, 600):
+        raise ValueError(f"status must be an HTTP status of 400 to 599 or None, not {options.status!r}.")
+    if not isinstance(options.atomic, bool) and options.atomic != "auto":
+        raise ValueError(f"atomic must be 'auto', True or False, not {options.atomic!r}.")
+    if options.condition is not None and not callable(options.condition):
+        raise TypeError(f"condition must be a function of the arguments of the call, not {options.condition!r}.")
+
+
+def _check_function(func: Any) -> None:
+    if isinstance(func, type):
+        raise TypeError(
+            f"@distributed_lock takes functions. Put it on a method of {func.__name__}, or for all methods of a "
+            f"class-based view put @method_decorator(distributed_lock(...), name='dispatch') on it."
+        )
+    if hasattr(func, "apply_async") or hasattr(func, "enqueue"):
+        raise TypeError(
+            "@distributed_lock above a task would lock its sender. Put it below @shared_task or @task, next to "
+            "the function, or use LockedTask."
+        )
+    if hasattr(func, "_ninja_operation"):
+        raise TypeError(
+            "@distributed_lock above an operation of django-ninja is never called. Put it below @api.post(...), next "
+            "to the function."
+        )
+    if isinstance(func, classmethod | staticmethod):
+        raise TypeError("Put @distributed_lock below @classmethod or @staticmethod, next to the function.")
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise TypeError(
+            "@distributed_lock on a generator function would release the lock before its body runs. Lock the function "
+            "that consumes it, or use 'with' inside."
+        )
+    if not callable(func):
+        raise TypeError(f"@distributed_lock(...) decorates a function, not {func!r}; the key template comes first.")
+
+
+def _check_template(template: KeyTemplate, call: LockedCall, func: Callable[..., Any]) -> None:
+    names = call.arguments.names
+    if names is None:
+        return
+    problem = check_names(template, names, f"{func.__name__}({', '.join(names)})")
+    if problem is not None:
+        raise KeyTemplateError(problem, template=template.source)

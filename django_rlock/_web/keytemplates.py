@@ -1,0 +1,444 @@
+"""Key templates: ``"stock:<int:id>"`` and the arguments of a call make the name of a lock."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import string
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from hashlib import blake2b
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.urls.converters import DEFAULT_CONVERTERS, get_converters
+from django.utils.functional import LazyObject, empty
+
+from django_rlock.exceptions import KeyTemplateError
+
+# --- keyvalues --------------------------------------------------------------------------------------------------------
+
+# Values of key templates: found in the arguments or the request, and encoded so that different values differ.
+#
+# Equal values have the same text, which consists of ``[A-Za-z0-9_.@%-]`` only.
+
+MAX_BYTES = 200
+_DIGEST_BYTES = 16
+_PREFIX_BYTES = MAX_BYTES - len("~") - 2 * _DIGEST_BYTES
+
+_PLAIN = frozenset(string.ascii_letters + string.digits + "_.@-")
+VALUE_CHARS = _PLAIN | {"%"}
+_ESCAPES = {byte: f"%{byte:02X}" for byte in range(256) if chr(byte) not in _PLAIN}
+_is_plain = re.compile(r"[A-Za-z0-9_.@-]+").fullmatch
+
+
+class RefusedError(Exception):
+    """Why a template or a value is refused; the caller adds where."""
+
+
+class MissingError(RefusedError):
+    """There is no value, which a placeholder with ``?`` allows."""
+
+
+def no_converter(name: str) -> str:
+    close = difflib.get_close_matches(name, list(get_converters()), n=1)
+    advice = f"did you mean {close[0]!r}?" if close else "register it in the URLconf, or take a built-in one"
+    return f"no path converter {name!r}; {advice}"
+
+
+# ---- finding values ----------------------------------------------------------------------------------------
+
+
+def step(value: Any, segment: str) -> Any:
+    if isinstance(value, Mapping):
+        if segment not in value:
+            raise MissingError(f"is missing: there is no item {segment!r}")
+        found = value[segment]
+    else:
+        try:
+            found = getattr(value, segment)
+        except AttributeError as error:
+            raise MissingError(f"is missing: {_kind(value)} has no {segment!r}") from error
+    if callable(found):
+        raise RefusedError(f"is not a value: {segment!r} is callable, and templates do not call anything")
+    if found is None and _is_anonymous(value):
+        raise MissingError(f"is None, as the user is {_kind(value)}: nobody is logged in")
+    return found
+
+
+def _data(request: Any) -> Any:
+    if hasattr(request, "data"):  # Django REST framework's request
+        return request.data
+    if request.content_type != "application/json" and not request.content_type.endswith("+json"):
+        return request.POST
+    if not hasattr(request, "rlock_json"):
+        try:
+            request.rlock_json = json.loads(request.body)
+        except (ValueError, RecursionError) as error:  # RecursionError: a body of "[[[[..."
+            raise RefusedError("cannot be read: the body of the request is not valid JSON") from error
+    return request.rlock_json
+
+
+FROM_REQUEST: dict[str, Callable[[Any], Any]] = {
+    "GET": lambda request: request.GET,
+    "POST": lambda request: request.POST,
+    "header": lambda request: request.headers,
+    "data": _data,
+}
+
+
+def _present(value: Any) -> Any:
+    while isinstance(value, LazyObject):  # request.user
+        if value._wrapped is empty:  # noqa: SLF001 (Django has no public way)
+            value._setup()  # noqa: SLF001
+        value = value._wrapped  # noqa: SLF001
+    if value is None or (isinstance(value, str) and not value):
+        raise MissingError("is None" if value is None else "is an empty string")
+    if _is_anonymous(value):
+        raise MissingError(f"is {_kind(value)}: nobody is logged in")
+    return value
+
+
+def _is_anonymous(value: Any) -> bool:
+    return getattr(value, "is_anonymous", False) is True
+
+
+def _kind(value: Any) -> str:
+    return str(value.__class__.__name__)
+
+
+# ---- values to text ----------------------------------------------------------------------------------------
+
+
+def encoded(value: Any, colon: str) -> str:
+    if type(value) is str and _is_plain(value):  # nearly every value is one of these two
+        return value
+    if type(value) is int:
+        return _text(value)
+    from django.db.models import Model
+
+    value = _present(value)
+    return _instance(value, colon) if isinstance(value, Model) else _quote(_text(value))
+
+
+def _instance(instance: Any, colon: str) -> str:
+    if instance.pk is None:
+        raise MissingError(f"is {_kind(instance)} without a primary key: save it first")
+    # Use the concrete class, because a proxy is the same row.
+    label = instance._meta.concrete_model._meta.label_lower  # noqa: SLF001 (documented API)
+    return f"{_quote(label)}{colon}{_quote(_text(_present(instance.pk)))}"
+
+
+def converted(name: str, value: Any) -> str:
+    """Return the text that the converter writes into a URL, encoded.
+
+    A string is parsed first, as from a URL: "007" and 7 mean the same row, so they must be the same lock. Otherwise a
+    client could bypass the lock with a zero.
+    """
+    value, converter = _present(value), get_converters().get(name)
+    if converter is None:
+        raise RefusedError(f"cannot be read: {no_converter(name)}")
+    try:
+        if isinstance(value, str) or name in DEFAULT_CONVERTERS:  # whose to_url() takes str() of anything
+            value = converter.to_python(_matching(converter, name, _text(value)))
+        written = converter.to_url(value)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RefusedError(f"is {_kind(value)} that converter {name!r} fails on; check the caller") from error
+    return _quote(_matching(converter, name, _text(_present(written))))
+
+
+def _matching(converter: Any, name: str, text: str) -> str:
+    if re.fullmatch(converter.regex, text) is None:
+        # Without the value, which may be personal, or a megabyte long.
+        raise RefusedError(f"does not match {converter.regex!r} of converter {name!r}; check what was passed")
+    return text
+
+
+def _text(value: Any) -> str:
+    """Return a text that is the same for equal values, and different for other values of their type."""
+    try:
+        return (_WRITERS.get(type(value)) or _writer(value))(value)
+    except (ValueError, OverflowError) as error:  # an int of 5,000 digits, a date next to year 1
+        raise RefusedError(f"is {_kind(value)} out of range: {error}") from error
+
+
+def _writer(value: Any) -> Callable[[Any], str]:
+    for kind, write in _WRITERS.items():
+        if isinstance(value, kind):
+            return write
+    raise RefusedError(
+        f"is {_kind(value)}; keys take str, int, bool, UUID, Decimal, date, datetime, Enum and saved model "
+        f"instances; take an attribute of such a type, as in <order.pk>"
+    )
+
+
+def _enum(value: Enum) -> str:
+    # A choices field contains the member before the row is read back, and its value afterwards.
+    return _text(_present(value.value))
+
+
+def _float(_value: float) -> str:
+    # 0.1 + 0.2 and 0.3 would be two locks for what the caller considers one value; nan does not even equal itself.
+    raise RefusedError("is float, which rounding can turn into another lock; use int, Decimal or str")
+
+
+def _decimal(value: Decimal) -> str:
+    if not value.is_finite() or (value and abs(value.adjusted()) > MAX_BYTES):
+        raise ValueError("not finite, or too many digits")  # 1E+999999999 would be written out
+    text = format(value, "f") if value else "0"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _moment(value: datetime) -> str:
+    return (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()
+
+
+# The first match counts: a choice is a str, a bool an int, a datetime a date. True is not "1", a common pk.
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    Enum: _enum,
+    str: str.__str__,
+    bool: bool.__repr__,
+    int: int.__repr__,
+    UUID: str,
+    Decimal: _decimal,
+    datetime: _moment,
+    date: date.isoformat,
+    float: _float,
+}
+
+
+def _quote(text: str) -> str:
+    if _is_plain(text):
+        return text
+    # surrogatepass: half of a surrogate pair, which JSON can contain, makes a key like any other text.
+    return text.encode("utf-8", "surrogatepass").decode("latin-1").translate(_ESCAPES)
+
+
+def shortened(key: str) -> str:
+    raw = key.encode()
+    if len(raw) <= MAX_BYTES:
+        return key
+    digest = blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{raw[:_PREFIX_BYTES].decode('utf-8', 'ignore')}~{digest}"
+
+
+# --- keytemplates -----------------------------------------------------------------------------------------------------
+
+# Key templates: ``"stock:<int:id>"`` and the arguments of a call make the name of a lock.
+#
+# A template never gives one key to two different bindings:
+#
+# * values are percent-encoded outside ``[A-Za-z0-9_.@-]``, so the characters of a value are known;
+# * two placeholders are separated by a character that no value can contain: read from the left, the first such
+#   character ends the value, so each value can be read back, even an empty one;
+# * only a shortened key contains ``~``.
+#
+# Different spellings of one value share a key: ``1`` and ``"1"`` (tests and JSON pass strings where views pass
+# integers), ``True`` and ``"True"``, an enum member and its value, ``Decimal("1.0")`` and ``Decimal("1.00")``, one
+# instant in two time zones. If two values share a key, one caller waits needlessly; if one value had two keys, two
+# callers would run at once.
+
+_TOKEN = re.compile(r"(<<|<[^<>]*>)")
+
+
+class _Placeholder(NamedTuple):
+    converter: str
+    root: str
+    path: tuple[str, ...]
+    optional: bool
+
+    def spelled(self, root: str) -> str:
+        converter = f"{self.converter}:" if self.converter else ""
+        return f"<{converter}{'.'.join((root, *self.path))}{'?' * self.optional}>"
+
+    def __str__(self) -> str:
+        return self.spelled(self.root)
+
+    @property
+    def needs(self) -> str:
+        return "request" if self.path and self.root in FROM_REQUEST else self.root
+
+    def render(self, namespace: Mapping[str, Any], colon: str) -> str:
+        try:
+            value = namespace[self.root] if self.root in namespace else self._from_request(namespace)
+            for segment in self.path:
+                value = step(value, segment)
+            return converted(self.converter, value) if self.converter else encoded(value, colon)
+        except MissingError as missing:
+            if self.optional:
+                return ""
+            advice = f"pass a value, or write {str(self)[:-1]}?> if it may be missing"
+            raise RefusedError(f"{self} {missing}; {advice}") from missing.__cause__
+        except RefusedError as refused:
+            raise RefusedError(f"{self} {refused}") from refused.__cause__
+
+    def _from_request(self, namespace: Mapping[str, Any]) -> Any:
+        # A bound argument takes precedence over the request's GET, POST, header and data: the body works with it, and
+        # the signature fixes it. Otherwise a client could choose the key by sending a field of that name.
+        if self.needs not in namespace:
+            raise MissingError(f"is missing: there is no {self.needs!r}")
+        return FROM_REQUEST[self.root](namespace["request"])
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTemplate:
+    """A parsed template, made once and rendered for each call; equal to another one with the same source.
+
+    ``names`` are the names that it looks up: ``{"order"}`` for ``<order.pk>``, ``{"request"}`` for ``<GET.q>``.
+
+        template = KeyTemplate.parse("stock:<int:id>")
+        template.render({"id": 7})  # "stock:7"
+    """
+
+    source: str
+    names: frozenset[str] = field(compare=False)
+    _format: str = field(compare=False, repr=False)
+    placeholders: tuple[_Placeholder, ...] = field(compare=False, repr=False)
+    _colon: str = field(compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, source: str) -> KeyTemplate:
+        """Compile a template. Raises KeyTemplateError, which says what is wrong and what to write instead."""
+        try:
+            parts = tuple(_parse(source))
+            separators = [set(text) for text in _separators(parts)]
+        except RefusedError as refused:
+            shown = source if source and str(source).isprintable() else ascii(source)
+            raise KeyTemplateError(f"{shown}: {refused}", template=source) from None
+        literals = "".join("%s" if isinstance(part, _Placeholder) else part.replace("%", "%%") for part in parts)
+        placeholders = tuple(part for part in parts if isinstance(part, _Placeholder))
+        names = frozenset(placeholder.needs for placeholder in placeholders)
+        # The colon of "shop.order:7" stays plain only if a colon does not end a value. Strings give upper-case
+        # escapes, so with either spelling an instance shares its key with no string.
+        colon = ":" if all(text - VALUE_CHARS - {":"} for text in separators) else "%3a"
+        return cls(source, names, literals, placeholders, colon)
+
+    def render(self, namespace: Mapping[str, Any]) -> str:
+        """Return the key for these arguments. Raises KeyTemplateError if a value is missing or cannot be part of a key.
+
+        Exceptions from properties pass through, except ``AttributeError``: they are not the template's fault.
+        """
+        colon = self._colon
+        try:
+            key = self._format % tuple([each.render(namespace, colon) for each in self.placeholders])
+        except RefusedError as refused:
+            text = check_names(self, namespace, "the call") or f"{self.source}: {refused}"
+            raise KeyTemplateError(text, template=self.source) from refused.__cause__
+        return key if len(key) <= MAX_BYTES and key.isascii() else shortened(key)
+
+
+def check_names(template: KeyTemplate, available: Collection[str], what: str) -> str | None:
+    """Return an error text, with a close match, if the template needs a name that is not available.
+
+    ``what`` describes where these names come from: ``buy(request, pk)`` or ``route 'buy/<int:pk>/'``.
+    """
+    for placeholder in template.placeholders:
+        name, needs = placeholder.root, placeholder.needs
+        if placeholder.optional or name in available or needs in available:
+            continue
+        source = "" if needs == name else f" and no {needs!r} to take it from"
+        has = ", ".join(map(repr, available)) or "no arguments"
+        text = f"{template.source}: no argument {name!r}{source}; {what} has {has}"
+        if close := _closest(name, available, template):
+            better = template.source.replace(str(placeholder), placeholder.spelled(close))
+            text += f"; did you mean {better!r}?"
+        return text
+    return None
+
+
+def check_converters(template: KeyTemplate) -> str | None:
+    """Return an error text if the template uses a path converter that is not registered.
+
+    Call it once the URLconf is loaded: projects register their converters there, usually after the import of the
+    views, which is when templates are parsed.
+    """
+    for name in (placeholder.converter for placeholder in template.placeholders):
+        if name and name not in get_converters():
+            return f"{template.source}: {no_converter(name)}"
+    return None
+
+
+def _closest(name: str, available: Collection[str], template: KeyTemplate) -> str | None:
+    used = {placeholder.root for placeholder in template.placeholders}
+    free = [other for other in available if other not in used | {"request", "self", "cls", "task"}]
+    fields = list(FROM_REQUEST) if "request" in available else []
+    folded = {other.lower(): other for other in (*fields, *free)}
+    if close := difflib.get_close_matches(name.lower(), list(folded), n=1):
+        return folded[close[0]]
+    likely = [other for other in free if {name, other} == {"id", "pk"} or other.endswith(f"_{name}")] or free
+    return likely[0] if len(likely) == 1 else None
+
+
+# ---- parsing -----------------------------------------------------------------------------------------------
+
+
+def _parse(source: object) -> Iterator[str | _Placeholder]:
+    if not isinstance(source, str) or not source.strip():
+        raise RefusedError("a key template is a string that is not empty, such as 'stock:<id>'")
+    literal, empty_key = "", True
+    for piece in _TOKEN.split(source):
+        if "<" not in piece or piece == "<<":
+            literal += piece[:1] if piece == "<<" else piece
+            continue
+        if not piece.endswith(">"):
+            raise RefusedError(f"{piece[piece.index('<') :]!r} is not closed; write '<<' for a literal '<'")
+        if literal:
+            yield _literal(literal)
+        placeholder = _placeholder(piece[1:-1])
+        empty_key = empty_key and placeholder.optional and not literal
+        literal = ""
+        yield placeholder
+    if literal:
+        yield _literal(literal)
+    elif empty_key:
+        raise RefusedError("without the optional values the key would be empty; begin with a name, as 'stock:'")
+
+
+def _literal(text: str) -> str:
+    for char in text:
+        if char in "{}~" or not char.isprintable():
+            raise RefusedError(
+                f"no {char!a} in a template: braces and '~' are reserved for the library, and the rest must be "
+                f"printable; remove it, or write <name> where a value is meant"
+            )
+    return text
+
+
+def _placeholder(text: str) -> _Placeholder:
+    shown = repr(f"<{text}>")
+    converter, colon, dotted = text.removesuffix("?").rpartition(":")
+    root, *path = dotted.split(".")
+    words = [segment.replace("-", "").replace("_", "") for segment in path]  # headers have hyphens
+    if not root.isidentifier() or not all(map(str.isalnum, words)) or (colon and not converter.isidentifier()):
+        raise RefusedError(
+            f"{shown} is not a placeholder; write <name>, <int:name> or <name.attribute>, with '?' at the "
+            f"end if it may be missing, and no calls, indexes or spaces; '<<' is a literal '<'"
+        )
+    if any(segment.startswith("_") for segment in (root, *path)):
+        raise RefusedError(f"{shown} reads a private name; take one without a leading underscore")
+    return _Placeholder(converter, root, tuple(path), text.endswith("?"))
+
+
+def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
+    """Yield the texts between placeholders; refuse one that could be part of a value.
+
+    A converter does not make a template acceptable, though ``<int:a>x<int:b>`` is clear: its regex may change
+    elsewhere.
+    """
+    left, text = None, ""
+    for part in parts:
+        if isinstance(part, str):
+            text = part
+            continue
+        if left is not None:
+            if VALUE_CHARS.issuperset(text):
+                raise RefusedError(
+                    f"'{left}{text}{part}' is ambiguous: values may contain letters, digits and '_.@-%', so "
+                    f"two calls could get one key; put a separator such as ':' between, as in '{left}:{part}'"
+                )
+            yield text
+        left, text = part, ""

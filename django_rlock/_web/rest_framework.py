@@ -1,0 +1,35 @@
+"""The errors that Django REST framework's exception handler turns into responses, so that the project's own handler
+sees them. Imported only if the framework is in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rest_framework.exceptions import APIException, NotAuthenticated, ParseError
+
+if TYPE_CHECKING:
+    from django_rlock._web.responses import Problem
+
+
+class LockAPIException(APIException):  # type: ignore[misc]
+    """A lock was taken, unavailable or lost; the lock's error is its ``__cause__``."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.content, problem.code)
+        self.status_code = problem.status
+        self.wait = problem.retry_after  # the handler makes Retry-After from it
+
+
+def refusal(request: Any, reason: str, names_user: bool) -> APIException:
+    """The error for a request without a value that the lock's name needs. If that is a user who is not logged in: 401
+    or 403, depending on the view's authentication; else 400."""
+    user = getattr(request, "user", None)
+    if names_user and not getattr(user, "is_authenticated", False):
+        return NotAuthenticated()
+    return ParseError(reason)
+
+
+def forbid_storing(request: Any) -> None:
+    """Add ``no-store`` to the response's headers, which the exception handler cannot do."""
+    if (view := request.parser_context.get("view")) is not None:
+        view.headers["Cache-Control"] = "no-store"
