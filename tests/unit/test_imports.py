@@ -1,7 +1,9 @@
 """What ``import django_rlock`` loads: each module costs every process of a project some of its start."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,18 @@ from django.core.management import call_command
 call_command("check")
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_the_public_modules_are_listed() -> None:
+    folder = Path(django_rlock.__file__).parent
+    code = {
+        each.name.removesuffix(".py") for each in folder.iterdir() if each.suffix == ".py" or any(each.glob("*.py"))
+    }
+    public = {name for name in code if not name.startswith("_")} - {"locks", "migrations"}
+    listed = (
+        (folder.parent / "docs/api.md").read_text(encoding="utf-8").partition("Public modules: ")[2].partition(".")[0]
+    )
+    assert public == {*re.findall(r"`(\w+)`", listed)}
 
 
 def test_all_that_is_exported_is_there() -> None:
