@@ -23,6 +23,8 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired
 from tests.eventually import UNTIL_SERVED
 
+pytestmark = pytest.mark.lengthy
+
 LEASE = 0.4
 """Seconds: so short that a test may wait for its end, and longer than a busy machine takes for a reply."""
 

@@ -22,6 +22,8 @@ from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now, until_renewed
 from tests.eventually import PATIENCE, UNTIL_SERVED
 
+pytestmark = pytest.mark.lengthy
+
 ACQUIRE = {"fair": scripts.FAIR_ACQUIRE, "rlock": scripts.RLOCK_ACQUIRE}
 RELEASE = {"fair": scripts.FAIR_RELEASE, "rlock": scripts.RLOCK_RELEASE}
 KEY = "rlock:stock:42"

@@ -18,6 +18,8 @@ from tests.flows.exploring import explore
 from tests.flows.stepping import LEASE, Process, Renewer, Visitor, suspend
 from tests.flows.worlds import World
 
+pytestmark = pytest.mark.lengthy
+
 Kind = type[BaseLock]
 
 

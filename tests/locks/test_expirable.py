@@ -22,6 +22,8 @@ from tests.background import nudge, renew_now
 from tests.eventually import eventually
 from tests.processes import ClientProcess
 
+pytestmark = pytest.mark.lengthy
+
 KEY, PERMITS, CHANNEL = "rlock:licences", "{rlock:licences}:timeout", "redisson_sc:{rlock:licences}"
 NEVER = 922337203685477
 UNKNOWN = "0" * 32

@@ -22,6 +22,8 @@ from tests.redisson.test_lock import (
     test_unlock_fail,
 )
 
+pytestmark = pytest.mark.lengthy
+
 __all__ = [
     "test_is_held_by_current_thread",
     "test_is_held_by_current_thread_other_thread",

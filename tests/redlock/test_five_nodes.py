@@ -29,6 +29,8 @@ from tests.processes import ClientProcess
 from tests.proxy import load_scripts
 from tests.redlock.conftest import hold_of, holders, owner_of, paused
 
+pytestmark = pytest.mark.lengthy
+
 NAME = "rlock:x"
 
 

@@ -34,6 +34,8 @@ from tests.redlock.simulator import (
     sweep,
 )
 
+pytestmark = pytest.mark.lengthy
+
 ROUGH = Setting(
     lasts=1.5, loss=0.02, copies=0.05, slow=0.05, slow_delay=0.2, cuts=1.0, pauses=0.5, longest_pause=1.5, crashes=0.3
 )

@@ -34,6 +34,8 @@ from tests.topologies.documented import entry
 from tests.topologies.servers import Topology, cluster, command, is_ready
 from tests.topologies.slots import Move, errors, moving, owner_of
 
+pytestmark = pytest.mark.lengthy
+
 KEY = "rlock:stock:42"
 CHANNELS = {FairLock: f"rlock_wake:{{{KEY}}}:*", RLock: f"redisson_lock__channel:{{{KEY}}}"}
 

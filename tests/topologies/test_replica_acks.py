@@ -10,6 +10,8 @@ from django_rlock.settings import get_settings
 from example_project.embedded import EmbeddedServer
 from tests.topologies.servers import Topology, command, follow
 
+pytestmark = pytest.mark.lengthy
+
 KEY = "rlock:stock:42"
 NEEDED = {1: 1, 2: 2, "majority": 1, "all": 2}
 

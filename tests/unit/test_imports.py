@@ -59,13 +59,10 @@ call_command("check")
 
 def test_the_public_modules_are_listed() -> None:
     folder = Path(django_rlock.__file__).parent
-    code = {
-        each.name.removesuffix(".py") for each in folder.iterdir() if each.suffix == ".py" or any(each.glob("*.py"))
-    }
+    code = {each.stem for each in folder.iterdir() if each.suffix == ".py" or any(each.glob("*.py"))}
     public = {name for name in code if not name.startswith("_")} - {"locks", "migrations"}
-    listed = (
-        (folder.parent / "docs/api.md").read_text(encoding="utf-8").partition("Public modules: ")[2].partition(".")[0]
-    )
+    page = (folder.parent / "docs/api.md").read_text(encoding="utf-8")
+    listed = page.partition("Public modules: ")[2].partition(".")[0]
     assert public == {*re.findall(r"`(\w+)`", listed)}
 
 
