@@ -178,7 +178,7 @@ class Taker:
 def look(holds: int, taking: float, seconds: float) -> Step:
     """Measure an idle process, and then one more pair, for a number of seconds each."""
     meter = Meter()
-    background = watch(seconds, "django_rlock._monitoring.reports")
+    background = watch(seconds, "django_rlock.reports")
     server = meter.spent().server_share
     pairs = time_pairs(seconds)
     shares = background.cpu / seconds, background.inside / seconds, server

@@ -23,7 +23,7 @@ from django_rlock._core.text import printable
 MOST = 10_000
 """How many calls may be queued; when full, new ones are dropped, and their number is logged."""
 
-logger = logging.getLogger("django_rlock._core.callbacks")
+logger = logging.getLogger("django_rlock.callbacks")
 
 
 class Callbacks:

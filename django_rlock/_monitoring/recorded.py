@@ -170,7 +170,7 @@ def _last_of_each(holds: list[Held]) -> list[Held]:
 
 T = TypeVar("T")
 
-logger = logging.getLogger("django_rlock._monitoring.reports")
+logger = logging.getLogger("django_rlock.reports")
 
 HISTORIES = "rlock_histories"
 """Sorted set of the processes that have a history: client id → server time when it was written, in seconds."""

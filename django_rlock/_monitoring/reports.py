@@ -32,7 +32,7 @@ from django_rlock.settings import LONGEST, get_settings, server_aliases
 
 Item = Hold | Wait
 
-logger = logging.getLogger("django_rlock._monitoring.reports")
+logger = logging.getLogger("django_rlock.reports")
 
 PROCESSES = "rlock_processes"
 """Sorted set of the processes that have a report: client id → server time of the last heartbeat, in seconds."""

@@ -31,7 +31,7 @@ from django_rlock.settings import get_settings, server_aliases
 # A process that has reported a hold listens on a channel of its own. It writes the answer to a key that lasts for
 # half a minute: file, line and function of each call, but no values and no source.
 
-logger = logging.getLogger("django_rlock._monitoring.reports")
+logger = logging.getLogger("django_rlock.reports")
 
 KEEP = 30.0
 """How long an answer is kept, in seconds."""

@@ -28,7 +28,7 @@ from django_rlock._core.redis_internals import is_parallel_test_process
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 
-logger = logging.getLogger("django_rlock._stores")
+logger = logging.getLogger("django_rlock.stores")
 
 BEHAVES_LIKE = (7, 4)
 """The version of Redis whose commands it supports."""

@@ -32,7 +32,7 @@ from django_rlock.settings import get_settings
 # held or waited for. The acquire path calls ``wake_by`` to wake it, which costs one comparison if the thread will be
 # awake in time anyway. The thread owns the state of its jobs; callers hand work over through deques.
 
-logger = logging.getLogger("django_rlock.keeper")
+logger = logging.getLogger("django_rlock.worker")
 
 SLOWEST_TICK = 0.5
 """The longest sleep between two rounds while there is work, in seconds."""
@@ -252,7 +252,7 @@ on_exit("keeping", _leave_all)
 # may be, it is sent again at growing intervals, until a lease taken by such a copy would have expired. So a command
 # that arrives late by some time is undone within about that time, or its lease has expired by itself.
 
-cleaning_logger = logging.getLogger("django_rlock.cleaning")
+cleaning_logger = logging.getLogger("django_rlock.cleanup")
 
 AGAIN_AFTER = 1.0
 """The delay before a command that may be executed late is undone a second time, in seconds; each further delay is

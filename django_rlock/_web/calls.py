@@ -37,7 +37,7 @@ from django_rlock.settings import get_settings
 # be released before COMMIT, and the next owner would read the old rows. Therefore the decorator makes Django open no
 # transaction, and opens it itself.
 
-logger = logging.getLogger("django_rlock._web")
+logger = logging.getLogger("django_rlock.web")
 
 Atomic = bool | Literal["auto"]
 T = TypeVar("T")

@@ -97,7 +97,7 @@ def import_views() -> None:
 # and may continue with the next request in this one. So the hold changes its owner, from the thread to the owner id
 # under which it is held.
 
-logger = logging.getLogger("django_rlock._web")
+logger = logging.getLogger("django_rlock.web")
 
 GiveBack = Callable[[], object]
 

@@ -26,7 +26,7 @@ from django_rlock._web.requests import plain_request
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError, StaleTokenError
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
-logger = logging.getLogger("django_rlock._web")
+logger = logging.getLogger("django_rlock.web")
 
 LOCK_ERRORS = LockTimeoutError, LockUnavailableError, LockLostError, StaleTokenError
 """The errors that become a response. Other errors are mistakes in the program."""

@@ -32,7 +32,7 @@ from django_rlock.settings import HEARTBEAT_SHARE, get_settings
 
 T = TypeVar("T")
 
-logger = logging.getLogger("django_rlock.beats")
+logger = logging.getLogger("django_rlock.heartbeats")
 
 UNKNOWN, QUEUED, GRANTED = 0, 1, 2
 """The state of a process's longest waiter, as a heartbeat returns it: not known to the server, queued, or granted."""

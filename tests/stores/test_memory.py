@@ -68,7 +68,7 @@ def take_it(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert RLock("stock:42").acquire(blocking=False)
     [record] = caplog.records
-    assert (record.name, record.levelname) == ("django_rlock._stores", "WARNING")
+    assert (record.name, record.levelname) == ("django_rlock.stores", "WARNING")
     assert "This process was forked, and keeps locks in its own memory" in record.getMessage()
 
 
