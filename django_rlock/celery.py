@@ -132,6 +132,7 @@ class LockedTask(_Task[P, R_co]):
     on_queued: str = "return"
 
     Request = "django_rlock._tasks.requests:PlacedRequest"
+    Strategy = "django_rlock._tasks.requests:strategy"
 
     _rlock: TaskOptions
     _stores_start = False

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
 from celery.worker.state import successful_requests
+from celery.worker.strategy import default
 
 from django_rlock._tasks.reservations import PLACE, leave_later
 
@@ -26,3 +31,31 @@ class PlacedRequest(Request):
     def _leave_place(self) -> None:
         if PLACE in self.request_dict:
             leave_later(self.request_dict[PLACE], str(self.id))
+
+
+def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., None]:
+    """Celery's, which rejects a message whose body is not that of a task. Celery's own ends the worker, for each worker
+    that gets the message.
+    """
+    handle: Callable[..., None] = default(task, app, consumer, **options)
+
+    def receive(message: Any, body: Any, *rest: Any) -> None:
+        if body is None:  # otherwise the message has Celery's older format, which Celery checks
+            _check_shape(message.payload)
+        handle(message, body, *rest)
+
+    return receive
+
+
+def _check_shape(body: Any) -> None:
+    if isinstance(body, Mapping) and "args" in body:
+        return  # both formats
+    if not isinstance(body, list | tuple) or len(body) != 3:
+        raise InvalidTaskError("The body of a message must be a list of three: args, kwargs and embed.")
+    args, kwargs, embed = body
+    if not isinstance(args, list | tuple):
+        raise InvalidTaskError("The args of a message must be a list.")
+    if not isinstance(kwargs, Mapping):
+        raise InvalidTaskError("The kwargs of a message must be a mapping.")
+    if embed and not isinstance(embed, Mapping):
+        raise InvalidTaskError("The embed of a message must be a mapping.")

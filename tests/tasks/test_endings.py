@@ -146,20 +146,37 @@ def test_a_serializer_that_the_worker_refuses(worker, log, is_left):
         serialization.unregister("refused")
 
 
-def test_a_body_that_cannot_be_decoded(worker, log, is_left, has_place):
+WRONG_BODIES = (
+    "[[",
+    "5",
+    "null",
+    '"abc"',
+    "{}",
+    "[]",
+    "[[], {}]",
+    "[[], {}, {}, {}]",
+    "[5, {}, {}]",
+    "[[], [], {}]",
+    "[[], {}, 5]",
+)
+
+
+@pytest.mark.parametrize("body", WRONG_BODIES)
+def test_a_body_that_is_not_that_of_a_task(worker, log, is_left, until_left, body):
     place = Place(endings.ends_early, f"work:{log}", uuid.uuid4().hex, "token")
     assert place.take() is None
     place.keep(3600)
-    send_damaged(app, place, worker.queue)
+    send_damaged(app, place, worker.queue, body)
     is_left()
+    until_left()  # it has not ended the worker
 
 
-def send_damaged(publisher, place, queue):
-    """Send a message whose body breaks off."""
+def send_damaged(publisher, place, queue, body="[["):
+    """Send a message with a body that is not a task's; by default one that breaks off."""
     headers = {"task": "ends_early", "id": place.task_id, PLACE: place.header}
     with publisher.connection_for_write() as connection, Producer(connection.channel()) as producer:
         producer.publish(
-            "[[", routing_key=queue, headers=headers, content_type="application/json", content_encoding="utf-8"
+            body, routing_key=queue, headers=headers, content_type="application/json", content_encoding="utf-8"
         )
 
 
