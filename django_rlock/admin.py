@@ -259,7 +259,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         try:
             targets = self._targets(request)
             if not targets:
-                messages.warning(request, _("Select the locks that are to be freed."))
+                messages.warning(request, _("Select the locks to free."))
             elif "confirm" in request.POST:
                 self._release(request, targets, request.POST.get("reason", "").strip()[:MAX_REASON])
             else:
@@ -300,15 +300,15 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             messages.success(request, text % {"count": count})
         if count := outcomes["gone"]:
             text = ngettext(
-                "%(count)d lock was left alone: the holder that you saw no longer has it.",
-                "%(count)d locks were left alone: the holders that you saw no longer have them.",
+                "%(count)d lock was not freed: the holder shown no longer holds it.",
+                "%(count)d locks were not freed: the holders shown no longer hold them.",
                 count,
             )
             messages.warning(request, text % {"count": count})
         if count := outcomes["failed"]:
             text = ngettext(
-                "%(count)d lock could not be freed, because Redis did not answer.",
-                "%(count)d locks could not be freed, because Redis did not answer.",
+                "%(count)d lock could not be freed: Redis did not respond.",
+                "%(count)d locks could not be freed: Redis did not respond.",
                 count,
             )
             messages.error(request, text % {"count": count})
@@ -316,9 +316,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
     def _release_one(self, request: HttpRequest, target: Target, reason: str) -> str:
         try:
             freed = inspection.force_release(target.name, target.owner, target.using, reason, by=_operator(request))
-            outcome, text = ("freed", "Freed by force") if freed else ("gone", "Not freed, the owner had lost it")
+            outcome, text = ("freed", "Force-released") if freed else ("gone", "Not freed: the owner no longer held it")
         except LockUnavailableError as error:
-            outcome, text = "failed", f"Not freed, {error.reason}"
+            outcome, text = "failed", f"Not freed: {error.reason}"
         holder = f" ({target.holder})" if target.holder else ""
         message = f"{text}. Owner: {target.owner}{holder}. Reason: {reason or '–'}"
         self.log_change(request, target.log_object, message.replace("\0", "\\0"))
@@ -399,7 +399,7 @@ def _shows_stacks(using: str) -> bool:
 def _problem(using: str, error: Exception) -> str:
     if not isinstance(error, LockUnavailableError):
         return str(error)
-    return _("The Redis of “%(alias)s” did not answer: %(reason)s") % {"alias": using, "reason": error.reason}
+    return _("Redis “%(alias)s” did not respond: %(reason)s") % {"alias": using, "reason": error.reason}
 
 
 def _with_locks(targets: list[Target]) -> list[Target]:

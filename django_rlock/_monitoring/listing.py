@@ -58,8 +58,8 @@ COLUMNS = (
     Column("lock", _("lock"), attrgetter("name")),
     Column("kind", _("kind"), attrgetter("kind")),
     Column("holder", _("holder"), attrgetter("process")),
-    Column("doing", _("doing"), attrgetter("doing")),
-    Column("holds", _("holds"), attrgetter("count")),
+    Column("doing", _("activity"), attrgetter("doing")),
+    Column("holds", _("hold count"), attrgetter("count")),
     Column("held_for", _("held for"), lambda lock: -1 if lock.held_for is None else lock.held_for),
     Column(
         "time_left",

@@ -118,7 +118,7 @@ def test_the_next_one_enters_when_the_dead_holders_lock_is_freed_in_the_admin(
         expect(card.get_by_text("The dead holder’s lease ends in")).to_be_visible()
         card.get_by_role("link", name="release the lock in the admin").click()
         page.get_by_role("button", name="Force release …").click()
-        page.get_by_label("Reason, for the log").fill("its holder is dead")
+        page.get_by_label("Reason (for the log)").fill("its holder is dead")
         page.get_by_role("button", name="Yes, force release").click()
         expect(page.get_by_text("1 lock was freed.")).to_be_visible()
         page.goto("/")

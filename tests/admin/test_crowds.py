@@ -33,9 +33,9 @@ def test_waiters_are_counted_by_process(operator: Client) -> None:
     assert crowds == [("shop-1", 169, "POST /buy/0/"), ("shop-0", 30, "POST /buy/0/"), ("shop-2", 1, "POST /buy/0/")]
     assert [round(crowd.waited or 0, -1) for crowd in info.crowds] == [990, 1000, 980]
     page = text(operator, detail("stock:0"))
-    assert page.index("Force release …") < page.index("200 wait") < page.index("Waiters in their order")
+    assert page.index("Force release …") < page.index("200 waiters") < page.index("Waiters in order")
     assert page.index("shop-1") < page.index("shop-0") < page.index("shop-2")
-    assert "The first 100 are shown." in page
+    assert "Only the first 100 are shown." in page
 
 
 @pytest.mark.usefixtures("_two_hundred_wait")
@@ -64,5 +64,5 @@ def test_waiters_of_a_process_each_stand_for_themselves(operator: Client, redis_
     plant_waiters(redis_client, "stock:0", [1, 1])
     assert held("stock:0").crowds == ()
     page = text(operator, detail("stock:0"))
-    assert "Waiters in their order" not in page
+    assert "Waiters in order" not in page
     assert page.index("shop-0") < page.index("shop-1")

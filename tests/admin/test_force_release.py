@@ -27,7 +27,7 @@ def test_the_confirmation_shows_the_holder_and_whether_it_lives(operator: Client
     assert f"pid {alive.pid}" in page
     assert "alive</span>" in page
     assert "silent for 2" in page
-    assert "two may be inside" in page
+    assert "two holders may overlap" in page
     assert redis_client.exists("rlock:stock:1", "rlock:stock:2") == 2
 
 
@@ -42,7 +42,7 @@ def test_a_confirmed_release_frees_and_is_on_record(operator: Client, redis_clie
     assert said(operator) == ["1 lock was freed."]
     entry = LogEntry.objects.get()
     assert (entry.user.username, entry.object_repr, entry.object_id) == ("alice", "stock:1", "default/stock:1")
-    assert entry.change_message.startswith("Freed by force. Owner: " + json.loads(chosen)[2])
+    assert entry.change_message.startswith("Force-released. Owner: " + json.loads(chosen)[2])
     assert f"web-1 pid {web.pid}, POST /buy/1/" in entry.change_message
     assert entry.change_message.endswith("Reason: stuck since noon")
     assert text(operator, str(entry.get_admin_url()))
@@ -69,12 +69,12 @@ def test_a_hand_over_in_between_frees_nobody_else(
     if next_holder:
         redis_client.hset("rlock:stock:0", "11111111-2222-4333-8444-555555555555:1", 1)
     page = operator.post(FORCE, {"lock": chosen}).content.decode()
-    assert ("someone else holds it now" if next_holder else "free already") in page
+    assert ("another owner holds it now" if next_holder else "already free") in page
     assert "Yes, force release" not in page
     operator.post(FORCE, {"lock": chosen, "confirm": "yes"})
     assert redis_client.exists("rlock:stock:0") == next_holder
-    assert said(operator) == ["1 lock was left alone: the holder that you saw no longer has it."]
-    assert LogEntry.objects.get().change_message.startswith("Not freed, the owner had lost it. Owner: ")
+    assert said(operator) == ["1 lock was not freed: the holder shown no longer holds it."]
+    assert LogEntry.objects.get().change_message.startswith("Not freed: the owner no longer held it. Owner: ")
 
 
 def test_many_at_once(operator: Client, redis_client: redis.Redis) -> None:
@@ -83,7 +83,7 @@ def test_many_at_once(operator: Client, redis_client: redis.Redis) -> None:
     redis_client.delete("rlock:stock:3")
     operator.post(FORCE, {"lock": [*chosen, chosen[0]], "confirm": "yes"})
     assert redis_client.keys("rlock:stock:*") == ["rlock:stock:4"]
-    assert said(operator) == ["3 locks were freed.", "1 lock was left alone: the holder that you saw no longer has it."]
+    assert said(operator) == ["3 locks were freed.", "1 lock was not freed: the holder shown no longer holds it."]
     assert LogEntry.objects.count() == 4
 
 
@@ -94,7 +94,7 @@ def test_a_failure_is_on_record(operator: Client, own_server: OwnServer) -> None
     chosen = target("stock:0")
     server.kill()
     operator.post(FORCE, {"lock": chosen, "confirm": "yes", "reason": "x"})
-    assert LogEntry.objects.get().change_message.startswith("Not freed, ")
+    assert LogEntry.objects.get().change_message.startswith("Not freed: ")
     assert "could not be freed" in said(operator)[0]
 
 
@@ -121,7 +121,7 @@ def test_csrf_is_enforced(log_in, redis_client: redis.Redis) -> None:
 
 def test_nothing_selected_asks_for_a_selection(operator: Client, db: None) -> None:
     assert operator.post(FORCE, {})["Location"] == LIST
-    assert said(operator) == ["Select the locks that are to be freed."]
+    assert said(operator) == ["Select the locks to free."]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def waited(name: str) -> bool:
 
 
 def test_the_page_of_processes_shows_which_are_silent(operator: Client, redis_client: redis.Redis) -> None:
-    assert "No process holds a lock" in text(operator, PROCESSES)
+    assert "No process holds or waits for a lock" in text(operator, PROCESSES)
     with Process("web-1") as dead:
         dead.acquire("stock:1")
         eventually(lambda: redis_client.keys("rlock_process:*"))

@@ -191,10 +191,10 @@ def test_a_lock_that_is_free_or_unknown(operator: Client) -> None:
 def test_a_server_that_is_down_gives_a_banner(operator: Client, own_server: OwnServer) -> None:
     own_server().kill()
     for url in (LIST, detail("stock:1"), f"{LIST}?scan=1"):
-        assert "did not answer" in text(operator, url)
+        assert "did not respond" in text(operator, url)
     answer = operator.get(JSON)
     assert answer.status_code == 503
-    assert "did not answer" in answer.json()["problems"][0]
+    assert "did not respond" in answer.json()["problems"][0]
     posted = operator.post(FORCE, {"lock": '["default", "stock:1", "x"]'}, follow=True)
     assert posted.status_code == 200
     assert "is unavailable" in posted.content.decode()
@@ -207,7 +207,7 @@ def test_one_server_that_is_down_hides_no_other(
     own_server("second").kill()
     page = text(operator, LIST)
     assert rows(page) == ["stock:0"]
-    assert "“second” did not answer" in page
+    assert "“second” did not respond" in page
     assert operator.get(JSON).status_code == 200
 
 

@@ -125,7 +125,7 @@ def test_the_page_and_the_command_show_it(log_in: LogIn, redis_client: redis.Red
     operator = log_in("view_lock view_stack")
     with hanging("asleep", redis_client):
         page = text(operator, detail("stock:1"))
-        assert "Show its stack" in page
+        assert "Show the stack" in page
         assert held("stock:1").holder.owner not in page
         answer = ask(operator).content.decode()
         out = StringIO()
@@ -140,7 +140,7 @@ def test_the_page_and_the_command_show_it(log_in: LogIn, redis_client: redis.Red
 def test_it_needs_a_permission_of_its_own(log_in: LogIn, redis_client: redis.Redis) -> None:
     operator = log_in("view_lock force_release_lock")
     with hanging("asleep", redis_client):
-        assert "Show its stack" not in text(operator, detail("stock:1"))
+        assert "Show the stack" not in text(operator, detail("stock:1"))
         assert ask(operator).status_code == 403
         assert operator.get(STACK).status_code == 405
 
@@ -149,7 +149,7 @@ def test_the_admin_does_not_ask_where_it_is_off(redis_client: redis.Redis, log_i
     operator = log_in("view_lock view_stack")
     settings.RLOCK = {"default": {"SHOW_STACKS": False}}
     with hanging("asleep", redis_client):
-        assert "Show its stack" not in text(operator, detail("stock:1"))
+        assert "Show the stack" not in text(operator, detail("stock:1"))
         assert ask(operator).status_code == 404
 
 
@@ -168,7 +168,7 @@ def test_a_process_that_is_stopped_does_not_answer(
     with hanging("asleep", redis_client) as process:
         eventually(lambda: held("stock:1").holder.host)
         process.send_signal(19)
-        assert "The process did not answer" in ask(operator).content.decode()
+        assert "The process did not respond" in ask(operator).content.decode()
         process.send_signal(18)
 
 

@@ -73,7 +73,7 @@ def test_axe_finds_nothing_where_a_server_is_down(page: Page, own_server: OwnSer
     own_server().kill()
     page.emulate_media(color_scheme=scheme)
     page.goto(LIST)
-    expect(page.get_by_role("alert")).to_contain_text("did not answer")
+    expect(page.get_by_role("alert")).to_contain_text("did not respond")
     assert violations(page) == []
 
 
@@ -150,7 +150,7 @@ def test_a_lock_is_freed_by_the_keyboard_alone(page: Page, redis_client: redis.R
     page.keyboard.press("Shift+Tab")  # the headings and the button are before the locks
     press_to(page, "Force release selected", "Enter", by="Shift+Tab")
     expect(page.get_by_role("button", name="Yes, force release")).to_be_visible()
-    press_to(page, "Reason, for the log", "x")
+    press_to(page, "Reason (for the log)", "x")
     press_to(page, "Yes, force release", "Enter")
     expect(page.get_by_text("1 lock was freed.")).to_be_visible()
 

@@ -62,7 +62,7 @@ def expect_drawn(control: Locator) -> None:
 
 
 def test_controls_can_be_seen_and_work(page: Page, redis_client: redis.Redis) -> None:
-    for name in ("State", "Host", "Prefix", "Held for more than"):
+    for name in ("State", "Host", "Prefix", "Held longer than"):
         expect_drawn(page.get_by_label(name, exact=False).first)
     expect_drawn(page.get_by_role("searchbox"))
     expect_drawn(page.get_by_role("checkbox", name="scan the server"))
@@ -77,7 +77,7 @@ def test_controls_can_be_seen_and_work(page: Page, redis_client: redis.Redis) ->
     expect_drawn(release)
     box.check()
     release.click()
-    reason = page.get_by_label("Reason, for the log")
+    reason = page.get_by_label("Reason (for the log)")
     expect_drawn(reason)
     reason.fill("stuck since noon")
     confirm = page.get_by_role("button", name="Yes, force release")
