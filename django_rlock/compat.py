@@ -24,30 +24,14 @@ from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
 __all__ = ["BuiltinRedisCache", "Lock", "lock"]
 
 
-def lock(
-    name: str,
-    timeout: float | None = None,
-    sleep: float = 0.1,
-    blocking: bool = True,
-    blocking_timeout: float | None = None,
-    thread_local: bool = True,
-    *,
-    using: str = DEFAULT_ALIAS,
-) -> Lock:
-    """Make a lock with the arguments and the meaning of redis-py's ``Redis.lock()``; ``using`` is the RLOCK alias.
-
-    It excludes ``rlock(name)``. All durations are seconds.
-    """
-    return Lock(name, timeout, sleep, blocking, blocking_timeout, thread_local, using=using)
-
-
 class Lock:
-    """A lock that behaves as redis-py's: not re-entrant, so that a second ``acquire`` of its holder waits, too.
+    """A lock that behaves as redis-py's: it is not re-entrant, so a second ``acquire`` of its holder waits, too.
 
-    ``timeout`` is how long it may be held, in seconds, and is not renewed; with None it is held until it is released,
-    or until its process has died. ``blocking_timeout`` is how long to wait (None: for ever). ``sleep`` has no effect:
-    waiters are notified, and the alias's default kind serves them in the order of arrival. With ``thread_local`` only
-    the thread that has acquired it can release it, else any thread that has the object.
+    It excludes ``rlock(name)``. ``using`` is the alias of RLOCK. ``timeout`` is how long it may be held, in seconds,
+    and is not renewed; with None it is held until it is released, or until its process has died. ``blocking_timeout``
+    is how long to wait (None: for ever). ``sleep`` has no effect: waiters are notified, and the alias's default kind
+    serves them in the order of arrival. With ``thread_local`` only the thread that acquired it can release it,
+    otherwise any thread that has the object.
 
     Raises redis-py's errors: LockError for a release without an acquire and for a block that could not get the lock
     (a LockTimeoutError), LockNotOwnedError for one that comes too late (a LockLostError). If Redis is unreachable, it
@@ -163,6 +147,10 @@ class Lock:
         if self.timeout is None:
             raise LockError(f"Cannot {deed} a lock with no timeout", lock_name=self.name)
         return self.timeout
+
+
+lock = Lock
+"""Makes a lock, as redis-py's ``Redis.lock()`` does."""
 
 
 class LockingCache:
