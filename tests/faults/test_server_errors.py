@@ -97,7 +97,9 @@ def test_many_calls_of_a_script_that_the_server_does_not_have_send_it_once(redis
     redis_client.config_resetstat()
     replies = run_sync(background_driver("default").run_all(calls))
     assert not any(isinstance(reply, Exception) for reply in replies)
-    assert redis_client.info("commandstats")["cmdstat_eval"]["calls"] == 1
+    stats = redis_client.info("commandstats")
+    assert stats["cmdstat_eval"]["calls"] == 1
+    assert stats["cmdstat_evalsha"]["failed_calls"] == len(calls)  # none was sent alone, to be refused once more
 
 
 async def test_another_commands_error_about_a_script_is_told_from_ones_own(face, kind, redis_client):
