@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import faulthandler
-import multiprocessing
 import queue
 import re
 import selectors
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from concurrent.futures import thread as executors
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -180,8 +178,8 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
 
 def _jobs() -> set[Any]:
     """The futures of the jobs that the running thread executes."""
-    frames = [each.f_locals for each in _stack(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
-    return {getattr(its.get("self"), "future", its.get("future")) for its in frames} - {None}
+    frames = [each for each in _stack(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
+    return {getattr(_local(each, "self"), "future", None) or _local(each, "future") for each in frames} - {None}
 
 
 def _behind(future: Any) -> list[Any]:
@@ -205,20 +203,20 @@ def _is_link(callback: Any) -> bool:
 def _group_of(task: Task) -> list[Task]:
     """The tasks for which a task waits at the end of a TaskGroup."""
     ends = [each for each in _coroutine_frames(task) if _is(each, {"asyncio.taskgroups"}, "__aexit__", "_aexit")]
-    return [each for end in ends for each in end.f_locals["self"]._tasks]  # noqa: SLF001 - of Python
+    return [each for end in ends for each in _local(end, "self")._tasks]  # noqa: SLF001 - of Python
 
 
 def _run_for(task: Task) -> list[Task]:
     """The tasks that ``async_to_sync()`` runs for the function that a task awaits."""
     frames = [frame for frame in _coroutine_frames(task) if _is(frame, _ASGIREF, "__call__")]
-    return [each for frame in frames for each in frame.f_locals.get("task_context") or ()]
+    return [each for frame in frames for each in _local(frame, "task_context") or ()]
 
 
 def _blocked_thread(task: Task) -> int | None:
     """The thread that ``async_to_sync()`` blocks until a task has ended."""
     for frame in _coroutine_frames(task):
         if _is(frame, _ASGIREF, "main_wrap"):
-            ends = frame.f_locals["call_result"]._done_callbacks  # noqa: SLF001 - of Python; none where it has made a loop
+            ends = _local(frame, "call_result")._done_callbacks  # noqa: SLF001 - of Python; none where it has made a loop
             executors = [*_cells(ends), AsyncToSync.loop_thread_executors.get(task.get_loop())]
             return next((_thread_of(each) for each in executors if isinstance(each, CurrentThreadExecutor)), None)
     return None
@@ -258,9 +256,22 @@ def _loops(thread: int) -> set[asyncio.AbstractEventLoop]:
     """The running loop, those for whose tasks the running thread executes functions, and those for which
     ``async_to_sync()`` blocks a thread."""
     stack = _stack(sys._getframe())  # noqa: SLF001 - documented
-    found = [frame.f_locals.get("loop") for frame in stack if _is(frame, _ASGIREF, "thread_handler")]
+    found = [_local(frame, "loop") for frame in stack if _is(frame, _ASGIREF, "thread_handler")]
     made = [loop for loop, each in AsyncToSync.loop_thread_executors.copy().items() if _thread_of(each) == thread]
     return {loop for loop in [running_loop(), *found, *made] if loop is not None}
+
+
+def _local(frame: FrameType, name: str) -> Any:
+    """A local variable of a function of asyncio, asgiref, anyio or a pool.
+
+    Up to Python 3.12 ``f_locals`` keeps the values of all local variables until the frame ends, which in the loop of a
+    pool's thread is the thread's end. So it is emptied, unless a debugger is about to write it back.
+    """
+    its = frame.f_locals
+    value = its.get(name)
+    if type(its) is dict and frame.f_trace is None:
+        its.clear()
+    return value
 
 
 def _is(frame: FrameType, modules: set[str], *functions: str) -> bool:
@@ -285,12 +296,6 @@ _LOOPS = {
     "multiprocessing.pool": "worker",
 }
 """The functions of these modules that a pool's thread runs as long as it lives."""
-_IDLE = (
-    *(str(each.__file__) for each in (queue, threading, executors)),
-    str(Path(multiprocessing.__file__).parent),
-)
-_ANYIO = "anyio/_backends/_asyncio.py"
-"""Where a pool's thread is while it has no job."""
 _METHODS = {
     "django_rlock._transport.driver",
     "django_rlock.locks.base",
@@ -308,17 +313,19 @@ def is_bridged(bridge: Any = SyncToAsync.threadlocal) -> bool:
 class Job:
     """One job of a pool. ``at_end`` are functions that are called when it has ended: in its thread, if the pool tells.
 
-    ``key`` is the job's future, which tells; else it differs from those of the thread's other jobs. ``is_of_request``
-    is whether the thread works for one request only, as asgiref's thread-sensitive ones under Django.
+    ``key`` is the job's future, which tells; else it differs from those of the thread's other jobs, and ``loop`` is the
+    frame of the function that runs these. ``is_of_request`` is whether the thread works for one request only, as
+    asgiref's thread-sensitive ones under Django.
     """
 
-    __slots__ = ("_turn", "at_end", "is_of_request", "is_over", "key")
+    __slots__ = ("_loop", "_turn", "at_end", "is_of_request", "is_over", "key")
 
-    def __init__(self, key: object, is_of_request: bool) -> None:
+    def __init__(self, key: object, is_of_request: bool, loop: FrameType | None) -> None:
         self.at_end: dict[object, Callable[[], object]] = {}
         self.is_of_request = is_of_request
         self.is_over = False
         self.key = key
+        self._loop = loop
         self._turn = threading.Lock()
         if self.tells:
             key.add_done_callback(self.end)  # type: ignore[attr-defined]
@@ -328,10 +335,17 @@ class Job:
         """Whether its end is told by the pool."""
         return isinstance(self.key, Future)
 
+    @property
+    def is_left(self) -> bool:
+        """Whether its thread has gone on, to wait for the next job or to execute it, and the pool does not tell."""
+        loop = self._loop
+        return loop is not None and not self.is_over and self.key != _progress(loop)
+
     def end(self, _future: object = None) -> None:
         """Do what is to be done at its end; who comes second waits for that."""
         with self._turn:
             self.is_over = True
+            self._loop = None
             self._do_what_is_left()
 
     def _do_what_is_left(self) -> None:
@@ -356,36 +370,33 @@ def running_job(owner: Owner) -> Job | None:
         )
     job: Job | None = owner.job
     if job is None or job.is_over or not job.tells:
-        jobs = dict(_jobs_of(frame))
-        if job is not None and not job.is_over and job.key not in jobs:
+        jobs = list(_jobs_of(frame))
+        if job is not None and not job.is_over and job.key not in [key for key, *_ in jobs]:
             job.end()
         if job is None or job.is_over:
-            job = owner.job = next((Job(*each) for each in jobs.items()), None)
+            job = owner.job = Job(*jobs[0]) if jobs else None
     return job
 
 
-def forgotten_job(owner: Owner) -> Job | None:
-    """The last job of a pool's thread that waits for the next one, where nobody has told the end of it."""
-    job: Job | None = owner.job
-    if job is None or job.tells or job.is_over:
-        return None
-    files = {file for file, _, _ in calls_of(owner.thread)}
-    return job if files and all(file.startswith(_IDLE) or file.endswith(_ANYIO) for file in files) else None
-
-
-def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool]]:
-    """The keys of the jobs to which a frame belongs, innermost first, each with whether it is a request's."""
+def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType | None]]:
+    """The jobs to which a frame belongs, innermost first: what ``Job`` is made of."""
     is_sensitive = tells = False
     while frame is not None:
         name, function = frame.f_globals.get("__name__"), frame.f_code.co_name
         told, tells = tells, False
-        if name in _RUNNERS:
-            its = frame.f_locals  # not of other frames: up to Python 3.12 they would keep all that they name
-            is_sensitive = is_sensitive or getattr(its.get("self"), "_thread_sensitive", False)
-            future = getattr(its.get("self"), "future", None)
+        if name in _RUNNERS and function == _LOOPS.get(name):
+            if not told:
+                yield _progress(frame), is_sensitive, frame
+        elif name in _RUNNERS:
+            runner = _local(frame, "self")
+            is_sensitive = is_sensitive or getattr(runner, "_thread_sensitive", False)
+            future = getattr(runner, "future", None)
             if tells := isinstance(future, Future):
-                yield future, is_sensitive
-            elif function == _LOOPS.get(name) and not told:
-                # A thread's loop: its number of jobs, anyio's future, or neither in what initializes the thread.
-                yield (function, its.get("completed"), its.get("future")), is_sensitive
+                yield future, is_sensitive, None
         frame = frame.f_back
+
+
+def _progress(loop: FrameType) -> object:
+    """What differs for each job of a pool's thread, for what initializes the thread, and while it has no job: the
+    instruction, and the number of jobs or anyio's future."""
+    return loop.f_lasti, _local(loop, "completed"), _local(loop, "future")

@@ -22,7 +22,6 @@ from django_rlock._core.callbacks import log, post
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._core.text import printable
 from django_rlock._redis.scripts import ABSENT, ENDLESS
-from django_rlock._transport.bridges import forgotten_job
 from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.driver import run_sync
 from django_rlock._transport.registry import background_driver, listeners
@@ -396,7 +395,8 @@ def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: fl
 
 
 def _may_renew(hold: Hold, now: float) -> bool:
-    if job := forgotten_job(hold.owner):
+    job = hold.owner.job
+    if job is not None and job.is_left:
         post(job.end)  # which asks the server
     elif hold.owner_ended:
         hold.variables.copy().run(

@@ -150,6 +150,30 @@ def test_what_the_last_job_left_held_is_given_back(redis_client, threads, lock, 
     given_back(redis_client)
 
 
+@pytest.mark.parametrize("make", [ThreadPool, ThreadPoolExecutor])
+def test_what_a_threads_initializer_left_held_is_given_back(redis_client, settings, make):
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1}}
+    with make(1, initializer=take, initargs=[FairLock("stock:42")]) as running:
+        list(running.map(abs, [1]))
+        given_back(redis_client)
+
+
+def test_what_a_job_left_held_is_given_back_while_its_thread_works_on(redis_client, threads, settings):
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1}}
+    done = threading.Event()
+
+    def work() -> None:
+        done.wait()
+
+    threads.apply(take, [FairLock("stock:42")])
+    working = threads.apply_async(work)
+    try:
+        given_back(redis_client)
+    finally:
+        done.set()
+        working.get()
+
+
 def test_a_long_job_keeps_what_it_holds(redis_client, threads, lock, settings):
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1}}
     done = threading.Event()
@@ -250,3 +274,19 @@ def test_what_the_code_around_a_lock_drops_is_dropped_at_once():
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(job).result(UNTIL_SERVED)
+
+
+@pytest.mark.parametrize("make", [ThreadPool, ThreadPoolExecutor])
+def test_what_a_job_was_given_is_dropped_at_its_end(make):
+    thing = Thing()
+    dropped = weakref.ref(thing)
+    with make(1) as pool:
+        for _ in pool.map(visit_with, [thing]):
+            pass
+        del thing
+        assert eventually(lambda: dropped() is None)
+
+
+def visit_with(_thing) -> None:
+    with RLock("stock:42"):
+        pass
