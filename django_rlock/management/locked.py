@@ -82,7 +82,7 @@ def run_locked(
         with section:
             return body(section.lock)
     except RLockError as error:
-        if error is not section.failure:
+        if error is not section.failure and not _is_loss(error, section.lock):
             raise  # the body's own
         refusal = _refusal(error, terms)
         if not (refusal.returncode == TAKEN and terms.on_locked == "skip"):
@@ -90,6 +90,11 @@ def run_locked(
         logger.info("Skipped: %s", printable(refusal))
         note(f"Skipped: {refusal}")
         return None
+
+
+def _is_loss(error: RLockError, lock: BaseLock) -> bool:
+    """Whether the body has noticed that the lock was lost, as ``lock.check()`` does."""
+    return isinstance(error, LockLostError) and error.lock_name == lock.name
 
 
 def _refusal(error: RLockError, terms: Terms) -> CommandError:
@@ -159,8 +164,9 @@ class LockedCommand(BaseCommand):
     on_locked: str = "skip"
     at_least: float = 0
 
-    lock: BaseLock | None = None
-    """The lock that the running command holds; ``self.lock.check()`` raises once it is lost."""
+    lock: BaseLock
+    """The lock that the running command holds; ``self.lock.check()`` raises once it is lost. There is none outside of a
+    run."""
 
     def get_lock_name(self, **_options: Any) -> str:
         """The lock's name for a run with these options."""
@@ -174,7 +180,7 @@ class LockedCommand(BaseCommand):
             try:
                 return super(LockedCommand, self).execute(*args, **options)
             finally:
-                self.lock = None
+                del self.lock
 
         def note(text: str) -> None:
             if options["verbosity"] > 1:

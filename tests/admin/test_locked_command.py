@@ -22,7 +22,6 @@ class Nightly(LockedCommand, BaseCommand):
     name = "command:test_locked_command"
 
     def handle(self, **_: Any) -> str:
-        assert self.lock is not None
         self.lock.check()
         self.work()
         return "done"
@@ -111,7 +110,7 @@ def test_within_its_own_lock_at_least_counts_at_the_outer_release() -> None:
     assert 200 < left <= 300
 
 
-def test_a_lost_lock_is_an_error_at_the_end(redis_client: redis.Redis) -> None:
+def test_a_lost_lock_is_an_error_at_the_end_or_where_the_command_notices_it(redis_client: redis.Redis) -> None:
     class Command(Nightly):
         at_least = 0.0
 
@@ -121,7 +120,12 @@ def test_a_lost_lock_is_an_error_at_the_end(redis_client: redis.Redis) -> None:
     class Keeping(Command):
         at_least = 300
 
-    for command in (Command(), Keeping()):
+    class Noticing(Command):
+        def work(self) -> None:
+            super().work()
+            self.lock.extend(30)
+
+    for command in (Command(), Keeping(), Noticing()):
         status, message = fails(command)
         assert (status, "was lost" in message) == (LOST, True)
 
