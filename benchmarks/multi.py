@@ -7,7 +7,7 @@ from benchmarks.results import Row, Table, median_row
 from benchmarks.stage import one_core
 from benchmarks.timing import Costs, Pair, ratios, time_sync
 from django_rlock import FairLock, MultiLock, RLock
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.locks import rlock

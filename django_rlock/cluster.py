@@ -16,6 +16,12 @@
     For nodes behind a NAT: a dict from the addresses that the nodes announce to reachable addresses.
 """
 
-from django_rlock._transport.cluster_factory import ConnectionFactory
+from django_redis import pool
+
+from django_rlock._transport.cluster import ClusterFactory
 
 __all__ = ["ConnectionFactory"]
+
+
+class ConnectionFactory(ClusterFactory, pool.ConnectionFactory):  # type: ignore[misc]  # django-redis is not typed
+    """Makes clients of a Redis Cluster for django-redis."""

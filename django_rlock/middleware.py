@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_rlock._core.callbacks import log
-from django_rlock._transport.driver import run_flow
+from django_rlock._transport.calls import run_flow
 from django_rlock._transport.identity import Owner, task_owner, thread_owner
 from django_rlock._web.requests import reported
 from django_rlock._web.responses import LOCK_ERRORS, answer

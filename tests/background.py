@@ -14,8 +14,7 @@ from unittest import mock
 import pytest
 
 from django_rlock._core import callbacks, threads
-from django_rlock._transport import worker as cleaning
-from django_rlock._transport import worker as keeping
+from django_rlock._transport import worker as background_worker
 from django_rlock._transport.worker import BackgroundWorker, CleanUps, add_job, worker, workers
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
@@ -120,7 +119,7 @@ def _all_done() -> bool:
 
 
 def _is_done(jobs: CleanUps) -> bool:
-    return not jobs.inbox and all(clean_up.gap > cleaning.AGAIN_AFTER for _, _, clean_up in list(jobs._due))
+    return not jobs.inbox and all(clean_up.gap > background_worker.AGAIN_AFTER for _, _, clean_up in list(jobs._due))
 
 
 def until_clean() -> None:
@@ -133,7 +132,7 @@ def no_threads() -> Iterator[None]:
     """A process without background threads: what they would do is the test's business."""
     with (
         mock.patch.object(BackgroundWorker, "_start"),
-        mock.patch.object(keeping._workers, "value", {}),
+        mock.patch.object(background_worker._workers, "value", {}),
     ):
         yield
 

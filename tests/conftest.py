@@ -11,8 +11,7 @@ import redis
 from pytest_django import Settings
 
 from django_rlock._monitoring.recorded import Recorder
-from django_rlock._transport import driver
-from django_rlock._transport import listener as listening
+from django_rlock._transport import calls, listener
 from example_project.embedded import EmbeddedServer
 from tests.background import caplog  # noqa: F401 - a fixture
 from tests.forms import THOROUGH, is_of_the_short_form
@@ -74,8 +73,8 @@ def _replies_in_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     back to our values last of all, and stay so for the next tests.
     """
     if not _SILENCING & {*request.fixturenames}:
-        monkeypatch.setattr(driver, "REPLY_GRACE", STALL)
-        monkeypatch.setattr(listening, "CONFIRM_WITHIN", STALL)
+        monkeypatch.setattr(calls, "REPLY_GRACE", STALL)
+        monkeypatch.setattr(listener, "CONFIRM_WITHIN", STALL)
         monkeypatch.setattr("django_rlock.inspection.ANSWER_WITHIN", STALL)
 
 

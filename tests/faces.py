@@ -20,7 +20,7 @@ import pytest
 from django_rlock import FairLock, RLock
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring import reports
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import forget_clean_up

@@ -203,6 +203,17 @@ def _on_setting(*, setting: str, **_: object) -> None:
         forget_settings()
 
 
+def is_test() -> bool:
+    """Whether Django's test environment is set up in this process."""
+    tests = sys.modules.get("django.test.utils")
+    return tests is not None and hasattr(tests._TestState, "saved_data")  # noqa: SLF001
+
+
+def is_parallel_test_process() -> bool:
+    """Whether Django's test runner has started this process to run some of the tests."""
+    return bool(getattr(sys.modules.get("django.test.runner"), "_worker_id", 0))
+
+
 os.register_at_fork(after_in_child=_after_fork)
 setting_changed.connect(_on_setting, dispatch_uid="django_rlock._core.process")
 atexit.register(end)

@@ -12,8 +12,7 @@ from django_rlock._monitoring.infos import LockInfo, LockState, duration_text
 from django_rlock._monitoring.parsing import document_in, number_of, short_text
 from django_rlock._monitoring.reading import asking
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import ScriptCall, prepare
-from django_rlock._transport.driver import run_flow
+from django_rlock._transport.calls import ScriptCall, prepare, run_flow
 from django_rlock._transport.registry import sync_driver
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.settings import get_settings

@@ -15,8 +15,8 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring.infos import Holder, LockInfo
 from django_rlock._transport.bridges import stack_of
+from django_rlock._transport.calls import unavailable
 from django_rlock._transport.connections import SERVER_ERRORS, is_cluster
-from django_rlock._transport.driver import unavailable
 from django_rlock._transport.identity import client_id, new_request
 from django_rlock._transport.registry import commands_to, listener
 from django_rlock._transport.subscriber import ListenerWaiter

@@ -35,8 +35,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall
-from django_rlock._transport.driver import run_flow
+from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall, run_flow
 from django_rlock._transport.quorum.calls import AskTask, NoteTask
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up

@@ -39,8 +39,7 @@ from django_rlock._monitoring.queued import ASKS, RUNS, UNSENT, change_call
 from django_rlock._redis import keys, scripts
 from django_rlock._tasks.deliveries import COPY, PATIENCE, TOKEN
 from django_rlock._tasks.holders import TaskHolder, seems_dead
-from django_rlock._transport.calls import ScriptCall, prepare
-from django_rlock._transport.driver import run_flow
+from django_rlock._transport.calls import ScriptCall, prepare, run_flow
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError

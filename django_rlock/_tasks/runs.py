@@ -18,7 +18,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.states import RETRY, STARTED
 
 from django_rlock._core.callbacks import log
-from django_rlock._core.redis_internals import is_test
+from django_rlock._core.process import is_test
 from django_rlock._core.text import reason_of
 from django_rlock._redis.keys import is_kept
 from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing

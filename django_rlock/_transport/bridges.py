@@ -21,7 +21,7 @@ from typing import Any
 
 import asgiref.sync
 from asgiref.current_thread_executor import CurrentThreadExecutor
-from asgiref.sync import AsyncToSync, SyncToAsync
+from asgiref.sync import AsyncToSync
 
 from django_rlock._transport.identity import Owner, running_loop
 
@@ -297,17 +297,12 @@ _LOOPS = {
 }
 """The functions of these modules that a pool's thread runs as long as it lives."""
 _METHODS = {
-    "django_rlock._transport.driver",
+    "django_rlock._transport.calls",
     "django_rlock.locks.base",
     "django_rlock.locks.callers",
     "django_rlock.locks.engine",
 }
 """Modules between a call of a lock's method and this one."""
-
-
-def is_bridged(bridge: Any = SyncToAsync.threadlocal) -> bool:
-    """Whether the running thread runs functions for ``sync_to_async()``, or has done so."""
-    return hasattr(bridge, "task_context")
 
 
 class Job:

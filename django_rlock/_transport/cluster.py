@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -21,10 +21,6 @@ from redis.exceptions import RedisClusterException
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import shown
-
-if TYPE_CHECKING:
-    from django_rlock._transport.cluster_factory import ConnectionFactory
-
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
@@ -245,7 +241,7 @@ class ClusterClient:
     Raises ImproperlyConfigured for options that are not addresses of nodes.
     """
 
-    def __init__(self, factory: ConnectionFactory, params: dict[str, Any]) -> None:
+    def __init__(self, factory: ClusterFactory, params: dict[str, Any]) -> None:
         self._factory = factory
         self._params = params
         self._addresses = NodeAddresses(factory.options.get("NODE_ADDRESSES", {}))
@@ -336,6 +332,31 @@ class _MappedCluster(RedisCluster):
             named, _, port = node_name.rpartition(":")
             node = find(*self.nodes_manager.remap_host_port(named, int(port)))
         return node
+
+
+class ClusterFactory:
+    """Gives django-redis one client of the cluster for each process, and gives locks a pool for each node.
+
+    Works as a base class before django-redis's own factory, which makes the parameters and the pools of nodes.
+    """
+
+    options: dict[str, Any]
+    pool_cls_kwargs: dict[str, Any]
+    redis_client_cls_kwargs: dict[str, Any]
+    make_connection_params: Callable[[str], dict[str, Any]]
+    get_connection_pool: Callable[[dict[str, Any]], redis.ConnectionPool]
+
+    _clients: dict[str, ClusterClient] = {}
+
+    def connect(self, url: str) -> ClusterClient:
+        params = self.make_connection_params(url)
+        # Unlike django-redis's factory, distinguish caches with the same URL and different options.
+        key = repr((params, self.options))
+        # Threads that are the first to ask, at the same time, get the same one.
+        return self._clients.get(key) or self._clients.setdefault(key, ClusterClient(self, params))
+
+    def disconnect(self, connection: ClusterClient) -> None:
+        connection.disconnect()
 
 
 def _address_in(url: str) -> Address:

@@ -27,13 +27,13 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from django_rlock._core.addresses import database_named, refuse_unusable
-from django_rlock._core.process import Owned, remembered
-from django_rlock._core.redis_internals import is_test, own_client, primary_url
+from django_rlock._core.process import Owned, is_test, remembered
 from django_rlock._core.text import redacted
-from django_rlock._transport.cluster import ASK_WITHIN, Address, ClusterClient, SlotMap
+from django_rlock._transport.cluster import ASK_WITHIN, Address, ClusterClient, ClusterFactory, SlotMap
 from django_rlock._transport.connection import ErrorReply
 from django_rlock._transport.errors import server_error
 from django_rlock._transport.pool import OF_ONE_POOL, UNSET_TIMEOUT, Server, Source, limits, without
+from django_rlock._transport.redis_internals import own_client, primary_url
 from django_rlock.settings import (
     DEFAULT_ALIAS,
     EMBEDDED,
@@ -50,8 +50,6 @@ try:
     import django_redis
     import django_redis.cache
     import django_redis.client
-
-    from django_rlock._transport.cluster_factory import ConnectionFactory as ClusterFactory
 except ModuleNotFoundError:  # locks over Django's own cache do not need it
     django_redis = None
 

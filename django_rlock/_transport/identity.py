@@ -20,6 +20,8 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from asgiref.sync import SyncToAsync
+
 from django_rlock._core.process import on_fork
 from django_rlock._core.threads import WeakTable
 from django_rlock._transport.interruptions import run_when_dropped
@@ -268,3 +270,8 @@ def _after_fork() -> None:
 
 
 on_fork("identity", _after_fork)
+
+
+def is_bridged(bridge: Any = SyncToAsync.threadlocal) -> bool:
+    """Whether the running thread runs functions for ``sync_to_async()``, or has done so."""
+    return hasattr(bridge, "task_context")

@@ -1,25 +1,30 @@
-"""How to connect to one server, and the connections that are kept for the next call."""
+"""The connections of a server, which are kept for the next call, and how threads and greenlets use them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, NoScriptError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._core.redis_internals import connection_of, take_socket
 from django_rlock._core.text import hide_secrets, shown
-from django_rlock._transport.connection import DOUBTED_AFTER, Link, Place, keep_alive
+from django_rlock._transport.calls import SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
+from django_rlock._transport.connection import DOUBTED_AFTER, Expected, Link, Place, check_reply, keep_alive, replies_of
+from django_rlock._transport.errors import ends_link, is_demotion, link_end_in
+from django_rlock._transport.identity import thread_owner
+from django_rlock._transport.redis_internals import connection_of, take_socket
 
 # --- the connections of a server --------------------------------------------------------------------------------------
 
@@ -362,3 +367,112 @@ def _prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, 
             super().__init__(**prepare(options))
 
     return Prepared
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+# How threads and greenlets use them: their face, which blocks.
+
+T = TypeVar("T")
+
+
+class ThreadFace:
+    """Blocks instead of suspending, so ``run_sync`` can run any flow over it."""
+
+    owner = staticmethod(thread_owner)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        if len(coros) == 1:
+            return [await coros[0]]
+        outcomes = threads.gather([partial(run_sync, coro) for coro in coros])
+        return [value_of(outcome) for outcome in outcomes]
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
+        link = server.take_idle()
+        if link is None:
+            link, limit = self._open(server, limit)
+        try:
+            call.sends += 1
+            try:
+                reply = check_reply(link.ask(packed, limit), nonce, call.prepared.script)
+            except NoScriptError:
+                reply = _ask_by_source(link, call, limit)
+        except BaseException as error:
+            let_go(server, link, error)
+            raise
+        server.give_back(link)
+        return reply
+
+    async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
+        limit = min(limit, server.reply_limit)
+        link = server.take_idle()
+        if link is None:
+            link, limit = self._open(server, limit)
+        try:
+            replies = replies_of(link.ask_all(packed, len(expected), limit), expected)
+        except BaseException as error:
+            let_go(server, link, error)
+            raise
+        if end := link_end_in(replies):
+            let_go(server, link, end)
+        else:
+            server.give_back(link)
+        return replies
+
+    def _open(self, server: Server, limit: float) -> tuple[Link, float]:
+        """A new link, and what is left of the limit."""
+        started = monotonic()
+        link = server.take(limit)
+        return link, max(limit - (monotonic() - started), SHORTEST)
+
+
+class BackgroundFace(ThreadFace):
+    """The face of the package's own threads, which connect directly, because no signal interrupts them.
+
+    No caller waits for them. So connecting and each reply have limits of their own, those of the server: however long
+    it took to connect and to try before, a reply has its time.
+    """
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        return await super().exchange(server, call, packed, nonce, UNLIMITED)
+
+    def _open(self, server: Server, limit: float) -> tuple[Link, float]:
+        return server.open(), limit
+
+
+def _ask_by_source(link: Link, call: ScriptCall, limit: float) -> list[Any]:
+    """Send a call over the same link with its script, which the server said that it does not have.
+
+    That error echoed no nonce. If it was another command's, the next reply is that to the first call, and so is stale.
+    """
+    call.sends += 1
+    nonce = next_nonce()
+    left = max(link.used_at + limit - monotonic(), SHORTEST)
+    reply = check_reply(link.ask_all(pack(call, nonce, with_source=True), 1, left)[0], nonce, call.script)
+    call.sends -= 1  # the first one was certainly not executed
+    return reply
+
+
+def let_go(server: Server, link: Link, error: BaseException) -> None:
+    """Close a link after an error, even an error reply: it echoes no nonce, so it may belong to another command."""
+    server.drop(link, broken=ends_link(error))
+    if is_demotion(error):
+        server.leave()
+
+
+def value_of(outcome: T | BaseException) -> T:
+    """Return what a call returned, or raise what it raised."""
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+THREADS = ThreadFace()
+BACKGROUND = BackgroundFace()

@@ -14,13 +14,14 @@ from redis.exceptions import MovedError, RedisError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, remembered
-from django_rlock._transport.calls import Argument, pack_command
+from django_rlock._transport.async_pool import TASKS
+from django_rlock._transport.calls import UNLIMITED, Argument, pack_command, run_sync
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
 from django_rlock._transport.connection import Link
 from django_rlock._transport.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
-from django_rlock._transport.driver import UNLIMITED, Driver, Face, Topology, Waiter, run_sync
-from django_rlock._transport.faces import BACKGROUND, TASKS, THREADS
+from django_rlock._transport.driver import Driver, Face, Topology, Waiter
 from django_rlock._transport.listener import ClusterListener, Listener, MakeWaiter
+from django_rlock._transport.pool import BACKGROUND, THREADS
 from django_rlock._transport.quorum.calls import Quorum
 from django_rlock._transport.quorum.tasks import TaskSessions
 from django_rlock._transport.quorum.threads import ThreadSessions

@@ -29,10 +29,22 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
 from django_rlock._redis.keys import tagged
 from django_rlock._redis.scripts import OK
-from django_rlock._transport.calls import ASKING, ScriptCall, join, may_join, next_nonce, pack, pack_command
+from django_rlock._transport.calls import (
+    ASKING,
+    UNLIMITED,
+    Retrying,
+    ScriptCall,
+    join,
+    may_join,
+    next_nonce,
+    pack,
+    pack_command,
+    run_flow,
+    unavailable,
+)
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
 from django_rlock._transport.connection import Expected, reply_error
-from django_rlock._transport.driver import UNLIMITED, Face, Retrying, Undo, run_flow, unavailable
+from django_rlock._transport.driver import Face, Undo
 from django_rlock._transport.errors import is_final, meaning_of
 from django_rlock._transport.pool import Server
 from django_rlock.exceptions import LockUnavailableError

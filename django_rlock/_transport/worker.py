@@ -18,9 +18,8 @@ from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, on_exit
-from django_rlock._transport.calls import ScriptCall
+from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.connections import servers_of
-from django_rlock._transport.driver import run_sync
 from django_rlock._transport.registry import background_driver
 from django_rlock.settings import get_settings
 

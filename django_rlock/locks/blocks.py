@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from django_rlock._core.callbacks import log
-from django_rlock._transport.driver import run_flow
+from django_rlock._transport.calls import run_flow
 from django_rlock._transport.identity import Owner, current_owner, thread_owner
 from django_rlock._transport.interruptions import Method, guarded
 from django_rlock._transport.registry import sync_driver

@@ -18,7 +18,8 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_rlock._core.callbacks import log
 from django_rlock._core.process import notice_fork, on_fork
 from django_rlock._transport.bridges import Job, is_blocked_on_caller, running_job, whereabouts
-from django_rlock._transport.driver import Driver, run_flow
+from django_rlock._transport.calls import run_flow
+from django_rlock._transport.driver import Driver
 from django_rlock._transport.identity import Owner, must_not_block, running_loop
 from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock.locks.blocks import leave_interrupted

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from django_rlock import signals
 from django_rlock._core.callbacks import post
 from django_rlock._redis.scripts import OK
-from django_rlock._transport.bridges import is_bridged
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import PATIENCE, Driver, run_flow
-from django_rlock._transport.identity import Owner
+from django_rlock._transport.calls import PATIENCE, ScriptCall, run_flow
+from django_rlock._transport.driver import Driver
+from django_rlock._transport.identity import Owner, is_bridged
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.registry import Command, background_driver, commands_to, listener
 from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock._transport.worker import SLOWEST_TICK, BackgroundWorker, add_job, worker

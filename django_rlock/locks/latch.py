@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import EVERYBODY, Driver, run_flow
+from django_rlock._transport.calls import ScriptCall, run_flow
+from django_rlock._transport.driver import EVERYBODY, Driver
 from django_rlock._transport.identity import new_request
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.callers import awaited_driver, blocking_driver

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_rlock._core.clock import monotonic
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import run_flow
+from django_rlock._transport.calls import ScriptCall, run_flow
 from django_rlock._transport.identity import NamedOwner, Owner
 from django_rlock._transport.interruptions import disarm, guard
 from django_rlock._transport.registry import AliasDriver, sync_driver

@@ -6,8 +6,7 @@ import math
 from typing import Unpack
 
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import backoff
+from django_rlock._transport.calls import ScriptCall, backoff
 from django_rlock._transport.quorum.calls import (
     Acquire,
     AcquireAgain,

@@ -22,8 +22,7 @@ from django_rlock._core.callbacks import log, post
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._core.text import printable
 from django_rlock._redis.scripts import ABSENT, ENDLESS
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver, listeners
 from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker

@@ -22,7 +22,7 @@ class Threads:
     interrupted_by: type[BaseException] = Interruption
 
     def run(self, body: Coroutine[Any, Any, None]) -> None:
-        from django_rlock._transport.driver import run_sync
+        from django_rlock._transport.calls import run_sync
 
         run_sync(body)
 

@@ -24,8 +24,7 @@ from django_rlock import (
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 from django_rlock._tasks.reservations import Place
-from django_rlock._transport.calls import ScriptCall, prepare
-from django_rlock._transport.driver import run_flow
+from django_rlock._transport.calls import ScriptCall, prepare, run_flow
 from django_rlock._transport.identity import client_id, new_request, thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.celery import LockedTask

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from django_rlock import PermitExpirableSemaphore, ReadWriteLock, RLockError, rlock
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 
 Take = Callable[..., Coroutine[Any, Any, Any]]
 held, look = threading.Event(), threading.Event()

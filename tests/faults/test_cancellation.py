@@ -13,7 +13,7 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_rlock import FairLock, FencedLock, LockNotOwnedError, MultiLock, RLock
-from django_rlock._transport.faces import _loops
+from django_rlock._transport.async_pool import _loops
 from django_rlock._transport.listener import Listener
 from django_rlock._transport.subscriber import TaskWaiter, ThreadWaiter
 from django_rlock.locks.holds import HOLDS, WAITS

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, RLock
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.locks.engine import Claim

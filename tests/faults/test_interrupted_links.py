@@ -20,10 +20,10 @@ from django_rlock import RLock
 from django_rlock._core.threads import Alive
 from django_rlock._redis.scripts import RLOCK_ACQUIRE
 from django_rlock._transport.async_connection import TaskLink
+from django_rlock._transport.async_pool import TASKS, LoopLinks, links_of
 from django_rlock._transport.calls import pack_command
 from django_rlock._transport.connection import ErrorReply, Expected, Link, Place
 from django_rlock._transport.connections import server
-from django_rlock._transport.faces import TASKS, LoopLinks, links_of
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.opcode_faces import IN_ASYNCIO
 from tests.faults.opcode_watch import watch_opcodes

@@ -20,12 +20,11 @@ from django_rlock import FairLock, LockUnavailableError, RLock
 from django_rlock._core.clock import monotonic
 from django_rlock._redis.scripts import LOCK_STATE
 from django_rlock._transport import connections
-from django_rlock._transport import subscriber as subscribing
-from django_rlock._transport import worker as cleaning
 from django_rlock._transport.calls import ScriptCall, prepare
 from django_rlock._transport.listener import Listener
 from django_rlock._transport.registry import listener
-from django_rlock._transport.worker import CleanUps, clean_up, worker
+from django_rlock._transport.subscriber import Subscriber
+from django_rlock._transport.worker import CleanUp, CleanUps, clean_up, worker
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import forget_clean_up, is_clean, nudge, renew_now, settle, until_renewed
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
@@ -243,7 +242,7 @@ def test_waiter_goes_on_when_its_listener_cannot_connect(monkeypatch, settings, 
     def refuse(self: object) -> None:
         raise OSError("no route")
 
-    monkeypatch.setattr(subscribing.Subscriber, "_connect", refuse)
+    monkeypatch.setattr(Subscriber, "_connect", refuse)
     taken = threading.Event()
 
     def wait() -> None:
@@ -264,7 +263,7 @@ def test_a_listener_that_is_stopped_while_its_thread_begins(monkeypatch, begins_
     begun: list[Any] = []
     monkeypatch.setattr("django_rlock._core.threads.start", lambda function, **_: begun.append(function))
     made: Any = None  # nothing is made here
-    subscriber = subscribing.Subscriber(Listener(lambda *_: made), lambda: made, 1.0)
+    subscriber = Subscriber(Listener(lambda *_: made), lambda: made, 1.0)
     subscriber.hear("rlock:stock:42")
     if begins_first:
         monkeypatch.setattr(subscriber, "_subscribe_to_new", subscriber.stop)
@@ -280,7 +279,7 @@ def test_listening_connection_that_dies_silently_is_replaced(own_server, monkeyp
     """Nothing arrives on it any more, and nothing says so: as after a NAT has forgotten it."""
     own = own_server()
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}  # a reply may take half a second
-    monkeypatch.setattr(subscribing, "PING_AFTER", 0.1)
+    monkeypatch.setattr("django_rlock._transport.subscriber.PING_AFTER", 0.1)
     with RLock("stock:42"):
         waiting = threading.Thread(target=lambda: RLock("stock:42").acquire(wait_time=0.2))
         waiting.start()
@@ -322,7 +321,7 @@ def calls(number: int) -> list[ScriptCall]:
 
 def test_clean_up_that_may_be_obeyed_before_its_cause_comes_again(monkeypatch, redis_client):
     """At growing gaps, until it cannot matter any more."""
-    monkeypatch.setattr(cleaning, "AGAIN_AFTER", 0.02)
+    monkeypatch.setattr("django_rlock._transport.worker.AGAIN_AFTER", 0.02)
     call = calls(1)[0]
     began = monotonic()
     clean_up("default", call, began + 0.3, again=True)
@@ -333,7 +332,7 @@ def test_clean_up_that_may_be_obeyed_before_its_cause_comes_again(monkeypatch, r
 def test_clean_up_comes_again_after_the_first_success(own_server, monkeypatch):
     """Not after the attempt was given up, which may have been long before the server was back."""
     own = own_server()
-    monkeypatch.setattr(cleaning, "AGAIN_AFTER", 100.0)
+    monkeypatch.setattr("django_rlock._transport.worker.AGAIN_AFTER", 100.0)
     its = worker("default").jobs[CleanUps]
     own.kill()
     (call,) = calls(1)
@@ -356,7 +355,7 @@ def test_clean_up_of_what_may_not_come_again_comes_once(redis_client):
 
 def test_clean_up_waits_for_its_server_and_is_bounded(own_server, monkeypatch, caplog):
     own = own_server()
-    monkeypatch.setattr(cleaning, "MOST", 5)
+    monkeypatch.setattr("django_rlock._transport.worker.MOST", 5)
     its = worker("default").jobs[CleanUps]
     own.kill()
     for number, call in enumerate(calls(8)):
@@ -372,7 +371,7 @@ def test_clean_up_is_sent_in_few_round_trips(redis_client):
     redis_client.config_resetstat()
     monotonic_end = monotonic() + 60
     for call in calls(100):
-        worker("default").jobs[CleanUps].inbox.append(cleaning.CleanUp(call, monotonic_end))
+        worker("default").jobs[CleanUps].inbox.append(CleanUp(call, monotonic_end))
     nudge()
     eventually(lambda: redis_client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) >= 100)
     settle()  # the replies

@@ -17,8 +17,8 @@ from django_rlock import (
 )
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import scripts
-from django_rlock._transport import pool as links
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport import pool
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import background_driver
 from django_rlock._transport.worker import worker
@@ -394,7 +394,7 @@ def test_holds_of_one_server_are_renewed_by_one_script(kind, server, redis_clien
 @pytest.fixture
 def only_ours(monkeypatch):
     """Connections are used by the test alone, and taken to be alive however long the machine stalls."""
-    monkeypatch.setattr(links, "FRESH", PATIENCE)
+    monkeypatch.setattr(pool, "FRESH", PATIENCE)
     with no_threads():
         yield
 

@@ -13,9 +13,7 @@ from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiL
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring import reports
 from django_rlock._redis import scripts
-from django_rlock._transport import async_connection as task_links
-from django_rlock._transport import driver
-from django_rlock._transport import pool as link_servers
+from django_rlock._transport import async_connection, calls, pool
 from django_rlock._transport.connection import KEEPALIVE
 from django_rlock._transport.connections import server
 from django_rlock.locks.holds import HOLDS
@@ -121,7 +119,7 @@ async def test_connections_that_all_broke_are_one_failure(face, kind, redis_clie
         paused.append(tries)
         return 0.01
 
-    monkeypatch.setattr(driver, "backoff", pause)
+    monkeypatch.setattr(calls, "backoff", pause)
     links = server("default")
     for link in [links.take(5) for _ in range(5)]:
         links.give_back(link)
@@ -161,10 +159,10 @@ async def test_silent_connection_is_given_up_within_the_wait(face, kind, proxy, 
 @pytest.fixture
 def doubted(monkeypatch):
     """Connections are doubted as soon as they are idle; their servers have all the time that they need."""
-    monkeypatch.setattr(link_servers, "FRESH", 0.0)
-    for module in (link_servers, task_links):
+    monkeypatch.setattr(pool, "FRESH", 0.0)
+    for module in (pool, async_connection):
         monkeypatch.setattr(module, "DOUBTED_AFTER", 0.0)
-    monkeypatch.setattr(driver, "REPLY_GRACE", PATIENCE)
+    monkeypatch.setattr(calls, "REPLY_GRACE", PATIENCE)
 
 
 @pytest.mark.usefixtures("doubted")
@@ -291,8 +289,8 @@ def test_release_that_was_not_sent_at_first_does_not_hide_a_loss(kind, redis_cli
     lock = kind("stock:42")
     lock.acquire()
     redis_client.delete(KEY)
-    pool = get_redis_connection("default").connection_pool
-    connect = pool.get_connection
+    cache_pool = get_redis_connection("default").connection_pool
+    connect = cache_pool.get_connection
     failures = [redis.ConnectionError("refused")]
 
     def get_connection(*args, **kwargs):
@@ -300,7 +298,7 @@ def test_release_that_was_not_sent_at_first_does_not_hide_a_loss(kind, redis_cli
             raise failures.pop()
         return connect(*args, **kwargs)
 
-    monkeypatch.setattr(pool, "get_connection", get_connection)
+    monkeypatch.setattr(cache_pool, "get_connection", get_connection)
     with pytest.raises(LockLostError):
         lock.release()
 

@@ -26,8 +26,8 @@ from django_rlock import (
     Semaphore,
 )
 from django_rlock._redis.keys import redisson_channel
-from django_rlock._transport.driver import run_sync
-from django_rlock._transport.faces import LoopEvent, Sleep
+from django_rlock._transport.async_pool import LoopEvent, Sleep
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.listener import Listener
 from django_rlock._transport.registry import async_driver, listener, sync_driver
 from django_rlock._transport.subscriber import ThreadWaiter

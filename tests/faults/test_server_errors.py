@@ -6,10 +6,9 @@ import pytest
 
 from django_rlock import RLock
 from django_rlock._redis import scripts
-from django_rlock._transport.calls import ScriptCall, pack_command, prepare
+from django_rlock._transport.async_pool import links_of
+from django_rlock._transport.calls import ScriptCall, pack_command, prepare, run_sync
 from django_rlock._transport.connections import server
-from django_rlock._transport.driver import run_sync
-from django_rlock._transport.faces import links_of
 from django_rlock._transport.registry import background_driver, listener
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed

@@ -10,9 +10,7 @@ import pytest
 
 from django_rlock import LockUnavailableError
 from django_rlock._redis import scripts
-from django_rlock._transport import driver
-from django_rlock._transport import listener as listening
-from django_rlock._transport import subscriber as subscribing
+from django_rlock._transport import calls, listener, subscriber
 from django_rlock._transport.connection import Link, Place
 from django_rlock._transport.connections import server
 from tests.background import forget_clean_up
@@ -57,7 +55,7 @@ async def test_all_tries_of_a_call_share_its_time(face, kind, monkeypatch):
         return connect(place)
 
     monkeypatch.setattr(reached, "_connect", note_and_connect)
-    monkeypatch.setattr(driver, "REPLY_GRACE", 0.35)
+    monkeypatch.setattr(calls, "REPLY_GRACE", 0.35)
     with pytest.raises(LockUnavailableError):
         await face.acquire(kind("stock:42"), wait_time=0.05)
     assert len(tries) <= 2, "the second one lasted until it was closed as well"
@@ -65,8 +63,8 @@ async def test_all_tries_of_a_call_share_its_time(face, kind, monkeypatch):
 
 async def test_a_subscription_is_waited_for_no_longer_than_the_caller_has(face, kind, redis_client, monkeypatch):
     """Here for an hour."""
-    monkeypatch.setattr(listening, "CONFIRM_WITHIN", 3600)
-    monkeypatch.setattr(subscribing.Subscriber, "_connect", _refuse)
+    monkeypatch.setattr(listener, "CONFIRM_WITHIN", 3600)
+    monkeypatch.setattr(subscriber.Subscriber, "_connect", _refuse)
     redis_client.hset(KEY, "somebody", 1)
     assert not await face.result(face.start(face.acquire, kind("stock:42", wait_time=0.05)))
 
@@ -77,7 +75,7 @@ def _refuse(_: object) -> None:
 
 async def test_a_late_reply_ends_the_wait(face, kind, proxy: Proxy, redis_client, monkeypatch):
     """There is no time to join the queue, and to leave it again."""
-    monkeypatch.setattr(driver, "REPLY_GRACE", STALL)
+    monkeypatch.setattr(calls, "REPLY_GRACE", STALL)
     redis_client.hset(KEY, "somebody", 1)
     late = proxy.hold_reply(ACQUIRE[kind.kind])
     acquiring = face.start(face.acquire, kind("stock:42", wait_time=0.05))

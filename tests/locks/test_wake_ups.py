@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock
-from django_rlock._transport import listener as listening
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.listener import Listener
 from django_rlock._transport.registry import async_driver, listener, sync_driver
 from django_rlock.locks.holds import WAITS
@@ -70,7 +69,7 @@ def test_wake_up_that_comes_early_is_kept(redis_client):
 
 def test_channel_that_is_dropped_while_somebody_comes_back_to_it(redis_client, monkeypatch):
     """The waiter comes between the look at the channel's lines and its end."""
-    monkeypatch.setattr(listening, "KEEP_CHANNEL", -1.0)
+    monkeypatch.setattr("django_rlock._transport.listener.KEEP_CHANNEL", -1.0)
     driver: Any = sync_driver("default")
     other = run_sync(driver.listen("another", None))
     run_sync(driver.listen(CHANNEL, None)).close()
@@ -95,7 +94,7 @@ def test_channel_that_is_dropped_while_somebody_comes_back_to_it(redis_client, m
 
 
 def test_channel_that_nobody_waits_on_is_dropped(redis_client, monkeypatch):
-    monkeypatch.setattr(listening, "KEEP_CHANNEL", -1.0)
+    monkeypatch.setattr("django_rlock._transport.listener.KEEP_CHANNEL", -1.0)
     driver: Any = sync_driver("default")
     run_sync(driver.listen(CHANNEL, None)).close()
     for subscriber in listener("default").subscribers.values():

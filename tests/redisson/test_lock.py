@@ -10,7 +10,6 @@ import time
 import pytest
 
 from django_rlock import LockLostError, LockNotOwnedError, RLock
-from django_rlock._transport import listener as listening
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
@@ -208,7 +207,7 @@ async def test_single_pub_sub(face, kind):
 @asks_the_server
 def test_subscriptions_per_connection(redis_client, monkeypatch):
     """Many jobs on a few names; none fails, and no subscription is left when its time is over."""
-    monkeypatch.setattr(listening, "KEEP_CHANNEL", -1.0)
+    monkeypatch.setattr("django_rlock._transport.listener.KEEP_CHANNEL", -1.0)
     jobs = iter(range(320))
 
     def work() -> None:

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 from django_rlock import CountDownLatch, RLock
-from django_rlock._transport import listener as listening
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.registry import listener, sync_driver
 from django_rlock.locks.holds import WAITS
 from tests.eventually import UNTIL_SERVED, eventually
@@ -20,7 +19,7 @@ def test_subscribe_for_race_condition(redis_client, monkeypatch):
     """A waiter that leaves before the subscription is confirmed does not affect later waiters."""
     driver: Any = sync_driver("default")
     with monkeypatch.context() as hasty:
-        hasty.setattr(listening, "CONFIRM_WITHIN", 0)
+        hasty.setattr("django_rlock._transport.listener.CONFIRM_WITHIN", 0)
         for number in range(50):
             run_sync(driver.listen(f"{CHANNEL}:{number}", None)).close()
     for number in range(50):

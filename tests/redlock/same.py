@@ -78,7 +78,7 @@ def main() -> None:
     django.setup()
     import gevent
 
-    from django_rlock._transport.driver import run_sync
+    from django_rlock._transport.calls import run_sync
 
     print(gevent.spawn(lambda: run_sync(course(int(seed), urls, blocking))).get())  # noqa: T201
 

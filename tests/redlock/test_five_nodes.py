@@ -13,7 +13,6 @@ from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError,
 from django_rlock._transport import subscriber
 from django_rlock._transport.calls import REMEMBERED, pack_command
 from django_rlock._transport.quorum import calls
-from django_rlock._transport.quorum import calls as topology
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.tasks import Session as TaskTalk
 from django_rlock._transport.quorum.threads import Session
@@ -220,7 +219,7 @@ async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty_node
 
 @pytest.mark.lengthy
 async def test_a_wait_without_end_outlasts_the_quarantine(face, nodes, lock, settings, monkeypatch):
-    monkeypatch.setattr(topology, "PATIENCE", 0.1)
+    monkeypatch.setattr("django_rlock._transport.quorum.calls.PATIENCE", 0.1)
     times = {"QUARANTINE": 6.0, "WATCHDOG_TIMEOUT": 6.0, "NODE_TIMEOUT": 0.3}
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], **times}}
     for server in nodes[:3]:

@@ -16,8 +16,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._redis import scripts
 from django_rlock._transport import connection
 from django_rlock._transport.async_connection import TaskLink
+from django_rlock._transport.async_pool import _loops, links_of
 from django_rlock._transport.connection import Link
-from django_rlock._transport.faces import _loops, links_of
 from django_rlock._transport.pool import KEEP_IDLE
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.threads import NodeLink

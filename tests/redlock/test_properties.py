@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from django_rlock._redis import scripts
-from django_rlock._transport.driver import run_sync
-from django_rlock._transport.quorum import calls as quorum_calls
+from django_rlock._transport.calls import run_sync
+from django_rlock._transport.quorum import calls
 from django_rlock._transport.quorum.calls import Acquire, Bump, Quorum, Release
 from django_rlock._transport.quorum.votes import AHEAD, Answer, QuorumCall, VoteTally, VotingRound
 from django_rlock.locks import redlock, watchdog
@@ -588,7 +588,7 @@ def no_timing(monkeypatch):
 
     monkeypatch.setattr(VotingRound, "ask", changed)
     monkeypatch.setattr(Client, "check_grants", lambda self, hold: None)
-    monkeypatch.setattr(quorum_calls, "MIN_VALIDITY", -math.inf)
+    monkeypatch.setattr(calls, "MIN_VALIDITY", -math.inf)
     monkeypatch.setattr(Majority, "drift", lambda self, lock, lease: -lease)
     monkeypatch.setattr(simulator.World, "note_inside", lambda self, client, hold: None)
     monkeypatch.setattr(Client, "check_hold", lambda self, hold: None)

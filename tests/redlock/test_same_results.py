@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import PATIENCE
 from tests.redlock.same import blocking, course

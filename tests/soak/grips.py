@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from django_rlock import MultiLock, PermitExpirableSemaphore, ReadWriteLock, Semaphore, rlock
 from django_rlock._core.clock import monotonic
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock.locks.holds import HOLDS
 from tests.soak.records import ALONE, PERMIT, READ, now

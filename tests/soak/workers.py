@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from django_rlock import CountDownLatch, LockLostError, LockNotOwnedError, PermitNotHeldError, RLockError, rlock
-from django_rlock._transport.driver import run_sync
+from django_rlock._transport.calls import run_sync
 from tests.soak.control import NO_LOCKS
 from tests.soak.grips import EXTENSIONS, KINDS, LEASES, ONE, Face, Grip, Tasks, Threads, last_semaphore
 from tests.soak.records import Log, now

@@ -9,7 +9,7 @@ from django.core.checks import ERROR, WARNING
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import FairLock, RLock, rlock
-from django_rlock._core import redis_internals
+from django_rlock._core import process
 from django_rlock._stores import memory
 from django_rlock._transport.connections import get_client
 from django_rlock.checks import check_deployment, check_settings
@@ -106,7 +106,7 @@ def test_without_the_extra(settings: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_project_without_redis_keeps_the_locks_of_its_tests_in_memory(bare: None) -> None:
-    assert redis_internals.is_test()
+    assert process.is_test()
     assert (check_settings(), check_deployment()) == ([], [])
     with rlock("stock:42"):
         assert get_client().exists("rlock:stock:42")

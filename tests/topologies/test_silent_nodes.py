@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from django_rlock import RLock
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.cluster import slot_of
 from django_rlock._transport.connections import slot_map
-from django_rlock._transport.driver import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import background_driver
 from django_rlock.locks import watchdog

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from django_rlock._redis.scripts import LOCK_RENEW
-from django_rlock._transport.calls import ScriptCall, pack, prepare
+from django_rlock._transport.calls import ScriptCall, pack, prepare, run_sync
 from django_rlock._transport.connection import Link, Place
-from django_rlock._transport.driver import run_sync
-from django_rlock._transport.faces import BACKGROUND
-from django_rlock._transport.pool import Server
+from django_rlock._transport.pool import BACKGROUND, Server
 
 LIMIT = 1.0
 """Seconds, for connecting and for a reply."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from django_rlock._core.threads import Call, Helpers
-from django_rlock._transport.faces import TASKS
+from django_rlock._transport.async_pool import TASKS
 from tests.eventually import UNTIL_SERVED, eventually
 
 MOST = 3

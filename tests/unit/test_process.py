@@ -12,8 +12,7 @@ from django_rlock._core.callbacks import Callbacks
 from django_rlock._core.process import remembered
 from django_rlock._monitoring import reports
 from django_rlock._monitoring.reports import Reporter
-from django_rlock._transport import connections, registry
-from django_rlock._transport import worker as keeping
+from django_rlock._transport import connections, registry, worker
 from django_rlock._transport.worker import BackgroundWorker
 from tests.eventually import PATIENCE
 
@@ -152,7 +151,7 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
 
     its, reporter, calls = BackgroundWorker("default"), Reporter(), Callbacks()
     its._began = reporter._began = calls._runs = True
-    monkeypatch.setattr(keeping._workers, "value", {"default": its})
+    monkeypatch.setattr(worker._workers, "value", {"default": its})
     monkeypatch.setattr(reports._reporter, "value", reporter)
     monkeypatch.setattr(callbacks._callbacks, "value", calls)
     monkeypatch.setattr(threads, "AutoResetEvent", AutoResetEvent)

@@ -13,10 +13,9 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
 from django_rlock._core.text import reason_of, redacted
-from django_rlock._transport.calls import REMEMBERED, next_nonce, pack, pack_command
+from django_rlock._transport.calls import REMEMBERED, is_down, next_nonce, pack, pack_command
 from django_rlock._transport.connection import ErrorReply, Link
 from django_rlock._transport.connections import Purpose, connect_within, server
-from django_rlock._transport.driver import is_down
 from django_rlock._transport.errors import is_demotion
 from django_rlock._transport.pool import Server
 from django_rlock._transport.quorum.votes import WHO_ARE_YOU, NodeDownError, Proposals, QuorumCall, Restarts, run_id_in

@@ -15,11 +15,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
 from django_rlock._transport.async_connection import TaskLink
-from django_rlock._transport.calls import next_nonce, pack, pack_command
+from django_rlock._transport.async_pool import TASKS, Sleep, links_of, sleep
+from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
 from django_rlock._transport.connection import ErrorReply, gone_silently
-from django_rlock._transport.driver import is_down
 from django_rlock._transport.errors import is_reply_that_ends_link, server_error
-from django_rlock._transport.faces import TASKS, Sleep, links_of, sleep
 from django_rlock._transport.pool import KEEP_IDLE
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.votes import WHO_ARE_YOU, Answer, Count, NodeDownError, QuorumCall, run_id_in

@@ -18,9 +18,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
-from django_rlock._transport.calls import next_nonce, pack, pack_command
+from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
 from django_rlock._transport.connection import INCOMPLETE, Link, replies_of, stray
-from django_rlock._transport.driver import is_down
 from django_rlock._transport.errors import is_reply_that_ends_link
 from django_rlock._transport.pool import KEEP_IDLE, Server
 from django_rlock._transport.quorum.nodes import node_set

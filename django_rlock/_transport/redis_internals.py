@@ -1,13 +1,11 @@
-"""All private names of redis-py, django-redis and Django that the package uses."""
+"""All private names of redis-py, django-redis and Django's Redis backend that the package uses."""
 
 from __future__ import annotations
 
 import socket
-import sys
 from inspect import Parameter, signature
 from typing import Any
 
-import redis
 import redis.cluster
 from redis._parsers import BaseParser
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -43,17 +41,6 @@ def primary_url(cache: Any) -> str:
     """The URL of a django-redis cache's primary."""
     url: str = cache.client._server[0]  # noqa: SLF001
     return url
-
-
-def is_test() -> bool:
-    """Whether Django's test environment is set up in this process."""
-    tests = sys.modules.get("django.test.utils")
-    return tests is not None and hasattr(tests._TestState, "saved_data")  # noqa: SLF001
-
-
-def is_parallel_test_process() -> bool:
-    """Whether Django's test runner has started this process to run some of the tests."""
-    return bool(getattr(sys.modules.get("django.test.runner"), "_worker_id", 0))
 
 
 def own_client(cache: Any) -> Any:
