@@ -1,4 +1,4 @@
-"""Distributed locks for Django and Celery, equal to Redisson's in Redis."""
+"""Distributed locks for Django and Celery, stored in Redis exactly as Redisson stores them."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -86,8 +86,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the decorator on first access: it needs many modules that locks do not.
 
-    It is accessed while modules are imported. The kinds of locks are accessed by calls, which a signal may interrupt
-    in the middle of an import; so they are there from the beginning.
+    Modules access the decorator while they are imported. Calls access the kinds of locks, and a signal may interrupt a
+    call in the middle of an import, so the kinds are imported at once.
     """
     if name != "distributed_lock":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Locks in the admin: who holds them, who waits, and freeing one by force, after a confirmation and on record."""
+"""The locks in the admin: their holders and waiters, and a forced release, which is confirmed and logged."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from django_rlock.version import __version__
 MAX_REASON = 200
 _BEARER = "Bearer "
 REFRESH = "X-Rlock-Refresh"
-"""The header of a request by which an open page refreshes itself. A page that a person asks for, such as the one after
-a forced release, is without it and reads everything."""
+"""The header of a request with which an open page refreshes itself. A request without it, such as the one after a
+forced release, reads everything."""
 _ERRORS = LockUnavailableError, ImproperlyConfigured, ValueError
-"""What reading locks raises: ValueError for a name that no lock can have."""
+"""The errors of reading locks; ValueError is for an invalid name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A lock and the owner that a page has shown: what a force release compares before it frees anything.
+    """A lock and the owner that a page has shown; a forced release frees the lock only from that owner.
 
-    ``lock`` is the lock as it is now, None when it is free or was not asked for.
+    ``lock`` is the lock's current state; None if the lock is free or was not read.
     """
 
     using: str
@@ -65,7 +65,7 @@ class Target:
 
     @classmethod
     def parse(cls, value: str) -> Target:
-        """The target of a form's field. ValueError or TypeError when it was tampered with."""
+        """The target in a form's field. Raises ValueError or TypeError if the field was tampered with."""
         using, name, owner = json.loads(value)
         if not all(isinstance(text, str) and text for text in (using, name, owner)):
             raise ValueError("A target consists of three texts.")
@@ -82,13 +82,13 @@ class Target:
 
     @property
     def log_object(self) -> Lock:
-        """What the admin's log refers to. PostgreSQL's texts cannot contain NUL."""
+        """The object of an entry in the admin's log. PostgreSQL's texts cannot contain NUL."""
         return Lock(id=f"{self.using}/{self.name}".replace("\0", "\\0"))
 
 
 @admin.register(Lock)
 class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type checkers only
-    """Shows locks to users with ``view_lock``; those with ``force_release_lock`` see them and may free them."""
+    """Shows locks to users with ``view_lock``; users with ``force_release_lock`` see locks and may free them."""
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
@@ -120,11 +120,11 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return may_view or self.has_force_release_permission(request, obj)
 
     def has_force_release_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002
-        """Whether the user may free locks, or (with ``obj``, whose id is ``<alias>/<name>``) that one."""
+        """Whether the user may free locks, or (with ``obj``, whose id is ``<alias>/<name>``) that lock."""
         return bool(request.user.has_perm("django_rlock.force_release_lock"))
 
     def has_view_stack_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002
-        """Whether the user may see in which calls the holders of locks, or of that one, are."""
+        """Whether the user may see the call stacks of the holders of locks, or (with ``obj``) of that lock."""
         return bool(request.user.has_perm("django_rlock.view_stack"))
 
     # --- pages -------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return response
 
     def json_view(self, request: HttpRequest) -> HttpResponse:
-        """The same page of the list for programs. Owner ids are shortened; 503 when nothing could be read."""
+        """A page of the list for programs. Owner ids are shortened. The status is 503 if nothing could be read."""
         self._require(_has_token(request) or self.has_view_permission(request))
         overview = Overview(request.GET.dict(), _is_refresh(request))
         etag = _etag(request, overview)
@@ -172,7 +172,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return JsonResponse(document, status=503 if problems and not locks else 200, headers=headers)
 
     def metrics_view(self, request: HttpRequest) -> HttpResponse:
-        """The locks as numbers, for Prometheus; 503 when nothing could be read."""
+        """The numbers of locks, for Prometheus; the status is 503 if nothing could be read."""
         self._require(_has_token(request) or self.has_view_permission(request))
         overview = Overview({})
         failed = _problems(overview) and not overview.summary.aliases
@@ -186,14 +186,14 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return self._page(request, "processes", context)
 
     def past_view(self, request: HttpRequest) -> HttpResponse:
-        """The last hour by template, and which locks were lost or freed by force."""
+        """The last hour by template, and the locks that were lost or force-released."""
         self._require(self.has_view_permission(request))
         history = read_history()
         context = {"title": _("History"), "history": history, "problems": _problems(history)}
         return self._page(request, "history", context)
 
     def past_json_view(self, request: HttpRequest) -> HttpResponse:
-        """The same for programs; 503 when nothing could be read."""
+        """The history for programs; the status is 503 if nothing could be read."""
         self._require(_has_token(request) or self.has_view_permission(request))
         history = read_history()
         problems = _problems(history)
@@ -233,7 +233,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return self._page(request, "change_form", context | (extra_context or {}))
 
     def stack_view(self, request: HttpRequest) -> HttpResponse:
-        """POST of a lock and the short name of one of its holders: the calls in which that holder is."""
+        """Show the call stack of a holder, which the POST names by lock and shortened owner id."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         using, name, owner = request.POST.get("using", ""), request.POST.get("name", ""), request.POST.get("stack", "")
@@ -252,7 +252,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return self._page(request, "stack", context | {"problems": problems})
 
     def force_release_view(self, request: HttpRequest) -> HttpResponse:
-        """POST of ticked locks asks for confirmation; the POST of that page releases."""
+        """A POST of selected locks shows a confirmation; the POST of the confirmation releases the locks."""
         self._require(self.has_force_release_permission(request))
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
@@ -274,9 +274,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         try:
             targets = [Target.parse(value) for value in dict.fromkeys(request.POST.getlist("lock"))]
         except (ValueError, TypeError, RecursionError) as error:
-            raise BadRequest("A selected lock is not as the page had it.") from error
+            raise BadRequest("The form's field for a selected lock is malformed.") from error
         if any(target.using not in get_aliases() for target in targets):
-            raise BadRequest("There is no such alias of RLOCK.")
+            raise BadRequest("RLOCK has no alias with this name.")
         for target in targets:
             self._require(self.has_force_release_permission(request, target.log_object))
         return targets
@@ -292,7 +292,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return self._page(request, "force_release", context)
 
     def _release(self, request: HttpRequest, targets: list[Target], reason: str) -> None:
-        with suppress(LockUnavailableError):  # the log then names the owners only
+        with suppress(LockUnavailableError):  # then the log names only the owners
             targets = _with_locks(targets)
         outcomes = Counter(self._release_one(request, target, reason) for target in targets)
         if count := outcomes["freed"]:
@@ -325,7 +325,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         return outcome
 
     def _for_programs(self, view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-        """A page that a program may read with RLOCK_API_TOKEN in place of a login, and a person as any other page."""
+        """A view that programs may read with RLOCK_API_TOKEN instead of a login; users need a login as for any other
+        page."""
         for_people = self.admin_site.admin_view(view)
 
         def answered(request: HttpRequest) -> HttpResponse:
@@ -362,8 +363,8 @@ def _has_token(request: HttpRequest) -> bool:
 
 
 def _etag(request: HttpRequest, overview: Overview) -> str | None:
-    """What changes with the page, but not by the passing of time, which the browser adds. None for a page with
-    messages, which are shown once, and for one that tells of problems."""
+    """An ETag that changes with the page, but not with the passing of time, which the browser counts. None for a page
+    with messages, which are shown once, and for a page that shows problems."""
     if len(messages.get_messages(request)) or list(overview.problems):
         return None
     shown = overview.fingerprint, request.get_full_path(), request.user.pk, get_language(), __version__
@@ -380,8 +381,8 @@ def _is_refresh(request: HttpRequest) -> bool:
 
 
 def _read_lock(using: str, name: str, is_refresh: bool) -> LockInfo | None:
-    """A lock as it is now, with the deadlock that it is in, of whatever aliases."""
-    key = rlock(name, using=using).key  # refuses what can be no name
+    """A lock's current state, with the deadlock that it is part of, across all aliases."""
+    key = rlock(name, using=using).key  # raises ValueError for an invalid name
     survey = Survey(inspection.listed_aliases(using), key, is_refresh)
     found = mark(survey.read([(using, name)]), survey.deadlocks())
     if using in survey.errors:
@@ -390,7 +391,7 @@ def _read_lock(using: str, name: str, is_refresh: bool) -> LockInfo | None:
 
 
 def _shows_stacks(using: str) -> bool:
-    """Whether holders are asked where they are; False for an alias that is unknown or wrong."""
+    """Whether SHOW_STACKS is on for an alias; False if the alias is unknown or invalid."""
     with suppress(ImproperlyConfigured):
         return get_settings(using).show_stacks
     return False
@@ -403,7 +404,7 @@ def _problem(using: str, error: Exception) -> str:
 
 
 def _with_locks(targets: list[Target]) -> list[Target]:
-    """The targets with their locks as they are now."""
+    """The targets with the current state of their locks."""
     names: dict[str, list[str]] = defaultdict(list)
     for target in targets:
         names[target.using].append(target.name)

@@ -1,4 +1,4 @@
-"""Loads what registers itself: the system checks, the process reports and the inspector of locks."""
+"""The app: its ``ready()`` imports the modules that register themselves, such as the system checks and the reports."""
 
 import sys
 
@@ -28,5 +28,5 @@ class RLockConfig(AppConfig):
         if "celery" in sys.modules:
             from celery.signals import worker_process_shutdown
 
-            # A pool's child ends by os._exit then.
+            # A child of such a pool ends by os._exit.
             worker_process_shutdown.connect(end, weak=False, dispatch_uid="django_rlock._core.process")

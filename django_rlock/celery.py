@@ -1,4 +1,4 @@
-"""Celery tasks under a lock: of the messages with one key, one runs at a time.
+"""Celery tasks under a lock: only one message with the same key runs at a time.
 
 The owner's name ends with the task's id, in Redis too. So a redelivered message, after its worker died or the broker's
 visibility timeout ended, can be distinguished from a duplicate: duplicates may be skipped, but redelivered messages
@@ -66,50 +66,52 @@ class LockedTask(_Task[P, R_co]):
       (None: no limit) the task fails with LockTimeoutError. The task's ``max_retries`` is counted separately, for the
       task's own errors;
     * ``"wait"``: the task waits in the worker's slot, for ``lock_wait_time`` or without limit if that is not set; then
-      it fails with LockTimeoutError. With ``acks_late`` it is sent again, to go on waiting, each time that the wait has
-      taken almost half the visibility timeout;
+      it fails with LockTimeoutError. With ``acks_late``, the message is sent again whenever it has waited for almost
+      half the visibility timeout, and then continues to wait;
     * ``"raise"``: the task fails with LockTimeoutError;
     * a function: it gets the task and the LockTimeoutError, and returns the task's result.
 
     ``lock_lease_time`` limits how long the lock is held, in seconds; with None it is renewed while the worker lives,
-    for ``lock_max_hold_time`` seconds at most (None: MAX_HOLD_TIME).
-    After a run that ends earlier than ``lock_at_least`` seconds after it took the lock, the lock stays taken until
-    then, however the run ended. With ``lock_permits = 3`` up to three runs with one key go on at once, and the next one
-    finds the lock taken. ``lock_using`` is the RLOCK alias, ``lock_kind`` the kind of lock (None: the alias's).
+    for ``lock_max_hold_time`` seconds at most (None: MAX_HOLD_TIME). A lock stays taken for ``lock_at_least`` seconds
+    after it was acquired, even if the run ends earlier, by success or by failure. With ``lock_permits = 3`` up to three
+    runs with the same key overlap; the fourth run finds the lock taken. ``lock_using`` is the RLOCK alias,
+    ``lock_kind`` the kind of lock (None: the alias's default kind).
 
     ``lock_scope`` says which messages of this task with the same key are duplicates:
 
-    * ``"run"``: none; their runs exclude each other;
-    * ``"queue"``: messages while another one waits or runs. ``apply_async()`` does not send them; it returns the
-      ``AsyncResult`` of the other message, or raises TaskQueuedError with ``on_queued="raise"``. With
-      ``on_queued="again"``, of the messages sent during a run one is sent, and runs after it; it is never skipped;
-    * ``"until_start"``: messages while another one waits. Runs may overlap, but not the runs of one message.
+    * ``"run"``: no messages are duplicates; only their runs exclude each other;
+    * ``"queue"``: a message is a duplicate while another message waits or runs. ``apply_async()`` does not send it; it
+      returns the ``AsyncResult`` of the other message, or raises TaskQueuedError with ``on_queued="raise"``. With
+      ``on_queued="again"``, the first message that is requested during a run is sent, runs after that run, and is never
+      skipped;
+    * ``"until_start"``: a message is a duplicate while another message waits. Runs may overlap, except those of copies
+      of one message.
 
-    In both scopes a message can take the place of the one that waits, which then ends with ``Skipped`` when its time
-    comes: with ``on_queued="earlier"`` a message that is to start before that one, with ``on_queued="replace"`` each
-    message. With ``"replace"``, a message that is sent during a run runs after it, as with ``"again"``.
+    In both scopes a new message can replace the waiting one, which then ends with ``Skipped`` when a worker starts it.
+    ``on_queued="earlier"`` replaces it by a message that starts earlier, ``on_queued="replace"`` by any message. With
+    ``"replace"``, a message that is sent during a run runs after that run, as with ``"again"``.
 
     A message that does not start keeps its place for ``lock_queue_time`` seconds after its countdown or eta. Parts of a
     chord, group or chain, and messages with a ``link``, are always sent, because others wait for them. If a place in
-    the queue is lost or expires, a second message is sent, but no run goes without the lock.
+    the queue is lost or expires, a second message may be sent, but each run still takes the lock.
 
-    Work that may have begun is never skipped: a redelivered message, or one sent by the task's own ``retry()``, is sent
-    again without limit until it can run. A task runs at least once. A task that succeeds does not run again while its
-    success is remembered, for ``done_marker_time`` seconds; None is three visibility timeouts, 0 turns it off. Success
-    is recorded with ``acks_late``, and whenever the message may have been delivered twice. While Redis is unreachable,
-    any message is sent again, up to ``lock_max_retries`` times. A lock that is lost during the run fails the task with
-    LockLostError.
+    Work that may have begun is never skipped: a redelivered message, or a message sent by the task's own ``retry()``,
+    is sent again without limit until it can run. A task runs at least once. A task that succeeds does not run again
+    while its success is remembered, for ``done_marker_time`` seconds; None is three visibility timeouts, 0 turns it
+    off. Success is recorded with ``acks_late``, and whenever the message may have been delivered twice. While Redis is
+    unreachable, any message is sent again, up to ``lock_max_retries`` times. A lock that is lost during the run fails
+    the task with LockLostError.
 
     When a process of a prefork worker dies, the worker frees its lock at once. When a whole worker or machine dies, the
     lock ends with its lease; on the same machine the next message frees it earlier.
 
     A plain call, ``build_report(7)``, and eager mode take the lock as well. They have no message to send again: with
     ``"retry"``, a plain call waits as long as its retries would take, and eager mode ends as after the last one, with
-    LockTimeoutError. ``build_report.run(7)`` runs the body without the lock. A ``__call__`` of a subclass or a
-    mixin, and ``autoretry_for``, are outside of the lock: whichever calls ``run`` has it, once.
+    LockTimeoutError. ``build_report.run(7)`` runs the body without the lock. A ``__call__`` of a subclass or a mixin,
+    and ``autoretry_for``, are outside the lock: it is taken once, around ``run``.
 
     A bad or unknown option raises KeyTemplateError, ValueError or TypeError when the app makes the task; so does
-    ``apply_async()`` with arguments from which no key can be made. A task's own attributes must not begin with
+    ``apply_async()`` if the key cannot be made from the arguments. A task's own attributes must not begin with
     ``lock_``.
     """
 
@@ -167,28 +169,30 @@ class LockedTask(_Task[P, R_co]):
 
     @property
     def lock(self) -> BaseLock:
-        """The lock that the running task holds. Raises RuntimeError outside of a run, and under ``run()``."""
+        """The lock that the running task holds. Raises RuntimeError outside a run, and in a direct call of
+        ``run()``."""
         try:
             return locks_held.get({})[self.name]
         except KeyError:
             raise RuntimeError(f"Task {self.name} holds no lock: it is not running, or was called by run().") from None
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
-        """Who holds the lock of a run with these arguments, who waits for it, and in ``queued`` which messages have its
-        place in the queue; None when it is free and nothing is queued.
+        """Return the holders and waiters of the lock of a run with these arguments, and in ``queued`` the messages that
+        have its place in the queue; None if the lock is free and no message is queued.
 
-        Arguments that the key ignores may be left out. With ``lock_scope="until_start"`` the holders are those of all
-        runs that have lasted for half a second, because each has a lock of its own. Raises LockUnavailableError when
-        Redis is unreachable, and KeyTemplateError or TypeError when no key can be made of the arguments.
+        Arguments that the key ignores may be left out. With ``lock_scope="until_start"`` each run has a lock of its
+        own, so the holders of all runs that have lasted for half a second are returned. Raises LockUnavailableError if
+        Redis is unreachable, and KeyTemplateError or TypeError if the key cannot be made from the arguments.
         """
         lock = self._lock_of(args, kwargs)
         return overlapping_runs(lock) if self._rlock.scope == "until_start" else lock.info()
 
     def release_lock(self, *args: Any, **kwargs: Any) -> bool:
-        """Free the lock of a run with these arguments, whoever holds it; returns whether it was held.
+        """Free the lock of a run with these arguments, regardless of its holder; returns whether it was held.
 
-        A run that holds it goes on until it notices, so two runs may overlap. With ``lock_scope="until_start"`` it only
-        frees the place of the message that waits. Arguments and errors are those of ``lock_info()``.
+        The run that held the lock continues until it notices, so two runs may overlap. With
+        ``lock_scope="until_start"``, only the place of the waiting message is freed. Arguments and errors are as for
+        ``lock_info()``.
         """
         lock = self._lock_of(args, kwargs)
         freed = self._rlock.scope != "run" and Place(self, lock.name, "", "").free()
@@ -208,10 +212,11 @@ class LockedTask(_Task[P, R_co]):
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult[R_co]:
-        """Celery's method. Raises KeyTemplateError for arguments from which no key can be made, naming the argument.
+        """Celery's method. Raises KeyTemplateError, which names the argument, if the key cannot be made from the
+        arguments.
 
-        With ``lock_scope`` ``"queue"`` or ``"until_start"`` it returns the result of the message that is queued
-        already, or raises TaskQueuedError with ``on_queued="raise"``. For one call, ``on_queued`` may be ``"return"``,
+        With ``lock_scope`` ``"queue"`` or ``"until_start"`` it returns the result of the message that is already
+        queued, or raises TaskQueuedError with ``on_queued="raise"``. For one call, ``on_queued`` may be ``"return"``,
         ``"raise"`` or ``"earlier"``. The result's ``was_sent`` says whether this call has sent a message. Raises
         LockUnavailableError when Redis is unreachable; then nothing was sent.
         """
@@ -236,8 +241,8 @@ class LockedTask(_Task[P, R_co]):
     def signature_from_request(
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **extra_options: Any
     ) -> Any:
-        """Celery's method, for a message that is sent again: it keeps its queue, its serializer, its compression, and
-        how its arguments are shown, unless they are new ones."""
+        """Celery's method, for a message that is sent again. The message keeps its queue, its serializer, its
+        compression, and the representations of arguments that do not change."""
         shown = {"argsrepr": args, "kwargsrepr": kwargs}
         names = ["compression", *(name for name, new in shown.items() if new is None)]
         message = self.request if request is None else request
@@ -256,7 +261,8 @@ OPTIONS = frozenset(
 
 
 def _stores_errors(task: LockedTask[..., Any]) -> bool:
-    """Whether Celery stores an error of the run: not that its message was sent again, as it may run elsewhere."""
+    """Whether Celery stores an error of the run. It does not if the message was sent again, as the task may run
+    elsewhere."""
     return not vars(task.request).get(SENT_AGAIN)
 
 

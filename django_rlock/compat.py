@@ -1,7 +1,8 @@
-"""redis-py's ``Lock`` and django-redis's ``cache.lock()`` over the locks of this package.
+"""redis-py's ``Lock`` and django-redis's ``cache.lock()``, implemented by the locks of this package.
 
-For a first release that changes one line of the settings: all that call ``cache.lock()`` then exclude each other, and
-those that call ``rlock()`` with the same name. Later releases take ``rlock()``, which is re-entrant, place by place.
+For a migration whose first release changes one line of the settings. From then on, callers of ``cache.lock()`` and
+callers of ``rlock()`` with the same name exclude each other. Later releases can change each call to ``rlock()``, which
+is re-entrant.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ __all__ = ["BuiltinRedisCache", "Lock", "lock"]
 
 
 class Lock:
-    """A lock that behaves as redis-py's: it is not re-entrant, so a second ``acquire`` of its holder waits, too.
+    """A lock that behaves as redis-py's. It is not re-entrant: a second ``acquire`` by its holder waits, too.
 
-    It excludes ``rlock(name)``. ``using`` is the alias of RLOCK. ``timeout`` is how long it may be held, in seconds,
-    and is not renewed; with None it is held until it is released, or until its process has died. ``blocking_timeout``
-    is how long to wait (None: for ever). ``sleep`` has no effect: waiters are notified, and the alias's default kind
-    serves them in the order of arrival. With ``thread_local`` only the thread that acquired it can release it,
-    otherwise any thread that has the object.
+    It and ``rlock(name)`` exclude each other. ``using`` is the RLOCK alias. ``timeout`` is how long the lock may be
+    held, in seconds, without renewal; with None the lock is held until it is released or its process dies.
+    ``blocking_timeout`` is how long to wait (None: forever). ``sleep`` has no effect: waiters are notified, and the
+    alias's default kind serves them in the order of arrival. With ``thread_local`` only the thread that acquired the
+    lock can release it, otherwise any thread with the object can.
 
-    Raises redis-py's errors: LockError for a release without an acquire and for a block that could not get the lock
-    (a LockTimeoutError), LockNotOwnedError for one that comes too late (a LockLostError). If Redis is unreachable, it
-    raises LockUnavailableError, a LockError and a ConnectionError. An alias with NODES has no such lock, as a RedLock
-    has no named owners. ``extend`` does not shorten a lease.
+    The methods raise redis-py's errors: LockError for a release without an acquire, and for a block that could not get
+    the lock (a LockTimeoutError); LockNotOwnedError for a release after the timeout (a LockLostError). If Redis is
+    unreachable, they raise LockUnavailableError, which is a LockError and a ConnectionError. Aliases with NODES do not
+    support this lock, because a RedLock has no named owners. ``extend`` does not shorten a lease.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Lock:
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Take the lock; returns False if it is still taken after the wait. ``token`` names the owner (None: a new
+        """Acquire the lock; returns False if it is still taken after the wait. ``token`` names the owner (None: a new
         name)."""
         blocking = self.blocking if blocking is None else blocking
         wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
@@ -97,13 +98,13 @@ class Lock:
         return taken
 
     def release(self) -> None:
-        """Release the lock. Raises LockError if it was not acquired, LockNotOwnedError if its time was over."""
+        """Release the lock. Raises LockError if it was not acquired, LockNotOwnedError if its timeout has ended."""
         held = self._owned("Cannot release a lock that's not owned or is already unlocked.")
         self.local.held = None
         held.release()
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Add seconds to what is left of the timeout, or to none of it with ``replace_ttl``."""
+        """Add seconds to the remaining timeout; with ``replace_ttl``, let that many seconds remain."""
         held = self._owned("Cannot extend an unlocked lock")
         self._check_timeout("extend")
         left = 0.0 if replace_ttl else held.remaining_lease() or 0.0
@@ -111,17 +112,17 @@ class Lock:
         return True
 
     def reacquire(self) -> Literal[True]:
-        """Let the timeout begin anew."""
+        """Restart the timeout."""
         held = self._owned("Cannot reacquire an unlocked lock")
         held.extend(self._check_timeout("reacquire"))
         return True
 
     def locked(self) -> bool:
-        """Whether anyone holds it."""
+        """Whether any owner holds the lock."""
         return self._under("").locked()
 
     def owned(self) -> bool:
-        """Whether this object holds it."""
+        """Whether this object holds the lock."""
         held = self._held
         return held is not None and held.owned()
 
@@ -154,10 +155,11 @@ lock = Lock
 
 
 class LockingCache:
-    """A cache whose ``lock()`` has the arguments of django-redis's, and returns a ``Lock`` of this module.
+    """A cache whose ``lock()`` takes the arguments of django-redis's, and returns a ``Lock`` of this module.
 
-    The lock's name is the key, without the cache's KEY_PREFIX and version; a version that is given and differs from the
-    cache's is put before it. It lives in the first alias of RLOCK whose cache has the same LOCATION, else in "default".
+    The lock's name is the key, without the cache's KEY_PREFIX and version; a ``version`` argument that differs from the
+    cache's version is put before it. The lock belongs to the first alias of RLOCK whose cache has the same LOCATION,
+    otherwise to "default".
     """
 
     version: int

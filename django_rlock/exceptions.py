@@ -77,7 +77,7 @@ class LockTimeoutError(RLockError, TimeoutError):
 
     @property
     def is_kept(self) -> bool:
-        """Whether nobody holds the lock any more, which stays taken by ``at_least`` for ``retry_after`` seconds."""
+        """Whether the lock was released, and ``at_least`` keeps it taken for another ``retry_after`` seconds."""
         return self.holder == KEPT
 
     def _text(self) -> str:
@@ -100,8 +100,8 @@ class LockNotOwnedError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeE
 
     If that owner holds the other side of a read-write lock, ``side`` ("read" or "write") is the side that it tried to
     release or extend, and ``held_side`` is the side that it holds. ``left_by`` is the name of a task or thread of this
-    process that took the lock and has ended without releasing it. ``asked_for`` is a property that only a holder has,
-    such as its fencing token.
+    process that took the lock and has ended without releasing it. ``asked_for`` is a property that only holders have,
+    such as the fencing token.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class LockUpgradeError(RLockError, RuntimeError):
 
 
 class LockLostError(RLockError, redis.exceptions.LockNotOwnedError, RuntimeError):
-    """The lock or permit was held, but its lease ended or it was released by force: ``reason`` tells which.
+    """The lock or permit was held, but its lease ended or it was released by force; ``reason`` says which.
 
     Another owner may have held the lock since: roll back, or check what was written. The class derives from redis-py's
     ``LockNotOwnedError``, which redis-py raises when a lock is released after its lease ended.

@@ -1,7 +1,7 @@
-"""Who holds which lock, what they do with it, and who waits; and freeing a lock that another owner holds.
+"""Show who holds which lock, what holders are doing and who waits; and free locks that other owners hold.
 
-Names come from the process reports (``reports``), which are written a little later than the truth. Each is
-compared with the lock itself, so a lock that is gone is never shown, and a holder is always who holds it now.
+Names come from the process reports (``reports``), which are written with a delay. Each name is compared with the lock
+itself, so a lock that has been released is never shown, and the holder is always the current one.
 """
 
 from __future__ import annotations
@@ -65,19 +65,18 @@ __all__ = [
 ANSWER_WITHIN = 1.0
 """How long a call that timed out may take to find out who holds the lock, in seconds."""
 MOST_NEAR = 3
-"""How many names are suggested at most in place of one that is not held."""
+"""The largest number of names to suggest for a lock that is not held."""
 _ALL = 10_000
-"""Locks at most that are read again for the sake of deadlocks, where all locks are read anyway."""
+"""The largest number of locks to read again in order to confirm deadlocks, if all locks are read anyway."""
 
 
 def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool = False) -> Iterator[LockInfo]:
-    """The locks that are held now, of one alias or (None) of all.
+    """The locks that are held now, under one alias or (None) under all aliases.
 
-    ``pattern`` is a shell pattern for their names (``stock:*``); None takes all. Held for less than half a
-    second, a lock is not listed yet. ``scan=True`` also finds locks that no report names, as those of Java
-    clients, and locks that are free while messages are queued for them: it looks at every key of the server, in steps.
-    LockUnavailableError when the Redis of an alias
-    is unreachable.
+    ``pattern`` is a shell pattern for their names (``stock:*``); None matches all names. A lock is listed once it has
+    been held for half a second. ``scan=True`` reads every key of the server, in steps, and also finds locks that no
+    report names, such as locks of Java clients, and free locks for which messages are queued. Raises
+    LockUnavailableError if the Redis server of an alias is unreachable.
     """
     locks, errors = find_locks(using, pattern, scan)
     for error in errors.values():
@@ -88,10 +87,8 @@ def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool 
 def find_locks(
     using: str | None = None, pattern: str | None = None, scan: bool = False, with_hot: bool = False
 ) -> tuple[list[LockInfo], dict[str, Problem]]:
-    """The same, all at once, with the errors of the aliases that could not be read; ``with_hot`` adds hot locks that
-    are free for a moment.
-
-    ImproperlyConfigured when RLOCK as a whole is wrong.
+    """The same as a list, with the errors of the aliases that could not be read. ``with_hot`` adds hot locks that are
+    free at the moment. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
     """
     survey = take_survey(using, pattern or "*")
     locks = survey.read_all(pattern, scan, with_hot)
@@ -99,11 +96,11 @@ def find_locks(
 
 
 def wait_for_graph(using: str | None = None) -> WaitGraph:
-    """Who waits for whom, among the locks of one alias or (None) of all, and who is in a deadlock. Errors as
-    ``iter_locks``.
+    """Which owners wait for which, among the locks of one alias or (None) of all aliases, and which are in a deadlock.
+    Errors are as for ``iter_locks``.
 
-    Waits are known once they have lasted for half a second; those of Java clients in Redisson's fair locks only. A
-    deadlock is one that was found in two readings; one that a waiter ends by giving up may be seen for a second more.
+    Waits are known once they have lasted for half a second; for Java clients, only waits for fair locks are known. A
+    deadlock is reported if two readings found it; after a waiter has given up, it may be reported for another second.
     """
     survey = take_survey(using)
     found = edges(survey.read_all())
@@ -114,20 +111,20 @@ def wait_for_graph(using: str | None = None) -> WaitGraph:
 
 
 def take_survey(using: str | None = None, name: str = "*") -> Survey:
-    """Reads the reports of one alias or (None) of all; errors call what was wanted ``name``. ImproperlyConfigured when
-    RLOCK as a whole is wrong."""
+    """Read the reports of one alias or (None) of all aliases; ``name`` is for error texts. Raises ImproperlyConfigured
+    if RLOCK as a whole is wrong."""
     return Survey(listed_aliases() if using is None else [using], name)
 
 
 def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
-    """A lock's holders and waiters, and the messages of Celery tasks that are queued for it; None when it is free and
-    nothing is queued. LockUnavailableError when Redis cannot be
-    asked, ImproperlyConfigured for a bad alias, ValueError for what can be no name."""
+    """A lock's holders and waiters, and the messages of Celery tasks that are queued for it; None if the lock is free
+    and no message is queued. Raises LockUnavailableError if Redis cannot be read, ImproperlyConfigured for a bad alias,
+    ValueError for an invalid name."""
     return next(iter(lock_infos([name], using)), None)
 
 
 def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
-    """Those of some locks that are held or queued for, in a few round trips. Errors as ``lock_info``."""
+    """The same for several locks, in a few round trips, without the free ones. Errors are as for ``lock_info``."""
     locks = [rlock(name, using=using) for name in names]
     survey = Survey([using], ", ".join(lock.key for lock in locks))
     found = survey.read((using, lock.name) for lock in locks)
@@ -139,16 +136,15 @@ def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInf
 
 
 def number_at(name: str, using: str = DEFAULT_ALIAS) -> int | None:
-    """The number that a key of an alias holds instead of a lock: a semaphore's permits, or a latch's count. Errors as
-    ``lock_info``."""
+    """The number under a key that holds a semaphore (its permits) or a latch (its count) instead of a lock; None
+    otherwise. Errors are as for ``lock_info``."""
     with asking(name, using) as server:
         return server.read_number(get_settings(using).key_prefix + name)
 
 
 def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[LockInfo], dict[str, Problem]]:
-    """The same under one alias or (None) under all, with the errors of the aliases that could not be read.
-
-    ImproperlyConfigured when RLOCK as a whole is wrong.
+    """The locks with these names under one alias or (None) under all aliases, and the errors of the aliases that could
+    not be read. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
     """
     wanted = list(names)
     found: list[LockInfo] = []
@@ -162,7 +158,7 @@ def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[Loc
 
 
 def near_names(name: str, using: str | None = None) -> list[str]:
-    """Names of locks that are held now and look like this one, the nearest first."""
+    """Names of currently held locks that resemble this name, the closest match first."""
     survey = take_survey(using, name)
     return get_close_matches(name, {lock.name for lock in survey.read_all()} - {name}, n=MOST_NEAR)
 
@@ -172,13 +168,13 @@ def force_release(
 ) -> bool:
     """Free a lock that another owner holds, and let its next waiter in. Returns whether it was held.
 
-    With ``owner``, only while that owner holds it, so that the next holder is never freed by mistake; None frees
-    whoever holds it. The holder's process is notified at once, but its code goes on until it looks: two may run
-    meanwhile. ``reason`` goes to the log, the signal and the history, with ``by``, who does it; the holder's log names
-    both. Raises LockUnavailableError when Redis is unreachable.
+    With ``owner``, the lock is freed only if that owner still holds it, so that the next holder never loses it by
+    mistake; None frees it from any holder. The holder's process is notified at once, but its code continues until it
+    checks the lock, so two holders may overlap. ``reason`` and ``by``, the operator, go to the log, the signal and the
+    history; the holder's log names both. Raises LockUnavailableError if Redis is unreachable.
     """
     if owner == "":
-        raise ValueError("The owner must be as lock_info() gives it, or None for whoever holds the lock.")
+        raise ValueError("The owner must be an owner of lock_info(), or None to free the lock from any owner.")
     lock = rlock(name, using=using)
     token = operator.set((by, reason, _whom(lock, owner)))
     try:
@@ -194,12 +190,12 @@ def _describe(lock: BaseLock) -> LockInfo | None:
 
 
 def describe_holder(lock: Named) -> str | None:
-    """Who holds a lock, in one line; None when it is free, or Redis unreachable or slow."""
+    """A lock's holder in one line; None if the lock is free, or Redis is unreachable or slow."""
     return threads.within(ANSWER_WITHIN, _read_holder, lock)
 
 
 def _whom(lock: Named, owner: str | None) -> str:
-    """Who is to lose a lock, for the history; "" when that cannot be read."""
+    """The holder that is about to lose the lock, for the history; "" if it cannot be read."""
     info = threads.within(ANSWER_WITHIN, _read_lock, lock)
     return "; ".join(str(holder) for holder in (info.holders if info else ()) if owner in (None, holder.owner))
 
@@ -210,7 +206,7 @@ def _read_holder(lock: Named) -> str | None:
 
 
 def _read_lock(lock: Named) -> LockInfo | None:
-    """One report is read, not all. None when the lock is free, or Redis unreachable."""
+    """Read a lock with the report of its holder only. None if the lock is free, or Redis is unreachable."""
     with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
         states = server.read_states([lock.key])
         processes = {owner[:CLIENT_LENGTH] for state in states.values() for owner in state.holds}

@@ -26,7 +26,8 @@ logger = logging.getLogger("django_rlock.middleware")
 
 
 class LockMiddleware:
-    """Turns lock errors of views into responses, names the request in reports, and releases locks that it left held.
+    """Turns lock errors of views into responses, names the request in reports, and releases locks that the view left
+    held.
 
     Put it after ``AuthenticationMiddleware``, so that reports can name the user. LockTimeoutError becomes LOCKED_STATUS
     of the alias ``default``; LockUnavailableError and LockLostError become 503; each with ``Retry-After``.
@@ -87,10 +88,10 @@ async def _arelease_left(about: dict[str, str]) -> None:
 
 
 def _left(owner: Owner, about: dict[str, str]) -> Iterator[tuple[BaseLock, Owner]]:
-    """The locks that were taken under a request and are held by an owner, or by a task that has ended; each once for
-    each hold.
+    """The locks that were taken during a request and are still held, by the given owner or by a task that has ended; a
+    lock comes once for each hold.
 
-    Under WSGI an async view runs in a task of its own.
+    The task matters under WSGI, where an async view runs in a task of its own.
     """
     for hold in HOLDS.under(about):
         left = hold.count - given_back_later(hold.key)

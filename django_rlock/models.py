@@ -1,7 +1,5 @@
-"""A model without a table, through which Django has permissions for locks and a place in the admin: locks live in
-Redis.
-
-And an abstract model, for models of the project whose rows refuse late writers.
+"""A model without a table, which gives locks their permissions and their pages in the admin; and an abstract model for
+rows that refuse late writers.
 """
 
 from __future__ import annotations
@@ -47,9 +45,9 @@ class FencedModel(models.Model):
             ...
             stock.save(fence=lock.token)
 
-    Every ``save()`` is conditional, in the same statement. Without ``fence=`` it uses the token that the object was
-    loaded with: it is refused if the row has been written under a newer one since. New rows are inserted with the
-    token, or as never fenced if there is none. See ``fenced`` for ``update()``.
+    Every ``save()`` checks the token in the statement that writes the row. Without ``fence=``, the token is the one
+    that was loaded with the object; the save is refused if the row has been written under a newer token since. A new
+    row is inserted with the token, or without a token if there is none. See ``fenced`` for ``update()``.
     """
 
     fence = models.BigIntegerField(_("fencing token"), null=True, blank=True, editable=False)
@@ -58,15 +56,15 @@ class FencedModel(models.Model):
         abstract = True
 
     def save(self, *, fence: int | None = None, update_fields: Iterable[str] | None = None, **options: Any) -> None:
-        """Django's ``save()``, under the token ``fence``; None uses the token that the object was loaded with.
+        """Django's ``save()``, under the token ``fence``; None uses the token that was loaded with the object.
 
-        Raises StaleTokenError when the row has been written under a newer token; then nothing is written. Raises
-        ValueError when the object was loaded without its token (``defer``, ``only``) and ``fence`` is not given.
+        Raises StaleTokenError, and writes nothing, if the row has been written under a newer token. Raises ValueError
+        if the object was loaded without its token (``defer``, ``only``) and ``fence`` is not given.
         """
         if fence is not None:
             self.fence = checked_token(fence)
         elif "fence" in self.get_deferred_fields():
-            raise ValueError("The object was loaded without its fencing token; load it too, or save(fence=...).")
+            raise ValueError("The object was loaded without its fencing token. Load it too, or call save(fence=...).")
         if update_fields:
             update_fields = {*update_fields, "fence"}
         super().save(update_fields=update_fields, **options)
@@ -75,8 +73,8 @@ class FencedModel(models.Model):
         """The same for asyncio."""
         await sync_to_async(self.save)(fence=fence, **options)
 
-    # The only place where a model can add a condition to save()'s UPDATE. A model with parents has several tables, all
-    # written in one transaction; one of them has the token. The arguments differ between versions of Django.
+    # Only here can a model add a condition to save()'s UPDATE. A model with parents has several tables, all written in
+    # one transaction; one of them has the token. The arguments differ between versions of Django.
     def _do_update(self, base_qs: models.QuerySet[Any], using: Any, pk_val: Any, *values: Any) -> Any:
         if self._meta.get_field("fence").model is not base_qs.model:
             return super()._do_update(base_qs, using, pk_val, *values)

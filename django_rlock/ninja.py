@@ -23,16 +23,16 @@ from django_rlock._web.responses import LOCK_ERRORS, MissingValueError, answer
 
 
 def register(api: NinjaAPI) -> None:
-    """Make an API handle locks as decorated views do; call it once for each API, before its ``urls`` are used.
+    """Make an API handle locks as decorated views do. Call it once for each API, before its ``urls`` are used.
 
     Lock errors become LOCKED_STATUS or 503 responses; a request without a value that the lock's name needs gets a 400
-    response. Under ATOMIC_REQUESTS a decorated operation opens its transaction inside its lock, and the others keep
-    theirs. System checks compare key templates with the routes.
+    response. Under ATOMIC_REQUESTS a decorated operation opens its transaction inside its lock; other operations keep
+    their transaction. System checks compare key templates with the routes.
 
-    Raises RuntimeError when the URLs were made before.
+    Raises RuntimeError if the URLs already exist.
     """
     if getattr(api, "_bound_routers_cache", None) is not None:
-        raise RuntimeError("Call register(api) before api.urls, which was made without it.")
+        raise RuntimeError("Call register(api) before the first use of api.urls.")
     for error in LOCK_ERRORS:
         api.add_exception_handler(error, _locked)
     api.add_exception_handler(MissingValueError, partial(_missing, api))

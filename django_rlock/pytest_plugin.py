@@ -1,4 +1,4 @@
-"""Fixtures for projects that test with pytest, which finds them by itself once the package is installed."""
+"""Fixtures for pytest, which finds them once the package is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def rlocks() -> Iterator[ModuleType]:
-    """Locks in the test process, without Redis, for one test; at its end none may be held.
+    """Locks in the test process, without Redis, for one test. The test fails if it leaves a lock held.
 
     Returns ``django_rlock.testing``, as in ``rlocks.assert_not_locked("stock:1")``.
     """
@@ -25,7 +25,8 @@ def rlocks() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def held_lock(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """``held_lock("stock:1")`` makes another owner hold a lock until the test ends; arguments as for ``hold()``."""
+    """``held_lock("stock:1")`` makes another owner hold a lock until the test ends; the arguments are those of
+    ``hold()``."""
     from django_rlock.testing import hold
 
     if "rlocks" in request.fixturenames:

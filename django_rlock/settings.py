@@ -29,13 +29,13 @@ DJANGOS_CACHES = "django.core.cache.backends."
 KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
 LONGEST = 100 * 365 * 24 * 3600.0
-"""The longest duration, in seconds: a server's clock has an end."""
+"""The longest duration, in seconds; Redis refuses expiries beyond the range of its clock."""
 MEMORY = "memory://"
-"""The place of locks in a process's memory. ``memory://1`` in NODES is a node in the memory."""
+"""The URL of locks in a process's memory. In NODES, ``memory://1`` is a node in memory."""
 EMBEDDED = "embedded://"
-"""What the place of an embedded server begins with; its folder follows."""
+"""The scheme of an embedded server's URL; the server's folder follows."""
 FOLDER = ".rlock"
-"""The folder of the embedded server, in the project's."""
+"""The name of the embedded server's folder in the project's folder."""
 QUORUM_KIND = "redlock"
 SHORTEST_LEASES = 20
 """The shortest lease of a RedLock, as a multiple of NODE_TIMEOUT."""
@@ -63,7 +63,7 @@ def _alias_name(value: object) -> str:
 
 
 def _known_caches(name: str) -> str:
-    """The aliases of CACHES, and the one that was probably meant."""
+    """The aliases of CACHES, and the closest match."""
     return ", ".join(sorted(map(str, django_settings.CACHES))) + _did_you_mean(name, django_settings.CACHES)
 
 
@@ -188,29 +188,30 @@ class AliasSettings:
     folder: str | None = _option(None, _folder)
     """The folder of the embedded server; None is ``.rlock`` in the project's folder."""
     idle_time: float = _option(60.0, _seconds)
-    """How long the embedded server goes on when no process is connected any more."""
+    """How long the embedded server keeps running after the last process has disconnected."""
     nodes: tuple[str, ...] | None = _option(None, _nodes)
-    """Instead of ``cache``: independent servers, each lock being held on a majority of them (RedLock). Aliases of
-    CACHES, or URLs."""
+    """Instead of ``cache``: independent servers, given as aliases of CACHES or URLs. A lock is held on a majority of
+    them (RedLock)."""
     node_timeout: float = _option(0.05, _seconds)
     """How long a node may take to reply before RedLock goes on without it."""
     clock_drift: float = _option(0.01, _share)
     """How far the clocks of RedLock's nodes and clients may drift apart, as a share of the lease."""
     quarantine: float | None = _option(None, _quarantine)
-    """How long a restarted node of RedLock has no vote, and the longest lease; None is WATCHDOG_TIMEOUT. Use 0 for
-    nodes that forget nothing; it sets no limit to leases."""
+    """How long a restarted node of RedLock has no vote, and the longest lease; None means WATCHDOG_TIMEOUT. Use 0 for
+    nodes that keep their data across restarts; leases are then unlimited."""
     replica_acks: int | str = _option(0, _acks)
     """How many replicas must have a lock before it counts as taken: a number, ``majority`` or ``all``."""
     replica_ack_timeout: float = _option(1.0, _seconds)
-    """How long the replicas have for that; if too few confirm, the lock is released."""
+    """How long to wait for the replicas; if too few confirm, the lock is released."""
     max_connections: int = _option(100, _count)
-    """How many connections a process keeps to one server for lock commands. If all are in use, a caller waits for one
-    within its wait time."""
+    """How many connections a process keeps to one server for lock commands. If all are in use, a caller waits for a
+    connection within its wait time."""
     publish_to_all: bool = _option(False, _flag)
-    """In a Redis Cluster, whether each release is published to all nodes too, for Java clients with
-    ``subscriptionMode=SLAVE`` that use no sharded channels."""
+    """In a Redis Cluster, whether each release is also published to all nodes, for Java clients that use
+    ``subscriptionMode=SLAVE`` without sharded channels."""
     refused_wait_time: float | None = _option(1.0, _wait_seconds)
-    """How long a call tries again while the server refuses connections, within its own wait; None: for all of it."""
+    """How long a call retries while the server refuses connections, at most its own wait time; None means the whole
+    wait time."""
     key_prefix: str = _option("rlock:", _prefix)
     """The prefix of every key; empty if Java clients use bare names."""
     kind: str = _option("fair", _one_of(*KINDS))
@@ -218,32 +219,34 @@ class AliasSettings:
     watchdog_timeout: float = _option(30.0, _seconds)
     """The lease of a lock taken without a lease time; it is renewed after each third of it."""
     max_hold_time: float | None = _option(None, _optional_seconds)
-    """For how long a lock is renewed at most; None sets no limit, but the log names what is held for an hour."""
+    """The longest time for which a lock is renewed; None means unlimited, but locks that are held for an hour are
+    logged."""
     view_wait_time: float | None = _option(3.0, _wait_seconds)
     """How long a decorated view waits; 0 tries once, None waits forever."""
     locked_status: int = _option(423, _one_of(*LOCKED_STATUSES))
     """The HTTP status of a view whose lock is taken."""
     claim_time: float = _option(5.0, _seconds)
-    """How long a fair lock is kept for a waiter that was woken."""
+    """How long a fair lock is reserved for a waiter that was woken."""
     waiter_alive_time: float = _option(10.0, _seconds)
     """How long a waiting process counts as alive after its last sign of life."""
     fence_ttl: float | None = _option(7 * 86400.0, _optional_seconds)
-    """How long a fencing counter outlives its last use; None forever, if Java clients use it too."""
+    """How long a fencing counter outlives its last use; use None (forever) if Java clients also use it."""
     record_context: bool = _option(True, _flag)
     """Whether to write the request's route and user, and the task's name and id, into the process report."""
     show_stacks: bool = _option(True, _flag)
-    """Whether a process that holds a lock tells an operator who asks, and may, in which calls the holder is."""
+    """Whether a process shows the call stack of a lock's holder to operators with the permission to see it."""
     slow_hold: float = _option(10.0, _seconds)
-    """A hold longer than this is trouble in the admin while others wait, and is logged when it ends."""
+    """The admin highlights a hold that is longer than this while others wait; the log names it when it ends."""
     task_url: str | None = _option(None, _task_url)
-    """The URL of a page about a Celery task, as in Flower, with ``{id}`` for its id; the admin links to it."""
+    """The URL of a page about a Celery task, in Flower for example, with ``{id}`` for the task's id; the admin links to
+    it."""
 
     def __repr__(self) -> str:
         options = ", ".join(f"{item.name}={shown(getattr(self, item.name))}" for item in fields(self))
         return f"{type(self).__name__}({options})"
 
     def check_kind(self, kind: str) -> None:
-        """Raise ImproperlyConfigured for a kind of lock that does not work on this alias."""
+        """Raise ImproperlyConfigured if this alias does not support a kind of lock."""
         if self.nodes is not None and kind != QUORUM_KIND:
             raise ImproperlyConfigured(
                 f"RLOCK[{self.alias!r}] has NODES, where only RedLock works: a lock of kind {kind!r} needs one server. "
@@ -257,7 +260,7 @@ class AliasSettings:
 
     @property
     def longest_lease(self) -> float | None:
-        """The longest lease of a RedLock, in seconds; None sets no limit."""
+        """The longest lease of a RedLock, in seconds; None means unlimited."""
         quarantine = self.watchdog_timeout if self.quarantine is None else self.quarantine
         return quarantine or None
 
@@ -270,7 +273,7 @@ _changes: list[Callable[[dict[str, Any]], dict[str, Any]]] = []
 
 @contextmanager
 def changed_entries(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[None]:
-    """Have a function change RLOCK for some time, whatever a test sets it to meanwhile."""
+    """Apply a function to RLOCK during a block, also when a test overrides RLOCK inside the block."""
     _changes.append(change)
     forget_settings()
     try:
@@ -286,7 +289,7 @@ def get_aliases() -> list[str]:
 
 
 def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
-    """The options of an alias. Raises ImproperlyConfigured when it is unknown or has a bad entry."""
+    """The options of an alias. Raises ImproperlyConfigured if the alias is unknown or its entry is invalid."""
     if not isinstance(alias, str):
         raise unknown_alias(alias)
     return _parsed(alias)
@@ -294,8 +297,8 @@ def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
 
 @remembered("settings")
 def settings_of(alias: str) -> AliasSettings:
-    """The same for locks, which call it several times for each command. Raises ImproperlyConfigured if any alias has a
-    bad entry: it may be the options that are meant for this one, as in ``{"CACHE": "locks"}``.
+    """The same, for locks, which call it several times per command. Raises ImproperlyConfigured if the entry of any
+    alias is invalid: it may hold the options that were meant for this alias, as in ``{"CACHE": "locks"}``.
     """
     for each in get_aliases():
         _parsed(each)
@@ -332,8 +335,8 @@ def unknown_alias(alias: object) -> ImproperlyConfigured:
 
 
 def names_no_place(alias: str) -> bool:
-    """Whether RLOCK says nothing about where an alias's locks live, and the default cache is one of Django's own that
-    has no Redis, as LocMemCache: that of a project that sets no CACHES.
+    """Whether RLOCK does not place an alias's locks, and the default cache is a backend of Django's without Redis, such
+    as LocMemCache, the default of projects that do not set CACHES.
     """
     if NODE_MARK in alias or _entries().get(alias, {}).keys() & {"CACHE", "NODES", "STORE"}:
         return False
@@ -359,7 +362,7 @@ def _entries() -> dict[str, Any]:
 
 
 def _meant_for_default(name: str) -> str:
-    """Advice where an option stands in place of an alias."""
+    """Advice for an option that was written in the place of an alias."""
     if name not in _OPTIONS:
         return ""
     return f" For an option of the alias 'default', write RLOCK = {{'default': {{{name!r}: …}}}}."
@@ -435,7 +438,7 @@ def _check_store(parsed: AliasSettings, options: dict[str, Any]) -> None:
 
 
 def _without_cache(parsed: AliasSettings) -> AliasSettings:
-    """The same with the store's place in the form of a URL, which identifies and shows it as those of NODES do."""
+    """The same, with the store's location as a URL, which identifies the store as URLs in NODES identify nodes."""
     if parsed.store == "memory":
         return replace(parsed, cache=MEMORY)
     folder = parsed.folder or str(_project_folder(parsed.alias) / FOLDER)
@@ -443,8 +446,8 @@ def _without_cache(parsed: AliasSettings) -> AliasSettings:
 
 
 def _project_folder(alias: str) -> Path:
-    """BASE_DIR, or the folder of the settings. It depends on nothing in which a project's processes differ, as the
-    environment and /tmp may: two processes with a server each would hold the same lock.
+    """BASE_DIR, or the folder of the settings. All processes of a project must find the same folder, so the environment
+    and /tmp are not used: two processes with a server each could hold the same lock.
     """
     base = getattr(django_settings, "BASE_DIR", None)
     if base is None:

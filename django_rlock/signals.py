@@ -1,12 +1,12 @@
-"""Signals about locks. Receivers are called with ``send_robust``: they can neither break nor leak a lock.
+"""Signals about locks, sent by ``send_robust``: an error in a receiver cannot break or leak a lock.
 
 Every signal has the lock's class as ``sender``, and the keywords ``lock``, ``template``, ``kind``, ``alias`` and
-``outcome``. ``template`` is the key template from which the lock's name was made, such as "stock:<id>"; "" if there is
-none. The last four have few values, however many locks there are, so they may be labels of metrics; names and owners
-may not. If several locks are taken as one, each has its own signals.
+``outcome``. ``template`` is the key template that made the lock's name, such as "stock:<id>"; "" if there is none.
+``template``, ``kind``, ``alias`` and ``outcome`` have few values, however many locks there are, so they may be labels
+of metrics; names and owners may not. A group of locks that are taken together sends signals for each lock.
 
-They are sent in the thread or task that caused them; ``lock_lost`` is sent in the thread for callbacks, where a slow
-receiver delays no renewal.
+Signals are sent in the thread or task that caused them. ``lock_lost`` is sent in the thread for callbacks, where a slow
+receiver does not delay renewals.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from django_rlock._core import threads
 
 
 class LockSignal(Signal):
-    """A signal about a lock; ``outcome`` is its meaning in a word."""
+    """A signal about a lock; ``outcome`` is a word for the event."""
 
     def __init__(self, outcome: str) -> None:
         super().__init__(use_caching=True)
         self.outcome = outcome
 
     def tell(self, lock: Any, **values: object) -> None:
-        """Send it to its receivers, with the keywords that all signals have."""
+        """Send the signal to its receivers, with the keywords of all signals."""
         if self.receivers:
             self._find_receivers(type(lock))
             common = {"template": lock.template, "kind": lock.kind, "alias": lock.using, "outcome": self.outcome}
             self.send_robust(sender=type(lock), lock=lock, **{**common, **values})
 
     def _find_receivers(self, sender: type) -> None:
-        """Have a sender's receivers cached. Django takes a mutex to find them, which an interrupted caller might leave
-        locked, so a thread of its own does that."""
+        """Make Django cache a sender's receivers. It takes a mutex to find them, which an interrupted caller could
+        leave locked, so this runs in a separate thread."""
         if self._dead_receivers or sender not in self.sender_receivers_cache:  # type: ignore[attr-defined]
             threads.elsewhere(self.has_listeners, sender)
 
@@ -47,8 +47,8 @@ lock_lost = LockSignal("lost")  # owner, reason
 lock_force_released = LockSignal("force_released")  # owner (None: whoever held it), reason
 
 # For a LockedTask; each has task, task_id and reason, a text.
-task_skipped = LockSignal("skipped")  # its lock was taken, and it ended without running
-task_deferred = LockSignal("deferred")  # it could not run yet, and its message was sent again
-# Its message was dropped, because another copy of it ran or is to run; or it was not sent, because a message with its
-# key waits or runs, and task_id is the id of that one.
+task_skipped = LockSignal("skipped")  # the lock was taken, and the task ended without running
+task_deferred = LockSignal("deferred")  # the task could not run yet, and its message was sent again
+# A message was dropped, because another copy of it ran or will run; or a message was not sent, because another message
+# with its key waits or runs, and task_id is the id of that other message.
 task_deduplicated = LockSignal("deduplicated")

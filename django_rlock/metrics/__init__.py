@@ -1,4 +1,4 @@
-"""What is measured: one table, from which the exporters in this package make their instruments.
+"""The table of metrics. The exporters in this package make their instruments from it.
 
 Labels have few values, however many locks there are: templates, but never names, owners or ids. Signals are recorded in
 the thread for callbacks, because exporters take mutexes. A caller must neither wait for them while it takes a lock, nor
@@ -35,12 +35,12 @@ BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.
 WATCHDOG_TIMEOUT."""
 
 Record = Callable[[Mapping[str, str], float], object]
-"""Records a value under labels, given in the order of the event's labels."""
+"""Records a value with labels, in the order of the event's labels."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What is recorded of some signals: a counter, or a histogram of the signals' keyword ``seconds``.
+    """A metric made from signals: a counter, or a histogram of the signals' keyword ``seconds``.
 
     ``begins`` is a signal that makes the counter start at 0: Prometheus sees no increase in a counter that first
     appears with its first event.
@@ -67,7 +67,7 @@ class Event:
 
 @dataclass
 class Level:
-    """The number of locks of some sort in this process: a gauge, read from the tables on request."""
+    """A gauge: a number of locks in this process, read from the tables on request."""
 
     name: str
     text: str
@@ -75,7 +75,7 @@ class Level:
     _last: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def read(self) -> dict[tuple[str, ...], int]:
-        """The numbers by the values of LABELS; 0 where there were some before."""
+        """The numbers by the values of LABELS; 0 for values that have appeared before."""
         now: Counter[tuple[str, ...]] = Counter(
             (printable(lock.template), lock.kind, lock.using) for lock in self.locks()
         )
@@ -94,7 +94,7 @@ EVENTS = (
     Event("rlock.force_released", "Locks that this process freed by force.", [lock_force_released]),
     Event(
         "rlock.tasks_not_run",
-        "Messages of a LockedTask that came and did not run, or were not sent, by outcome.",
+        "Messages of a LockedTask that were delivered but did not run, or were not sent, by outcome.",
         [task_skipped, task_deferred, task_deduplicated],
         labels=_BY_OUTCOME,
     ),

@@ -1,4 +1,5 @@
-"""Metrics and traces for OpenTelemetry, by its API: the extra ``opentelemetry``. The project has SDK and exporter."""
+"""Metrics and traces for OpenTelemetry's API: the extra ``opentelemetry``. The project provides the SDK and the
+exporter."""
 
 from __future__ import annotations
 

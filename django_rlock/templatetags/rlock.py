@@ -1,4 +1,4 @@
-"""How pages show what comes from elsewhere: names, routes, durations."""
+"""Filters and tags that show names, routes and durations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ register = template.Library()
 
 @register.filter
 def shown(text: object) -> SafeString:
-    """A text from Redis: it cannot turn what stands beside it around, and its control characters can be seen."""
+    """A text from Redis, isolated from the direction of the text around it, with its control characters made
+    visible."""
     return format_html("<bdi>{}</bdi>", printable(text))
 
 
@@ -44,13 +45,13 @@ def precise(seconds: float) -> str:
 
 @register.simple_tag
 def ago(seconds: float | None, since: float | None = None) -> str:
-    """A duration that goes on, with the moment at which it began for who points at it."""
+    """A growing duration; its tooltip shows when it began."""
     return _time(seconds, since, "1")
 
 
 @register.simple_tag
 def left(seconds: float | None, until: float | None = None) -> str:
-    """A duration that runs out, with the moment at which it ends."""
+    """A shrinking duration; its tooltip shows when it ends."""
     return _time(seconds, until, "-1")
 
 
@@ -61,13 +62,13 @@ def moment(timestamp: float | None) -> str:
         return "–"
     try:
         return localize(localtime(datetime.fromtimestamp(timestamp, UTC)))
-    except (ValueError, OverflowError, OSError):  # planted
+    except (ValueError, OverflowError, OSError):  # a value that no process of ours has written
         return "–"
 
 
 @register.simple_tag
 def task_id(using: str, task: str, short: bool = False) -> SafeString:
-    """A Celery task's id, linked to where its alias says that tasks are shown."""
+    """A Celery task's id, linked to the page that TASK_URL of the alias names."""
     text = Truncator(task).chars(9) if short else task
     url = get_settings(using).task_url
     if url is None:
@@ -78,7 +79,7 @@ def task_id(using: str, task: str, short: bool = False) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def user_link(context: dict[str, Any], pk: str) -> SafeString:
-    """A user by primary key, linked to the admin's page where this one has one."""
+    """A user by primary key, linked to the user's page if this admin has such a page."""
     about = get_user_model()._meta  # noqa: SLF001 - public in Django's documentation
     try:
         request = context.get("request")

@@ -1,4 +1,4 @@
-"""For the tests of projects that use locks: locks without Redis, locks held by another owner, and assertions::
+"""Tools for projects' tests: locks without Redis, locks held by another owner, and assertions::
 
     from django_rlock.testing import hold, override_locks
 
@@ -8,7 +8,7 @@
             with hold("stock:1"):
                 self.assertEqual(self.client.post("/buy/1/").status_code, 423)
 
-For pytest there are the fixtures ``rlocks`` and ``held_lock``: ``django_rlock/pytest_plugin.py``.
+``django_rlock/pytest_plugin.py`` has fixtures for pytest, ``rlocks`` and ``held_lock``.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ _numbers = itertools.count(1)
 class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override_settings
     """Keep all locks in this process while a test runs: no Redis is needed, and no other test shares them.
 
-    It is a decorator for test functions, also async ones, and test case classes (with ``setUpClass`` and
-    ``setUpTestData``), and a context manager. The same scripts run on a server within the process (``fakeredis``, from
-    the extra ``testing``), so every kind of lock behaves as over Redis. ``**options`` are added to each alias of RLOCK:
-    ``override_locks(WATCHDOG_TIMEOUT=3)``.
+    It is a context manager, and a decorator for test functions (also async functions) and for test case classes, where
+    it covers ``setUpClass`` and ``setUpTestData``. The same scripts run on a server within the process (``fakeredis``,
+    from the extra ``testing``), so every kind of lock behaves as with Redis. ``**options`` are added to each alias of
+    RLOCK: ``override_locks(WATCHDOG_TIMEOUT=3)``.
 
-    It holds whatever a test sets CACHES and RLOCK to meanwhile. The aliases of RLOCK stay, and those with NODES get as
-    many nodes. Options for real servers are dropped: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters. Processes that
-    the test starts do not see these locks; a forked process has locks of its own. Raises ImproperlyConfigured when the
-    extra is not installed, or RLOCK is not a dict.
+    It stays in effect when a test overrides CACHES or RLOCK. The aliases of RLOCK stay, and an alias with NODES gets
+    the same number of nodes. Options for real servers are ignored: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters.
+    Processes that the test starts do not see these locks; a forked process has locks of its own. Raises
+    ImproperlyConfigured if the extra is not installed, or if RLOCK is not a dict.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -81,16 +81,16 @@ class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override
         with ExitStack() as stack:
             stack.enter_context(memory.fresh())
             stack.enter_context(changed_entries(partial(_in_memory, self._options)))
-            get_aliases()  # refuses an RLOCK that is no dict
+            get_aliases()  # raises ImproperlyConfigured if RLOCK is not a dict
             stack.callback(_forget_holds_but, set(HOLDS.snapshot()))
             self._ends.append(stack.pop_all())
 
     def disable(self) -> None:
-        """End. Locks that are still held are dropped, in this process too."""
+        """Restore the real servers. Locks that are still held are forgotten, in this process too."""
         self._ends.pop().close()
 
     def decorate_class(self, cls: type[C]) -> type[C]:
-        """Cover all that a test case class does, ``setUpTestData`` included; each test begins without locks."""
+        """Cover the whole test case class, ``setUpTestData`` included; each test begins without locks."""
         decorated: Any = super().decorate_class(cast("Any", cls))
         set_up = decorated.setUpClass.__func__
 
@@ -109,7 +109,7 @@ def _forget_holds_but(earlier: Collection[Hold]) -> None:
 
 
 def _in_memory(options: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """RLOCK with places in this process, and with further options."""
+    """RLOCK with all locks in this process, and with further options."""
     aliases = {DEFAULT_ALIAS: {}, **entries}
     return {
         alias: {**_place(alias, known), **options} if isinstance(known, Mapping) else known
@@ -118,7 +118,7 @@ def _in_memory(options: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[s
 
 
 def _place(alias: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an alias that stay, and its place in this process."""
+    """The options of an alias that still apply, and its store in this process."""
     kept = {name: value for name, value in known.items() if name not in _OF_REAL_SERVERS}
     nodes = known.get("NODES")
     if isinstance(nodes, list | tuple):
@@ -127,10 +127,10 @@ def _place(alias: str, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def advance(seconds: float) -> None:
-    """Let time pass for the locks of ``override_locks()``, as if this machine had been suspended for so long.
+    """Let time pass for the locks of ``override_locks()``, as if the machine had been suspended for that time.
 
-    Leases that are not longer end, even if the watchdog renews them: their holders find the locks lost. No other
-    clock moves, and no fake of the time moves this one.
+    Leases of up to ``seconds`` end, even if the watchdog renews them, and their holders find their locks lost. No other
+    clock changes; and libraries that fake the time, such as freezegun, do not change this clock.
     """
     memory.pass_time(seconds)
     pretend_jump(seconds)
@@ -142,9 +142,9 @@ class hold:  # noqa: N801 - read as a verb
         with hold("stock:1"):
             assert client.post("/buy/1/").status_code == 423
 
-    No thread or task of the code under test is that owner. ``kind`` and further options are those of ``rlock()``.
-    Both forms may be used in async tests; ``with`` blocks their event loop for a moment. Raises AssertionError when a
-    lock is taken already, and LockUnavailableError when Redis is unreachable.
+    That owner differs from all threads and tasks of the code under test. ``kind`` and further options are those of
+    ``rlock()``. Async tests may use both forms; ``with`` blocks their event loop for a moment. Raises AssertionError if
+    a lock is already taken, and LockUnavailableError if Redis is unreachable.
     """
 
     def __init__(self, *names: str, using: str = DEFAULT_ALIAS, **options: Any) -> None:
@@ -174,7 +174,7 @@ class hold:  # noqa: N801 - read as a verb
 
     def _refused(self) -> str:
         found = [info for name in self._names if (info := lock_info(name, self._using)) is not None]
-        return f"hold() could not take what is locked already: {_listed(found) or ', '.join(self._names)}"
+        return f"hold() could not acquire locks that are already held: {_listed(found) or ', '.join(self._names)}"
 
 
 def _beside_the_loop(function: Callable[..., T], *args: Any) -> T:
@@ -191,13 +191,13 @@ def assert_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
 def assert_not_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
     """Raise AssertionError naming the holder if the lock is held; LockUnavailableError as ``lock_info()`` does."""
     if (found := lock_info(name, using)) is not None:
-        raise AssertionError(f"It is locked: {_listed([found])}")
+        raise AssertionError(f"The lock is held: {_listed([found])}")
 
 
 def assert_no_locks_left(using: str | None = None) -> None:
     """Raise AssertionError, naming all held locks, if any lock of an alias is held; None checks all aliases.
 
-    It scans the server, so it is for tests only. Raises LockUnavailableError when a server is unreachable.
+    It scans the server, so use it in tests only. Raises LockUnavailableError if a server is unreachable.
     """
     found, errors = find_locks(using, scan=True)
     for error in errors.values():

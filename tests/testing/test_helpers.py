@@ -44,7 +44,7 @@ def test_several_at_once():
 
 
 def test_two_holds_exclude_each_other():
-    with hold("stock:1"), pytest.raises(AssertionError, match=r"locked already: stock:1 by .* pid"), hold("stock:1"):
+    with hold("stock:1"), pytest.raises(AssertionError, match=r"already held: stock:1 by .* pid"), hold("stock:1"):
         pass
 
 
@@ -52,7 +52,7 @@ def test_with_may_be_used_in_async_code():
     async def body() -> None:
         with hold("stock:1"):
             assert not await rlock("stock:1").aacquire(blocking=False)
-            with pytest.raises(AssertionError, match="locked already: stock:1"), hold("stock:1"):
+            with pytest.raises(AssertionError, match="already held: stock:1"), hold("stock:1"):
                 pass
         assert not await rlock("stock:1").alocked()
 
@@ -62,7 +62,7 @@ def test_with_may_be_used_in_async_code():
 def test_two_holds_exclude_each_other_in_async_code():
     async def body() -> None:
         async with hold("stock:1"):
-            with pytest.raises(AssertionError, match="locked already: stock:1 by"):
+            with pytest.raises(AssertionError, match="already held: stock:1 by"):
                 async with hold("stock:1"):
                     pass
 
@@ -75,7 +75,7 @@ def test_what_is_locked():
         testing.assert_locked("stock:1")
     with RLock("stock:1"):
         testing.assert_locked("stock:1")
-        with pytest.raises(AssertionError, match=r"It is locked: stock:1 by .* pid"):
+        with pytest.raises(AssertionError, match=r"The lock is held: stock:1 by .* pid"):
             testing.assert_not_locked("stock:1")
 
 

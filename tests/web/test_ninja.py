@@ -219,7 +219,7 @@ def test_keys_are_read_from_validated_arguments_and_headers(client: Client) -> N
 
 
 def test_it_is_too_late_when_the_urls_are_made() -> None:
-    with pytest.raises(RuntimeError, match=r"before api\.urls"):
+    with pytest.raises(RuntimeError, match=r"before the first use of api\.urls"):
         register(api)
 
 
