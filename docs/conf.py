@@ -13,8 +13,6 @@ from django_rlock import __version__
 os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"  # models can be imported only in a project
 django.setup()
 
-PAGES = "https://github.com/django-rlock/django-rlock/blob/main/docs/"
-
 project = "django-rlock"
 author = "The django-rlock authors"
 release = version = __version__
@@ -41,7 +39,6 @@ nitpick_ignore_regex = [("py:.*", r"(?!django_rlock\.).*")]
 def setup(app: Sphinx) -> None:
     app.add_lexer("acl", TextLexer)
     app.connect("doctree-read", keep_anchors)
-    app.connect("doctree-read", stay_on_site)
     app.connect("autodoc-skip-member", leave_out_awaited)
 
 
@@ -51,13 +48,6 @@ def keep_anchors(_app: Sphinx, document: nodes.document) -> None:
         anchor: Any = section.get("slug")
         if anchor and anchor not in section["ids"]:
             section["ids"].append(anchor)
-
-
-def stay_on_site(_app: Sphinx, document: nodes.document) -> None:
-    """What pages take from the README links to the repository, since relative links lead nowhere on PyPI."""
-    for link in document.findall(nodes.reference):
-        if link.get("refuri", "").startswith(PAGES):
-            link["refuri"] = link["refuri"].removeprefix(PAGES).replace(".md", ".html")
 
 
 def leave_out_awaited(_app: Sphinx, _what: str, _name: str, member: Any, _skip: bool, _options: Any) -> bool | None:

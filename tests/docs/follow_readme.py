@@ -13,12 +13,17 @@ from django_rlock import rlock
 
 
 def use_shop() -> None:
-    from mysite.shop import build_report, buy  # type: ignore[import-not-found]
+    from mysite.shop import buy  # type: ignore[import-not-found]
 
     request = RequestFactory().post("/buy/cake/")
     cache.set("stock:cake", 1)
     assert buy(request, sku="cake").content == b"yours"
     assert buy(request, sku="cake").content == b"sold out"
+
+
+def use_task() -> None:
+    from mysite.tasks import build_report  # type: ignore[import-not-found]
+
     assert build_report(7) == "report of 7"
     with rlock("report:7", owner="another"):
         assert not build_report(7)
@@ -38,6 +43,7 @@ def main() -> None:
     call_command("check", fail_level="WARNING")
     call_command("rlock_doctor")
     use_shop()
+    use_task()
     use_locks()
 
 

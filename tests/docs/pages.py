@@ -9,7 +9,9 @@ from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("README*.md")), *sorted(DOCS.glob("*.md"))]
+TRANSLATED = [page for page in PAGES if page.name.count(".") > 1]
+"""As README.zh-Hans.md; each stands beside the page that it translates."""
 
 _BLOCK = re.compile(
     r"(?P<before>.*)\n+^(?P<indent> *)```(?P<language>.*)\n(?P<code>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE

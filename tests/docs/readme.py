@@ -8,7 +8,12 @@ from tests.docs.pages import ROOT, blocks
 from tests.docs.quickstart import run_in_project
 
 ADDRESS = "127.0.0.1:6379"
-FILES = {"INSTALLED_APPS +=": "settings.py", "def buy": "shop.py", "def reserve": "reserve.py"}
+FILES = {
+    "INSTALLED_APPS +=": "settings.py",
+    "def reserve": "reserve.py",
+    "def buy": "shop.py",
+    "def build_report": "tasks.py",
+}
 """Where each block goes that has this in it."""
 README = ROOT / "README.md"
 PROGRAM = Path(__file__).with_name("follow_readme.py")

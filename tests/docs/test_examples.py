@@ -20,15 +20,15 @@ from pytest_django import Settings
 
 from django_rlock.checks import check_settings
 from tests.docs.names import usual
-from tests.docs.pages import DOCS, PAGES, Block, blocks
+from tests.docs.pages import DOCS, PAGES, TRANSLATED, Block, blocks
 
-STEP_BY_STEP = DOCS / "quickstart.md"
+STEP_BY_STEP = DOCS / "quickstart.md", DOCS / "quickstart.zh-Hans.md"
 COMMAND = re.compile(r"python manage\.py (rlock_\w+.*)")
 OTHER_CACHES = "locks", "locks1", "locks2", "shared"
 
 
 def with_python() -> list[Path]:
-    return [page for page in PAGES if page != STEP_BY_STEP and any(map(runs, blocks(page)))]
+    return [page for page in PAGES if page not in STEP_BY_STEP and any(map(runs, blocks(page)))]
 
 
 def runs(block: Block) -> bool:
@@ -52,6 +52,19 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 def test_each_block_says_what_it_is(page: Path) -> None:
     assert [str(block) for block in blocks(page) if not block.language] == []
     assert len(blocks(page)) == page.read_text(encoding="utf-8").count("```") / 2
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=lambda page: page.name)
+def test_a_translation_has_the_same_code(page: Path) -> None:
+    """But for comments at the ends of lines."""
+    name, _language, ending = page.name.split(".")
+    original = page.with_name(f"{name}.{ending}")
+    translated, code = ([without_comments(block) for block in blocks(each)] for each in (page, original))
+    assert translated == code
+
+
+def without_comments(block: Block) -> list[str]:
+    return [block.language, *(re.sub(r"(?<=\S) +# .*", "", line) for line in block.code.splitlines())]
 
 
 @pytest.mark.usefixtures("transactional_db")

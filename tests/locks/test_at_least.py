@@ -171,8 +171,9 @@ def test_no_process_is_named_as_its_holder():
     assert str(info.holder) == "nobody: kept after its release"
 
 
-def test_the_readmes_way_not_to_do_it_again_within_a_minute():
-    [row] = [line for line in Path("README.md").read_text().splitlines() if "not done again within a minute" in line]
+def test_the_pages_way_not_to_do_it_again_within_a_minute():
+    page = Path("docs/which-lock.md").read_text()
+    [row] = [line for line in page.splitlines() if "to prevent the same work for a minute" in line]
     make, leave = re.findall(r"`((?:rlock|lock\.leave)\(.*?\))`", row)
     with eval(make, {"rlock": rlock, "name": "a"}):
         pass
