@@ -19,7 +19,14 @@ from celery.utils import uuid
 import django_rlock._tasks.messages  # noqa: F401 - listens to the signals of workers
 from django_rlock._tasks.bodies import guard
 from django_rlock._tasks.checks import tell_worker
-from django_rlock._tasks.deliveries import SENT_AGAIN, SENT_BY_ITSELF, kept_options, own_headers, put_off
+from django_rlock._tasks.deliveries import (
+    SENT_AGAIN,
+    SENT_BY_ITSELF,
+    headers_of_next,
+    kept_options,
+    own_headers,
+    put_off,
+)
 from django_rlock._tasks.holders import overlapping_runs
 from django_rlock._tasks.options import TaskOptions, refuse_of_call, refuse_unknown
 from django_rlock._tasks.reservations import Place, send_once, sent
@@ -242,7 +249,7 @@ class LockedTask(_Task[P, R_co]):
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **extra_options: Any
     ) -> Any:
         """Celery's method, for a message that is sent again. The message keeps its queue, its serializer, its
-        compression, and the representations of arguments that do not change."""
+        compression, and the representations of arguments that do not change. Our headers stay beside new headers."""
         shown = {"argsrepr": args, "kwargsrepr": kwargs}
         names = ["compression", *(name for name, new in shown.items() if new is None)]
         message = self.request if request is None else request
@@ -250,7 +257,9 @@ class LockedTask(_Task[P, R_co]):
         if options.get("countdown") and queue is None:
             options |= put_off(self.app, message, options["countdown"])
             queue = options.pop("queue", None)
-        return super().signature_from_request(request, args, kwargs, queue, **options)
+        signature = super().signature_from_request(request, args, kwargs, queue, **options)
+        signature.options["headers"] = headers_of_next(message, signature.options.get("headers") or {})
+        return signature
 
 
 OPTIONS = frozenset(

@@ -4,8 +4,9 @@ A broker delivers a message again when its worker died, and when it was not ackn
 even if it still runs or waits in a worker. So a message that finds its lock taken is not left unacknowledged: it is
 sent again as a copy that comes later, and acknowledged. The server remembers by the task's id
 
-* that the task has succeeded (``rlock_done``), and later that its outcome was stored: a copy that comes then ends at
-  once, even if the outcome has been forgotten;
+* that the task has succeeded (``rlock_done``), after how many retries of its own, and later that its outcome was
+  stored: a copy that comes then ends at once, even if the outcome has been forgotten. A further retry runs: a
+  ``__call__`` or a handler of the project's may send it after the body has succeeded;
 * which copy is to come (``rlock_copy``): any other copy that comes ends at once.
 
 A copy is ``<retries>:<token>``, with a new token each time it is sent. It is sent first and recorded afterwards; its
@@ -20,7 +21,7 @@ import enum
 import math
 import re
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -159,7 +160,7 @@ class Delivery:
 
     def standing(self) -> Standing:
         """Ask Redis, by one command, what to do with it. Raises LockUnavailableError when Redis is unreachable."""
-        marked_ms, copy, is_stored = self._run(AskTask, scripts.TASK_READ, self._keys, "")
+        marked_ms, copy, is_stored = self._run(AskTask, scripts.TASK_READ, self._keys, self.retries)
         self._known = copy.decode()
         if marked_ms >= 0:
             age = self._marked_for - marked_ms / 1000
@@ -220,13 +221,13 @@ class Delivery:
 
     def note_success(self) -> None:
         """Record the success, so that copies that come later end at once."""
-        self._send(self._success(str(self.message.id)))
+        self._send(self._success(f"{self.retries}"))
         if self._leaves_outcome:
             setattr(self.message, SUCCEEDED, self)
 
     def note_stored(self) -> None:
         """Record in the background that its outcome was stored. If that fails, copies look for the outcome itself."""
-        clean_up(self._using, self._success(f"+{self.message.id}"), monotonic() + self._marked_for)
+        clean_up(self._using, self._success(f"+{self.retries}"), monotonic() + self._marked_for)
 
     def _success(self, value: str) -> ScriptCall:
         return self._call(NoteTask, scripts.TASK_DONE, self._keys[:1], value, milliseconds(self._marked_for))
@@ -249,12 +250,6 @@ class Delivery:
     def _expect(self, token: str) -> None:
         kept = milliseconds(2 * self.visibility + REMEMBERED)
         self._run(NoteTask, scripts.TASK_EXPECT, self._keys[1:], f"{self.retries}:{token}", self._known or "", kept)
-
-    def forget(self) -> None:
-        """Remove our headers, so that a ``retry()`` in the body starts counting from 0."""
-        if self.message.headers:
-            headers = self.message.headers.items()
-            self.message.headers = {name: value for name, value in headers if name not in _OURS}
 
     def _run(
         self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
@@ -281,6 +276,13 @@ def kept_options(message: Context, names: Collection[str]) -> dict[str, Any]:
     if serializer := registry.type_to_name.get(known.get(CONTENT_TYPE)):
         options["serializer"] = serializer
     return options
+
+
+def headers_of_next(message: Context, headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers of a message that is sent again: ours, also where it gets new ones, but for what they say of this
+    delivery, so that its copies are counted anew."""
+    ours = {name: value for name, value in (message.headers or {}).items() if name.startswith("rlock_")}
+    return {name: value for name, value in {**ours, **headers}.items() if name not in _OURS}
 
 
 def visibility_timeout(app: Any) -> float:

@@ -201,7 +201,6 @@ class Run:
             raise _ReplacedError
         if self.task._stores_start and delivery.keeps_outcome:  # noqa: SLF001
             self._store(delivery.message, {"pid": os.getpid(), "hostname": delivery.message.hostname}, STARTED)
-        delivery.forget()
 
     def _note_success(self) -> None:
         """Record the success while the lock is still held, so that no copy can run before that."""
@@ -327,7 +326,7 @@ class Run:
             self._store(message, error, RETRY)
         signature = self.task.signature_from_request(message, countdown=countdown, retries=message.retries)
         headers = delivery.next_copy(is_copy, waited)
-        signature.set(headers={**(signature.options.get("headers") or {}), **headers})
+        signature.options["headers"] |= headers
         if failure := self._failure_to_send(signature):
             return self._unsent(error, failure, is_copy)
         try:

@@ -14,6 +14,7 @@ from celery.exceptions import Ignore, Reject
 from django.utils.safestring import SafeString
 
 from django_rlock import RLock
+from django_rlock._tasks.deliveries import CONTENT_TYPE, RECEIVED
 from django_rlock.celery import LockedTask
 from tests.celery_app import app, records
 from tests.celery_app.records import inside, record, until, wait_for
@@ -378,6 +379,32 @@ def is_retried(self, log):
     with inside(log, self.request.id):
         _ = 1 / self.request.retries
     return f"done {log}"
+
+
+class RetriesOutside(LockedTask[..., Any]):
+    """Sends its message again outside of its run, at a point that the message names."""
+
+    def __call__(self, log, point):
+        self.retry_at("before its run", point)
+        done = super().__call__(log, point)
+        self.retry_at("after its run", point)
+        return done
+
+    def on_success(self, retval, task_id, args, kwargs):
+        self.retry_at("on_success", args[1])
+
+    def after_return(self, status, retval, task_id, args, kwargs, einfo):
+        self.retry_at("after_return", args[1])
+
+    def retry_at(self, point, chosen):
+        if point == chosen and self.request.retries == 0 and "rlock_token" in vars(self.request):
+            raise self.retry(countdown=0, headers={"theirs": "kept"})
+
+
+@locked(base=RetriesOutside, acks_late=True, ignore_result=True, lock_scope="queue", on_locked="retry", **soon)
+def retries_outside(self, log, point):
+    record(f"{log}:headers", sorted(self.request.headers.keys() - {RECEIVED, CONTENT_TYPE}))
+    return work(self, log)
 
 
 @locked()

@@ -216,3 +216,13 @@ def test_a_retry_of_the_tasks_own_is_not_skipped(worker, log, task):
         assert records.wait_for(f"deferred:{result.id}")
     assert result.get(timeout=records.WAIT) == f"done {log}"
     assert not overlaps(starts(log, 2))
+
+
+@pytest.mark.parametrize("point", ["before its run", "after its run", "on_success", "after_return"])
+def test_a_retry_outside_of_the_run_is_not_lost(worker, log, point):
+    with FairLock(f"work:{log}"):
+        result = tasks.retries_outside.delay(log, point)
+        assert records.wait_for(f"deferred:{result.id}")  # so it has headers that count how often it was sent again
+    if point != "before its run":
+        assert records.wait_for(f"{log}:headers")
+    assert records.wait_for(f"{log}:headers") == ["rlock_place", "theirs"]
