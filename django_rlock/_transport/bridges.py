@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import faulthandler
+import linecache
 import queue
 import re
 import selectors
@@ -35,7 +36,8 @@ from django_rlock._transport.identity import Owner, running_loop
 #
 # What a task waits for is read from its future, and from the coroutines of tasks that are suspended. The frames of
 # other threads are left alone: ``sys._current_frames()`` may stop the process if garbage is collected meanwhile
-# (https://github.com/python/cpython/issues/106883).
+# (https://github.com/python/cpython/issues/106883). That a thread waits for the result of a future is told by its line,
+# but not for which; so it is known only if all threads that wait for a result wait for the same one.
 
 _PLUMBING = (
     *(str(Path(str(each.__file__)).parent) for each in (asgiref.sync, asyncio, concurrent.futures)),
@@ -43,6 +45,7 @@ _PLUMBING = (
     str(Path(__file__).parents[1]),
 )
 """Where no line says what a thread or a task is doing."""
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b")
 _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """Of faulthandler."""
 
@@ -50,7 +53,18 @@ _ASGIREF = {"asgiref.sync"}
 _POOLS = {"anyio._backends._asyncio", "asgiref.current_thread_executor", "concurrent.futures.thread"}
 _LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_check_cancel"}
 """Callbacks by which asyncio links a future to the future that it stands for."""
+_RESULT = "_chain_future.<locals>._call_set_state"
+"""That by which asyncio hands the result of a task to the future that stands for it."""
+_MOST_DUMPED = 100
+"""Of so many threads faulthandler tells where they are."""
 
+_IN_RESULT = [
+    [(str(threading.__file__), "wait"), (str(concurrent.futures._base.__file__), function)]  # noqa: SLF001
+    for function in ("result", "exception")
+]
+"""The innermost calls of a thread that waits for a future, the files and functions."""
+_UNLIMITED = "waiter.acquire()"
+"""The line of threading at which a thread waits without a limit."""
 _LOOKS, _PAUSE = 100, 0.001
 """How often, and with which pauses in seconds, a thread looks whether a task is suspended."""
 
@@ -73,7 +87,9 @@ def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
         return False
     if running_loop() is not None and owner.thread == threading.get_ident():
         return True  # the loop runs inside of what the thread does
-    for each in [each for loop in _loops(owner.thread) for each in asyncio.all_tasks(loop)]:
+    if _waits_for_result(owner.thread, _results()):
+        return True
+    for each in [each for loop in _loops(owner.thread) for each in asyncio.all_tasks(loop) if _is_bridge(each)]:
         _let_it_suspend(each)
         if _blocked_thread(each) == owner.thread and _leads_to_caller(each, is_crossed=True, is_sure=True):
             return True
@@ -123,18 +139,20 @@ def _calls_in(frames: Iterable[FrameType]) -> list[Call]:
 
 def calls_of(thread: int) -> list[Call]:
     """Where a thread is, from the innermost call to the outermost one."""
+    return _calls_by_thread().get(thread, [])
+
+
+def _calls_by_thread() -> dict[int, list[Call]]:
+    dump = ""
     with contextlib.suppress(OSError), tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
-        return _calls_of(thread, file.read())
-    return []
-
-
-def _calls_of(thread: int, dump: str) -> list[Call]:
-    for section in dump.split("\n\n"):
-        if re.match(rf"(Current thread|Thread) 0x{thread:016x}\b", section):
-            return [(name, int(line), function) for name, line, function in _LINE.findall(section)]
-    return []
+        dump = file.read()
+    return {
+        int(thread[1], 16): [(name, int(line), function) for name, line, function in _LINE.findall(section)]
+        for section in dump.split("\n\n")
+        if (thread := _THREAD.match(section))
+    }
 
 
 def _task_of(owner: Owner) -> Task | None:
@@ -182,6 +200,32 @@ def _jobs() -> set[Any]:
     return {getattr(_local(each, "self"), "future", None) or _local(each, "future") for each in frames} - {None}
 
 
+def _results() -> set[Any]:
+    """The futures that get their results from the running code."""
+    task = asyncio.current_task() if running_loop() is not None else None
+    links = [each for each, _ in getattr(task, "_callbacks", None) or () if _is_link(each, _RESULT)]
+    return _jobs() | {cell for cell in _cells(links) if isinstance(cell, concurrent.futures.Future)}
+
+
+def _waits_for_result(thread: int, futures: Iterable[Any]) -> bool:
+    """Whether a thread waits without a limit for the result of one of the futures. False if that is not known."""
+    for future in futures:
+        waiting = list(future._condition._waiters)  # noqa: SLF001 - of Python
+        if not waiting:
+            continue
+        calls = _calls_by_thread()
+        waiters = [each for each, its in calls.items() if [call[::2] for call in its[:2]] in _IN_RESULT]
+        if (
+            len(calls) < _MOST_DUMPED
+            and thread in waiters
+            and len(waiters) == len(waiting)
+            and linecache.getline(*calls[thread][0][:2]).strip() == _UNLIMITED
+            and waiting == list(future._condition._waiters)  # noqa: SLF001
+        ):
+            return True
+    return False
+
+
 def _behind(future: Any) -> list[Any]:
     """A future, and the tasks and the jobs of executors for which it stands; those of gather(), too."""
     found = []
@@ -190,14 +234,14 @@ def _behind(future: Any) -> list[Any]:
         each = todo.pop()
         found.append(each)
         if not isinstance(each, (asyncio.Task, concurrent.futures.Future)):
-            links = [link for link, _ in getattr(each, "_callbacks", None) or () if _is_link(link)]
+            links = [link for link, _ in getattr(each, "_callbacks", None) or () if _is_link(link, *_LINKS)]
             todo += [cell for cell in _cells(links) if isinstance(cell, _FUTURES)]
             todo += getattr(each, "_children", ())
     return found
 
 
-def _is_link(callback: Any) -> bool:
-    return getattr(callback, "__qualname__", "") in _LINKS
+def _is_link(callback: Any, *names: str) -> bool:
+    return getattr(callback, "__qualname__", "") in names
 
 
 def _group_of(task: Task) -> list[Task]:
@@ -210,6 +254,11 @@ def _run_for(task: Task) -> list[Task]:
     """The tasks that ``async_to_sync()`` runs for the function that a task awaits."""
     frames = [frame for frame in _coroutine_frames(task) if _is(frame, _ASGIREF, "__call__")]
     return [each for frame in frames for each in _local(frame, "task_context") or ()]
+
+
+def _is_bridge(task: Task) -> bool:
+    """Whether ``async_to_sync()`` has made a task. A glance, since each task that waits may look at all others."""
+    return getattr(getattr(task.get_coro(), "cr_code", None), "co_filename", None) == asgiref.sync.__file__
 
 
 def _blocked_thread(task: Task) -> int | None:

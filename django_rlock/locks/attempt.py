@@ -20,6 +20,9 @@ from django_rlock.settings import settings_of
 LEAST_LEFT = 1.0
 """How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
 
+LOOK_AGAIN = 1.0
+"""After how many seconds a pool's thread that waits looks again for a deadlock; then when twice the time has passed."""
+
 
 class Attempt:
     """One owner's attempt at one lock. Times are monotonic seconds.
@@ -51,6 +54,7 @@ class Attempt:
         "lease",
         "left_ms",
         "lock",
+        "look_at",
         "outside",
         "owner",
         "owner_id",
@@ -60,6 +64,7 @@ class Attempt:
         "token",
         "tries",
         "until",
+        "waits_since",
     )
 
     def __init__(
@@ -192,7 +197,9 @@ class Attempt:
 
     async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
         refuse_deadlock(self.lock, self.owner, self.until is None)
-        wait = Wait(self.lock, self.owner, self.owner_id, self.driver.now(), waiter, self.asker)
+        self.waits_since = self.driver.now()
+        self.look_at = self.waits_since + LOOK_AGAIN
+        wait = Wait(self.lock, self.owner, self.owner_id, self.waits_since, waiter, self.asker)
         try:
             WAITS.add(wait)
             return await self._try_when_woken(waiter, wait, tried)
@@ -208,10 +215,23 @@ class Attempt:
             if pause <= 0:
                 # The last try leaves the queue, or takes the lock if it was granted meanwhile.
                 return await self.once()
-            await waiter.wait(pause)
+            await self._sleep(waiter, pause)
             if self._is_granted(waiter):
                 break
         return True
+
+    async def _sleep(self, waiter: Waiter, pause: float) -> None:
+        """Sleep until woken. A holder may begin to wait for the job of a pool while the job sleeps here."""
+        now = self.driver.now()
+        while self.owner.in_pool and now + pause > self.look_at:
+            left = max(self.look_at - now, 0.0)
+            if await waiter.wait(left):
+                return
+            refuse_deadlock(self.lock, self.owner, self.until is None)
+            pause -= left
+            now = self.driver.now()
+            self.look_at = now + (now - self.waits_since)
+        await waiter.wait(pause)
 
     def _pause(self, wait: Wait) -> float:
         """How long to sleep unless woken, in seconds; 0 or less when the time is up."""

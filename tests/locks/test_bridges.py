@@ -3,7 +3,7 @@
 import asyncio
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
@@ -19,6 +19,7 @@ from django_rlock import (
     SpinLock,
 )
 from django_rlock._transport import bridges
+from django_rlock.locks import attempt
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import UNTIL_SERVED, eventually
 
@@ -279,3 +280,66 @@ def test_an_error_after_a_wait_says_where_the_holder_is(redis_client):
         thread.start()
         thread.join()
     assert f"in this process: thread 'MainThread', now at {__file__}:" in errors[0]
+
+
+def submit(lock, *results):
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(enter, lock).result(*results)
+
+
+def mapped(lock):
+    with ThreadPoolExecutor(1) as executor:
+        return list(executor.map(enter, [lock]))
+
+
+def threadsafe(lock):
+    """From a thread, into the loop of another one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        return asyncio.run_coroutine_threadsafe(aenter(lock), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize("way", [submit, mapped, threadsafe])
+def test_a_job_for_whose_result_the_holder_waits(lock, way):
+    with lock, refused():
+        way(lock)
+
+
+def test_a_job_for_whose_result_the_holder_waits_later(lock, monkeypatch):
+    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    with ThreadPoolExecutor(1) as executor, lock:
+        waiting = executor.submit(enter, lock)
+        eventually(WAITS.snapshot)
+        with refused():
+            waiting.result()
+
+
+def test_a_job_for_whose_result_the_holder_waits_for_a_while(redis_client, monkeypatch):
+    """It goes on then."""
+    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    with ThreadPoolExecutor(1) as executor:
+        with FairLock("stock:42"):
+            waiting = executor.submit(enter, FairLock("stock:42"))
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+        assert waiting.result() == "inside"
+
+
+def test_a_job_for_whose_result_another_thread_waits(redis_client, monkeypatch):
+    """The holder waits for another result."""
+    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    other: Future[None] = Future()
+    with ThreadPoolExecutor(2) as executor:
+        with FairLock("stock:42"):
+            waiting = executor.submit(enter, FairLock("stock:42"))
+            executor.submit(waiting.result)
+            eventually(WAITS.snapshot)
+            threading.Timer(0.3, other.set_result, [None]).start()
+            other.result()
+        assert waiting.result() == "inside"
