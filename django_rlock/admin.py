@@ -28,12 +28,12 @@ from django.views.decorators.cache import never_cache
 from django_rlock import inspection
 from django_rlock._monitoring.exposition import CONTENT_TYPE, exposition
 from django_rlock._monitoring.history import History, read_history
-from django_rlock._monitoring.infos import Holder, LockInfo
 from django_rlock._monitoring.listing import Overview, Row, public_dict
 from django_rlock._monitoring.stacks import holder_stack
 from django_rlock._monitoring.survey import Survey, mark
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks import rlock
+from django_rlock.locks.infos import Holder, LockInfo
 from django_rlock.models import Lock
 from django_rlock.settings import get_aliases, get_settings
 from django_rlock.version import __version__

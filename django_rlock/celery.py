@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import GenericAlias
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from celery.contrib.django.task import DjangoTask
 from celery.signals import worker_init
 from celery.utils import uuid
 
@@ -32,6 +30,7 @@ from django_rlock._tasks.options import TaskOptions, refuse_of_call, refuse_unkn
 from django_rlock._tasks.reservations import Place, send_once, sent
 from django_rlock._tasks.runs import locks_held
 from django_rlock._tasks.skipped import Skipped
+from django_rlock._tasks.task import AbstractTask, P, R_co
 from django_rlock.locks import BaseLock, Duration
 from django_rlock.locks.options import KindName
 from django_rlock.settings import DEFAULT_ALIAS
@@ -39,22 +38,12 @@ from django_rlock.settings import DEFAULT_ALIAS
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-    from django_rlock.inspection import LockInfo
-
-    _Task = DjangoTask
-else:
-
-    class _Task(DjangoTask):
-        __class_getitem__ = classmethod(GenericAlias)  # Celery's tasks have it from 5.7 on
-
-
-P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
+    from django_rlock.locks.infos import LockInfo
 
 __all__ = ["LockedTask", "Skipped"]
 
 
-class LockedTask(_Task[P, R_co]):
+class LockedTask(AbstractTask[P, R_co]):
     """A task that runs under a lock, so that two runs with the same key never overlap::
 
         @shared_task(base=LockedTask, lock_key="report:<account_id>")

@@ -15,7 +15,14 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core import threads
 from django_rlock._monitoring.building import Builder
-from django_rlock._monitoring.infos import (
+from django_rlock._monitoring.queued import free_places, queued_messages, with_queued
+from django_rlock._monitoring.reading import asking, listed_aliases
+from django_rlock._monitoring.survey import Problem, Survey, edges, mark, own_report
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.locks import rlock
+from django_rlock.locks.base import BaseLock
+from django_rlock.locks.holds import INSPECTOR
+from django_rlock.locks.infos import (
     CLIENT_LENGTH,
     Deadlock,
     Edge,
@@ -23,16 +30,10 @@ from django_rlock._monitoring.infos import (
     LockInfo,
     LockState,
     Party,
+    QueuedMessage,
     Waiter,
     WaitGraph,
 )
-from django_rlock._monitoring.queued import QueuedMessage, free_places, queued_messages, with_queued
-from django_rlock._monitoring.reading import asking, listed_aliases
-from django_rlock._monitoring.survey import Problem, Survey, edges, mark, own_report
-from django_rlock.exceptions import LockUnavailableError
-from django_rlock.locks import rlock
-from django_rlock.locks.base import BaseLock
-from django_rlock.locks.holds import INSPECTOR
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.statistics import operator
 from django_rlock.settings import DEFAULT_ALIAS, get_settings

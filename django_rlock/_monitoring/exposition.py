@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from django_rlock._monitoring.infos import LockState
 from django_rlock._monitoring.listing import Overview
+from django_rlock.locks.infos import LockState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from django_rlock._core.process import Owned
-from django_rlock._monitoring.infos import Party
 from django_rlock._monitoring.recorded import MAX_NAMED
 from django_rlock._redis.keys import WRITER
+from django_rlock.locks.infos import Party
 
 # --- untrusted --------------------------------------------------------------------------------------------------------
 

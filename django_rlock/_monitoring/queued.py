@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from fnmatch import translate
-from typing import Any
 
-from django_rlock._monitoring.infos import LockInfo, LockState, duration_text
 from django_rlock._monitoring.parsing import document_in, number_of, short_text
 from django_rlock._monitoring.reading import asking
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import ScriptCall, prepare, run_flow
 from django_rlock._transport.registry import sync_driver
 from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.settings import get_settings
 
 _MOST = 5000
@@ -23,46 +22,6 @@ ASKS, RUNS, UNSENT = "", "-", "?"
 """What ``change_call`` takes in place of milliseconds."""
 _PATIENCE = 2.0
 """How long freeing a place is retried while Redis is unreachable, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedMessage:
-    """A message that has a place in the queue of a lock: further messages with its key are not sent.
-
-    ``since`` is when it was sent, by the server's clock; ``waited`` is the time since then, and ``left`` how long its
-    place is kept unless it ends before, both in seconds. ``sender`` is host and process id. ``is_sent`` is False while
-    its sender is about to send it.
-    """
-
-    name: str
-    using: str
-    task: str
-    task_id: str
-    queue: str
-    sender: str
-    since: float
-    waited: float
-    left: float
-    is_sent: bool
-    key: str
-    value: str
-
-    @property
-    def row(self) -> list[str]:
-        """What tables show, under ``HEADINGS``."""
-        return [
-            self.task,
-            self.task_id,
-            self.queue or "–",
-            duration_text(self.waited),
-            self.sender,
-            duration_text(self.left),
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in {"key", "value"}}
-
 
 HEADINGS = ["task", "message", "queue", "queued for", "sender", "kept for"]
 

@@ -23,8 +23,10 @@ from django_rlock._core.process import on_fork
 from django_rlock._transport.connections import SERVER_ERRORS
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import Commands, commands_to
-from django_rlock.locks.records import BatchHold, Hold
-from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, Group, LockStatistics, Past
+from django_rlock.locks.batches import BatchHold
+from django_rlock.locks.kinds import Group
+from django_rlock.locks.records import Hold
+from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past
 from django_rlock.settings import get_settings
 from django_rlock.version import __version__
 

@@ -13,7 +13,6 @@ from functools import partial
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring.infos import Holder, LockInfo
 from django_rlock._transport.bridges import stack_of
 from django_rlock._transport.calls import unavailable
 from django_rlock._transport.connections import SERVER_ERRORS, is_cluster
@@ -21,6 +20,7 @@ from django_rlock._transport.identity import client_id, new_request
 from django_rlock._transport.registry import commands_to, listener
 from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.infos import Holder, LockInfo
 from django_rlock.locks.records import Hold
 from django_rlock.settings import get_settings, server_aliases
 

@@ -18,7 +18,6 @@ from django.utils.functional import cached_property
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
 from django_rlock._monitoring.building import SILENT_AFTER, Builder, Reported
-from django_rlock._monitoring.infos import Deadlock, Edge, LockInfo, ProcessInfo
 from django_rlock._monitoring.parsing import Report, parse_report
 from django_rlock._monitoring.queued import queued_messages, with_queued
 from django_rlock._monitoring.reading import MOST_AHEAD, Server, State, asking
@@ -26,6 +25,7 @@ from django_rlock._monitoring.reports import local_report
 from django_rlock._redis.scripts import ENDLESS
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockUnavailableError
+from django_rlock.locks.infos import Deadlock, Edge, LockInfo, ProcessInfo
 from django_rlock.settings import get_settings
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

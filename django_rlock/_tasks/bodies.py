@@ -20,13 +20,13 @@ from django_rlock._tasks.naming import BODY
 from django_rlock._tasks.runs import Run, run_message
 
 if TYPE_CHECKING:
-    from django_rlock.celery import LockedTask
+    from django_rlock._tasks.task import AbstractTask
 
 _BEGINS = "rlock_begins"
 """An attribute of the ``__call__`` that begins a call."""
 
 
-def guard(kind: type[LockedTask[..., Any]]) -> None:
+def guard(kind: type[AbstractTask[..., Any]]) -> None:
     """Put the lock around a class's ``run``, and let its ``__call__`` begin a call, unless that was done before.
 
     Raises TypeError for a base whose ``__call__`` is never called, because it comes after Celery's own.
@@ -40,7 +40,7 @@ def guard(kind: type[LockedTask[..., Any]]) -> None:
         setattr(kind, "__call__", _beginning(vars(definer)["__call__"]))  # noqa: B010
 
 
-def _refuse_unreached(kind: type[LockedTask[..., Any]]) -> None:
+def _refuse_unreached(kind: type[AbstractTask[..., Any]]) -> None:
     after = kind.__mro__[kind.__mro__.index(Task) + 1 :]
     if unreached := next((each for each in after if "__call__" in vars(each)), None):
         name, label = unreached.__name__, kind.name or kind.__name__
@@ -58,7 +58,7 @@ def _locked(body: Any) -> Callable[..., Any]:
 
     get: Callable[..., Any] = getattr(body, "__get__", lambda *_: body)  # a partial is not a descriptor
 
-    def run(self: LockedTask[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def run(self: AbstractTask[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         bound = get(self, type(self))
         stack: Any = self.request_stack
         requests = () if stack is None else stack.stack
@@ -89,7 +89,7 @@ def _beginning(call: Callable[..., Any]) -> Callable[..., Any]:
     """The ``__call__`` that begins a call for one of the project's, which may go to ``run`` at once."""
 
     @wraps(call)
-    def begin(self: LockedTask[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def begin(self: AbstractTask[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         stack: Any = self.request_stack
         request = stack.top
         if request is not None and vars(request).get("rlock_entered") != len(stack):

@@ -19,7 +19,7 @@ from django_rlock._web.requests import import_views
 from django_rlock.settings import get_aliases, get_settings, unknown_alias
 
 if TYPE_CHECKING:
-    from django_rlock.celery import LockedTask
+    from django_rlock._tasks.task import AbstractTask
 
 logger = logging.getLogger("django_rlock.checks")
 
@@ -93,14 +93,14 @@ def _leftovers() -> Iterator[CheckMessage]:
                 yield CheckWarning(text, hint=HINT, id="django_rlock.W023")
 
 
-def _locked_tasks() -> list[LockedTask[..., Any]]:
+def _locked_tasks() -> list[AbstractTask[..., Any]]:
     from celery import current_app
 
     tasks: list[Any] = [task for _, task in sorted(current_app.tasks.items())]
     return [task for task in tasks if getattr(task, "_is_locked", False)]
 
 
-def _errors(task: LockedTask[..., Any]) -> Iterator[CheckMessage]:
+def _errors(task: AbstractTask[..., Any]) -> Iterator[CheckMessage]:
     from django_rlock._tasks.reservations import unfit_alias
 
     if not _is_known(task.lock_using):
@@ -128,7 +128,7 @@ def _is_known(using: str) -> bool:
         return True  # another check reports it, once
 
 
-def _doubts(task: LockedTask[..., Any]) -> Iterator[CheckMessage]:
+def _doubts(task: AbstractTask[..., Any]) -> Iterator[CheckMessage]:
     from django_rlock._tasks.deliveries import UNNOTICED, visibility_timeout
 
     conf: Any = task.app.conf
@@ -154,5 +154,5 @@ def _doubts(task: LockedTask[..., Any]) -> Iterator[CheckMessage]:
                        f"{visibility:g} s; set visibility_timeout to more, so that no copy waits", "W021")  # fmt: skip
 
 
-def _warning(task: LockedTask[..., Any], text: str, number: str) -> CheckMessage:
+def _warning(task: AbstractTask[..., Any], text: str, number: str) -> CheckMessage:
     return CheckWarning(f"{task.name} {text}.", hint=HINT, id=f"django_rlock.{number}")

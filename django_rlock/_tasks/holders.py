@@ -32,7 +32,7 @@ from django_rlock.settings import get_settings
 
 if TYPE_CHECKING:
     from django_rlock._tasks.options import TaskOptions
-    from django_rlock.inspection import LockInfo
+    from django_rlock.locks.infos import LockInfo
 
 
 # --- holders ----------------------------------------------------------------------------------------------------------

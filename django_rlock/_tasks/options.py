@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_rlock._tasks.naming import Naming, body_of, misfit
 from django_rlock.locks import KINDS, BaseLock, LimitedLock, rlock
+from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import (
     Duration,
     KindName,
@@ -18,12 +19,11 @@ from django_rlock.locks.options import (
     keep_seconds,
     lease_seconds,
     limited_kind,
-    note_templates,
     wait_seconds,
 )
 
 if TYPE_CHECKING:
-    from django_rlock.celery import LockedTask
+    from django_rlock._tasks.task import AbstractTask
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class TaskOptions:
     queue_time: float
 
     @classmethod
-    def of(cls, task: type[LockedTask[..., Any]]) -> TaskOptions:
+    def of(cls, task: type[AbstractTask[..., Any]]) -> TaskOptions:
         """Read the options of a task class. Raises KeyTemplateError, ValueError or TypeError for a bad one."""
         _check_body(task)
         if task.lock_kind not in (None, *KINDS):
@@ -90,7 +90,7 @@ class TaskOptions:
             queue_time=_delay(task, "lock_queue_time"),
         )
 
-    def on_queued_of(self, task: LockedTask[..., Any], options: dict[str, Any]) -> str:
+    def on_queued_of(self, task: AbstractTask[..., Any], options: dict[str, Any]) -> str:
         """Take ``on_queued`` out of the options of one call, which may choose what its sender alone decides."""
         chosen = options.pop("on_queued", None)
         if chosen is None:
@@ -135,7 +135,7 @@ class TaskOptions:
         return self.wait_time + sum(map(self.delay, range(self.max_retries)))
 
 
-def _check_body(task: type[LockedTask[..., Any]]) -> None:
+def _check_body(task: type[AbstractTask[..., Any]]) -> None:
     run: Any = body_of(task)
     if inspect.iscoroutinefunction(getattr(run, "__func__", run)):
         raise TypeError(
@@ -144,7 +144,7 @@ def _check_body(task: type[LockedTask[..., Any]]) -> None:
         )
 
 
-def _check_scope(task: type[LockedTask[..., Any]]) -> None:
+def _check_scope(task: type[AbstractTask[..., Any]]) -> None:
     scope, on_queued = task.lock_scope, task.on_queued
     if scope not in SCOPES:
         raise ValueError(f"{task.name}: lock_scope must be one of {SCOPES}, not {scope!r}.")
@@ -165,7 +165,7 @@ def _check_scope(task: type[LockedTask[..., Any]]) -> None:
         raise TypeError(f"{task.name}: lock_scope={scope!r} takes one lock_key, not a list of them.")
 
 
-def _check_permits(task: type[LockedTask[..., Any]]) -> None:
+def _check_permits(task: type[AbstractTask[..., Any]]) -> None:
     if task.lock_permits is None:
         return
     if task.lock_scope != "run":
@@ -177,7 +177,7 @@ def _check_permits(task: type[LockedTask[..., Any]]) -> None:
         raise type(error)(f"{task.name}: lock_permits: {error}") from None
 
 
-def _on_locked(task: type[LockedTask[..., Any]]) -> str | Callable[..., Any]:
+def _on_locked(task: type[AbstractTask[..., Any]]) -> str | Callable[..., Any]:
     on_locked: Any = inspect.getattr_static(task, "on_locked")  # not bound to the class or a task
     if callable(on_locked):
         if error := misfit(on_locked, 2):
@@ -188,7 +188,7 @@ def _on_locked(task: type[LockedTask[..., Any]]) -> str | Callable[..., Any]:
 
 
 def _seconds(
-    task: type[LockedTask[..., Any]], option: str, checked: Callable[[Duration | None], float | None]
+    task: type[AbstractTask[..., Any]], option: str, checked: Callable[[Duration | None], float | None]
 ) -> float | None:
     try:
         return checked(getattr(task, option))
@@ -196,7 +196,7 @@ def _seconds(
         raise type(error)(f"{task.name}: {option}: {error}") from None
 
 
-def _delay(task: type[LockedTask[..., Any]], option: str) -> float:
+def _delay(task: type[AbstractTask[..., Any]], option: str) -> float:
     value = getattr(task, option)
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
@@ -204,7 +204,7 @@ def _delay(task: type[LockedTask[..., Any]], option: str) -> float:
     return float(seconds)
 
 
-def _count(task: type[LockedTask[..., Any]], option: str) -> int | None:
+def _count(task: type[AbstractTask[..., Any]], option: str) -> int | None:
     value: Any = getattr(task, option)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise ValueError(f"{task.name}: {option} must be 0 or more, or None for no limit, not {value!r}.")

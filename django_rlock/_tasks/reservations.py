@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from celery.app.task import Context
     from celery.result import AsyncResult
 
-    from django_rlock.celery import LockedTask
+    from django_rlock._tasks.task import AbstractTask
 
 logger = logging.getLogger("django_rlock.celery")
 
@@ -82,7 +82,7 @@ class Place:
     """The place of one message in the queue, as seen by the sender or the worker."""
 
     def __init__(
-        self, task: LockedTask[..., Any], lock_name: str, task_id: str, token: str, mark: str | None = None
+        self, task: AbstractTask[..., Any], lock_name: str, task_id: str, token: str, mark: str | None = None
     ) -> None:
         self._task = task
         self.task_id = task_id
@@ -95,7 +95,7 @@ class Place:
         self._is_left = False
 
     @classmethod
-    def of_request(cls, task: LockedTask[..., Any], request: Context) -> Place | None:
+    def of_request(cls, task: AbstractTask[..., Any], request: Context) -> Place | None:
         """The place of a message that runs, if it has one; the same object each time."""
         found = vars(request)
         if PLACE in found and _OBJECT not in found:
@@ -103,7 +103,7 @@ class Place:
         return found.get(_OBJECT)
 
     @classmethod
-    def of_header(cls, task: LockedTask[..., Any], header: Header, task_id: str) -> Place:
+    def of_header(cls, task: AbstractTask[..., Any], header: Header, task_id: str) -> Place:
         token, _, mark, lock_name = header
         return cls(task, lock_name, task_id, token, mark)
 
@@ -227,7 +227,7 @@ def _value_in(known: bytes) -> str:
     return known.decode().partition("\n")[0].removeprefix(_UNSENT)
 
 
-def mark_of(task: LockedTask[..., Any]) -> str:
+def mark_of(task: AbstractTask[..., Any]) -> str:
     """A mark that the owners of all runs of a task have in common, unless their messages come by different brokers."""
     conf: Any = task.app.conf
     options = conf.broker_transport_options or {}
@@ -243,7 +243,7 @@ def _mark(name: str, urls: str, prefix: str) -> str:
     return blake2b("\n".join([name, prefix, *brokers]).encode(), digest_size=_MARK_BYTES).hexdigest()
 
 
-def unfit_alias(task: LockedTask[..., Any]) -> str:
+def unfit_alias(task: AbstractTask[..., Any]) -> str:
     """The error text for an alias with several nodes."""
     needs = f"{task.name}: lock_scope={task.lock_scope!r} needs an alias with one server or one cluster"
     return f"{needs}, and {task.lock_using!r} has NODES."
@@ -253,7 +253,7 @@ def unfit_alias(task: LockedTask[..., Any]) -> str:
 
 
 def send_once(
-    task: LockedTask[..., Any],
+    task: AbstractTask[..., Any],
     lock_name: Callable[[], str],
     args: tuple[tuple[Any, ...], dict[str, Any]],
     task_id: str,
@@ -278,7 +278,7 @@ def send_once(
 
 
 def _send_again(
-    task: LockedTask[..., Any],
+    task: AbstractTask[..., Any],
     header: Header,
     task_id: str,
     queue: str,
@@ -304,7 +304,7 @@ def _send_again(
 
 def _send_in(
     place: Place,
-    task: LockedTask[..., Any],
+    task: AbstractTask[..., Any],
     task_id: str,
     options: dict[str, Any],
     send: Callable[..., AsyncResult[Any]],
@@ -318,7 +318,7 @@ def _send_in(
     return result
 
 
-def _keep(place: Place, task: LockedTask[..., Any], options: Mapping[str, Any]) -> None:
+def _keep(place: Place, task: AbstractTask[..., Any], options: Mapping[str, Any]) -> None:
     """Keep the place of a message that was sent. If that fails, it expires soon, and another message may be sent."""
     with logged(task):
         place.keep(_time_in_queue(task, options), _starts_in(task, options))
@@ -330,7 +330,7 @@ def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
     return result
 
 
-def _left_to(other: str, task: LockedTask[..., Any], place: Place, on_queued: str) -> AsyncResult[Any]:
+def _left_to(other: str, task: AbstractTask[..., Any], place: Place, on_queued: str) -> AsyncResult[Any]:
     lock = place.lock
     if on_queued == "raise":
         raise TaskQueuedError(lock.name, other)
@@ -341,7 +341,7 @@ def _left_to(other: str, task: LockedTask[..., Any], place: Place, on_queued: st
 
 
 def _queue_of(
-    task: LockedTask[..., Any], args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]
+    task: AbstractTask[..., Any], args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]
 ) -> str:
     """The name of the queue of a message, for operators who list places; "" if unknown."""
     app: Any = task.app
@@ -358,7 +358,7 @@ def _was_sent_before(options: Mapping[str, Any], headers: Mapping[str, Any]) -> 
     return bool(options.get("retries")) or TOKEN in headers
 
 
-def _is_of_a_canvas(task: LockedTask[..., Any], options: Mapping[str, Any]) -> bool:
+def _is_of_a_canvas(task: AbstractTask[..., Any], options: Mapping[str, Any]) -> bool:
     """Whether others wait for this message: a chord, a group, the rest of a chain, a callback, a replaced task."""
     parts = "group_id", "chord", "link", "replaced_task_nesting"
     if not any(map(options.get, parts)) and options.get("chain") is None:
@@ -375,19 +375,20 @@ def _is_of_a_canvas(task: LockedTask[..., Any], options: Mapping[str, Any]) -> b
     return True
 
 
-def _time_in_queue(task: LockedTask[..., Any], options: Mapping[str, Any]) -> float:
+def _time_in_queue(task: AbstractTask[..., Any], options: Mapping[str, Any]) -> float:
     """The longest time that a message may wait from now on, in seconds."""
     expires = options.get("expires", task.expires)
     longest = float("inf") if expires is None else max(_seconds_until(task, expires), 1.0)
-    return min(_starts_in(task, options) + task._rlock.queue_time, longest)  # noqa: SLF001
+    queue_time: float = task._rlock.queue_time  # noqa: SLF001
+    return min(_starts_in(task, options) + queue_time, longest)
 
 
-def _starts_in(task: LockedTask[..., Any], options: Mapping[str, Any]) -> float:
+def _starts_in(task: AbstractTask[..., Any], options: Mapping[str, Any]) -> float:
     """How long a message has to wait at least, in seconds."""
     return max(0.0, *(_seconds_until(task, options.get(name)) for name in ("eta", "countdown")))
 
 
-def _seconds_until(task: LockedTask[..., Any], moment: float | str | datetime | None) -> float:
+def _seconds_until(task: AbstractTask[..., Any], moment: float | str | datetime | None) -> float:
     if moment is None or isinstance(moment, int | float):
         return float(moment or 0)
     when: Any = maybe_iso8601(moment)
@@ -395,7 +396,7 @@ def _seconds_until(task: LockedTask[..., Any], moment: float | str | datetime | 
 
 
 @contextmanager
-def logged(task: LockedTask[..., Any]) -> Iterator[None]:
+def logged(task: AbstractTask[..., Any]) -> Iterator[None]:
     """Log that Redis is unreachable, if only a place in the queue is affected."""
     try:
         yield

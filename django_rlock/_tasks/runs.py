@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from celery.canvas import Signature
 
     from django_rlock._tasks.options import TaskOptions
-    from django_rlock.celery import LockedTask
+    from django_rlock._tasks.task import AbstractTask
 
 logger = logging.getLogger("django_rlock.celery")
 
@@ -53,7 +53,11 @@ locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
 
 
 def run_message(
-    task: LockedTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], request: Context, body: Callable[[], Any]
+    task: AbstractTask[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    request: Context,
+    body: Callable[[], Any],
 ) -> Any:
     """Run the body as ``Run.execute`` does.
 
@@ -75,12 +79,12 @@ def run_message(
     return result
 
 
-def _is_outcome(task: LockedTask[..., Any], error: Exception) -> bool:
+def _is_outcome(task: AbstractTask[..., Any], error: Exception) -> bool:
     """Whether the task fails with an error."""
     return not _is_retried(task, error) and not isinstance(error, Retry | Reject | Ignore)
 
 
-def _is_retried(task: LockedTask[..., Any], error: BaseException) -> bool:
+def _is_retried(task: AbstractTask[..., Any], error: BaseException) -> bool:
     """Whether ``autoretry_for``, which is around the lock, takes an error for a reason to send the message again."""
     retried: Any = getattr(task, "autoretry_for", ())
     never: Any = getattr(task, "dont_autoretry_for", ())
@@ -102,14 +106,15 @@ class Run:
 
     def __init__(
         self,
-        task: LockedTask[..., Any],
+        task: AbstractTask[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         request: Context | None = None,
         place: Place | None = None,
     ) -> None:
         self.task = task
-        self.options = options = task._rlock  # noqa: SLF001
+        self.options: TaskOptions = task._rlock  # noqa: SLF001
+        options = self.options
         self.task_id = "" if request is None else str(request.id)
         self.delivery: Delivery | None = None
         self._place = place

@@ -24,7 +24,8 @@ from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockErr
 from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.blocks import Section
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.options import UNSET, KindName, note_templates
+from django_rlock.locks.kinds import note_templates
+from django_rlock.locks.options import UNSET, KindName
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.transactions import is_to_be_checked, open_databases
 from django_rlock.settings import get_settings
@@ -324,7 +325,7 @@ class LockedCall:
             warn_once(self.func, alias, request is not None)
 
     def _failed(
-        self, error: RLockError, section: Section, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, error: RLockError, section: Section[Any], request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """The value to return instead of the result; or raises the error."""
         on_locked = self.options.on_locked

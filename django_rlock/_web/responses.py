@@ -71,7 +71,7 @@ def answer(request: Any, error: RLockError, *, using: str = DEFAULT_ALIAS, statu
         from django_rlock._web.rest_framework import LockAPIException, forbid_storing
 
         forbid_storing(request)
-        raise LockAPIException(problem) from error
+        raise LockAPIException(problem.content, problem.status, problem.retry_after) from error
     response = _page(request, problem) or JsonResponse(problem.content, status=problem.status)
     response["Retry-After"] = str(problem.retry_after)
     response["Cache-Control"] = "no-store"

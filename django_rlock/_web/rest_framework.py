@@ -3,21 +3,19 @@ sees them. Imported only if the framework is in use."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from rest_framework.exceptions import APIException, NotAuthenticated, ParseError
-
-if TYPE_CHECKING:
-    from django_rlock._web.responses import Problem
 
 
 class LockAPIException(APIException):  # type: ignore[misc]
     """A lock was taken, unavailable or lost; the lock's error is its ``__cause__``."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.content, problem.code)
-        self.status_code = problem.status
-        self.wait = problem.retry_after  # the handler makes Retry-After from it
+    def __init__(self, content: Mapping[str, str], status: int, retry_after: int) -> None:
+        super().__init__(content, content["code"])
+        self.status_code = status
+        self.wait = retry_after  # the handler makes Retry-After from it
 
 
 def refusal(request: Any, reason: str, names_user: bool) -> APIException:

@@ -13,7 +13,7 @@ from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.callers import refuse_deadlock
 from django_rlock.locks.heartbeats import expect, heartbeat_after_grant
 from django_rlock.locks.holds import WAITS
-from django_rlock.locks.kinds import REPOLL, Named
+from django_rlock.locks.kinds import REPOLL, Candidate, Named
 from django_rlock.locks.records import Wait
 from django_rlock.settings import settings_of
 
@@ -24,7 +24,7 @@ LOOK_AGAIN = 1.0
 """After how many seconds a pool's thread that waits looks again for a deadlock; then when twice the time has passed."""
 
 
-class Attempt:
+class Attempt(Candidate):
     """One owner's attempt at one lock. Times are monotonic seconds.
 
     ``asker`` is the owner's name in the queue, where that is not its owner id, and ``beside`` its owner id on the
@@ -43,8 +43,6 @@ class Attempt:
     """
 
     __slots__ = (
-        "asker",
-        "beside",
         "clocks",
         "driver",
         "granted_at",
@@ -53,11 +51,8 @@ class Attempt:
         "kind",
         "lease",
         "left_ms",
-        "lock",
         "look_at",
         "outside",
-        "owner",
-        "owner_id",
         "renewed",
         "sent_at",
         "ticket",
@@ -76,12 +71,12 @@ class Attempt:
         lease: float,
         until: float | None,
     ) -> None:
+        self.asker = self.owner_id = owner_id
+        self.beside = ""
         self.lock = lock
+        self.owner = owner
         self.kind = lock._kind
         self.driver = driver
-        self.owner = owner
-        self.owner_id = self.asker = owner_id
-        self.beside = ""
         self.lease = lease
         self.until = until
         self.sent_at = self.granted_at = 0.0

@@ -34,7 +34,7 @@ from django_rlock.locks.blocks import left_by_its_owner, released_when_dropped
 from django_rlock.locks.callers import awaited_driver, blocking_driver, describe_holder
 from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.holds import HOLDS, INSPECTOR
-from django_rlock.locks.kinds import Handle
+from django_rlock.locks.kinds import AbstractLock
 from django_rlock.locks.options import (
     UNSET,
     Duration,
@@ -63,12 +63,12 @@ from django_rlock.locks.watchdog import check_sure, sure_of
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 if TYPE_CHECKING:
-    from django_rlock.inspection import LockInfo
+    from django_rlock.locks.infos import LockInfo
 
 logger = logging.getLogger("django_rlock.locks")
 
 
-class BaseLock(Handle):
+class BaseLock(AbstractLock):
     """A re-entrant distributed lock.
 
     ``name`` says what the lock protects; ``using`` is the RLOCK alias. ``wait_time`` is how long to wait for the lock,
@@ -254,7 +254,7 @@ class BaseLock(Handle):
         run_flow(self._enter, (driver, self._owner(driver)))
         return self
 
-    def atomic(self, using: str = DEFAULT_DB_ALIAS, *, nested: bool = False) -> AtomicBlock:
+    def atomic(self, using: str = DEFAULT_DB_ALIAS, *, nested: bool = False) -> AtomicBlock[Self]:
         """Combine the lock with a database transaction, as context manager or decorator: acquire, BEGIN, body, COMMIT,
         release::
 

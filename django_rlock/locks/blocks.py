@@ -8,7 +8,7 @@ from copy import copy
 from functools import partial, update_wrapper
 from inspect import signature
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Generic, Self, cast
 
 from django_rlock._core.callbacks import log
 from django_rlock._transport.calls import run_flow
@@ -17,11 +17,8 @@ from django_rlock._transport.interruptions import Method, guarded
 from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.locks.holds import HOLDS, NOTHING
+from django_rlock.locks.kinds import SomeLock
 from django_rlock.locks.records import Hold, key_of
-
-if TYPE_CHECKING:
-    from django_rlock.locks.base import BaseLock
-
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
@@ -121,7 +118,7 @@ def leave_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
 logger = logging.getLogger("django_rlock.locks")
 
 
-class Section:
+class Section(Generic[SomeLock]):
     """A block under a lock. ``is_entered`` and ``is_committed`` say how far its work has got.
 
     ``left`` is what is released at its end; it is less than the lock if a response keeps some of it.
@@ -129,11 +126,11 @@ class Section:
 
     __slots__ = ("is_committed", "is_entered", "left", "lock")
 
-    def __init__(self, lock: BaseLock) -> None:
+    def __init__(self, lock: SomeLock) -> None:
         self.lock = lock
         self.is_entered = False
         self.is_committed = False
-        self.left: BaseLock | None = lock
+        self.left: SomeLock | None = lock
 
     def __enter__(self) -> Self:
         self.lock.enter()

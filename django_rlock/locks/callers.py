@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial, update_wrapper
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from django.core.exceptions import SynchronousOnlyOperation
 
@@ -24,12 +24,8 @@ from django_rlock._transport.identity import Owner, must_not_block, running_loop
 from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock.locks.blocks import leave_interrupted
 from django_rlock.locks.holds import HOLDS, INSPECTOR, NOTHING, WAITS, Before
-from django_rlock.locks.kinds import Named
+from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.records import Key, Line, key_of
-
-if TYPE_CHECKING:
-    from django_rlock.locks.base import BaseLock
-
 
 # --- callers ----------------------------------------------------------------------------------------------------------
 
@@ -56,7 +52,7 @@ def a_call(flow: Flow) -> Flow:
     return flow
 
 
-def refuse_nested(lock: BaseLock) -> bool:
+def refuse_nested(lock: AbstractLock) -> bool:
     """Raise RuntimeError if the running flow interrupts one for the same lock and owner; returns whether it interrupts
     any.
     """
@@ -111,7 +107,7 @@ def describe_holder(lock: Named) -> str | None:
     return ", in this process: ".join(filter(None, (INSPECTOR.holder(lock), here))) or None
 
 
-def give_back_at_job_end(lock: BaseLock, owner: Owner) -> None:
+def give_back_at_job_end(lock: AbstractLock, owner: Owner) -> None:
     """Before a pool's thread takes a lock: make sure that the end of its job releases locks that are still held.
 
     Raises RuntimeError if the job is nothing but the call that takes the lock.
@@ -126,7 +122,7 @@ def give_back_at_job_end(lock: BaseLock, owner: Owner) -> None:
         job.at_end[key] = partial(_give_back, job, lock, parts[key], key, before.get(key, NOTHING))
 
 
-def _give_back(job: Job, lock: BaseLock, part: BaseLock, key: Key, former: Before) -> None:
+def _give_back(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, former: Before) -> None:
     for _ in range(lock._depth(key)[0] - former.depth):
         hold = HOLDS.at(key)
         if hold is None or (job.is_of_request and hold.context is not None):
@@ -147,7 +143,7 @@ def _give_back(job: Job, lock: BaseLock, part: BaseLock, key: Key, former: Befor
 # They share one hold, which is changed by one call after another. A signal may end a call at any point, so there is
 # no mutex: a turn belongs to its call alone, and ends at the latest when the call's frames are gone.
 
-S = TypeVar("S", bound="BaseLock")
+S = TypeVar("S", bound="AbstractLock")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -166,7 +162,7 @@ class Turn:
         self.key = key
         self.is_over = False
 
-    async def comes(self, lock: BaseLock, driver: Driver, until: float | None) -> bool:
+    async def comes(self, lock: AbstractLock, driver: Driver, until: float | None) -> bool:
         """Wait for the turn until the monotonic time ``until`` (None: no limit), or a little longer for a call that is
         about to end; returns False if it has not come. RuntimeError if it would wait for a call that it interrupts.
         """

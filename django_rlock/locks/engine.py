@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from django_rlock import signals
 from django_rlock._core.callbacks import post
@@ -22,11 +22,12 @@ from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks import force
 from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.callers import TURNS, a_call, calling_line, give_back_at_job_end, in_turn, refuse_nested
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, Named, holders_call
+from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, AbstractLock, Named, holders_call
 from django_rlock.locks.options import RELEASE_PATIENCE, Duration, lease_seconds
-from django_rlock.locks.records import BatchHold, Hold, Terms, key_of
+from django_rlock.locks.records import Hold, Terms, key_of
 from django_rlock.locks.statistics import (
     LONG_WAIT,
     count_hold,
@@ -37,9 +38,6 @@ from django_rlock.locks.statistics import (
 )
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
 from django_rlock.settings import AliasSettings, settings_of
-
-if TYPE_CHECKING:
-    from django_rlock.locks.base import BaseLock
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -100,7 +98,7 @@ class Claim:
 
 
 @a_call
-async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
+async def ask_for(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
     """Take the lock, and report a failure once, however often a MultiLock tries its members."""
     started, owner = driver.now(), claim.owner
     if owner.in_pool or (owner.thread and is_bridged()):
@@ -129,18 +127,18 @@ async def ask_for(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
     return taken
 
 
-def check_keep(lock: BaseLock, seconds: float) -> None:
+def check_keep(lock: AbstractLock, seconds: float) -> None:
     """Raise ValueError if the lock cannot be kept for so long after its release."""
     for part in lock.parts:
         part._kind.check_keep(part, seconds)
 
 
-def take_in_turn(lock: BaseLock, driver: Driver, claim: Claim) -> Coroutine[Any, Any, bool]:
+def take_in_turn(lock: AbstractLock, driver: Driver, claim: Claim) -> Coroutine[Any, Any, bool]:
     """Take the lock. The calls of a named owner run one after another, in all threads and tasks that use the name."""
     return _take_after_others(lock, driver, claim) if claim.owner.is_named else lock._engine.take(lock, driver, claim)
 
 
-async def _take_after_others(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
+async def _take_after_others(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
     until = claim.until(driver.now())
     taken = False
     try:
@@ -151,7 +149,7 @@ async def _take_after_others(lock: BaseLock, driver: Driver, claim: Claim) -> bo
                 return False
             if until is not None:
                 claim.wait = max(until - driver.now(), 0.0)
-            taken = await lock._engine.take(lock, driver, claim)
+            taken = bool(await lock._engine.take(lock, driver, claim))
     except BaseException:
         if taken and (hold := HOLDS.get(lock, claim.owner)):  # the end of the turn was interrupted
             hold.scoped -= claim.scoped
@@ -161,7 +159,7 @@ async def _take_after_others(lock: BaseLock, driver: Driver, claim: Claim) -> bo
     return taken
 
 
-async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
+async def take(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
     """Take the lock; returns False if it was still taken at the end of the wait.
 
     A grant whose lease is over before this returns is undone, and the lock is tried again while the wait lasts.
@@ -198,7 +196,7 @@ async def take(lock: BaseLock, driver: Driver, claim: Claim) -> bool:
             return False
 
 
-def _note_taken(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | None, started: float) -> bool:
+def _note_taken(lock: AbstractLock, attempt: Attempt, claim: Claim, outer: Hold | None, started: float) -> bool:
     """Record and report a new hold. Returns False, and records nothing, if its lease is over by now."""
     key = key_of(lock, attempt.owner)
     hold = Hold(key, lock, attempt.owner, attempt.owner_id, attempt.sent_at, attempt.token)
@@ -227,7 +225,7 @@ def _note_taken(lock: BaseLock, attempt: Attempt, claim: Claim, outer: Hold | No
     return False
 
 
-async def _enter_again(lock: BaseLock, attempt: Attempt, hold: Hold, claim: Claim) -> None:
+async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, claim: Claim) -> None:
     driver, until = attempt.driver, attempt.until
     # A nested hold never shortens the lease, nor stops the renewal that the outer one relies on.
     lease = max(attempt.lease, hold.deadline - driver.now())
@@ -269,7 +267,7 @@ def _refuse_lost(hold: Hold, now: float) -> None:
 
 
 def abandon(
-    lock: BaseLock, driver: Driver, owner: Owner, undo: ScriptCall | None, lease: float, in_doubt: bool = True
+    lock: AbstractLock, driver: Driver, owner: Owner, undo: ScriptCall | None, lease: float, in_doubt: bool = True
 ) -> None:
     """Clean up after an attempt that was given up: the server may have granted the lock, or may still grant it.
 
@@ -286,7 +284,7 @@ def abandon(
 
 @in_turn
 @a_call
-async def give_back(lock: BaseLock, driver: Driver, owner: Owner, begun: set[object] | None = None) -> None:
+async def give_back(lock: AbstractLock, driver: Driver, owner: Owner, begun: set[object] | None = None) -> None:
     """Release one hold. Once it has started, it adds the lock to ``begun``, and handles interruptions from then on."""
     before = owner.is_calling and refuse_nested(lock)
     hold = HOLDS.get(lock, owner)
@@ -339,7 +337,7 @@ def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: f
         tell_released(lock, hold, now)
 
 
-async def _give_back_unknown(lock: BaseLock, driver: Driver, owner: Owner) -> None:
+async def _give_back_unknown(lock: AbstractLock, driver: Driver, owner: Owner) -> None:
     """Release a lock that this process has no hold of: it may be that of a named owner, else none is held."""
     if owner.is_named:
         if lock.at_least is None:
@@ -386,7 +384,7 @@ def _drop_lost(hold: Hold) -> None:
         HOLDS.uncover_lost(hold)
 
 
-def leave_later(lock: BaseLock, owner: Owner) -> None:
+def leave_later(lock: AbstractLock, owner: Owner) -> None:
     """Leave a block where nothing may wait for the server: the background releases the lock."""
     if owner.is_named:  # who shares the name may take its turn before
         post(run_flow, lock._exit, (sync_driver(lock.using), owner, InterruptedError()))
@@ -397,13 +395,13 @@ def leave_later(lock: BaseLock, owner: Owner) -> None:
             release_later(hold)
 
 
-def leave_block(lock: BaseLock, owner: Owner) -> None:
+def leave_block(lock: AbstractLock, owner: Owner) -> None:
     if hold := HOLDS.get(lock, owner):
         hold.scoped -= 1
 
 
 @in_turn
-async def prolong(lock: BaseLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
+async def prolong(lock: AbstractLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
     lease = lease_seconds(lease_time)
     if lease is None:
         raise ValueError("extend() needs a lease_time in seconds.")
@@ -453,7 +451,7 @@ def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None
         clean_up(lock.using, hold.lease_call(hold.lease, SETTLE), hold.deadline)
 
 
-async def _extend_unknown(lock: BaseLock, driver: Driver, owner_id: str, lease: float) -> bool:
+async def _extend_unknown(lock: AbstractLock, driver: Driver, owner_id: str, lease: float) -> bool:
     """Extend the hold of a named owner that another process took."""
     call = lock._kind.lease(lock, owner_id, lease, RENEW)
     reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
@@ -463,7 +461,7 @@ async def _extend_unknown(lock: BaseLock, driver: Driver, owner_id: str, lease: 
 free_by_force = force.free_by_force
 
 
-async def ask_state(lock: BaseLock, driver: Driver, owner: Owner) -> tuple[int, int]:
+async def ask_state(lock: AbstractLock, driver: Driver, owner: Owner) -> tuple[int, int]:
     reply = await driver.run(lock._kind.state(lock, _owner_id(lock, owner)), driver.now())
     count, left_ms = reply[1], reply[2]
     hold = HOLDS.get(lock, owner)
@@ -472,20 +470,20 @@ async def ask_state(lock: BaseLock, driver: Driver, owner: Owner) -> tuple[int, 
     return count, left_ms
 
 
-async def ask_holders(lock: BaseLock, driver: Driver) -> list[str]:
+async def ask_holders(lock: AbstractLock, driver: Driver) -> list[str]:
     reply = await driver.run(holders_call(lock), driver.now())
     ending = lock._kind.field("")
     return [field.decode(errors="backslashreplace").removesuffix(ending) for field in reply[1]]
 
 
-def not_owned(lock: BaseLock, owner: Owner) -> LockNotOwnedError:
+def not_owned(lock: AbstractLock, owner: Owner) -> LockNotOwnedError:
     """The error for an owner that does not hold the lock."""
     kind = lock._kind
     held_side = kind.other if kind.other and HOLDS.get(lock, owner, kind.other) is not None else None
     return LockNotOwnedError(lock.name, _owner_id(lock, owner), kind.scope or None, held_side, HOLDS.left_by(lock))
 
 
-def _owner_id(lock: BaseLock, owner: Owner) -> str:
+def _owner_id(lock: AbstractLock, owner: Owner) -> str:
     hold = HOLDS.get(lock, owner)
     if hold is not None:
         return hold.owner_id

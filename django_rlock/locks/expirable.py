@@ -36,6 +36,7 @@ from django_rlock.locks.permits import (
     PermitBlock,
     PermitHold,
     PermitRequest,
+    PermitSemaphore,
     checked_amount,
     checked_ids,
     packed,
@@ -43,12 +44,11 @@ from django_rlock.locks.permits import (
     single_id,
 )
 from django_rlock.locks.records import Hold
-from django_rlock.locks.semaphore import BaseSemaphore
 from django_rlock.locks.watchdog import watch
 from django_rlock.settings import DEFAULT_ALIAS
 
 
-class PermitExpirableSemaphore(BaseSemaphore):
+class PermitExpirableSemaphore(PermitSemaphore):
     """A semaphore whose permits have ids and leases; Redisson's ``getPermitExpirableSemaphore``.
 
     ``name`` says what it limits, ``using`` is the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds

@@ -5,19 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import Prepared, ScriptCall
 from django_rlock._transport.connections import is_cluster
 from django_rlock._transport.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.kinds import Kind, call_for
+from django_rlock.locks.kinds import Candidate, Kind, call_for
 from django_rlock.locks.options import milliseconds
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
-
-if TYPE_CHECKING:
-    from django_rlock.locks.attempt import Attempt
 
 UNASKED = 600.0
 """How long a waiter sleeps before it tries again unwoken, in seconds; heartbeats find a lost ticket or wake-up
@@ -44,11 +40,11 @@ class Fair(Kind["FairLock"]):
     joins = True
     heartbeats_together = 100
 
-    def begin(self, attempt: Attempt, now: float) -> None:
+    def begin(self, candidate: Candidate, now: float) -> None:
         # A queue's member begins with the client id, which a name chosen by the caller lacks. The number keeps late
         # commands of an earlier attempt under the same name off this one.
-        if attempt.owner.is_named:
-            attempt.asker = f"{client_id()}/{new_number()}/{attempt.owner_id}"
+        if candidate.owner.is_named:
+            candidate.asker = f"{client_id()}/{new_number()}/{candidate.owner_id}"
 
     def acquire(
         self, lock: FairLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_rlock import signals
 from django_rlock._core.callbacks import log
@@ -13,20 +13,17 @@ from django_rlock._transport.identity import Owner, new_request
 from django_rlock._transport.worker import clean_up
 from django_rlock.locks.callers import in_turn
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
-from django_rlock.locks.kinds import force_release_call, retire_call
+from django_rlock.locks.kinds import AbstractLock, force_release_call, retire_call
 from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import note_freed, operator
 from django_rlock.locks.watchdog import free_behind, note_loss, watch
 
-if TYPE_CHECKING:
-    from django_rlock.locks.base import BaseLock
-
 logger = logging.getLogger("django_rlock.locks")
 
 
 @in_turn
-async def free_by_force(lock: BaseLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
+async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
     own = _forced_holds(lock, caller, owner, driver.now())
     renewed = [hold.renewed for hold in own]
     freed = False
@@ -55,7 +52,7 @@ def _how(reason: str) -> str:
     return (f"{by} freed it by force" if by else "another owner freed it by force") + (f": {why}" if why else "")
 
 
-async def _run_forced(lock: BaseLock, driver: Driver, call: ScriptCall, request: str) -> list[Any]:
+async def _run_forced(lock: AbstractLock, driver: Driver, call: ScriptCall, request: str) -> list[Any]:
     """Send a forced release and return its reply; no copy of it may free the next holder."""
     retire = retire_call(lock, request)
     until = driver.now() + RELEASE_PATIENCE
@@ -69,7 +66,7 @@ async def _run_forced(lock: BaseLock, driver: Driver, call: ScriptCall, request:
     return reply
 
 
-def _forced_holds(lock: BaseLock, caller: Owner, owner: str | None, now: float) -> list[Hold]:
+def _forced_holds(lock: AbstractLock, caller: Owner, owner: str | None, now: float) -> list[Hold]:
     """The caller's own holds that the call frees: all, or those of an owner id. Holds that were lost before are
     left out, because their loss must still be reported.
     """
@@ -98,6 +95,6 @@ def _expect_the_end(holds: list[Hold]) -> None:
         hold.renewed = False
 
 
-def _scopes(lock: BaseLock) -> tuple[str, ...]:
+def _scopes(lock: AbstractLock) -> tuple[str, ...]:
     """The scopes in which a forced release ends holds of the name: all, unless the lock is one side only."""
     return (lock._kind.scope,) if lock._kind.scope else ("", "read", "write")

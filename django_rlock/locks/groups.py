@@ -3,97 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
-from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import ManyKeys, ScriptCall, prepare
+from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.driver import Driver
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks import engine
-from django_rlock.locks.base import BaseLock
+from django_rlock.locks.batches import BatchHold, LockGroup, places, sliced
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
-from django_rlock.locks.records import BatchHold, Hold, Key, key_of
-from django_rlock.locks.statistics import Group, count_group, group_of, tells_of_releases
+from django_rlock.locks.kinds import AbstractLock
+from django_rlock.locks.options import RELEASE_PATIENCE
+from django_rlock.locks.records import Hold, key_of
+from django_rlock.locks.statistics import count_group, tells_of_releases
 from django_rlock.locks.watchdog import free_behind
 from django_rlock.settings import settings_of
 
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-# Locks that one script can take or free together, because they share a server (in a cluster: a slot).
-
-T = TypeVar("T")
-
-MOST_TOGETHER = 1000
-"""How many locks one script takes or frees at most; the server does nothing else meanwhile."""
-
-
-class LockGroup:
-    """Locks of one alias and place. Its keys are packed once, so a lock that is taken often keeps its group.
-
-    ``divided`` are its parts by slot, if its server turned out to divide its keys into slots. Raises ValueError for
-    locks of several aliases, because one script runs on one server.
-    """
-
-    __slots__ = ("_counted", "_to_free", "_to_take", "divided", "locks", "name", "places", "settings", "using")
-
-    def __init__(self, locks: Iterable[BaseLock]) -> None:
-        self.locks = tuple(locks)
-        self.places = [(lock.using, lock.name, lock._kind.scope) for lock in self.locks]
-        aliases = sorted({using for using, *_ in self.places})
-        if len(aliases) > 1:
-            raise ValueError(
-                f"One script cannot take locks of several aliases ({', '.join(aliases)}); use a MultiLock."
-            )
-        (self.using,) = aliases
-        self.settings = settings_of(self.using)
-        self.name = ", ".join([lock.name for lock in self.locks])
-        self.divided: list[LockGroup] = []
-        self._counted: set[Group] | None = None
-        prefix = self.settings.key_prefix
-        # First the state keys of all locks, then the queues of all, and so on.
-        by_lock = [keys.fair_release_keys(prefix + lock.name) for lock in self.locks]
-        states, queues, alive, channels, waiting, deadlines = zip(*by_lock, strict=True)
-        self._to_take = ManyKeys(states + queues)
-        self._to_free = self._to_take.followed_by(waiting + alive + channels + deadlines)
-
-    def divide(self, driver: Driver) -> list[LockGroup]:
-        """Its parts by place, after its server refused it; none if they are all in one place."""
-        if not self.divided:
-            parts: dict[object, list[BaseLock]] = {}
-            place_of = places(driver)
-            for lock in self.locks:
-                parts.setdefault(place_of(lock), []).append(lock)
-            self.divided = [LockGroup(each) for each in parts.values()] if len(parts) > 1 else []
-        return self.divided
-
-    @property
-    def counted(self) -> set[Group]:
-        """With which groups of locks these are counted."""
-        if self._counted is None:
-            self._counted = {group_of(lock) for lock in self.locks}
-        return self._counted
-
-    def keys_of(self, owner: Owner) -> list[Key]:
-        """The keys of the owner's holds."""
-        serial = owner.serial
-        return [(using, name, scope, serial) for using, name, scope in self.places]
-
-    def acquire_call(self, owner_id: str, lease: float) -> ScriptCall:
-        """Takes all or none. Returns OK; or the remaining lease in ms and the position of a taken lock; or QUEUED."""
-        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, (milliseconds(lease),)), owner_id)
-
-    def release_call(self, owner_id: str) -> ScriptCall:
-        """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
-        claim = milliseconds(self.settings.claim_time)
-        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, (claim,)), owner_id)
-
-
-Piece = LockGroup | BaseLock
+Piece = LockGroup | AbstractLock
 
 
 class Grouping:
@@ -101,8 +28,8 @@ class Grouping:
 
     __slots__ = ("_settings", "pieces")
 
-    def __init__(self, driver: Driver, locks: Iterable[BaseLock]) -> None:
-        together: dict[object, list[BaseLock]] = {}
+    def __init__(self, driver: Driver, locks: Iterable[AbstractLock]) -> None:
+        together: dict[object, list[AbstractLock]] = {}
         place_of = places(driver)
         for lock in locks:
             together.setdefault(place_of(lock) if lock._kind.joins else id(lock), []).append(lock)
@@ -116,26 +43,6 @@ class Grouping:
         return all(settings_of(each.alias) is each for each in self._settings)
 
 
-def places(driver: Driver) -> Callable[[BaseLock], tuple[str, object]]:
-    """Returns a function from a lock to its alias and place. Values that depend on the alias alone are looked up
-    once."""
-
-    @cache
-    def alias(using: str) -> tuple[Callable[[str], object], str]:
-        return driver.at(using).place, settings_of(using).key_prefix
-
-    def place_of(lock: BaseLock) -> tuple[str, object]:
-        find, prefix = alias(lock.using)
-        return lock.using, find(prefix + lock.name)
-
-    return place_of
-
-
-def sliced(group: Sequence[T]) -> list[Sequence[T]]:
-    """Split a group into parts that are small enough for one script."""
-    return [group[start : start + MOST_TOGETHER] for start in range(0, len(group), MOST_TOGETHER)]
-
-
 # --- together ---------------------------------------------------------------------------------------------------------
 
 # The holds of one owner on several locks: as few records as possible, released by as few scripts as possible.
@@ -143,13 +50,13 @@ def sliced(group: Sequence[T]) -> list[Sequence[T]]:
 Held = Hold | BatchHold
 
 
-def held_of(locks: Sequence[BaseLock], owner: Owner) -> list[Held]:
+def held_of(locks: Sequence[AbstractLock], owner: Owner) -> list[Held]:
     """An owner's holds of these locks: one record for those taken together, else one for each."""
     whole = _whole(locks, owner)
     return [whole] if whole else list(dict.fromkeys(filter(None, _records(locks, owner))))
 
 
-def _whole(locks: Sequence[BaseLock], owner: Owner) -> BatchHold | None:
+def _whole(locks: Sequence[AbstractLock], owner: Owner) -> BatchHold | None:
     """The usual case: one record for all of them."""
     first = HOLDS.record(locks[0], owner) if locks else None
     if isinstance(first, BatchHold) and first.is_whole and first.group.locks == tuple(locks):
@@ -157,19 +64,19 @@ def _whole(locks: Sequence[BaseLock], owner: Owner) -> BatchHold | None:
     return None
 
 
-def _records(locks: Sequence[BaseLock], owner: Owner) -> list[Held | None]:
+def _records(locks: Sequence[AbstractLock], owner: Owner) -> list[Held | None]:
     return HOLDS.records([key_of(lock, owner) for lock in locks])
 
 
 async def give_back_all(
-    driver: Driver, owner: Owner, locks: Sequence[BaseLock], begun: set[object]
+    driver: Driver, owner: Owner, locks: Sequence[AbstractLock], begun: set[object]
 ) -> list[RLockError]:
     """Release one hold of each lock; returns the errors. After an interruption the background releases the rest.
 
     ``begun`` collects the locks whose release has started; the caller need not release them.
     """
     failures: list[RLockError] = []
-    rest: Sequence[BatchHold | BaseLock] = locks
+    rest: Sequence[BatchHold | AbstractLock] = locks
     try:
         rest = _pieces_held(driver, owner, locks)
         for piece in rest:
@@ -188,7 +95,7 @@ async def give_back_all(
 
 
 async def _give_back_piece(
-    driver: Driver, owner: Owner, piece: BatchHold | BaseLock, failures: list[RLockError], begun: set[object]
+    driver: Driver, owner: Owner, piece: BatchHold | AbstractLock, failures: list[RLockError], begun: set[object]
 ) -> None:
     if isinstance(piece, BatchHold):
         failures += await _free(driver.at(piece.group.using), piece)
@@ -196,13 +103,13 @@ async def _give_back_piece(
         await engine.give_back(piece, driver.at(piece.using), owner, begun)
 
 
-def _release_later(piece: BatchHold | BaseLock, owner: Owner) -> None:
+def _release_later(piece: BatchHold | AbstractLock, owner: Owner) -> None:
     for hold in _holds(piece, owner):
         if hold in HOLDS:  # a group that is being freed handles interruptions itself
             engine.release_later(hold)
 
 
-def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> list[BatchHold | BaseLock]:
+def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[AbstractLock]) -> list[BatchHold | AbstractLock]:
     """The parts that one script each releases."""
     if owner.is_named:
         return list(locks)  # others share the name, so these are released one by one
@@ -210,7 +117,7 @@ def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[BaseLock]) -> lis
     whole = _whole(locks, owner)
     if whole and not whole.is_lost(now):
         return [whole]
-    pieces: dict[object, dict[Held | None, BaseLock]] = {}
+    pieces: dict[object, dict[Held | None, AbstractLock]] = {}
     for lock, held in zip(locks, _records(locks, owner), strict=True):
         together = held is not None and lock._kind.joins and _ends(held, now)
         place = (*place_of(lock), held.owner_id) if held is not None and together else id(lock)
@@ -224,7 +131,7 @@ def _ends(held: Held, now: float) -> bool:
     return not nested and not held.is_lost(now)
 
 
-def _joined(found: dict[Held | None, BaseLock]) -> Iterable[BatchHold | BaseLock]:
+def _joined(found: dict[Held | None, AbstractLock]) -> Iterable[BatchHold | AbstractLock]:
     """Join holds in one place and under one owner id into as few groups as possible."""
     if len(found) == 1:
         ((held, lock),) = found.items()
@@ -238,13 +145,13 @@ def pieces_of(groups: Iterable[LockGroup]) -> list[Piece]:
     return [group if len(group.locks) > 1 else group.locks[0] for group in groups]
 
 
-def _members(held: Held | None, lock: BaseLock) -> list[tuple[Hold, BaseLock]]:
+def _members(held: Held | None, lock: AbstractLock) -> list[tuple[Hold, AbstractLock]]:
     if isinstance(held, BatchHold):
         return list(zip(held.members.values(), held.group.locks, strict=True))
     return [] if held is None else [(held, lock)]
 
 
-def _holds(piece: BatchHold | BaseLock, owner: Owner) -> list[Hold]:
+def _holds(piece: BatchHold | AbstractLock, owner: Owner) -> list[Hold]:
     if isinstance(piece, BatchHold):
         return list(piece.members.values())
     hold = HOLDS.get(piece, owner)
@@ -278,7 +185,7 @@ async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> Se
     except LockUnavailableError:
         if not group.divide(driver):
             raise
-    call.sends, gone = 0, set[BaseLock]()  # its server has executed nothing of the whole
+    call.sends, gone = 0, set[AbstractLock]()  # its server has executed nothing of the whole
     for part in group.divided:
         its = part.release_call(held.owner_id)
         missing = (await driver.run(its, until))[1]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rlock._core.process import on_fork
 from django_rlock._transport.identity import Owner
-from django_rlock.locks.records import BatchHold, Hold, Key, Wait, key_of
+from django_rlock.locks.batches import BatchHold
+from django_rlock.locks.records import Hold, Key, Wait, key_of
 
 if TYPE_CHECKING:
-    from django_rlock.locks.base import BaseLock
-    from django_rlock.locks.kinds import Named
+    from django_rlock.locks.kinds import AbstractLock, Named
 
 
 class Before(NamedTuple):
@@ -162,7 +162,7 @@ class Holds:
         """The holds that were taken under a context."""
         return self._where(lambda held: held.context is about)
 
-    def of_lock(self, lock: BaseLock, owner: Owner) -> list[Hold]:
+    def of_lock(self, lock: AbstractLock, owner: Owner) -> list[Hold]:
         """One owner's holds of a lock; for a MultiLock, of each of its locks."""
         return [hold for part in lock.parts if (hold := self.get(part, owner)) is not None]
 
@@ -230,7 +230,7 @@ class Newcomers:
 class Inspector:
     """What the inspection layer does for the locks: describe one, and name its holder in a line."""
 
-    describe: Callable[[BaseLock], Any] = staticmethod(lambda _lock: None)
+    describe: Callable[[Any], Any] = staticmethod(lambda _lock: None)
     holder: Callable[[Named], str | None] = staticmethod(lambda _lock: None)
 
 

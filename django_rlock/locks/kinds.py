@@ -11,19 +11,18 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from types import TracebackType
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from django_rlock._core.text import printable
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall, prepare
 from django_rlock._transport.connections import is_cluster
+from django_rlock._transport.driver import Driver
 from django_rlock._transport.identity import Owner, client_id
 from django_rlock.exceptions import RLockError
 from django_rlock.locks.options import milliseconds
 from django_rlock.settings import AliasSettings, settings_of
-
-if TYPE_CHECKING:
-    from django_rlock.locks.attempt import Attempt
 
 REPOLL = 30.0
 """The longest sleep of a waiter before it tries again unwoken, in seconds, in case a message was lost."""
@@ -70,6 +69,100 @@ class Handle(Named):
     __slots__ = ("__dict__",)
 
 
+class AbstractLock(Handle):
+    """What the flows use of a lock; ``BaseLock`` describes it."""
+
+    __slots__ = ()
+
+    _engine: ClassVar[Any]
+    _named_owner: Owner | None
+    at_least: float | None
+    owner: str | None
+    until_commit: str | None
+
+    @property
+    def parts(self) -> tuple[AbstractLock, ...]:
+        """The locks that this lock consists of: itself, unless it is a MultiLock."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise LockLostError when the hold was lost, LockNotOwnedError when there is none."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Release one hold."""
+        raise NotImplementedError
+
+    async def arelease(self) -> None:
+        """As ``release``, in asyncio."""
+        raise NotImplementedError
+
+    def enter(self, *, describe: bool = True) -> None:
+        """Enter a block."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        raise NotImplementedError
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        *,
+        owner: Owner | None = None,
+    ) -> None:
+        raise NotImplementedError
+
+    async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
+        """Leave a block."""
+        raise NotImplementedError
+
+    def _end_block(self, error: BaseException | None, owner: Owner | None = None) -> None:
+        """Leave a block, unless ``__exit__`` has to be guarded."""
+        raise NotImplementedError
+
+    def _owner(self, driver: Driver) -> Owner:
+        """The owner on whose behalf the caller uses the lock."""
+        raise NotImplementedError
+
+    def _under_name(self, owner: str) -> Self:
+        """The same lock for the owner with this owner id."""
+        raise NotImplementedError
+
+    def _depth(self, key: Any) -> tuple[int, int]:
+        """How often a part is held; and by how many blocks."""
+        raise NotImplementedError
+
+    def _hold_of(self, owner: Owner) -> Any:
+        """The owner's hold. Raises LockLostError when it was lost, LockNotOwnedError when there is none."""
+        raise NotImplementedError
+
+
+def note_templates(lock: AbstractLock, templates: Mapping[str, str]) -> None:
+    """Record the key template from which each name of a lock was made; names without one may be left out."""
+    for part in lock.parts:
+        part.template = templates.get(part.name, "")
+
+
+class Candidate:
+    """Who asks for which lock.
+
+    ``asker`` is the owner's name in the queue, where that is not its owner id, and ``beside`` its owner id on the other
+    side of a read-write lock.
+    """
+
+    __slots__ = ("asker", "beside", "lock", "owner", "owner_id")
+
+    def __init__(self, lock: Named, owner: Owner, owner_id: str) -> None:
+        self.lock = lock
+        self.owner = owner
+        self.owner_id = self.asker = owner_id
+        self.beside = ""
+
+
+SomeLock = TypeVar("SomeLock", bound=AbstractLock)
+
 L = TypeVar("L", bound=Named)
 """The public class of a kind."""
 
@@ -102,8 +195,8 @@ class Kind(Generic[L]):
 
     # --- take it, wait for it ----------------------------------------------------------------------------------------
 
-    def begin(self, attempt: Attempt, now: float) -> None:
-        """Before the first try: raise what no wait can change, and note in the attempt what its calls must say beside
+    def begin(self, candidate: Candidate, now: float) -> None:
+        """Before the first try: raise what no wait can change, and note in the candidate what its calls must say beside
         the owner's owner id."""
 
     def acquire(
@@ -260,3 +353,14 @@ def forced_channel(lock: Named) -> str:
 def owner_id_in(field: str, lock: Named) -> str:
     """The owner's owner id in a field of a lock's hash."""
     return field.removesuffix(lock._kind.field(""))
+
+
+Group = tuple[str, str, str]
+"""Alias, and key template, or "" and what names begin with, up to their first colon."""
+
+
+def group_of(lock: Named) -> Group:
+    """The group of locks with which one is counted."""
+    if template := lock.template:
+        return lock.using, template, ""
+    return lock.using, "", lock.name[: lock.name.find(":") + 1]

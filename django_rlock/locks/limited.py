@@ -6,10 +6,9 @@ from typing import Any, Unpack
 
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import ScriptCall
-from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.counters import checked_number
-from django_rlock.locks.kinds import call_for
+from django_rlock.locks.kinds import Candidate, call_for
 from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.readwrite import Reading
 
@@ -22,7 +21,7 @@ class Limited(Reading):
 
     other = ""
 
-    def begin(self, attempt: Attempt, now: float) -> None:
+    def begin(self, candidate: Candidate, now: float) -> None:
         """There is no other side."""
 
     def acquire(

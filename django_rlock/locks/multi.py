@@ -13,10 +13,10 @@ from django_rlock.locks.kinds import Kind
 from django_rlock.locks.options import Duration, unknown_option
 
 if TYPE_CHECKING:
-    from django_rlock.inspection import LockInfo
+    from django_rlock.locks.infos import LockInfo
 
 
-class MultiLock(BaseLock):
+class MultiLock(BaseLock, several.SeveralLocks):
     """Several locks, of any kinds and aliases, that are taken together or not at all::
 
         with MultiLock(FairLock("account:1"), FairLock("account:2"), wait_time=3):

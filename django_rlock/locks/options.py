@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from django_rlock._redis import keys
 from django_rlock.settings import LONGEST
-
-if TYPE_CHECKING:
-    from django_rlock.locks.base import BaseLock
-
 
 # --- durations --------------------------------------------------------------------------------------------------------
 
@@ -167,9 +163,3 @@ def checked_text(what: str, value: object) -> str:
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
-
-
-def note_templates(lock: BaseLock, templates: Mapping[str, str]) -> None:
-    """Record the key template from which each name of a lock was made; names without one may be left out."""
-    for part in lock.parts:
-        part.template = templates.get(part.name, "")

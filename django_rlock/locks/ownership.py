@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import ScriptCall, run_flow
@@ -16,13 +16,10 @@ from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.engine import check_keep
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.kinds import AbstractLock, SomeLock
 from django_rlock.locks.options import RELEASE_PATIENCE, Duration, keep_seconds
 from django_rlock.locks.records import Hold, Key, key_of
 from django_rlock.locks.watchdog import FREED, lose, watch
-
-if TYPE_CHECKING:
-    from django_rlock.locks.base import BaseLock
-
 
 # --- ownership --------------------------------------------------------------------------------------------------------
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 _MILLISECOND = 0.001
 
 
-def ensure_owned(locks: Iterable[BaseLock]) -> None:
+def ensure_owned(locks: Iterable[AbstractLock]) -> None:
     """Ask Redis whether the caller still holds all of these locks: one round trip for each alias.
 
     Raises LockLostError when one was lost, which is also reported like any loss; LockNotOwnedError when there is no
@@ -90,7 +87,7 @@ class TransferredHold:
 
     def __init__(self, hold: Hold) -> None:
         lock: Any = hold.lock
-        self._handle: BaseLock = lock._under_name(hold.owner_id)
+        self._handle: AbstractLock = lock._under_name(hold.owner_id)
         owner = NamedOwner(hold.owner_id)
         keys = hold.key, key_of(self._handle, owner)
         self._drop = partial(_drop, hold, owner, keys)
@@ -124,7 +121,7 @@ def _drop(hold: Hold, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
         HOLDS.drop(key, hold)
 
 
-def hand_over(lock: BaseLock, owner: Owner) -> None:
+def hand_over(lock: AbstractLock, owner: Owner) -> None:
     """Forget a named owner's hold, which other processes that use the name still have."""
     holds = [part._hold_of(owner) for part in lock.parts]
     if any(hold.scoped > 0 for hold in holds):
@@ -133,7 +130,7 @@ def hand_over(lock: BaseLock, owner: Owner) -> None:
         HOLDS.remove(hold)
 
 
-def kept_after_release(lock: BaseLock, owner: Owner, seconds: Duration) -> BaseLock:
+def kept_after_release(lock: SomeLock, owner: Owner, seconds: Duration) -> SomeLock:
     """The same lock, whose release by this owner keeps it taken for ``seconds`` from now."""
     kept = copy(lock)
     kept.at_least = keep_seconds(seconds)

@@ -8,7 +8,7 @@ import re
 import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_rlock._core import threads
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
@@ -21,15 +21,50 @@ from django_rlock.locks.counters import REMEMBERED_MS, Request, Requests, checke
 from django_rlock.locks.kinds import call_for, retire_call, settled_keys
 from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
 from django_rlock.locks.records import Hold, key_of
-from django_rlock.locks.semaphore import timed_out
+from django_rlock.locks.semaphore import BaseSemaphore, timed_out
 from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of
-
-if TYPE_CHECKING:
-    from django_rlock.locks.expirable import PermitExpirableSemaphore
 
 MOST_AT_ONCE = 10_000
 """How many permits one acquire may take; the server does nothing else while it writes them."""
 _ID = re.compile(r"[0-9a-f]{32}")
+
+
+class PermitSemaphore(BaseSemaphore):
+    """What permits use of their semaphore; ``PermitExpirableSemaphore`` describes it."""
+
+    __slots__ = ()
+
+    def acquire(self, permits: int = 1, **options: Any) -> Permit | None:
+        """Take permits; returns None if there are not enough after the wait."""
+        raise NotImplementedError
+
+    async def aacquire(self, permits: int = 1, **options: Any) -> Permit | None:
+        """As ``acquire``, in asyncio."""
+        raise NotImplementedError
+
+    def release(self, permits: Permit | str | Iterable[str]) -> None:
+        """Release permits. Raises PermitNotHeldError if one of them is not held."""
+        raise NotImplementedError
+
+    async def arelease(self, permits: Permit | str | Iterable[str]) -> None:
+        """As ``release``, in asyncio."""
+        raise NotImplementedError
+
+    def try_release(self, permits: Permit | str | Iterable[str]) -> int:
+        """Release those of the permits that are held; returns their number."""
+        raise NotImplementedError
+
+    async def atry_release(self, permits: Permit | str | Iterable[str]) -> int:
+        """As ``try_release``, in asyncio."""
+        raise NotImplementedError
+
+    def lease_time(self, permit: Permit | str) -> float | None:
+        """Ask for the remaining lease of a permit, in seconds."""
+        raise NotImplementedError
+
+    def _release_later(self, permit: Permit) -> None:
+        """Let the background thread release a permit."""
+        raise NotImplementedError
 
 
 class Permit:
@@ -45,7 +80,7 @@ class Permit:
     __slots__ = ("__weakref__", "_clocks", "_holds", "deadline", "given_back", "ids", "semaphore")
 
     def __init__(
-        self, semaphore: PermitExpirableSemaphore, ids: tuple[str, ...], deadline: float, holds: Sequence[Hold]
+        self, semaphore: PermitSemaphore, ids: tuple[str, ...], deadline: float, holds: Sequence[Hold]
     ) -> None:
         self.semaphore = semaphore
         self.ids = ids
@@ -122,7 +157,7 @@ class PermitHold(Hold):
 
     noun = "permit of semaphore"
 
-    def __init__(self, semaphore: PermitExpirableSemaphore, each: str, now: float) -> None:
+    def __init__(self, semaphore: PermitSemaphore, each: str, now: float) -> None:
         owner = NamedOwner(each)
         super().__init__(key_of(semaphore, owner), semaphore, owner, each, now)
         self.place = "a Permit"
@@ -142,7 +177,7 @@ class PermitBlock:
 
     _permit: Permit
 
-    def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, options: dict[str, Any]) -> None:
+    def __init__(self, semaphore: PermitSemaphore, permits: int, options: dict[str, Any]) -> None:
         self._semaphore = semaphore
         self._permits = permits
         self._options = options
@@ -254,7 +289,7 @@ class PermitRequest(Request):
     kind = "permit"
     _kind = PERMITS
 
-    def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, lease: float | None) -> None:
+    def __init__(self, semaphore: PermitSemaphore, permits: int, lease: float | None) -> None:
         super().__init__(semaphore, permits)
         self.ids = tuple(os.urandom(16).hex() for _ in range(permits))
         self.lease = lease

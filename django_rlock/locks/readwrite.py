@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import ScriptCall
@@ -11,13 +11,10 @@ from django_rlock._transport.driver import EVERYBODY
 from django_rlock.exceptions import LockUpgradeError, RLockError
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import LONGEST_ALIVE, Kind, call_for, settled_keys
+from django_rlock.locks.kinds import LONGEST_ALIVE, Candidate, Kind, call_for, settled_keys
 from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.records import Hold
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
-
-if TYPE_CHECKING:
-    from django_rlock.locks.attempt import Attempt
 
 Preference = Literal["writer"] | None
 
@@ -37,9 +34,9 @@ class Side(Kind["_Side"]):
             f"sides have different owners. Take a FairLock of another name beside it."
         )
 
-    def beside(self, attempt: Attempt, now: float) -> Hold | None:
+    def beside(self, candidate: Candidate, now: float) -> Hold | None:
         """The owner's hold of the other side, if there is one that is not lost."""
-        hold = HOLDS.get(attempt.lock, attempt.owner, self.other)
+        hold = HOLDS.get(candidate.lock, candidate.owner, self.other)
         return None if hold is None or hold.is_lost(now) else hold
 
 
@@ -49,10 +46,10 @@ class Reading(Side):
     scope = "read"
     other = "write"
 
-    def begin(self, attempt: Attempt, now: float) -> None:
+    def begin(self, candidate: Candidate, now: float) -> None:
         # The owner may have a new owner id since it took the write lock.
-        if write := self.beside(attempt, now):
-            attempt.beside = write.owner_id
+        if write := self.beside(candidate, now):
+            candidate.beside = write.owner_id
 
     def acquire(
         self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
@@ -90,11 +87,11 @@ class Writing(Side):
     scope = "write"
     other = "read"
 
-    def begin(self, attempt: Attempt, now: float) -> None:
+    def begin(self, candidate: Candidate, now: float) -> None:
         # The server checks this by owner id, but this owner may read under an earlier one.
-        read, write = self.beside(attempt, now), HOLDS.get(attempt.lock, attempt.owner)
+        read, write = self.beside(candidate, now), HOLDS.get(candidate.lock, candidate.owner)
         if read is not None and (write is None or write.is_lost(now)):
-            raise LockUpgradeError(attempt.lock.name, read.owner_id)
+            raise LockUpgradeError(candidate.lock.name, read.owner_id)
 
     def refusal(self, lock: _Side, reply: list[Any]) -> RLockError:
         return LockUpgradeError(lock.name, lock.owner)

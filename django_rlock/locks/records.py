@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
 from types import CodeType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import ScriptCall
@@ -21,11 +20,9 @@ from django_rlock.locks.kinds import RENEW, Named
 
 if TYPE_CHECKING:
     from django_rlock._transport.driver import Waiter
-    from django_rlock.locks.groups import LockGroup
 
 context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
 """What the process is working on, for reports: route and user of a request, name and id of a task."""
-
 
 _SHORTEST = 0.001
 """For how long a released lock is kept at least, in seconds: servers count whole milliseconds."""
@@ -254,94 +251,6 @@ class Hold:
     def owner_ended(self) -> bool:
         """Whether the thread or task that holds it has ended, so that it can never be released."""
         return self.owner.ended
-
-
-class BatchHold:
-    """Locks that one script took for an owner: one record for all, until one of them is needed on its own.
-
-    Then each becomes a ``Hold`` of its own, permanently, with the times of this record. Any thread may cause that.
-    Attributes are those of ``Hold``; ``keys`` are the table's keys for it. Kinds with a clock drift are not grouped.
-    """
-
-    __slots__ = (
-        "_split",
-        "context",
-        "deadline",
-        "group",
-        "keys",
-        "late_lease",
-        "lease",
-        "line",
-        "owner",
-        "owner_id",
-        "renewed",
-        "scoped",
-        "since",
-        "variables",
-    )
-
-    def __init__(self, group: LockGroup, owner: Owner, owner_id: str, now: float, lease: float) -> None:
-        self.group = group
-        self.owner = owner
-        self.owner_id = owner_id
-        self.keys: Sequence[Key] = group.keys_of(owner)
-        self.context = context.get()
-        self.variables = copy_context()
-        self.since = now
-        self.lease = lease
-        self.deadline = now + lease
-        self.late_lease = 0.0
-        self.line: Line | None = None
-        self.renewed = False
-        self.scoped = 0
-        self._split: dict[str, dict[Key, Hold]] = {}
-
-    @classmethod
-    def joined(cls, group: LockGroup, holds: Sequence[Hold]) -> Self:
-        """Join holds of a group's locks, which have the same owner id, into one record again."""
-        first = holds[0]
-        held = cls(group, first.owner, first.owner_id, min(hold.since for hold in holds), first.lease)
-        held.deadline = min(hold.deadline for hold in holds)
-        held.late_lease = max(hold.late_lease for hold in holds)
-        held._split["members"] = members = {hold.key: hold for hold in holds}
-        held.keys = tuple(members)
-        return held
-
-    @property
-    def members(self) -> dict[Key, Hold]:
-        """Its holds, one for each lock."""
-        # If two threads get here at once, both get what one of them made.
-        return self._split.get("members") or self._split.setdefault("members", self._make_members())
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether none of its locks has been needed on its own."""
-        return not self._split
-
-    @property
-    def renewing(self) -> bool:
-        """Whether a renewal of one of its locks is under way."""
-        return not self.is_whole and any(hold.renewing for hold in self.members.values())
-
-    def renew_at(self) -> float:
-        """When the watchdog should renew it: after a third of its lease."""
-        return self.deadline - self.lease * 2 / 3
-
-    def is_lost(self, now: float) -> bool:
-        """Whether it has outlived its lease; other losses are recorded in its members."""
-        return now >= self.deadline
-
-    def _make_members(self) -> dict[Key, Hold]:
-        return {hold.key: hold for hold in map(self._make_member, self.group.locks)}
-
-    def _make_member(self, lock: Named) -> Hold:
-        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.owner_id, self.since)
-        hold.context, hold.variables = self.context, self.variables
-        hold.lease_from(self.since, self.lease, self.renewed)
-        hold.scoped = self.scoped
-        hold.late_lease = self.late_lease
-        hold.line = self.line
-        return hold
 
 
 class Wait:

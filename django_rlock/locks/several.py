@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_rlock._core.callbacks import log
 from django_rlock._redis.scripts import ABSENT, ENDLESS, OK, QUEUED
@@ -15,19 +15,16 @@ from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import engine
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.base import BaseLock
+from django_rlock.locks.batches import BatchHold, LockGroup
 from django_rlock.locks.callers import a_call, calling_line, refuse_nested
 from django_rlock.locks.engine import Claim, expect_copies
-from django_rlock.locks.groups import Grouping, LockGroup, Piece, give_back_all, held_of, pieces_of
+from django_rlock.locks.groups import Grouping, Piece, give_back_all, held_of, pieces_of
 from django_rlock.locks.holds import HOLDS, NOTHING
-from django_rlock.locks.kinds import Named
+from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.options import Duration
-from django_rlock.locks.records import BatchHold, Hold, key_of
+from django_rlock.locks.records import Hold, key_of
 from django_rlock.locks.statistics import tell_taken
 from django_rlock.locks.watchdog import watch_group
-
-if TYPE_CHECKING:
-    from django_rlock.locks.multi import MultiLock
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -41,12 +38,12 @@ class AllOrNone:
     ``_left`` is the number of locks whose block is no longer counted. ``until`` is when its time is up (None: never).
     """
 
-    def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[BaseLock]) -> None:
+    def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[AbstractLock]) -> None:
         self.driver = driver
         self.claim = claim
         self.owner = claim.owner
         self.until = until
-        self.taken: list[BaseLock] = []
+        self.taken: list[AbstractLock] = []
         self.lent: list[Hold] = []
         self._begun: set[object] = set()
         self._left = 0
@@ -57,7 +54,7 @@ class AllOrNone:
         """Whether there is time left to wait."""
         return not self.claim.once and (self.until is None or self.driver.now() < self.until)
 
-    async def wait_for(self, lock: BaseLock) -> bool:
+    async def wait_for(self, lock: AbstractLock) -> bool:
         """Take one lock, waiting for it; returns False when the time is up."""
         return await self._take_alone(lock, self.claim.lease, self._time_left())
 
@@ -65,7 +62,7 @@ class AllOrNone:
         """Take the locks in addition to those taken before, or release all; returns False if any lock is not free."""
         return await self._all_or_none(lambda: self._take_at_once(pieces))
 
-    async def wait_in_order(self, locks: Sequence[BaseLock], keep_for: float) -> bool:
+    async def wait_in_order(self, locks: Sequence[AbstractLock], keep_for: float) -> bool:
         """Take the locks in the given order, waiting for each. If they are not all taken within ``keep_for`` seconds
         after the first new one, release all and return False.
 
@@ -102,7 +99,7 @@ class AllOrNone:
         rest = [lock for lock in group.locks if lock not in held]
         return [*held, *([LockGroup(rest)] if len(rest) > 1 else rest)]
 
-    async def _take_in_order(self, locks: Sequence[BaseLock], keep_for: float) -> bool:
+    async def _take_in_order(self, locks: Sequence[AbstractLock], keep_for: float) -> bool:
         keep_until = math.inf
         for lock in locks:
             is_new = HOLDS.get(lock, self.owner) is None
@@ -123,13 +120,15 @@ class AllOrNone:
 
     # --- scripts -----------------------------------------------------------------------------------------------------
 
-    async def _take_each(self, locks: Iterable[BaseLock]) -> bool:
+    async def _take_each(self, locks: Iterable[AbstractLock]) -> bool:
         for lock in locks:
             if not await self._take_alone(lock, self.claim.lease, self._time_left(), once=True):
                 return False
         return True
 
-    async def _take_alone(self, lock: BaseLock, lease: float | None, wait: float | None, once: bool = False) -> bool:
+    async def _take_alone(
+        self, lock: AbstractLock, lease: float | None, wait: float | None, once: bool = False
+    ) -> bool:
         claim = Claim(self.owner, wait, lease, self.claim.scoped, once)
         taken = await engine.take_in_turn(lock, self.driver.at(lock.using), claim)
         if taken:
@@ -261,7 +260,15 @@ class AllOrNone:
 # --- the flows -------------------------------------------------------------------------------------------------------
 
 
-async def take(lock: MultiLock, driver: Driver, claim: Claim) -> bool:
+class SeveralLocks(AbstractLock):
+    """What these flows use of a MultiLock, besides what they use of any lock."""
+
+    __slots__ = ()
+
+    _grouping: Grouping | None
+
+
+async def take(lock: SeveralLocks, driver: Driver, claim: Claim) -> bool:
     attempt = AllOrNone(driver, claim, claim.until(driver.now()), lock.parts)
     try:
         return await _take_all(lock, driver, attempt)
@@ -270,7 +277,7 @@ async def take(lock: MultiLock, driver: Driver, claim: Claim) -> bool:
         raise
 
 
-async def _take_all(lock: MultiLock, driver: Driver, attempt: AllOrNone) -> bool:
+async def _take_all(lock: SeveralLocks, driver: Driver, attempt: AllOrNone) -> bool:
     parts = lock.parts
     taken = await attempt.take(_pieces(lock, driver))
     keep_for = KEEP_FOR
@@ -285,7 +292,7 @@ async def _take_all(lock: MultiLock, driver: Driver, attempt: AllOrNone) -> bool
     return taken
 
 
-def _pieces(lock: MultiLock, driver: Driver) -> list[Piece]:
+def _pieces(lock: SeveralLocks, driver: Driver) -> list[Piece]:
     known = lock._grouping
     if known is None or not known.holds_good:
         known = lock._grouping = Grouping(driver, lock.parts)
@@ -293,7 +300,7 @@ def _pieces(lock: MultiLock, driver: Driver) -> list[Piece]:
 
 
 @a_call
-async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
+async def give_back(lock: SeveralLocks, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
     before = owner.is_calling and refuse_nested(lock)
     if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
         left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
@@ -308,22 +315,22 @@ async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[o
         raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])
 
 
-def leave_block(lock: MultiLock, owner: Owner) -> None:
+def leave_block(lock: SeveralLocks, owner: Owner) -> None:
     for held in held_of(lock.parts, owner):
         held.scoped -= 1
 
 
-async def prolong(lock: MultiLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
+async def prolong(lock: SeveralLocks, driver: Driver, owner: Owner, lease_time: Duration) -> None:
     for part in lock.parts:
         await engine.prolong(part, driver.at(part.using), owner, lease_time)
 
 
-async def free_by_force(lock: MultiLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
+async def free_by_force(lock: SeveralLocks, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
     freed = [await engine.free_by_force(part, driver.at(part.using), caller, owner, reason) for part in lock.parts]
     return any(freed)
 
 
-async def ask_state(lock: MultiLock, driver: Driver, owner: Owner) -> tuple[int, int]:
+async def ask_state(lock: SeveralLocks, driver: Driver, owner: Owner) -> tuple[int, int]:
     states = [await engine.ask_state(part, driver.at(part.using), owner) for part in lock.parts]
     lefts = {left for _, left in states} - {ABSENT}
     ending = lefts - {ENDLESS}
@@ -331,5 +338,5 @@ async def ask_state(lock: MultiLock, driver: Driver, owner: Owner) -> tuple[int,
     return min(count for count, _ in states), left
 
 
-async def ask_holders(lock: MultiLock, driver: Driver) -> list[str]:
+async def ask_holders(lock: SeveralLocks, driver: Driver) -> list[str]:
     return [owner for part in lock.parts for owner in await engine.ask_holders(part, driver.at(part.using))]

@@ -15,14 +15,12 @@ from django_rlock._core.callbacks import is_logged, log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.kinds import Named
+from django_rlock.locks.kinds import AbstractLock, Group, Named, group_of
 from django_rlock.locks.records import Hold, Key, context, key_of
 from django_rlock.settings import settings_of
 
 if TYPE_CHECKING:
-    from django_rlock.locks.base import BaseLock
-    from django_rlock.locks.records import BatchHold
-
+    from django_rlock.locks.batches import BatchHold
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 
@@ -40,16 +38,6 @@ LONG_WAIT = 0.001
 """Shorter waits are not worth counting, in seconds."""
 _MAX_RECORDS = 50
 _MAX_NAMES = 1000
-
-Group = tuple[str, str, str]
-"""Alias, and key template, or "" and what names begin with, up to their first colon."""
-
-
-def group_of(lock: Named) -> Group:
-    """The group of locks with which one is counted."""
-    if template := lock.template:
-        return lock.using, template, ""
-    return lock.using, "", lock.name[: lock.name.find(":") + 1]
 
 
 class Past(NamedTuple):
@@ -214,7 +202,6 @@ def note_freed(lock: Named, owner: str | None, reason: str, place: str) -> None:
 
 on_fork("holds", STATISTICS.clear)
 
-
 # --- logs and signals -------------------------------------------------------------------------------------------------
 
 # What the log and the receivers of signals hear of locks that are taken, released or given up.
@@ -222,21 +209,21 @@ on_fork("holds", STATISTICS.clear)
 logger = logging.getLogger("django_rlock.locks")
 
 
-def tell_acquired(lock: BaseLock, owner_id: str, count: int, waited: float) -> None:
+def tell_acquired(lock: AbstractLock, owner_id: str, count: int, waited: float) -> None:
     log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, owner_id, count, waited)
     if signals.lock_acquired.receivers:
         outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
         signals.lock_acquired.tell(lock, owner=owner_id, count=count, waited=waited, outcome=outcome)
 
 
-def tell_taken(locks: Iterable[BaseLock], owner_id: str) -> None:
+def tell_taken(locks: Iterable[AbstractLock], owner_id: str) -> None:
     """Log and signal that locks were taken."""
     if signals.lock_acquired.receivers or is_logged(logger, logging.DEBUG):
         for lock in locks:
             tell_acquired(lock, owner_id, 1, 0.0)
 
 
-def tells_of_releases(lock: BaseLock, held: float) -> bool:
+def tells_of_releases(lock: AbstractLock, held: float) -> bool:
     """Whether the release of a lock held for ``held`` seconds is logged or signalled."""
     return bool(signals.lock_released.receivers) or is_logged(logger, release_level(lock, held))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
@@ -32,13 +32,13 @@ from django_rlock.locks.blocks import Section
 from django_rlock.locks.callers import PACKAGE
 from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.kinds import AbstractLock, SomeLock
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.records import Hold, Key, key_of
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from django_rlock.locks.base import BaseLock
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,14 +78,14 @@ def _is_open(connection: BaseDatabaseWrapper) -> bool:
 # --- lock, BEGIN, body, COMMIT, release ------------------------------------------------------------------------------
 
 
-class AtomicBlock(ContextDecorator):
+class AtomicBlock(ContextDecorator, Generic[SomeLock]):
     """What a lock's ``atomic()`` returns: for one ``with`` after another, or as a decorator."""
 
-    def __init__(self, lock: BaseLock, using: str, nested: bool) -> None:
+    def __init__(self, lock: SomeLock, using: str, nested: bool) -> None:
         self._lock, self._using, self._nested = lock, using, nested
         self._block: Any = None
 
-    def _recreate_cm(self) -> AtomicBlock:
+    def _recreate_cm(self) -> AtomicBlock[SomeLock]:
         return AtomicBlock(self._lock, self._using, self._nested)
 
     def __call__(self, func: F) -> F:
@@ -99,11 +99,11 @@ class AtomicBlock(ContextDecorator):
         """Whether its transaction is open."""
         return self._block is not None and self._block.gen.gi_frame is not None
 
-    def __enter__(self) -> BaseLock:
+    def __enter__(self) -> SomeLock:
         if self.is_entered:
             raise RuntimeError("A lock's atomic() was entered twice at once; make one for each 'with'.")
         self._block = _atomic(self._lock, self._using, self._nested)
-        lock: BaseLock = self._block.__enter__()
+        lock: SomeLock = self._block.__enter__()
         return lock
 
     @run_when_dropped
@@ -115,7 +115,7 @@ class AtomicBlock(ContextDecorator):
 
 
 @contextmanager
-def _atomic(lock: BaseLock, using: str, nested: bool) -> Iterator[BaseLock]:
+def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
     around = _is_open(transaction.get_connection(using))
     if around:
         if not nested:
@@ -146,7 +146,7 @@ def checked_database(until_commit: bool | str | None) -> str | None:
     return DEFAULT_DB_ALIAS if until_commit else ""
 
 
-def check_until_commit(lock: BaseLock, driver: Driver) -> None:
+def check_until_commit(lock: AbstractLock, driver: Driver) -> None:
     """Raise RuntimeError if the end of the transaction cannot be observed."""
     if running_loop() is not None and driver is not sync_driver(lock.using):
         raise RuntimeError(
@@ -161,12 +161,12 @@ def check_until_commit(lock: BaseLock, driver: Driver) -> None:
         )
 
 
-def release_at_end(lock: BaseLock, owner: Owner) -> None:
+def release_at_end(lock: AbstractLock, owner: Owner) -> None:
     """Release what was just acquired at the end of the open transaction, if there is one."""
     keep_until_commit(lock, owner, unasked=True)
 
 
-def is_released_at_end(lock: BaseLock, owner: Owner) -> bool:
+def is_released_at_end(lock: AbstractLock, owner: Owner) -> bool:
     """Whether the end of the transaction releases a hold anyway, which nobody has asked for yet."""
     keys = {key_of(part, owner) for part in lock.parts}
     for give_back in reversed(_waiting(transaction.get_connection(lock.until_commit))):
@@ -176,7 +176,7 @@ def is_released_at_end(lock: BaseLock, owner: Owner) -> bool:
     return False
 
 
-def keep_until_commit(lock: BaseLock, owner: Owner, unasked: bool = False) -> bool:
+def keep_until_commit(lock: AbstractLock, owner: Owner, unasked: bool = False) -> bool:
     """Release a hold at the end of the open transaction; returns False if there is none, or no hold.
 
     ``unasked`` says that the next release by hand means the same hold.
@@ -227,7 +227,7 @@ class _GiveBack:
     _before: Mapping[Hold, int] | None = None
     """How often each lock was held when the release began."""
 
-    def __init__(self, lock: BaseLock, owner: Owner, unasked: bool) -> None:
+    def __init__(self, lock: AbstractLock, owner: Owner, unasked: bool) -> None:
         self._lock, self._owner = lock, owner
         self.unasked = unasked
         self.keys = {key_of(part, owner) for part in lock.parts}
@@ -255,7 +255,7 @@ class _GiveBack:
                 release_later(hold)
 
 
-def _give_back(lock: BaseLock, owner: Owner) -> None:
+def _give_back(lock: AbstractLock, owner: Owner) -> None:
     if not owner.is_named and owner is not thread_owner():
         # The connection was dropped with its thread, or by another thread.
         for hold in HOLDS.of_lock(lock, owner):
@@ -270,7 +270,7 @@ def _give_back(lock: BaseLock, owner: Owner) -> None:
 # --- a release inside a transaction ----------------------------------------------------------------------------------
 
 
-def warn_before_commit(lock: BaseLock) -> None:
+def warn_before_commit(lock: AbstractLock) -> None:
     """Log, once for each line and its caller, that a lock is released before COMMIT; called by the method that does."""
     frame = _outside(sys._getframe(2))
     # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
@@ -305,7 +305,7 @@ def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _tell_once(lock: BaseLock, alias: str, line: str, caller: str) -> None:
+def _tell_once(lock: AbstractLock, alias: str, line: str, caller: str) -> None:
     if (line, caller) in _told:
         return
     _told.add((line, caller))

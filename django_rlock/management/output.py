@@ -16,9 +16,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_rlock._core.text import printable
-from django_rlock._monitoring.infos import LockInfo
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import near_names
+from django_rlock.locks.infos import LockInfo
 from django_rlock.locks.options import checked_text
 from django_rlock.settings import LONGEST, get_aliases, unknown_alias
 

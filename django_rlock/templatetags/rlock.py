@@ -18,7 +18,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext
 
 from django_rlock._core.text import printable
-from django_rlock._monitoring.infos import duration_parts
+from django_rlock.locks.infos import duration_parts
 from django_rlock.settings import get_settings
 
 register = template.Library()

@@ -9,9 +9,10 @@ import pytest
 
 from django_rlock import FairLock, FencedLock, MultiLock, RLock
 from django_rlock.locks import BaseLock
+from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.locks.records import BatchHold, Hold
+from django_rlock.locks.records import Hold
 from django_rlock.locks.several import AllOrNone
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import explore

@@ -17,7 +17,7 @@ from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import LockInfo, force_release, iter_locks
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.options import note_templates
+from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.records import context
 from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS, STATISTICS
 from tests.conftest import OwnServer

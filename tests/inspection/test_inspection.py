@@ -11,10 +11,11 @@ import redis
 from pytest_django import Settings
 
 from django_rlock import LockTimeoutError, LockUnavailableError, RLock, inspection, rlock
-from django_rlock._monitoring import infos, reading, reports
+from django_rlock._monitoring import reading, reports
 from django_rlock._monitoring.history import read_history
 from django_rlock._transport.identity import client_id
 from django_rlock.inspection import LockState, force_release, iter_locks, lock_info
+from django_rlock.locks import infos
 from django_rlock.signals import lock_force_released
 from tests.conftest import OwnServer
 from tests.eventually import eventually

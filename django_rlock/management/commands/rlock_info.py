@@ -10,11 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock._core.text import printable
-from django_rlock._monitoring.infos import LockInfo, Party, duration_text
 from django_rlock._monitoring.queued import HEADINGS
 from django_rlock._monitoring.stacks import holder_stack
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_named, listed_aliases, number_at
+from django_rlock.locks.infos import LockInfo, Party, duration_text
 from django_rlock.management.output import (
     NOTHING_MATCHED,
     check_usage,

@@ -10,10 +10,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from django_rlock._monitoring.infos import LockInfo, LockState
-from django_rlock._monitoring.queued import HEADINGS, QueuedMessage
+from django_rlock._monitoring.queued import HEADINGS
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_locks, listed_aliases, queued_messages
+from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.management.output import (
     CLEAR,
     NOTHING_MATCHED,

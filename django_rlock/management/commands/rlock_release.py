@@ -16,7 +16,6 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock._core.text import printable
 from django_rlock._monitoring.building import SILENT_AFTER
-from django_rlock._monitoring.infos import Holder, LockInfo
 from django_rlock._monitoring.queued import with_queued
 from django_rlock._monitoring.reading import MOST_AHEAD
 from django_rlock.exceptions import LockUnavailableError
@@ -30,6 +29,7 @@ from django_rlock.inspection import (
     queued_messages,
     take_survey,
 )
+from django_rlock.locks.infos import Holder, LockInfo
 from django_rlock.management.output import (
     ERROR,
     NOTHING_MATCHED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db.models import TextChoices
 from django.utils.translation import gettext_lazy as _
@@ -12,9 +12,6 @@ from django.utils.translation import gettext_lazy as _
 from django_rlock._core.text import printable
 from django_rlock._redis.keys import is_kept
 from django_rlock.exceptions import KEPT
-
-if TYPE_CHECKING:
-    from django_rlock._monitoring.queued import QueuedMessage
 
 CLIENT_LENGTH = 36
 """An owner's first characters are its process's client id."""
@@ -412,3 +409,42 @@ _PLAIN = [field.name for field in fields(LockInfo)]
 def _plain(party: Party) -> dict[str, Any]:
     # Unlike ``asdict`` it does not look for dataclasses in the values, which takes several times as long.
     return {field.name: getattr(party, field.name) for field in fields(party)}
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    """A message that has a place in the queue of a lock: further messages with its key are not sent.
+
+    ``since`` is when it was sent, by the server's clock; ``waited`` is the time since then, and ``left`` how long its
+    place is kept unless it ends before, both in seconds. ``sender`` is host and process id. ``is_sent`` is False while
+    its sender is about to send it.
+    """
+
+    name: str
+    using: str
+    task: str
+    task_id: str
+    queue: str
+    sender: str
+    since: float
+    waited: float
+    left: float
+    is_sent: bool
+    key: str
+    value: str
+
+    @property
+    def row(self) -> list[str]:
+        """What tables show, under ``HEADINGS``."""
+        return [
+            self.task,
+            self.task_id,
+            self.queue or "–",
+            duration_text(self.waited),
+            self.sender,
+            duration_text(self.left),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in {"key", "value"}}

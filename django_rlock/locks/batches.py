@@ -1,0 +1,191 @@
+"""Locks that one script takes together, because they share a server (in a cluster: a slot), and the hold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
+from functools import cache
+from typing import Self, TypeVar
+
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import ManyKeys, ScriptCall, prepare
+from django_rlock._transport.driver import Driver
+from django_rlock._transport.identity import Owner
+from django_rlock.locks.kinds import AbstractLock, Group, Named, group_of
+from django_rlock.locks.options import milliseconds
+from django_rlock.locks.records import Hold, Key, Line, context, key_of
+from django_rlock.settings import settings_of
+
+T = TypeVar("T")
+
+MOST_TOGETHER = 1000
+"""How many locks one script takes or frees at most; the server does nothing else meanwhile."""
+
+
+class LockGroup:
+    """Locks of one alias and place. Its keys are packed once, so a lock that is taken often keeps its group.
+
+    ``divided`` are its parts by slot, if its server turned out to divide its keys into slots. Raises ValueError for
+    locks of several aliases, because one script runs on one server.
+    """
+
+    __slots__ = ("_counted", "_to_free", "_to_take", "divided", "locks", "name", "places", "settings", "using")
+
+    def __init__(self, locks: Iterable[AbstractLock]) -> None:
+        self.locks = tuple(locks)
+        self.places = [(lock.using, lock.name, lock._kind.scope) for lock in self.locks]
+        aliases = sorted({using for using, *_ in self.places})
+        if len(aliases) > 1:
+            raise ValueError(
+                f"One script cannot take locks of several aliases ({', '.join(aliases)}); use a MultiLock."
+            )
+        (self.using,) = aliases
+        self.settings = settings_of(self.using)
+        self.name = ", ".join([lock.name for lock in self.locks])
+        self.divided: list[LockGroup] = []
+        self._counted: set[Group] | None = None
+        prefix = self.settings.key_prefix
+        # First the state keys of all locks, then the queues of all, and so on.
+        by_lock = [keys.fair_release_keys(prefix + lock.name) for lock in self.locks]
+        states, queues, alive, channels, waiting, deadlines = zip(*by_lock, strict=True)
+        self._to_take = ManyKeys(states + queues)
+        self._to_free = self._to_take.followed_by(waiting + alive + channels + deadlines)
+
+    def divide(self, driver: Driver) -> list[LockGroup]:
+        """Its parts by place, after its server refused it; none if they are all in one place."""
+        if not self.divided:
+            parts: dict[object, list[AbstractLock]] = {}
+            place_of = places(driver)
+            for lock in self.locks:
+                parts.setdefault(place_of(lock), []).append(lock)
+            self.divided = [LockGroup(each) for each in parts.values()] if len(parts) > 1 else []
+        return self.divided
+
+    @property
+    def counted(self) -> set[Group]:
+        """With which groups of locks these are counted."""
+        if self._counted is None:
+            self._counted = {group_of(lock) for lock in self.locks}
+        return self._counted
+
+    def keys_of(self, owner: Owner) -> list[Key]:
+        """The keys of the owner's holds."""
+        serial = owner.serial
+        return [(using, name, scope, serial) for using, name, scope in self.places]
+
+    def acquire_call(self, owner_id: str, lease: float) -> ScriptCall:
+        """Takes all or none. Returns OK; or the remaining lease in ms and the position of a taken lock; or QUEUED."""
+        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, (milliseconds(lease),)), owner_id)
+
+    def release_call(self, owner_id: str) -> ScriptCall:
+        """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
+        claim = milliseconds(self.settings.claim_time)
+        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, (claim,)), owner_id)
+
+
+def places(driver: Driver) -> Callable[[AbstractLock], tuple[str, object]]:
+    """Returns a function from a lock to its alias and place. Values that depend on the alias alone are looked up
+    once."""
+
+    @cache
+    def alias(using: str) -> tuple[Callable[[str], object], str]:
+        return driver.at(using).place, settings_of(using).key_prefix
+
+    def place_of(lock: AbstractLock) -> tuple[str, object]:
+        find, prefix = alias(lock.using)
+        return lock.using, find(prefix + lock.name)
+
+    return place_of
+
+
+def sliced(group: Sequence[T]) -> list[Sequence[T]]:
+    """Split a group into parts that are small enough for one script."""
+    return [group[start : start + MOST_TOGETHER] for start in range(0, len(group), MOST_TOGETHER)]
+
+
+class BatchHold:
+    """Locks that one script took for an owner: one record for all, until one of them is needed on its own.
+
+    Then each becomes a ``Hold`` of its own, permanently, with the times of this record. Any thread may cause that.
+    Attributes are those of ``Hold``; ``keys`` are the table's keys for it. Kinds with a clock drift are not grouped.
+    """
+
+    __slots__ = (
+        "_split",
+        "context",
+        "deadline",
+        "group",
+        "keys",
+        "late_lease",
+        "lease",
+        "line",
+        "owner",
+        "owner_id",
+        "renewed",
+        "scoped",
+        "since",
+        "variables",
+    )
+
+    def __init__(self, group: LockGroup, owner: Owner, owner_id: str, now: float, lease: float) -> None:
+        self.group = group
+        self.owner = owner
+        self.owner_id = owner_id
+        self.keys: Sequence[Key] = group.keys_of(owner)
+        self.context = context.get()
+        self.variables = copy_context()
+        self.since = now
+        self.lease = lease
+        self.deadline = now + lease
+        self.late_lease = 0.0
+        self.line: Line | None = None
+        self.renewed = False
+        self.scoped = 0
+        self._split: dict[str, dict[Key, Hold]] = {}
+
+    @classmethod
+    def joined(cls, group: LockGroup, holds: Sequence[Hold]) -> Self:
+        """Join holds of a group's locks, which have the same owner id, into one record again."""
+        first = holds[0]
+        held = cls(group, first.owner, first.owner_id, min(hold.since for hold in holds), first.lease)
+        held.deadline = min(hold.deadline for hold in holds)
+        held.late_lease = max(hold.late_lease for hold in holds)
+        held._split["members"] = members = {hold.key: hold for hold in holds}
+        held.keys = tuple(members)
+        return held
+
+    @property
+    def members(self) -> dict[Key, Hold]:
+        """Its holds, one for each lock."""
+        # If two threads get here at once, both get what one of them made.
+        return self._split.get("members") or self._split.setdefault("members", self._make_members())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether none of its locks has been needed on its own."""
+        return not self._split
+
+    @property
+    def renewing(self) -> bool:
+        """Whether a renewal of one of its locks is under way."""
+        return not self.is_whole and any(hold.renewing for hold in self.members.values())
+
+    def renew_at(self) -> float:
+        """When the watchdog should renew it: after a third of its lease."""
+        return self.deadline - self.lease * 2 / 3
+
+    def is_lost(self, now: float) -> bool:
+        """Whether it has outlived its lease; other losses are recorded in its members."""
+        return now >= self.deadline
+
+    def _make_members(self) -> dict[Key, Hold]:
+        return {hold.key: hold for hold in map(self._make_member, self.group.locks)}
+
+    def _make_member(self, lock: Named) -> Hold:
+        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.owner_id, self.since)
+        hold.context, hold.variables = self.context, self.variables
+        hold.lease_from(self.since, self.lease, self.renewed)
+        hold.scoped = self.scoped
+        hold.late_lease = self.late_lease
+        hold.line = self.line
+        return hold
