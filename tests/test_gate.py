@@ -122,6 +122,7 @@ def test_a_seed_that_finds_a_fault_finds_it_again(gate):
     assert gate.test(DEPENDS_ON_ITS_SEED).returncode == 1
 
 
+@pytest.mark.thorough
 def test_what_hangs_is_ended_and_says_where(gate):
     for limit in (5, 10, 20):  # on a busy machine it may not have begun
         ended = gate.test(HANGS, limit)

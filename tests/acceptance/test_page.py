@@ -78,6 +78,7 @@ def test_a_sale_fills_the_lanes(page: Page) -> None:
     expect(page.get_by_role("status")).to_contain_text("SET NX, long expiry: ")
 
 
+@pytest.mark.thorough
 def test_a_lane_links_to_its_lock_in_the_admin(page: Page, shop: Shop) -> None:
     _log_in(page, shop)
     page.goto("/")

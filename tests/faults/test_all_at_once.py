@@ -4,6 +4,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.eventually import PATIENCE
 from tests.processes import ROOT
 
@@ -91,6 +93,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.thorough
 def test_a_lock_is_renewed_through_it_all(proxy, own_server, redis_client):
     """Another server hangs, beside calls that fail and calls that are cancelled; a receiver never returns; the
     listening connection is cut without a word. The process ends all the same.

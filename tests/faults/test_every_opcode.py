@@ -10,7 +10,7 @@ from example_project.embedded import EmbeddedServer
 from tests.faults.opcode_faces import FACES
 from tests.faults.opcodes import ALL_KINDS, actions_of
 from tests.faults.storm_process import NODES, BrokenOffError, StoppedError, Watched
-from tests.forms import first_place
+from tests.forms import first_place, long
 from tests.topologies.servers import TOPOLOGIES
 
 SHORT = ("pair", "wait", "again", "extend", "timeout", "block")
@@ -42,7 +42,7 @@ def interrupt_every(kind, *actions, face="threads", topology=None, first=1, stri
 
 
 @pytest.mark.timeout(600)  # a machine may be slow; what stops is noticed by its watcher
-@pytest.mark.parametrize("face", STRIDES)
+@pytest.mark.parametrize("face", ["threads", *long("logged")])
 def test_interrupted_here_and_there(request, face):
     stride, actions = STRIDES[face]
     first = first_place(request.config, stride)

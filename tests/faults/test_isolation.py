@@ -54,7 +54,8 @@ def silent_alias(silent, settings):
 
 def test_silent_server_costs_no_lock_of_another(own_server, settings):
     """One background thread for both lost the healthy one's locks after a lease or two."""
-    own_server("other").pause()
+    other = own_server("other")
+    other.pause()
     settings.RLOCK = {**settings.RLOCK, "default": FAST}
     for number in range(3):
         clean_up("other", ScriptCall("x", prepare(LOCK_STATE, (f"x{number}",), ()), ""), monotonic() + 60)
@@ -62,6 +63,7 @@ def test_silent_server_costs_no_lock_of_another(own_server, settings):
         first = HOLDS.snapshot()[0].deadline
         eventually(lambda: HOLDS.snapshot()[0].deadline > first + 3)
         lock.check()
+    other.resume()  # what was sent to it is not waited for
     forget_clean_up()
 
 

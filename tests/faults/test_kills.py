@@ -1,8 +1,11 @@
 """Hand-overs under kills, pauses beyond the claim, lost connections and a stalled server: never two holders at once."""
 
+import pytest
+
 from tests.faults.kills import Span, overlaps_of, run
 
 
+@pytest.mark.thorough
 def test_no_two_are_inside():
     outcome = run(strikes=15, workers=4, seed=8)
     assert not outcome.overlaps

@@ -72,7 +72,7 @@ def test_timeout_drift(clients, redis_client, settings, wait_time, served):
     assert not redis_client.exists(QUEUE)
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 async def test_acquire_failed_timeout_drift(face, redis_client):
     """An owner that gives up leaves the order of the others unchanged."""
     served: list[int] = []
@@ -91,7 +91,7 @@ async def test_acquire_failed_timeout_drift(face, redis_client):
     assert served == [1, 3, 4]
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 async def test_lock_acquired_boolean_timeout_drift(face, redis_client):
     """Trying once never queues: the first after the release has it, the others when its lease has ended."""
     async with held_elsewhere(face, FairLock("lock")):
@@ -125,7 +125,7 @@ async def test_name_mapper(face, redis_client, settings):
     await face.result(waiting)
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 async def test_acquire_failed_not_called_on_redis_timeout(face, redis_client):
     """The server stands still in the middle of a wait; whatever the wait's end, the queue is empty after it."""
     async with held_elsewhere(face, FairLock("lock")):

@@ -71,7 +71,7 @@ async def test_read_lock_expiration(face):
     await face.result(writer)
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 async def test_read_lock_expiration_renewal(face, settings):
     """Readers for longer than the watchdog's timeout; every release finds its hold."""
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 5.0}}
@@ -244,7 +244,7 @@ def test_concurrency_multi_instance(clients, redis_client, pairs, loops):
     assert redis_client.get("counter") == str(PROCESSES * pairs * loops)
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 async def test_multi_instance_zombie_read_lock_performance(face, clients):
     """A writer gets in soon after twenty readers who died with three holds each."""
     (dead,) = clients(1, WATCHDOG_TIMEOUT=4.0)

@@ -217,7 +217,7 @@ async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty_node
         assert await face.result(asking) is True
 
 
-@pytest.mark.lengthy
+@pytest.mark.thorough
 async def test_a_wait_without_end_outlasts_the_quarantine(face, nodes, lock, settings, monkeypatch):
     monkeypatch.setattr("django_rlock._transport.quorum.calls.PATIENCE", 0.1)
     times = {"QUARANTINE": 6.0, "WATCHDOG_TIMEOUT": 6.0, "NODE_TIMEOUT": 0.3}

@@ -14,7 +14,6 @@ from django_rlock import FairLock
 from tests.celery_app import records, tasks
 from tests.eventually import eventually
 from tests.faults.storm_kinds import subject
-from tests.forms import long
 
 pytestmark = pytest.mark.usefixtures("locks_of_workers")
 
@@ -60,7 +59,8 @@ def shown_where_it_stands(worker, log):
         raise AssertionError(worker.log.read_text()) from error
 
 
-@pytest.mark.parametrize("kind", ["fair", *long("rlock", "spin", "fenced", "read", "write", "multi", "permits")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["fair", "rlock", "spin", "fenced", "read", "write", "multi", "permits"])
 def test_a_child_outlives_a_hundred_soft_limits_inside_lock_calls(start_worker, log, kind):
     with start_worker("storm", "--pool", "prefork", "-c", "1") as worker, shown_where_it_stands(worker, log):
         give_up_at = time.monotonic() + TOGETHER
