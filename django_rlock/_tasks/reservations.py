@@ -39,7 +39,8 @@ from django_rlock._monitoring.queued import ASKS, RUNS, UNSENT, change_call
 from django_rlock._redis import keys, scripts
 from django_rlock._tasks.deliveries import COPY, PATIENCE, TOKEN
 from django_rlock._tasks.holders import TaskHolder, seems_dead
-from django_rlock._transport.calls import ScriptCall, prepare, run_flow
+from django_rlock._transport.calls import REMEMBERED, ScriptCall, prepare, run_flow
+from django_rlock._transport.identity import new_request
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
@@ -186,9 +187,10 @@ class Place:
         sender = f"{gethostname()}:{os.getpid()}"
         about = {"lock": self.lock.name, "task": str(self._task.name), "queue": queue, "sender": sender}
         place, places, former, _ = keys.place_change_keys(self.lock.key, self._key)
+        all_keys = place, self.lock.key, places, former, keys.requests_key(self.lock.key)
         args = milliseconds(SENDING), mark, json.dumps(about), milliseconds(starts_in), replaces
-        queueing = prepare(scripts.TASK_QUEUE, (place, self.lock.key, places, former), args)
-        known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, self._value))
+        queueing = prepare(scripts.TASK_QUEUE, all_keys, (*args, milliseconds(REMEMBERED)))
+        known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, f"{new_request()} {self._value}"))
         return known.decode().partition("\n")[0], run.decode(), left_ms
 
     def _change(self, ms: int | str, starts: int | str) -> _Changed:

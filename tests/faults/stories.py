@@ -427,7 +427,6 @@ def take_place(strike: Strike) -> None:
     place("first").keep(60)
     place("second").take(replaces="replace")
     place("second").keep(60)
-    place("third").take(replaces="replace")
 
 
 def task_call(script: Script, first: str | int, *args: str | int) -> ScriptCall:

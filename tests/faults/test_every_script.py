@@ -91,6 +91,7 @@ MUTANTS = {
         "false",
     ),
     "a place is any message's": ("TASK_PLACE", "if value == ARGV[2] then", "if value then"),
+    "a place is taken from a newer message": ("TASK_QUEUE", "if was_obeyed(KEYS[5], request) then", "if false then"),
 }
 
 

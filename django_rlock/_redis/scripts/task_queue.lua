@@ -5,19 +5,25 @@
 -- KEYS[2]  the lock: hash of owner -> holds
 -- KEYS[3]  sorted set: the keys of the places of that lock -> when they were taken, s
 -- KEYS[4]  the former place: that of the message which is being replaced, until the message that replaces it is sent
+-- KEYS[5]  executed requests
 -- ARGV[1]  nonce
--- ARGV[2]  the place's value, without ? and what follows the newline
+-- ARGV[2]  request, and the place's value, without ? and what follows the newline, separated by a space
 -- ARGV[3]  how long it is kept until the message is sent, ms
 -- ARGV[4]  mark of the owners of the task's runs, or '' if runs do not count
 -- ARGV[5]  what it is about
 -- ARGV[6]  in how many ms the message is to start
 -- ARGV[7]  which message it replaces: '' for none, 'earlier' for one that is to start later, 'replace' for any that waits
+-- ARGV[8]  how long the request is remembered, ms
 --
 -- Returns {nonce, the value that it has, '', 0}; or {nonce, '', owner of a run, its remaining lease in ms}.
 
--- include: clock
+-- include: counting
 -- include: move_place
 
+local request, own = string.match(ARGV[2], '^(%S+) (.*)$')
+if was_obeyed(KEYS[5], request) then  -- a late copy must not move the place of a newer message
+    return {ARGV[1], redis.call('get', KEYS[1]) or '?' .. own, '', 0}
+end
 local starts = now_ms() + ARGV[6]
 if redis.call('exists', KEYS[1]) == 0 and redis.call('exists', KEYS[4]) == 1 then
     move_place(KEYS[3], KEYS[4], KEYS[1])  -- the sender that was to replace it has died
@@ -43,7 +49,8 @@ end
 if known then
     move_place(KEYS[3], KEYS[1], KEYS[4])
 end
-local value, now = '?' .. ARGV[2], redis.call('time')[1]
+remember(KEYS[5], request, ARGV[8])
+local value, now = '?' .. own, redis.call('time')[1]
 redis.call('set', KEYS[1], string.format('%s\n%s %.0f %s', value, now, starts, ARGV[5]), 'px', ARGV[3])
 redis.call('zadd', KEYS[3], now, KEYS[1])
 if redis.call('pttl', KEYS[3]) < tonumber(ARGV[3]) then
