@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from django_rlock._core.callbacks import log
+from django_rlock._core.callbacks import log, post
 from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._transport.calls import run_flow
 from django_rlock._transport.driver import Driver
@@ -250,9 +250,12 @@ class _GiveBack:
             self.begin()
             return
         # It was interrupted perhaps before it had begun: from then on that handles interruptions itself.
-        for hold, count in self._before.items():
-            if hold in HOLDS and hold.count == count:
-                release_later(hold)
+        untouched = [hold for hold, count in self._before.items() if hold in HOLDS and hold.count == count]
+        if self._owner.is_named and len(untouched) == len(self._before):
+            post(_give_back, self._lock, self._owner)  # in its turn among those that share the name
+            return
+        for hold in untouched:
+            release_later(hold)
 
 
 def _give_back(lock: AbstractLock, owner: Owner) -> None:

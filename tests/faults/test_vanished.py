@@ -157,11 +157,12 @@ def leave_by_rollback(lock) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("struck_release")
-def test_a_signal_during_the_release_after_a_rollback(redis_client):
+@pytest.mark.parametrize("owner", [None, "order 7"], ids=["thread", "name"])
+def test_a_signal_during_the_release_after_a_rollback(redis_client, owner):
     """Django drops what it would call after COMMIT."""
     trace = sys.gettrace()
     with pytest.raises(LimitError):
-        leave_by_rollback(RLock("stock:42", until_commit=True))
+        leave_by_rollback(RLock("stock:42", until_commit=True, owner=owner))
     eventually(lambda: not redis_client.exists("rlock:stock:42"))
     assert sys.gettrace() is trace
 
