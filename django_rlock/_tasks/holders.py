@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from glob import escape
 from hashlib import blake2b
 from pathlib import Path
@@ -24,8 +24,9 @@ from celery.signals import worker_init, worker_ready
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
+from django_rlock._redis.keys import is_kept
 from django_rlock._transport.identity import client_id
-from django_rlock.exceptions import RLockError
+from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.inspection import iter_locks
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.settings import get_settings
@@ -33,7 +34,6 @@ from django_rlock.settings import get_settings
 if TYPE_CHECKING:
     from django_rlock._tasks.options import TaskOptions
     from django_rlock.locks.infos import LockInfo
-
 
 # --- holders ----------------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,6 @@ def _installation() -> str:
 
 
 on_fork("identity", _place.cache_clear)
-
 
 # --- children ---------------------------------------------------------------------------------------------------------
 
@@ -368,3 +367,43 @@ def _watch_children(sender: Any = None, **_: Any) -> None:
 
     if _parent is not None and isinstance(getattr(sender, "pool", None), TaskPool):
         threads.start(_parent.watch, name="rlock-children")
+
+
+class Holders:
+    """The tasks that hold a lock that could not be taken, read once."""
+
+    def __init__(self, lock: BaseLock) -> None:
+        self._lock = lock
+
+    @cached_property
+    def _found(self) -> list[TaskHolder] | None:
+        """The holders; None if they are unknown."""
+        try:
+            return holders_of(self._lock)
+        except LockUnavailableError:
+            return None
+
+    def has(self, task_id: str) -> bool:
+        """Whether the task itself is among them; True if they are unknown, because skipping could lose work."""
+        return self._found is None or any(holder.task_id == task_id for holder in self._found)
+
+    def seems_dead(self, options: TaskOptions, error: LockTimeoutError) -> bool:
+        """Whether the holder has not renewed the lock in time; none has to renew one that stays taken."""
+        try:
+            return seems_dead(options, error.retry_after) and not any(map(is_kept, self._lock.holders()))
+        except LockUnavailableError:
+            return True
+
+    @property
+    def first_task(self) -> str | None:
+        """The id of a task that holds it; None if that is not known."""
+        return next((holder.task_id for holder in self._found or ()), None)
+
+    def frees_the_dead(self) -> bool:
+        """Free the holds of ended processes of this machine; returns whether there were any."""
+        if not any(holder.is_gone for holder in self._found or ()):
+            return False
+        try:
+            return free_the_dead(self._lock, lambda holder: holder.is_gone, "its process has ended")
+        except LockUnavailableError:
+            return False

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
@@ -20,9 +20,8 @@ from celery.states import RETRY, STARTED
 from django_rlock._core.callbacks import log
 from django_rlock._core.process import is_test
 from django_rlock._core.text import reason_of
-from django_rlock._redis.keys import is_kept
 from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing
-from django_rlock._tasks.holders import TaskHolder, erase, free_the_dead, holders_of, label, note_of, seems_dead, write
+from django_rlock._tasks.holders import Holders, erase, label, note_of, write
 from django_rlock._tasks.reservations import Place, logged, mark_of
 from django_rlock._tasks.skipped import Skipped, end_chain, held_by, skipped
 from django_rlock._transport.identity import thread_owner
@@ -148,7 +147,7 @@ class Run:
         wait_time = delivery.left_of(self.options.wait_time)
         if not wait_time:
             return 0.0
-        if delivery.is_copy and _Holders(self.lock).has(self.task_id):
+        if delivery.is_copy and Holders(self.lock).has(self.task_id):
             return 0.0
         if self.task.acks_late:
             wait_time = min(wait_time, delivery.unnoticed)
@@ -239,7 +238,7 @@ class Run:
 
     def _when_taken(self, error: LockTimeoutError, body: Callable[[], Any]) -> Any:
         self._end_if_replaced()
-        found = _Holders(self.lock)
+        found = Holders(self.lock)
         if found.frees_the_dead():
             return self.execute(body)
         delivery, on_locked = self.delivery, self.options.on_locked
@@ -278,7 +277,7 @@ class Run:
         self._is_to_tell_wait, self.lock.wait_time = False, None
         return self.execute(body)
 
-    def _skipped(self, error: LockTimeoutError, found: _Holders) -> Skipped | None:
+    def _skipped(self, error: LockTimeoutError, found: Holders) -> Skipped | None:
         waited = f" and was not free within {error.waited:.1f} s" if error.waited >= 0.05 else ""
         other = None if found.first_task else _described(error, self.lock).holder
         self._tell(task_skipped, "was skipped: %s", held_by(self.lock.name, found.first_task, other) + waited)
@@ -470,46 +469,6 @@ class _Surroundings:
 def _count(hold: Hold) -> int:
     """How often a lock is held, apart from what the end of a transaction releases."""
     return hold.count - given_back_later(hold.key)
-
-
-class _Holders:
-    """The tasks that hold a lock that could not be taken, read once."""
-
-    def __init__(self, lock: BaseLock) -> None:
-        self._lock = lock
-
-    @cached_property
-    def _found(self) -> list[TaskHolder] | None:
-        """The holders; None if they are unknown."""
-        try:
-            return holders_of(self._lock)
-        except LockUnavailableError:
-            return None
-
-    def has(self, task_id: str) -> bool:
-        """Whether the task itself is among them; True if they are unknown, because skipping could lose work."""
-        return self._found is None or any(holder.task_id == task_id for holder in self._found)
-
-    def seems_dead(self, options: TaskOptions, error: LockTimeoutError) -> bool:
-        """Whether the holder has not renewed the lock in time; none has to renew one that stays taken."""
-        try:
-            return seems_dead(options, error.retry_after) and not any(map(is_kept, self._lock.holders()))
-        except LockUnavailableError:
-            return True
-
-    @property
-    def first_task(self) -> str | None:
-        """The id of a task that holds it; None if that is not known."""
-        return next((holder.task_id for holder in self._found or ()), None)
-
-    def frees_the_dead(self) -> bool:
-        """Free the holds of ended processes of this machine; returns whether there were any."""
-        if not any(holder.is_gone for holder in self._found or ()):
-            return False
-        try:
-            return free_the_dead(self._lock, lambda holder: holder.is_gone, "its process has ended")
-        except LockUnavailableError:
-            return False
 
 
 def _described(error: LockTimeoutError, lock: BaseLock | None = None) -> LockTimeoutError:

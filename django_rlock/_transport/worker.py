@@ -55,10 +55,13 @@ class Job(Protocol):
 _makers: list[Callable[[BackgroundWorker], Job]] = []
 
 
-def add_job(make: Callable[[BackgroundWorker], Job], *, first: bool = False) -> None:
-    """Register a job of which each background worker makes one; it runs after those added before, or as the
-    ``first``."""
-    _makers.insert(0 if first else len(_makers), make)
+Maker = Callable[["BackgroundWorker"], Job]
+
+
+def add_job(make: Maker, *, first: bool = False, after: Maker | None = None) -> None:
+    """Register a job of which each background worker makes one; it runs after those added before, as the ``first``, or
+    right ``after`` another one."""
+    _makers.insert(0 if first else len(_makers) if after is None else _makers.index(after) + 1, make)
 
 
 class BackgroundWorker:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, Unpack, overload
 
-from django_rlock.locks import watchdog as _watchdog  # noqa: F401 - registers itself with the background thread
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.expirable import PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock

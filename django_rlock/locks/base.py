@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 from django.db import DEFAULT_DB_ALIAS
 
 from django_rlock._core.callbacks import log
-from django_rlock._core.clock import monotonic
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import run_flow
 from django_rlock._transport.driver import Driver
 from django_rlock._transport.identity import (
     NamedOwner,
     Owner,
-    current_owner,
     for_its_owner,
-    may_block_loops,
     must_not_block,
     thread_owner,
 )
@@ -34,7 +31,6 @@ from django_rlock.locks.blocks import left_by_its_owner, released_when_dropped
 from django_rlock.locks.callers import awaited_driver, blocking_driver, describe_holder
 from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.holds import HOLDS, INSPECTOR
-from django_rlock.locks.kinds import AbstractLock
 from django_rlock.locks.options import (
     UNSET,
     Duration,
@@ -47,8 +43,8 @@ from django_rlock.locks.options import (
     unknown_option,
     wait_seconds,
 )
-from django_rlock.locks.ownership import hand_over, kept_after_release
-from django_rlock.locks.records import Hold, Key
+from django_rlock.locks.ownership import HeldLock, hand_over, kept_after_release
+from django_rlock.locks.records import Key
 from django_rlock.locks.transactions import (
     AtomicBlock,
     check_until_commit,
@@ -59,7 +55,6 @@ from django_rlock.locks.transactions import (
     release_at_end,
     warn_before_commit,
 )
-from django_rlock.locks.watchdog import check_sure, sure_of
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 if TYPE_CHECKING:
@@ -68,7 +63,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_rlock.locks")
 
 
-class BaseLock(AbstractLock):
+class BaseLock(HeldLock):
     """A re-entrant distributed lock.
 
     ``name`` says what the lock protects; ``using`` is the RLOCK alias. ``wait_time`` is how long to wait for the lock,
@@ -402,53 +397,6 @@ class BaseLock(AbstractLock):
     async def _info(self, driver: Driver) -> LockInfo | None:
         info: LockInfo | None = await driver.call(INSPECTOR.describe, self)
         return info
-
-    @property
-    def lost(self) -> bool:
-        """Whether the running thread's or task's hold was lost or has outlived its lease; sends no command.
-
-        Only after a clock has jumped is Redis asked; without a reply within a second, the hold counts as lost.
-        """
-        holds = HOLDS.of_lock(self, self._present_owner())
-        return not sure_of(holds) or any(hold.is_lost(monotonic()) for hold in holds)
-
-    @property
-    def held(self) -> bool:
-        """Whether the running thread or task holds the lock, or all locks of a MultiLock, by this process's record.
-
-        Sends no command: a loss of which nobody has told this process yet is not seen. ``owned()`` asks Redis.
-        """
-        owner = self._present_owner()
-        now = monotonic()
-        return all((hold := HOLDS.get(part, owner)) is not None and not hold.is_lost(now) for part in self.parts)
-
-    @property
-    def suspect(self) -> bool:
-        """Whether the last renewal failed; the hold lasts until its lease ends. Sends no command."""
-        owner = self._present_owner()
-        return any(hold.suspect for hold in HOLDS.of_lock(self, owner))
-
-    def check(self) -> None:
-        """Raise LockLostError when the hold was lost, LockNotOwnedError when there is none; asks as ``lost`` does."""
-        owner = self._present_owner()
-        check_sure(HOLDS.of_lock(self, owner))
-        for part in self.parts:
-            part._hold_of(owner)
-
-    def _present_owner(self) -> Owner:
-        """Whose hold ``lost`` and ``check()`` are about."""
-        owner = self._named_owner or current_owner()
-        if may_block_loops() and not HOLDS.of_lock(self, owner):
-            return thread_owner()  # a blocking method may have taken it
-        return owner
-
-    def _hold_of(self, owner: Owner) -> Hold:
-        hold = HOLDS.get(self, owner)
-        if hold is None:
-            raise engine.not_owned(self, owner)
-        if hold.is_lost(monotonic()):
-            raise hold.lost_error()
-        return hold
 
     def holders(self) -> list[str]:
         """The owner ids of the holders, by a single command; ``info()`` returns more, but needs several commands."""

@@ -1,6 +1,6 @@
 """The flows that all kinds share: take, release, extend, ask; each a coroutine over a driver.
 
-Waiting is in ``attempt``, the forced release in ``force``. An unknown outcome never leaves a lock without renewal, or
+Waiting is in ``attempt``, the forced release in ``forced``. An unknown outcome never leaves a lock without renewal, or
 one renewed forever. Only what a flow returns as held is renewed; anything else that may have been granted is undone in
 the background, under an owner id that is not used again.
 """
@@ -20,7 +20,7 @@ from django_rlock._transport.identity import Owner, is_bridged
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
-from django_rlock.locks import force
+from django_rlock.locks import forced
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.callers import TURNS, a_call, calling_line, give_back_at_job_end, in_turn, refuse_nested
@@ -458,7 +458,7 @@ async def _extend_unknown(lock: AbstractLock, driver: Driver, owner_id: str, lea
     return bool(reply[1])
 
 
-free_by_force = force.free_by_force
+free_by_force = forced.free_by_force
 
 
 async def ask_state(lock: AbstractLock, driver: Driver, owner: Owner) -> tuple[int, int]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import ScriptCall, run_flow
-from django_rlock._transport.identity import NamedOwner, Owner
+from django_rlock._transport.identity import NamedOwner, Owner, current_owner, may_block_loops, thread_owner
 from django_rlock._transport.interruptions import disarm, guard
 from django_rlock._transport.registry import AliasDriver, sync_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.locks.engine import check_keep
+from django_rlock.locks.engine import check_keep, not_owned
+from django_rlock.locks.forced import check_sure, sure_of
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock, SomeLock
 from django_rlock.locks.options import RELEASE_PATIENCE, Duration, keep_seconds
@@ -23,9 +24,62 @@ from django_rlock.locks.watchdog import FREED, lose, watch
 
 # --- ownership --------------------------------------------------------------------------------------------------------
 
-# Asks the servers whether locks are still held, before an action that cannot be undone.
+# Whether locks are still held: by this process's records, and by the servers, before an action that cannot be undone.
 
 _MILLISECOND = 0.001
+
+
+class HeldLock(AbstractLock):
+    """What this process's records say of a lock's holds."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the running thread's or task's hold was lost or has outlived its lease; sends no command.
+
+        Only after a clock has jumped is Redis asked; without a reply within a second, the hold counts as lost.
+        """
+        holds = HOLDS.of_lock(self, self._present_owner())
+        return not sure_of(holds) or any(hold.is_lost(monotonic()) for hold in holds)
+
+    @property
+    def held(self) -> bool:
+        """Whether the running thread or task holds the lock, or all locks of a MultiLock, by this process's record.
+
+        Sends no command: a loss of which nobody has told this process yet is not seen. ``owned()`` asks Redis.
+        """
+        owner = self._present_owner()
+        now = monotonic()
+        return all((hold := HOLDS.get(part, owner)) is not None and not hold.is_lost(now) for part in self.parts)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the last renewal failed; the hold lasts until its lease ends. Sends no command."""
+        owner = self._present_owner()
+        return any(hold.suspect for hold in HOLDS.of_lock(self, owner))
+
+    def check(self) -> None:
+        """Raise LockLostError when the hold was lost, LockNotOwnedError when there is none; asks as ``lost`` does."""
+        owner = self._present_owner()
+        check_sure(HOLDS.of_lock(self, owner))
+        for part in self.parts:
+            part._hold_of(owner)
+
+    def _present_owner(self) -> Owner:
+        """Whose hold ``lost`` and ``check()`` are about."""
+        owner = self._named_owner or current_owner()
+        if may_block_loops() and not HOLDS.of_lock(self, owner):
+            return thread_owner()  # a blocking method may have taken it
+        return owner
+
+    def _hold_of(self, owner: Owner) -> Hold:
+        hold = HOLDS.get(self, owner)
+        if hold is None:
+            raise not_owned(self, owner)
+        if hold.is_lost(monotonic()):
+            raise hold.lost_error()
+        return hold
 
 
 def ensure_owned(locks: Iterable[AbstractLock]) -> None:

@@ -1,5 +1,4 @@
-"""Renews what this process holds, listens to forced releases, and reports losses. Runs in rounds of the alias's
-background thread.
+"""Renews what this process holds, and reports losses, in rounds of the alias's background thread.
 
 Holds are in a heap, ordered by the time of their next check. A caller hands over the key of a hold when it is taken or
 its lease changes. Most are released before the next round, and cost it one lookup.
@@ -11,26 +10,20 @@ import heapq
 import itertools
 import logging
 import math
-import weakref
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from django_rlock._core import callbacks, threads
+from django_rlock._core import callbacks
 from django_rlock._core.callbacks import log, post
-from django_rlock._core.clock import has_jumped, monotonic, wall_offset
+from django_rlock._core.clock import monotonic
 from django_rlock._core.text import printable
-from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import ScriptCall, run_sync
-from django_rlock._transport.registry import background_driver, listeners
-from django_rlock._transport.subscriber import ListenerWaiter
+from django_rlock._transport.registry import background_driver
 from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker
-from django_rlock.exceptions import LockLostError
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.heartbeats import heartbeat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
-from django_rlock.locks.kinds import Forced, forced_channel
 from django_rlock.locks.records import Hold, Key
 from django_rlock.locks.statistics import count_hold, note_lost
 from django_rlock.settings import get_settings
@@ -46,206 +39,22 @@ PAUSE = 1 / 300
 """The pause between two rounds of renewals that are not late, as a share of the watchdog time."""
 LONG_HOLD = 3600.0
 """After how many seconds a hold without a ``max_hold_time`` is named in the log, once."""
-LISTEN_AFTER = 0.5
-"""Only holds that last longer than this listen to their forced release, in seconds: most end long before."""
-MOST_CHANNELS = 1000
-"""How many channels of an alias are subscribed at once. A cluster has one for each lock; holds of further locks notice
-their forced release at their next renewal.
-"""
-_MOST_TOLD = 100
-"""How many messages of forced releases are kept, to say of a loss how it came."""
-FREED = "another owner or an operator freed it, or the server lost it"
-UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
-ANSWER_WITHIN = 1.0
-"""How long a caller waits for the server to confirm its holds after a clock has jumped, in seconds."""
 _RETRY = 0.5
 _AT_ONCE = 10
 """How many holds are renewed before other jobs and other threads can run."""
+FREED = "another owner or an operator freed it, or the server lost it"
 
 
-class Subscription:
-    """Listens to forced releases on one channel, for the holds that refer to it.
+class ForcedReleases:
+    """What is noticed of forced releases; ``forced`` registers itself."""
 
-    ``heard_at`` is when its last message came, or its subscription was last confirmed, in monotonic seconds. Earlier
-    messages may have been missed, or may concern a hold that its caller had not recorded yet.
-    """
-
-    __slots__ = ("__weakref__", "heard_at", "waiters")
-
-    def __init__(self) -> None:
-        self.waiters: list[ListenerWaiter] = []
-        self.heard_at = math.inf
+    listen: Callable[[Hold], object] = staticmethod(lambda _hold: None)
+    """Called with a hold that was taken, or whose lease has changed."""
+    how_freed: Callable[[Hold], str | None] = staticmethod(lambda _hold: None)
+    """How a hold was freed by force, if that is known."""
 
 
-class ForcedReleaseWatcher:
-    """The holds of an alias that may be gone unnoticed, so that the server must be asked.
-
-    When a hold is as old as LISTEN_AFTER, its process listens to forced releases. A message is only a reason to ask the
-    server, until it replies. So a message that is late, forged or meant for another owner does no harm. A message that
-    was missed while not subscribed is made up for: the server is asked about all holds that are not known to be younger
-    than the last subscription.
-
-    All holds are doubted when a clock has jumped: then more time may have passed than this process's clock says.
-    ``clocks`` is the distance of the clocks at which none is doubted.
-    """
-
-    def __init__(self, worker: BackgroundWorker) -> None:
-        self._worker = worker
-        self._young: deque[Hold] = deque()
-        self._subscriptions: dict[str, weakref.ref[Subscription]] = {}
-        self._doubted: deque[Hold] = deque()
-        self._unanswered: list[Hold] = []
-        self._again_at = math.inf
-        self.clocks = self._seen = wall_offset()
-        self.inbox: deque[tuple[str, str]] = deque()
-        """The channel and the message of each forced release; an empty message means all locks of the channel."""
-        self._told: deque[tuple[float, str]] = deque(maxlen=_MOST_TOLD)
-
-    def add(self, hold: Hold) -> None:
-        """Let a hold listen to its forced release once it is old enough."""
-        if hold.subscription is None:
-            self._young.append(hold)
-
-    def round(self, now: float) -> float:
-        if has_jumped(self._seen):
-            self._doubt_all(wall_offset())
-        while self._young and self._young[0].since <= now - LISTEN_AFTER:
-            self._listen(self._young.popleft())
-        if heard := {self.inbox.popleft() for _ in range(len(self.inbox))}:
-            self._note_heard(heard)
-            self._doubted.extend(self._meant(heard))
-        if self._again_at <= now:
-            self._doubted.extend(self._unanswered)
-            self._unanswered, self._again_at = [], math.inf
-        doubted = [self._doubted.popleft() for _ in range(min(len(self._doubted), _AT_ONCE))]
-        holds = [hold for hold in doubted if hold.lost is None and hold in HOLDS]
-        if holds:
-            run_sync(self._ask(holds))
-        if self._doubted:
-            return now
-        if not self._unanswered:
-            self.clocks = self._seen
-        return min(self._young[0].since + LISTEN_AFTER if self._young else math.inf, self._again_at)
-
-    def _doubt_all(self, clocks: float) -> None:
-        holds = [hold for hold in HOLDS.snapshot() if hold.lock.using == self._worker.using]
-        self._doubted.extend(holds)
-        if holds:
-            log(
-                logger, logging.INFO, "The wall clock jumped by %.1f s; the server is asked about %d locks.",
-                clocks - self._seen, len(holds),
-            )  # fmt: skip
-        self._seen = clocks
-
-    def _listen(self, hold: Hold) -> None:
-        if not hold.kind.hears_forced or hold.subscription is not None or hold not in HOLDS:
-            return
-        channel = forced_channel(hold.lock)
-        subscription = self._subscription(channel)
-        if subscription is not None:
-            hold.subscription = subscription
-            if hold.is_unconfirmed or hold.confirmed_at() <= subscription.heard_at:
-                self._doubted.append(hold)  # it may have been freed unheard
-        elif len(self._subscriptions) < MOST_CHANNELS:
-            hold.subscription = subscription = Subscription()
-            # Callers drop it with their last hold. So it is removed by one call into C, in which no exception vanishes.
-            self._subscriptions[channel] = weakref.ref(subscription, partial(self._subscriptions.pop, channel))
-            hear = partial(self._hear, channel)
-            subscription.waiters = [each.call_at(channel, hear) for each in listeners(self._worker.using)]
-
-    def _hear(self, channel: str, message: str) -> None:
-        self._told.append((monotonic(), message))
-        self.inbox.append((channel, message))
-        self._worker.ring()
-
-    def _note_heard(self, heard: set[tuple[str, str]]) -> None:
-        for channel, _ in heard:
-            if (subscription := self._subscription(channel)) is not None:
-                subscription.heard_at = monotonic()
-
-    def _subscription(self, channel: str) -> Subscription | None:
-        place = self._subscriptions.get(channel)
-        return None if place is None else place()
-
-    def _meant(self, heard: set[tuple[str, str]]) -> list[Hold]:
-        """The holds that the messages concern."""
-        heard = {(channel, Forced.parse(message).key) for channel, message in heard}
-        return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._worker.using and _is_meant(hold, heard)]
-
-    def how_freed(self, hold: Hold) -> str | None:
-        """How a hold was freed by force, where a message has told that; the last one, as earlier ones may come late."""
-        told = (Forced.parse(message) for at, message in [*self._told][::-1] if at >= hold.since)
-        fields = "", hold.hash_field
-        return next((each.how for each in told if each.key == hold.lock.key and each.field in fields), None) or None
-
-    async def _ask(self, holds: list[Hold]) -> None:
-        if unanswered := await _ask_about(holds):
-            self._unanswered += unanswered
-            self._again_at = monotonic() + _RETRY
-
-    def at_exit(self) -> None:
-        """Nothing is left behind."""
-
-
-async def _ask_about(holds: Sequence[Hold]) -> list[Hold]:
-    """Ask the server about holds of one alias; return those of which nothing was learned."""
-    driver = background_driver(holds[0].lock.using)
-    deadlines = [hold.deadline for hold in holds]
-    calls = [hold.state_call() for hold in holds]
-    replies = await driver.run_all(calls)
-    for hold, deadline, call, reply in zip(holds, deadlines, calls, replies, strict=True):
-        if not isinstance(reply, Exception):
-            _note_state(hold, deadline, call.sent_at, hold.kind.lease_left(reply))
-    return [hold for hold, reply in zip(holds, replies, strict=True) if isinstance(reply, Exception)]
-
-
-def _note_state(hold: Hold, deadline: float, asked_at: float, left_ms: int) -> None:
-    now = monotonic()
-    # Its owner may have released it meanwhile, or freed it by force.
-    if hold not in HOLDS or hold.ending or note_loss(hold, now):
-        return
-    if left_ms == ABSENT:
-        lose(hold, FREED)
-        if not hold.owner.is_named:
-            # A minority of a RedLock's nodes may still have it.
-            clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
-        return
-    left = math.inf if left_ms == ENDLESS else left_ms / 1000
-    until = asked_at + left - hold.kind.drift(hold.lock, min(left, hold.lease))
-    if until < deadline == hold.deadline:
-        hold.deadline = until  # this process's clock stood still for a while
-        watch(hold)
-
-
-def sure_of(holds: Iterable[Hold]) -> bool:
-    """Whether these holds can be believed. Where a clock has jumped, their servers are asked; False if they do not
-    answer within ANSWER_WITHIN seconds.
-    """
-    doubted = [
-        hold
-        for hold in holds
-        if not hold.lost and has_jumped(worker(hold.lock.using).jobs[ForcedReleaseWatcher].clocks)
-    ]
-    return not doubted or threads.within(ANSWER_WITHIN, _is_answered, doubted) is True
-
-
-def check_sure(holds: Sequence[Hold]) -> None:
-    """Raise LockLostError unless these holds can be believed."""
-    if not sure_of(holds):
-        raise LockLostError(holds[0].lock.name, UNSURE, holds[0].noun)
-
-
-def _is_answered(holds: Sequence[Hold]) -> bool:
-    by_alias: dict[str, list[Hold]] = defaultdict(list)
-    for hold in holds:
-        by_alias[hold.lock.using].append(hold)
-    unanswered = [run_sync(_ask_about(same)) for same in by_alias.values()]
-    return not any(unanswered)
-
-
-def _is_meant(hold: Hold, heard: set[tuple[str, str]]) -> bool:
-    channel = forced_channel(hold.lock)
-    return (channel, hold.lock.key) in heard or (hold.subscription is not None and (channel, "") in heard)
+FORCED_RELEASES = ForcedReleases()
 
 
 class Renewals:
@@ -286,7 +95,7 @@ class Renewals:
                 hold = HOLDS.at(key)
                 if hold is not None:
                     self._plan(hold, _next_look(hold, now))
-                    self._worker.jobs[ForcedReleaseWatcher].add(hold)
+                    FORCED_RELEASES.listen(hold)
                     NEWCOMERS.tell(hold)
 
     def _plan(self, hold: Hold, at: float) -> None:
@@ -475,7 +284,7 @@ def lose(hold: Hold, reason: str) -> None:
     hold.owner.renew_name()
     its = worker(hold.lock.using)
     if reason == FREED:
-        reason = its.jobs[ForcedReleaseWatcher].how_freed(hold) or reason
+        reason = FORCED_RELEASES.how_freed(hold) or reason
     hold.lost = hold.lost or reason
     free_behind(hold, monotonic())
     if hold.is_unconfirmed:
@@ -510,5 +319,4 @@ def _call_back(hold: Hold) -> None:
             logger.exception("The on_lost callback of %s %r failed.", hold.noun, printable(lock.name))
 
 
-add_job(ForcedReleaseWatcher, first=True)
 add_job(Renewals, first=True)

@@ -5,7 +5,7 @@ import pytest
 from django_rlock import LockUnavailableError, Semaphore
 from django_rlock._redis import scripts
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import counters, engine, force, watchdog
+from django_rlock.locks import counters, engine, forced, watchdog
 from django_rlock.locks.holds import HOLDS
 from tests.faces import BlockingFace
 from tests.faults import test_late_copies as copies
@@ -45,7 +45,7 @@ MUTANTS = {
         changed(watchdog.Renewals, "_renew", "isinstance(reply, Exception) or call.sends > 1", "False"), renewed_late,
     ),
     "a forced release that failed is not retired": (
-        changed(force, "_run_forced", "clean_up(lock.using, retire, driver.now() + REMEMBERED)", "pass"),
+        changed(forced, "_run_forced", "clean_up(lock.using, retire, driver.now() + REMEMBERED)", "pass"),
         freed_late,
     ),
     "a change that failed is not retired": (

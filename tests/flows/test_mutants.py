@@ -14,7 +14,7 @@ import pytest
 
 from django_rlock import FairLock, RLock, Semaphore
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks import attempt, counters, engine, force, several
+from django_rlock.locks import attempt, counters, engine, forced, several
 from tests.flows import (
     exploring,
     test_counters,
@@ -160,7 +160,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed_scripts("if was_obeyed(KEYS[9], ARGV[5]) then", "if false then"), sent_twice_by_force, LOST,
     ),
     "a forced release of a free lock is not retired": (
-        changed(force, "_run_forced", "if call.sends > 1:", "if False:"), sent_twice_for_a_free_lock, LOST,
+        changed(forced, "_run_forced", "if call.sends > 1:", "if False:"), sent_twice_for_a_free_lock, LOST,
     ),
     "requests are executed again": (
         changed_scripts("return redis.call('zscore', requests, request)", "return false"),

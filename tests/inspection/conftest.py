@@ -3,7 +3,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_rlock.locks import watchdog
+from django_rlock.locks import forced
 from django_rlock.locks.statistics import STATISTICS
 from tests.background import settle
 from tests.eventually import PATIENCE
@@ -15,7 +15,7 @@ from tests.inspection.reporting import Clock, drive_by_hand, drive_by_thread
 def _unasked() -> Iterator[None]:
     """No stall makes a hold so long that the background asks about it while a test counts commands."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
+        patch.setattr(forced, "LISTEN_AFTER", PATIENCE)
         yield
 
 

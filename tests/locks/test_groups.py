@@ -6,7 +6,7 @@ import pytest
 
 from django_rlock import FairLock, FencedLock, LockNotOwnedError, MultiLock, RLock, rlock
 from django_rlock._transport.identity import current_owner
-from django_rlock.locks import watchdog
+from django_rlock.locks import forced
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import context
@@ -104,7 +104,7 @@ async def test_some_of_the_members_are_given_back(face, redis_client, three, kin
 
 async def test_groups_and_single_holds_are_freed_by_one_script(face, redis_client, kind, monkeypatch):
     """As after a wait for one of them, and where the names were taken in two parts."""
-    monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)  # the background asks nothing, however long they are held
+    monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)  # the background asks nothing, however long they are held
     parts = [kind(f"account:{number}") for number in range(5)]
     for some in (MultiLock(*parts[:2]), MultiLock(*parts[2:4]), parts[4]):
         await face.acquire(some)

@@ -12,12 +12,12 @@ import redis
 from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockUnavailableError, MultiLock, RLock
 from django_rlock._transport.worker import worker
 from django_rlock.inspection import force_release
-from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, rlock, watchdog
+from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, forced, rlock, watchdog
+from django_rlock.locks.forced import ForcedReleaseWatcher
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.records import Hold
-from django_rlock.locks.watchdog import ForcedReleaseWatcher
 from django_rlock.signals import lock_lost
 from tests.background import look_at, nudge, settle, until_heard
 from tests.conftest import OwnServer
@@ -104,7 +104,7 @@ def test_what_is_not_held_is_refused(any_kind):
 
 
 def test_many_are_one_round_trip(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)  # the background asks nothing, however long they are held
+    monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)  # the background asks nothing, however long they are held
     with rlock("a", "b", "c") as several, FairLock("d") as one:
         settle()
         before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -268,7 +268,7 @@ def test_a_redlock_hears_of_it_from_its_nodes(nodes, losses):  # noqa: F811
 
 
 def test_short_holds_do_not_listen(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)  # and no stall makes a hold long
+    monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)  # and no stall makes a hold long
     listened: list[object] = []
     monkeypatch.setattr(ForcedReleaseWatcher, "_listen", lambda _, hold: listened.append(hold))
     for _ in range(20):
@@ -327,12 +327,12 @@ def test_what_was_taken_before_the_last_subscription_is_asked_about(redis_client
     with RLock("first"):
         until_heard()
         subscription: Any = HOLDS.snapshot()[0].subscription
-        monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
+        monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)
         with RLock("second"):
             subscribed_at = subscription.heard_at
             redis_client.client_kill_filter(_type="pubsub")
             eventually(lambda: subscription.heard_at > subscribed_at)
-            monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+            monkeypatch.setattr(forced, "LISTEN_AFTER", 0.0)
             nudge()
             until_heard()
     assert "second" in asked
@@ -343,7 +343,7 @@ def test_what_was_freed_before_it_was_recorded_is_asked_about(redis_client, loss
     with RLock("first"):
         until_heard()
         subscription: Any = HOLDS.snapshot()[0].subscription
-        monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
+        monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)
         freed, heard_at = RLock("second"), subscription.heard_at
         freed.acquire()
         hold = next(hold for hold in HOLDS.snapshot() if hold.lock is freed)
@@ -352,7 +352,7 @@ def test_what_was_freed_before_it_was_recorded_is_asked_about(redis_client, loss
         redis_client.publish(forced_channel(freed), freed.key)
         eventually(lambda: subscription.heard_at > heard_at)
         HOLDS.put(hold)
-        monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+        monkeypatch.setattr(forced, "LISTEN_AFTER", 0.0)
         look_at(hold)
         eventually(lambda: losses == ["second"])
         with pytest.raises(LockLostError):
@@ -363,11 +363,11 @@ def test_a_believed_grant_is_asked_about(redis_client, asked, monkeypatch):
     """The server granted it at an unknown time before."""
     with RLock("first"):
         until_heard()
-        monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)
+        monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)
         with RLock("second"):
             hold = next(hold for hold in HOLDS.snapshot() if hold.lock.name == "second")
             hold.granted_until(hold.deadline - 1)
-            monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+            monkeypatch.setattr(forced, "LISTEN_AFTER", 0.0)
             nudge()
             until_heard()
     assert "second" in asked
@@ -378,10 +378,10 @@ def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatc
     settle()
     worker("default").jobs[ForcedReleaseWatcher]._subscriptions.clear()
     monkeypatch.setattr(watchdog, "forced_channel", lambda lock: f"rlock_wake:{lock.name}:forced")
-    monkeypatch.setattr(watchdog, "MOST_CHANNELS", 2)
+    monkeypatch.setattr(forced, "MOST_CHANNELS", 2)
     with RLock("first"), RLock("second"):
         until_heard()
-        monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+        monkeypatch.setattr(forced, "LISTEN_AFTER", 0.0)
         with RLock("third"):
             settle()
             assert sorted(hold.lock.name for hold in HOLDS.snapshot() if hold.subscription) == ["first", "second"]
@@ -389,7 +389,7 @@ def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatc
 
 def test_a_hold_that_begins_to_listen_looks_for_no_other(redis_client, monkeypatch):
     """A process with very many holds would do nothing else."""
-    monkeypatch.setattr(watchdog, "LISTEN_AFTER", 0.0)
+    monkeypatch.setattr(forced, "LISTEN_AFTER", 0.0)
     searched: list[str] = []
     meant = ForcedReleaseWatcher._meant
 

@@ -14,7 +14,7 @@ from django_rlock import FairLock
 from django_rlock._core.clock import monotonic
 from django_rlock._tasks.deliveries import RECEIVED
 from django_rlock.celery import LockedTask
-from django_rlock.locks import watchdog
+from django_rlock.locks import forced
 from tests.background import forget_clean_up
 from tests.eventually import PATIENCE
 
@@ -46,7 +46,7 @@ def run(app):
 def commands(server, monkeypatch):
     """Counts the commands that a function sends on its way, without what scripts call."""
 
-    monkeypatch.setattr(watchdog, "LISTEN_AFTER", PATIENCE)  # no stall makes a hold so long that it is asked about
+    monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)  # no stall makes a hold so long that it is asked about
     forget_clean_up()  # of earlier tests
 
     def sent_by(function):

@@ -26,7 +26,7 @@ from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.checks import check_settings
 from django_rlock.inspection import iter_locks
-from django_rlock.locks import engine, watchdog
+from django_rlock.locks import engine, forced
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
 from tests.eventually import UNTIL_SERVED, eventually
@@ -81,7 +81,7 @@ async def test_wake_up_comes_by_the_shard(face, kind, topology):
 
 
 async def test_moved_is_followed(face, kind, topology, monkeypatch):
-    monkeypatch.setattr(watchdog, "LISTEN_AFTER", math.inf)  # on a busy machine that subscription is redirected as well
+    monkeypatch.setattr(forced, "LISTEN_AFTER", math.inf)  # on a busy machine that subscription is redirected as well
     async with face.inside(kind("stock:42")):
         pass
     with moving(topology, KEY) as move:

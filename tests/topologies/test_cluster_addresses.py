@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock import RLock
 from django_rlock._transport.connections import slot_map
 from django_rlock.checks import check_settings
-from django_rlock.locks import watchdog
+from django_rlock.locks import forced
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import until_renewed
 from tests.topologies.documented import entry
@@ -97,7 +97,7 @@ async def test_each_lock_is_where_its_slot_is(face, kind, topology):
 
 
 async def test_redirections_are_followed(face, topology, monkeypatch):
-    monkeypatch.setattr(watchdog, "LISTEN_AFTER", math.inf)  # on a busy machine that subscription is redirected as well
+    monkeypatch.setattr(forced, "LISTEN_AFTER", math.inf)  # on a busy machine that subscription is redirected as well
     lock = RLock("stock:42")
     await visit(face, lock)  # by now the map is known
     with moving(topology, KEY) as move:

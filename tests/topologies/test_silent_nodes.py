@@ -17,7 +17,7 @@ from django_rlock._transport.cluster import slot_of
 from django_rlock._transport.connections import slot_map
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import background_driver
-from django_rlock.locks import watchdog
+from django_rlock.locks import forced
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW
 from tests.background import renew_now, until_renewed
@@ -90,7 +90,7 @@ def test_a_round_asks_all_nodes_at_once(topology):
 
 def test_a_silent_node_is_waited_for_once(topology, monkeypatch):
     """The locks on the others are renewed, in many rounds; its own as soon as it replies again."""
-    monkeypatch.setattr(watchdog, "LISTEN_AFTER", math.inf)  # the background thread asks nothing by itself
+    monkeypatch.setattr(forced, "LISTEN_AFTER", math.inf)  # the background thread asks nothing by itself
     silent, others = (locks_on(node, MANY) for node in topology.servers[:2])
     for pair in zip(silent, others, strict=True):
         for lock in pair:
