@@ -21,16 +21,18 @@ from django.urls import URLPattern, path, reverse
 from django.utils.cache import get_conditional_response
 from django.utils.crypto import constant_time_compare
 from django.utils.http import quote_etag
-from django.utils.translation import get_language, ngettext
+from django.utils.translation import get_language, get_language_bidi, ngettext
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 
 from django_rlock import inspection
+from django_rlock._monitoring.chart import Chart
 from django_rlock._monitoring.exposition import CONTENT_TYPE, exposition
 from django_rlock._monitoring.history import History, read_history
 from django_rlock._monitoring.listing import Overview, Row, public_dict
 from django_rlock._monitoring.stacks import holder_stack
 from django_rlock._monitoring.survey import Survey, mark
+from django_rlock._monitoring.timeline import read_timeline
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks import rlock
 from django_rlock.locks.infos import Holder, LockInfo
@@ -210,12 +212,13 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         using, _slash, name = unquote(object_id).partition("/")
         obj = Lock(id=f"{using}/{name}")
         self._require(self.has_view_permission(request, obj))
-        lock, problems, queued = None, [], []
+        lock, timeline, problems, queued = None, None, [], []
         try:
             if not name or using not in get_aliases():
                 raise Http404
             lock = _read_lock(using, name, _is_refresh(request))
             queued = inspection.queued_messages(using, [name])
+            timeline = read_timeline(using, name, lock)
         except _ERRORS as error:
             problems = [_problem(using, error)]
         context = {
@@ -226,6 +229,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             "target": Target.of(lock) if lock else None,
             "deadlocks": [lock.deadlock] if lock and lock.deadlock else [],
             "queued": queued,
+            "timeline": timeline,
+            "chart": Chart(timeline, get_language_bidi()) if timeline else None,
             "problems": problems,
             "may_release": self.has_force_release_permission(request, obj),
             "may_see_stacks": _shows_stacks(using) and self.has_view_stack_permission(request, obj),

@@ -115,12 +115,12 @@ class History:
                     "prefix": work.prefix,
                     "acquired": work.acquired,
                     "gave_up": work.gave_up,
-                    "longest_hold": work.longest_hold and _plain(work.longest_hold),
-                    "longest_wait": work.longest_wait and _plain(work.longest_wait),
+                    "longest_hold": work.longest_hold and plain(work.longest_hold),
+                    "longest_wait": work.longest_wait and plain(work.longest_wait),
                 }
                 for work in self.work
             ],
-            "events": [_plain(event) for event in self.events],
+            "events": [plain(event) for event in self.events],
         }
 
 
@@ -148,7 +148,7 @@ def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
             document = document_in(text, MAX_JSON)
             for found in _work(client, document, now):
                 work[client, found.using, found.template, found.prefix] = found
-            for event in _events(client, document, now):
+            for event in events_in(client, document, now):
                 events[client, event.what, event.at, event.name] = event
     latest = sorted(events.values(), key=lambda event: event.at)[::-1][:MAX_SHOWN_EVENTS]
     return History(_joined(work.values()), latest, problems, known)
@@ -194,16 +194,16 @@ def _past(client: str, document: Mapping[str, Any], entry: Any, using: str, now:
     if seconds is None or at is None or not now - _HOUR - SLOT < at < now + SLOT or not 0 <= seconds < at:
         return None
     name = short_text(entry.get("name"))
-    return PastHold(**_party(client, document, entry), at=at, using=using, name=name, seconds=seconds)
+    return PastHold(**party_in(client, document, entry), at=at, using=using, name=name, seconds=seconds)
 
 
-def _events(client: str, document: Mapping[str, Any], now: float) -> Iterable[LockEvent]:
-    for entry in list_of(document.get("events"), MAX_EVENTS):
+def events_in(client: str, document: Mapping[str, Any], now: float, field: str = "events") -> Iterable[LockEvent]:
+    for entry in list_of(document.get(field), MAX_EVENTS):
         what, at = entry.get("what"), number_of(entry.get("at"))
         if what in ("lost", "freed") and at is not None and now - KEEP < at < now + SLOT:
             owner = short_text(entry.get("owner"))
             yield LockEvent(
-                **_party(client, document, entry),
+                **party_in(client, document, entry),
                 at=at,
                 using=short_text(entry.get("using")),
                 name=short_text(entry.get("name")),
@@ -215,7 +215,7 @@ def _events(client: str, document: Mapping[str, Any], now: float) -> Iterable[Lo
             )
 
 
-def _party(client: str, document: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+def party_in(client: str, document: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
     pid = number_of(document.get("pid"))
     return {
         "owner": "",
@@ -234,7 +234,7 @@ def _longer(one: PastHold | None, other: PastHold | None) -> PastHold | None:
     return max(found, key=lambda past: past.seconds, default=None)
 
 
-def _plain(happening: Happening) -> dict[str, Any]:
+def plain(happening: Happening) -> dict[str, Any]:
     document = asdict(happening) | {"client": happening.short_client, "doing": happening.doing}
     del document["owner"], document["actor"]
     return document

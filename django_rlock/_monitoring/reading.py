@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 from django.conf import settings as django_settings
@@ -20,6 +20,7 @@ from django_rlock._core import threads
 from django_rlock._core.addresses import locations
 from django_rlock._core.text import hide_secrets, redacted
 from django_rlock._monitoring.parsing import Fields, Report, number_of, parse_report, plain_text, unchanged_report
+from django_rlock._monitoring.recent import recent_field, recent_key
 from django_rlock._monitoring.recorded import HISTORIES, history_key
 from django_rlock._monitoring.reports import PROCESSES, report_key
 from django_rlock._redis.keys import places_key, queue_key, redisson_queue_key
@@ -85,6 +86,16 @@ class State:
         return all(_OWNER.fullmatch(owner) for owner in self.holds)
 
 
+class RecentText(NamedTuple):
+    """What a process remembers of a lock, as JSON, and which process that is."""
+
+    client: str
+    text: str
+    host: str
+    pid: str
+    role: str
+
+
 def read_all_reports(client: redis.Redis, place: str, is_refresh: bool = False) -> tuple[float, list[Report]]:
     """The server's time, in seconds, and the report of every process; for ``place`` see ``parse_report``. A refresh
     does not read the reports again that have not changed since they were read a moment ago."""
@@ -137,6 +148,20 @@ def read_histories(client: redis.Redis) -> tuple[float, dict[str, str]]:
     processes = [plain_text(member) for member in members or ()]
     texts = _pipeline(client, [("GET", history_key(process)) for process in processes])
     return _seconds(time), {p: plain_text(text) for p, text in zip(processes, texts, strict=True) if text is not None}
+
+
+def read_recent(client: redis.Redis, key: str) -> tuple[float, list[RecentText]]:
+    """The server's time, in seconds, and what each process remembers of a lock."""
+    time, members = _pipeline(client, [("TIME",), ("ZREVRANGE", HISTORIES, 0, MAX_HISTORIES - 1)])
+    processes = [plain_text(member) for member in members or ()]
+    wanted = recent_field(key), "host", "pid", "role"
+    replies = _pipeline(client, [("HMGET", recent_key(process), *wanted) for process in processes])
+    found = [
+        RecentText(process, *(plain_text(value or b"") for value in reply))
+        for process, reply in zip(processes, replies, strict=True)
+        if reply and reply[0] is not None
+    ]
+    return _seconds(time), found
 
 
 def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
@@ -307,6 +332,9 @@ class Server:
     def read_histories(self) -> tuple[float, dict[str, str]]:
         return self._ask(read_histories)
 
+    def read_recent(self, key: str) -> tuple[float, list[RecentText]]:
+        return self._ask(lambda client: read_recent(client, key))
+
     def read_states(self, keys: Iterable[str]) -> dict[str, State]:
         return self._ask(lambda client: read_states(client, keys))
 
@@ -371,6 +399,11 @@ class Nodes(Server):
         for _, texts in answers[1:]:
             found = {**texts, **found}
         return now, found
+
+    def read_recent(self, key: str) -> tuple[float, list[RecentText]]:
+        """What each node has: one that was down meanwhile lacks some, and all have it by their own clocks."""
+        answers = list(self._ask_each(lambda client: read_recent(client, key)).values())
+        return answers[0][0], [text for _, texts in answers for text in texts]
 
     def read_states(self, keys: Iterable[str]) -> dict[str, State]:
         wanted = list(keys)

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -22,8 +22,9 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock._transport.connections import SERVER_ERRORS
 from django_rlock._transport.identity import client_id
-from django_rlock._transport.registry import Commands, commands_to
+from django_rlock._transport.registry import Command, Commands, commands_to
 from django_rlock.locks.batches import BatchHold
+from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Group
 from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past
@@ -137,7 +138,7 @@ def hot_locks(recent: Sequence[Held], since: float, now: float) -> list[HotLock]
         since = max(since, recent[0].since)  # there were more before
     by_name: dict[tuple[str, str], list[Held]] = defaultdict(list)
     for held in recent:
-        for using, name in _names(held):
+        for using, name in names_of(held):
             by_name[using, name].append(held)
     rates = Counter({lock: len(holds) / (now - since) for lock, holds in by_name.items()})
     return [
@@ -147,7 +148,7 @@ def hot_locks(recent: Sequence[Held], since: float, now: float) -> list[HotLock]
     ]
 
 
-def _names(held: Held) -> list[tuple[str, str]]:
+def names_of(held: Held) -> list[tuple[str, str]]:
     """Alias and name of each lock that was held."""
     if isinstance(held, Hold):
         return [held.key[:2]]
@@ -167,7 +168,7 @@ def _last_of_each(holds: list[Held]) -> list[Held]:
 
 # The history of this process, for the admin: its last hour by template, locks that it lost or freed by force.
 #
-# It is one text on each server, written every 15 seconds while something happens, and soon after a loss. It outlives
+# It is one text on each server, written every five seconds while something happens, and soon after a loss. It outlives
 # its process. Its content comes from ``locks.tallies``, and its size is limited.
 
 T = TypeVar("T")
@@ -180,7 +181,7 @@ SLOT = 300.0
 """The last hour is counted in slots of so many seconds."""
 SLOTS = 12
 LOOK_EVERY = 5.0
-WRITE_EVERY = 15.0
+WRITE_EVERY = 5.0
 KEEP = 86400.0
 """How long a history is kept after it was last written, in seconds."""
 _EVENT_PAUSE = 1.0
@@ -246,18 +247,31 @@ class Hour:
         }
 
 
+class LockMemory(Protocol):
+    """What is remembered of single locks; see ``recent.Recents``."""
+
+    def take(self, held: Iterable[Held], waits: Iterable[Past], now: float) -> None: ...
+    def take_events(self, events: Sequence[Event], now: float) -> None: ...
+    def commands(self, cache: str, clock: float) -> list[Command]: ...
+    def sent(self, cache: str) -> None: ...
+    def failed(self, cache: str) -> None: ...
+
+
 class Recorder:
-    """Keeps the history of this process and its hot locks, and writes the history to all servers that it concerns.
+    """Keeps the history of this process and its hot locks, and writes the history, and what ``recents`` has of single
+    locks, to all servers that they concern.
 
     ``homes_of`` returns the servers of an alias: CACHES alias or URL, and the alias through which to reach it. Times
     are monotonic seconds. ``noted`` is set when something was counted since the last look, ``urgent`` when it is a loss
     or a forced release.
     """
 
-    def __init__(self, homes_of: Callable[[str], Mapping[str, str]]) -> None:
+    def __init__(self, homes_of: Callable[[str], Mapping[str, str]], recents: LockMemory) -> None:
         self.noted = self.urgent = False
         self.hot: list[HotLock] = []
         self._homes_of = homes_of
+        self._recents = recents
+        self._again = False  # nobody notes that a hold or a wait ends
         self._hours: dict[Group, Hour] = {}
         self._servers: dict[str, Commands] = {}
         self._unsent = False
@@ -269,12 +283,16 @@ class Recorder:
         if self.urgent:
             self.urgent = False
             self._plan_to_write(max(now, self._sent_at + _EVENT_PAUSE))
-        if (self.noted or self.hot) and now >= self._look_due:
+        if self._has_to_look and now >= self._look_due:
             self._look(now)
         if self._unsent and now >= self._write_from:
             self._write(now)
-        look_due = self._look_due if self.noted or self.hot else math.inf
+        look_due = self._look_due if self._has_to_look else math.inf
         return min(look_due, self._write_from if self._unsent else math.inf)
+
+    @property
+    def _has_to_look(self) -> bool:
+        return self.noted or self._again or bool(self.hot)
 
     def leave(self, now: float) -> None:
         """Write what has not been written, at the process's end."""
@@ -287,6 +305,7 @@ class Recorder:
         self._unsent = True
 
     def _look(self, now: float) -> None:
+        self._again = self.noted or bool(HOLDS) or bool(WAITS)
         self.noted = False
         has_news = self._take(now)
         window = now - self._looked_at
@@ -294,8 +313,9 @@ class Recorder:
         recent = _drained(STATISTICS.recent)
         self.hot = hot_locks(recent, self._looked_at, now) if is_short else []
         self._looked_at, self._look_due = now, now + LOOK_EVERY
-        if has_news and not self._unsent:
-            self._plan_to_write(now + WRITE_EVERY)
+        self._recents.take(recent, _drained(STATISTICS.waits), now)
+        if has_news:
+            self._plan_to_write(max(now, self._sent_at + WRITE_EVERY))
 
     def _take(self, now: float) -> bool:
         has_news = False
@@ -313,6 +333,7 @@ class Recorder:
         self._unsent = False
         self._sent_at = now
         events = STATISTICS.events.copy()
+        self._recents.take_events(events, now)
         aliases = {group[0] for group in self._hours} | {event.lock.using for event in events}
         for cache, using in {home for alias in aliases for home in self._homes_of(alias).items()}:
             try:
@@ -320,6 +341,7 @@ class Recorder:
             except ImproperlyConfigured:
                 pass  # a test has removed its alias
             except SERVER_ERRORS as error:
+                self._recents.failed(cache)
                 log(logger, logging.INFO, "The history was not written; it is retried later: %s", error)
                 self._plan_to_write(now + _RETRY_PAUSE)
 
@@ -331,7 +353,7 @@ class Recorder:
             "work": [
                 hour.described(group, clock, now) for group, hour in self._hours.items() if self._is_at(group[0], cache)
             ],
-            "events": [_event(event, clock) for event in events if self._is_at(event.lock.using, cache)],
+            "events": [describe_event(event, clock) for event in events if self._is_at(event.lock.using, cache)],
         }
         key, text = history_key(client_id()), json.dumps(document, separators=(",", ":"))
         server.run(
@@ -339,8 +361,10 @@ class Recorder:
                 (key, ("SET", key, text, "PX", round(KEEP * 1000))),
                 (HISTORIES, ("ZADD", HISTORIES, repr(at), client_id())),
                 (HISTORIES, ("ZREMRANGEBYSCORE", HISTORIES, "-inf", repr(at - KEEP))),
+                *self._recents.commands(cache, clock),
             ]
         )
+        self._recents.sent(cache)
 
     def _is_at(self, using: str, cache: str) -> bool:
         return cache in self._homes_of(using)
@@ -372,7 +396,7 @@ def _described(past: Past | None, using: str, clock: float) -> dict[str, Any] | 
     }
 
 
-def _event(event: Event, clock: float) -> dict[str, Any]:
+def describe_event(event: Event, clock: float) -> dict[str, Any]:
     return {
         "what": event.what,
         "at": round(event.at + clock, 3),

@@ -21,6 +21,7 @@ from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, on_exit
+from django_rlock._monitoring.recent import Recents
 from django_rlock._monitoring.recorded import HotLock, Recorder, describe_process, described_context, server_clock
 from django_rlock._monitoring.stacks import Stacks, shows_stack
 from django_rlock._transport.connections import SERVER_ERRORS
@@ -221,7 +222,7 @@ class Reporter:
     def __init__(self) -> None:
         self.inbox: deque[Item] = deque()
         self.publishers: dict[str, Publisher] = {}
-        self.recorder = Recorder(self._homes_of)
+        self.recorder = Recorder(self._homes_of, Recents(self._homes_of))
         self.stacks = Stacks(self._wake)
         self._homes: dict[str, dict[str, str]] = {}
         self._event = threads.AutoResetEvent()
@@ -233,6 +234,7 @@ class Reporter:
     def tell(self, item: Item) -> None:
         """Report a hold or a wait that a background thread has seen."""
         self.inbox.append(item)
+        self.recorder.noted = True
         if item.since + MIN_AGE < self.wakes_at:
             self._wake()
 

@@ -90,6 +90,11 @@ class Attempt(Candidate):
         self.tries = 0
         self.in_doubt = False
 
+    @property
+    def was_refused(self) -> bool:
+        """Whether someone else had the lock at first."""
+        return self.tries > 1 or self.granted_until is not None
+
     async def once(self, waiting: bool = False) -> bool:
         """Try to take the lock. ``waiting`` also takes a place in the queue, for kinds that have one."""
         driver, kind, until = self.driver, self.kind, self.until

@@ -114,6 +114,7 @@ class BatchHold:
         "_split",
         "context",
         "deadline",
+        "ended",
         "group",
         "keys",
         "late_lease",
@@ -126,6 +127,8 @@ class BatchHold:
         "since",
         "variables",
     )
+
+    ended: float
 
     def __init__(self, group: LockGroup, owner: Owner, owner_id: str, now: float, lease: float) -> None:
         self.group = group

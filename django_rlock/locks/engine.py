@@ -215,7 +215,7 @@ def _note_taken(lock: AbstractLock, attempt: Attempt, claim: Claim, outer: Hold 
     HOLDS.put(hold)
     watch(hold)
     waited = attempt.sent_at - started
-    if waited >= LONG_WAIT:
+    if waited >= LONG_WAIT and attempt.was_refused:
         count_wait(lock, hold.key, hold.place, waited)
     tell_acquired(lock, hold.owner_id, 1, waited)
     if hold.lost is None and attempt.driver.now() < hold.deadline:

@@ -215,6 +215,10 @@ class Waits:
             self._table.pop(id(wait), None)
         return wait.over
 
+    def __bool__(self) -> bool:
+        """Whether anyone may be waiting."""
+        return bool(self._table)
+
     def clear(self) -> None:
         self._table.clear()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db.models import TextChoices
+from django.utils.timezone import localtime
 from django.utils.translation import gettext_lazy as _
 
 from django_rlock._core.text import printable
@@ -53,6 +55,20 @@ def duration_parts(seconds: float | None) -> list[tuple[str, str]]:
 def duration_text(seconds: float | None) -> str:
     """Seconds for people: ``7.1 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``; ``–`` for None."""
     return " ".join(f"{number} {unit}" for number, unit in duration_parts(seconds)) or "–"
+
+
+def local_time(timestamp: float | None) -> datetime | None:
+    """A time of the server's clock, in the project's time zone; None for None and for what can be no time."""
+    try:
+        return None if timestamp is None else localtime(datetime.fromtimestamp(timestamp, UTC))
+    except (ValueError, OverflowError, OSError):  # a value that no process of ours has written
+        return None
+
+
+def clock_text(timestamp: float | None, has_seconds: bool = True) -> str:
+    """The time of the day, as in logs: ``12:50:03``."""
+    found = local_time(timestamp)
+    return "–" if found is None else found.strftime("%H:%M:%S" if has_seconds else "%H:%M")
 
 
 def doing(context: Mapping[str, str], role: str) -> str:

@@ -77,7 +77,7 @@ class Hold:
     hold is kept. ``ending`` is set while its own owner frees it by force, which is not a loss. ``line`` is where it was
     acquired. ``overdue`` is set once the watchdog has warned of a hold that lasts too long. ``variables`` are the
     context variables of the code that acquired it, for what the background thread reports of it. ``kept_until`` is
-    until when the lock stays taken after its release; 0 if it becomes free.
+    until when the lock stays taken after its release; 0 if it becomes free. ``ended`` is set once it is counted.
     """
 
     __slots__ = (
@@ -85,6 +85,7 @@ class Hold:
         "context",
         "count",
         "deadline",
+        "ended",
         "ending",
         "kept_until",
         "key",
@@ -111,6 +112,8 @@ class Hold:
         "told",
         "variables",
     )
+
+    ended: float
 
     def __init__(
         self, key: Key, lock: Named, owner: Owner, owner_id: str, now: float, token: int | None = None

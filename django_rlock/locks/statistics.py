@@ -41,13 +41,17 @@ _MAX_NAMES = 1000
 
 
 class Past(NamedTuple):
-    """A hold or wait that is over: how many seconds it lasted and, as in ``Hold``, whose it was."""
+    """A hold or wait that is over: how many seconds it lasted and, as in ``Hold``, whose it was.
+
+    ``failure`` is the reason of a hold's loss, "" of a wait that ended without the lock, else None.
+    """
 
     seconds: float
     ended: float
     key: Key
     place: str
     context: dict[str, str] | None
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,12 @@ class LockStatistics:
 
 
 class Statistics:
-    """All groups of this process, its last holds since the reporter looked, and what went wrong."""
+    """All groups of this process, its last holds and waits since the reporter looked, and what went wrong."""
 
     def __init__(self) -> None:
         self.groups: dict[Group, LockStatistics] = {}
         self.recent: deque[Hold | BatchHold] = deque(maxlen=MAX_RECENT)
+        self.waits: deque[Past] = deque(maxlen=MAX_RECENT)
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._by_name: dict[str, LockStatistics] = {}
 
@@ -143,6 +148,7 @@ class Statistics:
         self.groups.clear()
         self._by_name.clear()
         self.recent.clear()
+        self.waits.clear()
         self.events.clear()
 
 
@@ -153,6 +159,7 @@ operator: ContextVar[tuple[str, str, str] | None] = ContextVar("rlock_operator",
 
 def count_hold(hold: Hold, now: float) -> None:
     """Count a hold that ends now."""
+    hold.ended = now
     STATISTICS.recent.append(hold)
     tally = STATISTICS.of(hold.lock)
     tally.acquired.add()
@@ -164,6 +171,7 @@ def count_hold(hold: Hold, now: float) -> None:
 
 def count_group(held: BatchHold, now: float) -> None:
     """Count locks that were taken together and are released now, once for each of their groups."""
+    held.ended = now
     STATISTICS.recent.append(held)
     lasted, owner, group = now - held.since, held.owner, held.group
     for each in group.counted:
@@ -175,12 +183,14 @@ def count_group(held: BatchHold, now: float) -> None:
             tally.holds.append(Past(lasted, now, key, owner.place, held.context))
 
 
-def count_wait(lock: Named, key: Key, place: str, waited: float) -> None:
+def count_wait(lock: Named, key: Key, place: str, waited: float, failure: str | None = None) -> None:
     """Count a wait of so many seconds that has ended."""
+    past = Past(waited, monotonic(), key, place, context.get(), failure)
+    STATISTICS.waits.append(past)
     tally = STATISTICS.of(lock)
     if waited > tally.longest_wait:
         tally.longest_wait = waited
-        tally.waits.append(Past(waited, monotonic(), key, place, context.get()))
+        tally.waits.append(past)
 
 
 def count_given_up(lock: Named) -> None:
@@ -242,7 +252,8 @@ def release_level(lock: Named, held: float) -> int:
 def tell_timed_out(failed: Attempt, waited: float, is_news: bool) -> None:
     lock = failed.lock
     count_given_up(lock)
-    count_wait(lock, key_of(lock, failed.owner), failed.owner.place, waited)
+    in_queue = waited if failed.tries > 1 else 0.0
+    count_wait(lock, key_of(lock, failed.owner), failed.owner.place, in_queue, failure="")
     level = logging.INFO if is_news else logging.DEBUG
     log(logger, level, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.owner_id, waited)
     signals.lock_timed_out.tell(lock, owner=failed.owner_id, waited=waited)

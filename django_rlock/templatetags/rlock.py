@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -14,14 +13,14 @@ from django.utils.formats import localize
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
-from django.utils.timezone import localtime
 from django.utils.translation import gettext
 
 from django_rlock._core.text import printable
-from django_rlock.locks.infos import duration_parts
+from django_rlock.locks.infos import clock_text, duration_parts, local_time
 from django_rlock.settings import get_settings
 
 register = template.Library()
+register.filter("clock", clock_text)
 
 
 @register.filter
@@ -32,14 +31,22 @@ def shown(text: object) -> SafeString:
 
 
 @register.filter
+def visible(text: object) -> str:
+    """The same where no markup may stand."""
+    return printable(text)
+
+
+@register.filter
 def duration(seconds: float | None) -> str:
     """Seconds for people: ``7.1 s``, ``3 min 20 s``."""
     return " ".join(f"{count} {_unit(unit)}" for count, unit in duration_parts(seconds)) or "–"
 
 
 @register.filter
-def precise(seconds: float) -> str:
+def precise(seconds: float | None) -> str:
     """The same, in milliseconds below one second: ``12 ms``."""
+    if not isinstance(seconds, float):
+        return "–"
     return duration(seconds) if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} {gettext('ms')}"
 
 
@@ -58,12 +65,8 @@ def left(seconds: float | None, until: float | None = None) -> str:
 @register.filter
 def moment(timestamp: float | None) -> str:
     """A time of the server's clock, in the project's time zone."""
-    if timestamp is None:
-        return "–"
-    try:
-        return localize(localtime(datetime.fromtimestamp(timestamp, UTC)))
-    except (ValueError, OverflowError, OSError):  # a value that no process of ours has written
-        return "–"
+    found = local_time(timestamp)
+    return "–" if found is None else localize(found)
 
 
 @register.simple_tag

@@ -15,7 +15,7 @@ from tests.browser.accessibility import violations
 from tests.conftest import OwnServer
 from tests.eventually import eventually
 from tests.forms import long
-from tests.inspection.crowd import beating, plant_locks
+from tests.inspection.crowd import beating, plant_locks, plant_past
 from tests.inspection.processes import Process
 
 PROCESSES = f"{LIST}processes/"
@@ -38,6 +38,7 @@ def trouble(redis_client: redis.Redis) -> Iterator[None]:
     plant_locks(redis_client, 2, 1, prefix="rlock:old:", silent=7200, longer=7300)
     redis_client.zadd("rlock_queue:{rlock:stock:59}", {JAVA: 1})
     redis_client.persist("rlock:stock:58")
+    plant_past(redis_client, "stock:59")
     with beating(redis_client, processes):
         yield
 

@@ -47,6 +47,21 @@ def plant_locks(
     return clients
 
 
+def plant_past(client: redis.Redis, name: str) -> None:
+    """What a process remembers of a lock: a hold, a loss, a wait, one in vain, and a forced release."""
+    now = client.time()[0]
+    about = {"place": "MainThread", "context": {"route": "POST /buy/1/", "user": "7"}, "seconds": 4.0}
+    lost = {**about, "at": now - 20, "failure": "alice freed it by force"}
+    document = {
+        "holds": [{**about, "at": now - 25}, lost],
+        "waits": [{**about, "at": now - 25}, {**about, "at": now - 24, "failure": ""}],
+        "freed": [{**about, "what": "freed", "at": now - 20, "by": "alice", "reason": "stuck", "whom": "web-1 pid 7"}],
+    }
+    client.hset("rlock_recent:x", f"lock rlock:{name}", json.dumps(document))
+    client.hset("rlock_recent:x", mapping={"host": "web-1", "pid": "7", "role": "web"})
+    client.zadd("rlock_histories", {"x": now})
+
+
 @contextmanager
 def beating(client: redis.Redis, processes: Sequence[str]) -> Iterator[None]:
     """Let planted processes live until the end of the block: they heartbeat, as those with a report do."""

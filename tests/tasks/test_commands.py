@@ -19,7 +19,7 @@ from tests.background import forget_clean_up
 from tests.eventually import PATIENCE
 
 ROUNDS = 5
-BEHIND = "rlock_process", "rlock_histor", "rlock_wake:forced", "rlock_wake:stack", "UNSUBSCRIBE", "PING"
+BEHIND = "rlock_process", "rlock_histor", "rlock_recent", "rlock_wake:forced", "rlock_wake:stack", "UNSUBSCRIBE", "PING"
 """What background threads send at their own pace: reports, a holder's subscription, and the care of its connection."""
 
 

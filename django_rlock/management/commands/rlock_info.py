@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock._core.text import printable
+from django_rlock._monitoring.history import LockEvent
 from django_rlock._monitoring.queued import HEADINGS
 from django_rlock._monitoring.stacks import holder_stack
+from django_rlock._monitoring.timeline import Span, Timeline, read_timeline
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_named, listed_aliases, number_at
-from django_rlock.locks.infos import LockInfo, Party, duration_text
+from django_rlock.locks.infos import LockInfo, Party, clock_text, duration_text
 from django_rlock.management.output import (
     NOTHING_MATCHED,
     check_usage,
@@ -33,8 +35,9 @@ _MOST_OF_A_CROWD = 10
 
 class Command(BaseCommand):
     help = (
-        "Describes one lock: who holds it, for what work and how long, who waits, and which messages of Celery tasks "
-        "are queued for it. Without --using, it looks under all aliases. "
+        "Describes one lock: who holds it, for what work and how long, who waits, which messages of Celery tasks "
+        "are queued for it, and who held it in the last day, also if it is free. "
+        "Without --using, it looks under all aliases. "
         "Exit status: 0 it is held or queued for, 1 Redis did not answer or RLOCK is wrong, "
         "2 wrong usage, 3 it is free."
     )
@@ -54,14 +57,50 @@ class Command(BaseCommand):
                 self.stdout.write(to_json([_document(info, stack) for info in infos]))
             else:
                 width = terminal_width(self.stdout)
-                texts = ("\n".join([*_lines(info, width), *(_stacks(info) if stack else ())]) for info in infos)
-                self.stdout.write("\n\n".join(texts))
+                texts = ("\n".join(_text(info, stack, width)) for info in infos)
+                self.stdout.write("\n\n".join([*texts, *_past_of(name, using, infos, errors, width)]))
             if errors:
                 raise unread(errors)
             if not infos:
                 raise CommandError(_not_held(name, using), returncode=NOTHING_MATCHED)
         except (LockUnavailableError, ImproperlyConfigured) as error:
             raise failed(error) from error
+
+
+def _text(info: LockInfo, with_stack: bool, width: int | None) -> Iterator[str]:
+    yield from _lines(info, width)
+    yield from _timeline_lines(read_timeline(info.using, info.name, info), width)
+    if with_stack:
+        yield from _stacks(info)
+
+
+def _past_of(
+    name: str, using: str | None, infos: Sequence[LockInfo], errors: Collection[str], width: int | None
+) -> Iterator[str]:
+    """The timelines of a name under the aliases under which it is free."""
+    aliases = listed_aliases() if using is None else [using]
+    for alias in sorted(set(aliases) - {*errors, *(info.using for info in infos)}):
+        if lines := [*_timeline_lines(read_timeline(alias, name, None), width)]:
+            yield "\n".join([f"lock    {printable(name)}", f"alias   {alias}", "state   free", *lines])
+
+
+def _timeline_lines(timeline: Timeline, within: int | None) -> Iterator[str]:
+    if not timeline.listed:
+        return
+    yield (
+        f"\nlongest hold {duration_text(timeline.longest_hold)}, longest wait {duration_text(timeline.longest_wait)}, "
+        f"longest queue {timeline.longest_queue}, gave up {timeline.gave_up}, lost {len(timeline.lost)}, "
+        f"freed by force {len(timeline.freed)}"
+    )
+    headings = ["until", "what", "for", "process", "pid", "place", "doing", "reason"]
+    yield table(headings, map(_past, timeline.listed), within)
+
+
+def _past(past: Span | LockEvent) -> list[object]:
+    if isinstance(past, Span):
+        return [clock_text(past.at), past.verb, duration_text(past.seconds), *_party(past), past.reason or "–"]
+    reason = ": ".join(filter(None, [past.by, past.reason])) or "–"
+    return [clock_text(past.at), "freed by force", "–", *_party(past), reason]
 
 
 def _not_held(name: str, using: str | None) -> str:
@@ -106,7 +145,7 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
 
 
 def _document(info: LockInfo, with_stacks: bool) -> dict[str, Any]:
-    document = info.as_dict()
+    document = info.as_dict() | {"timeline": read_timeline(info.using, info.name, info).as_dict()}
     if with_stacks:
         for entry, holder in zip(document["holders"], info.holders, strict=True):
             entry["stack"] = holder_stack(info, holder)
