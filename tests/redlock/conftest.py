@@ -11,7 +11,8 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
-from tests.faces import face, nothing_left, pytest_pyfunc_call  # noqa: F401
+from tests.faces import BlockingFace, face, nothing_left, pytest_pyfunc_call  # noqa: F401
+from tests.proxy import Proxy, load_scripts
 
 NODE_TIMEOUT = 1.0
 """Seconds: a machine that stalls for less costs no vote."""
@@ -47,6 +48,29 @@ def hasty_nodes(nodes: list[EmbeddedServer], settings: Settings) -> None:
 def patient(nodes: list[EmbeddedServer], settings: Settings) -> None:
     """Long waits for nodes, in tests in which each of them counts: a stalled machine makes none late."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 4.0, "WATCHDOG_TIMEOUT": 100}}
+
+
+@pytest.fixture
+def proxies(
+    nodes: list[EmbeddedServer], settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Proxy]]:
+    """Before two of three nodes."""
+    with ExitStack() as stack:
+        for server in nodes[:3]:
+            load_scripts(server)
+        found = [
+            stack.enter_context(Proxy(server.folder / "server.sock", tmp_path_factory.mktemp("p")))
+            for server in nodes[:2]
+        ]
+        urls = [*(each.url for each in found), nodes[2].url]
+        settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODES": urls}}
+        yield found
+
+
+async def acquire_and_give_back(by: BlockingFace, lock: RedLock) -> None:
+    """Take a lock and release it, so that the nodes are connected."""
+    assert await by.acquire(lock)
+    await by.release(lock)
 
 
 @contextmanager

@@ -200,7 +200,11 @@ class Release(QuorumCall):
         return Release(self.name, self.script, self.keys, (owner, left, lease_ms, refused), lease=self.lease)
 
     async def over(self, voting: VotingRound) -> list[Any]:
-        return await self.settle(await voting.tell(self.lasting() if voting.lost_links else self), voting)
+        told = self.lasting() if voting.lost_links else self
+        votes = await voting.tell(told)
+        if told is not self:
+            self.sends += told.sends  # of nodes that were asked again
+        return await self.settle(votes, voting)
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if len(votes.answered) < votes.quorum:

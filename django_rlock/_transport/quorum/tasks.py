@@ -21,7 +21,15 @@ from django_rlock._transport.connection import ErrorReply, gone_silently
 from django_rlock._transport.errors import is_reply_that_ends_link, server_error
 from django_rlock._transport.pool import KEEP_IDLE
 from django_rlock._transport.quorum.nodes import node_set
-from django_rlock._transport.quorum.votes import WHO_ARE_YOU, Answer, Count, NodeDownError, QuorumCall, run_id_in
+from django_rlock._transport.quorum.votes import (
+    WHO_ARE_YOU,
+    Answer,
+    Count,
+    NodeDownError,
+    QuorumCall,
+    may_ask_again,
+    run_id_in,
+)
 
 
 class _Slot:
@@ -42,7 +50,7 @@ class _Slot:
     def send(self, packed: bytes, nonce: bytes, down: Exception | None) -> None:
         """Send the call; ``down`` is why there is no link."""
         if self._link is None or not self._link.is_open:
-            self.set_result(down or NodeDownError("its connection broke"))
+            self.set_result(down or RedisConnectionError("Its connection broke"))
         else:
             self._link.send(packed, (nonce, self._call.script), self)
 
@@ -57,7 +65,7 @@ class _Slot:
                 self._session.note_error(self._node, reply)
                 self._link.break_off(reply)  # which gives it to this slot, too
                 return
-        if is_reply_that_ends_link(reply) and self._session.will_ask_again(self, self._node, self._call):
+        if isinstance(reply, Exception) and self._session.will_ask_again(self, self._node, self._call, reply):
             return
         self._session.hear(self, Answer(self._node, self._call, reply))
 
@@ -74,8 +82,9 @@ class Session:
         self._links: list[TaskLink | None] = []
         self._down: dict[int, Exception] = {}
         self._awaited: set[_Slot] = set()
-        self._refused: dict[int, list[QuorumCall]] = {}
+        self._to_repeat: dict[int, list[QuorumCall]] = {}
         self._asked_again: set[int] = set()
+        self._connecting: list[asyncio.Task[None]] = []
         self._answers: deque[Answer] = deque()
         self._count: Count | None = None
         self._error: Exception | None = None
@@ -85,48 +94,66 @@ class Session:
         nonce = next_nonce()
         packed = pack(call, nonce)
         for node in nodes:
-            slot = _Slot(node, self._links[node], call, self)
-            self._awaited.add(slot)
-            slot.send(packed, nonce, self._down.get(node))
+            if node in self._to_repeat:  # after the calls before it
+                self._to_repeat[node].append(call)
+            else:
+                self._send(node, call, packed, nonce)
+
+    def _send(self, node: int, call: QuorumCall, packed: bytes, nonce: bytes) -> None:
+        slot = _Slot(node, self._links[node], call, self)
+        self._awaited.add(slot)
+        slot.send(packed, nonce, self._down.get(node))
 
     def hear(self, slot: _Slot, answer: Answer) -> None:
         """Take an answer from a link. It is counted here, so that the task is woken once, when enough have come."""
         self._answers.append(answer)
         self._awaited.discard(slot)
-        count = self._count
-        if count is not None and self._is_enough(count):
-            self._sleep.end()
-            self._count = None
+        self._end_if_enough()
 
-    def will_ask_again(self, slot: _Slot, node: int, call: QuorumCall) -> bool:
-        """Note a call that a node has refused because of its connection; whether it will be sent over a new one, once
-        in a conversation."""
-        if slot in self._awaited and node not in self._asked_again:
-            self._awaited.discard(slot)
-            self._refused.setdefault(node, []).append(call)
-            if self._count is not None:
-                self._sleep.end()
-        return node in self._refused
+    def will_ask_again(self, slot: _Slot, node: int, call: QuorumCall, error: Exception) -> bool:
+        """Note a call whose connection broke, or was refused; whether it will be sent over a new one, once in a
+        conversation. Meanwhile the other nodes vote."""
+        if slot not in self._awaited:  # it was noted before, or the conversation is over
+            return True
+        if node in self._asked_again or not may_ask_again(error):
+            return False
+        self._awaited.discard(slot)
+        # If the new one fails, this remains the reason: NodeDownError would deny that the call was ever sent.
+        self._down[node] = error
+        if node not in self._to_repeat:
+            self._to_repeat[node] = []
+            self._connecting.append(self._loop.create_task(self._ask_again(node)))
+        self._to_repeat[node].append(call)
+        return True
 
-    async def _ask_again(self) -> None:
-        nodes = list(self._refused)
-        self._asked_again.update(nodes)
-        await self._open_all(nodes)
-        for node in nodes:
-            for call in self._refused[node]:
-                self.send(call, [node])
-            del self._refused[node]  # not before: while there are some, no other answer is the last one
-        if self._count is not None and self._is_enough(self._count):
-            self._count = None
+    async def _ask_again(self, node: int) -> None:
+        try:
+            await self._open(node)
+        except Exception as error:  # noqa: BLE001 - such as two names of one server; for the task that listens
+            self._error = error
+        self._links = self._sessions.links(self._loop)
+        self._asked_again.add(node)
+        for call in self._to_repeat[node]:
+            call.sends += 1
+            nonce = next_nonce()
+            self._send(node, call, pack(call, nonce), nonce)
+        del self._to_repeat[node]  # not before: while there are some, no other answer is the last one
+        self._end_if_enough()
 
     def note_error(self, node: int, error: Exception) -> None:
         """Let others learn of an error that concerns their links to a node as well."""
         self._sessions.nodes.note_error(node, error)
 
+    def _end_if_enough(self) -> None:
+        count = self._count
+        if count is not None and self._is_enough(count):
+            self._sleep.end()
+            self._count = None
+
     def _is_enough(self, count: Count) -> bool:
         """Count the answers that have come; returns whether there is nothing more to listen for."""
         try:
-            return self._decides(count) or not (self._awaited or self._refused)
+            return self._decides(count) or not (self._awaited or self._to_repeat)
         except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the link
             self._error = error
             return True
@@ -139,9 +166,11 @@ class Session:
 
     async def listen(self, count: Count, until: float) -> None:
         if not self._is_enough(count):
+            self._sleep = Sleep(self._loop)
             self._count = count
             try:
-                await self._listen(until)
+                # Also when the time is up: the loop reads first what has arrived while it was blocked.
+                await self._sleep.until_end(until - monotonic())
             finally:
                 self._count = None
         error, self._error = self._error, None
@@ -150,16 +179,6 @@ class Session:
                 raise error
         finally:
             del error  # its traceback refers to this frame
-
-    async def _listen(self, until: float) -> None:
-        while self._count is not None:
-            self._sleep = Sleep(self._loop)
-            if not self._refused:
-                # Also when the time is up: the loop reads first what has arrived while it was blocked.
-                await self._sleep.until_end(until - monotonic())
-            if not self._refused:
-                return
-            await self._ask_again()
 
     async def __aenter__(self) -> Session:
         self._links = self._sessions.links(self._loop)
@@ -176,10 +195,12 @@ class Session:
         try:
             await self._sessions.open(node)
         except RedisError as error:
-            self._down[node] = error
+            self._down.setdefault(node, error)
 
     async def __aexit__(self, *_: object) -> None:
-        pass
+        self._awaited.clear()
+        for each in self._connecting:
+            each.cancel()
 
 
 class TaskSessions:

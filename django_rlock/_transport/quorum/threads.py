@@ -23,8 +23,19 @@ from django_rlock._transport.connection import INCOMPLETE, Link, replies_of, str
 from django_rlock._transport.errors import is_reply_that_ends_link
 from django_rlock._transport.pool import KEEP_IDLE, Server
 from django_rlock._transport.quorum.nodes import node_set
-from django_rlock._transport.quorum.votes import WHO_ARE_YOU, Answer, Count, NodeDownError, QuorumCall, run_id_in
+from django_rlock._transport.quorum.votes import (
+    WHO_ARE_YOU,
+    Answer,
+    Count,
+    NodeDownError,
+    QuorumCall,
+    may_ask_again,
+    run_id_in,
+)
 from django_rlock.exceptions import RLockError
+
+_LOOK_AGAIN = 0.001
+"""How often a conversation looks whether a new connection is open, in seconds."""
 
 
 class NodeLink:
@@ -44,9 +55,9 @@ class NodeLink:
         self.since = monotonic()
 
     def send(self, packed: bytes, nonce: bytes, call: QuorumCall, asker: object, limit: float) -> None:
+        self.owed.append((nonce, call, asker))  # before it may fail
         self.link.send_now(packed, limit)
         self.since = monotonic()
-        self.owed.append((nonce, call, asker))
 
     def close(self) -> None:
         self.owed.clear()
@@ -87,8 +98,8 @@ class Session:
         self._asker = object()
         self._links: dict[int, NodeLink] = {}
         self._answers: deque[Answer] = deque()
-        self._refused: dict[int, list[QuorumCall]] = {}
-        self._asked_again: set[int] = set()
+        self._to_repeat: dict[int, tuple[threads.Call, list[QuorumCall]]] = {}
+        self._asked_again: dict[int, Exception] = {}
         self._by_fileno: dict[int, NodeLink] = {}
         self._poll = select.poll()
 
@@ -99,33 +110,46 @@ class Session:
             self._send(node, call, nonce, packed)
 
     def _send(self, node: int, call: QuorumCall, nonce: bytes, packed: bytes) -> None:
+        if node in self._to_repeat:  # after the calls before it
+            self._to_repeat[node][1].append(call)
+            return
+        link = self._links.get(node)
         try:
-            link = self._links.get(node) or self._add(self._sessions.take_link(node))
+            link = link or self._add(self._sessions.take_link(node))
             link.send(packed, nonce, call, self._asker, self._sessions.send_within)
         except (RedisError, OSError) as error:
-            self._answers.append(Answer(node, call, error))
-            self._part(node, error)
+            if link is None:
+                # If the node was asked before, it may have executed the call, and NodeDownError would deny that.
+                self._answers.append(Answer(node, call, self._asked_again.get(node, error)))
+            else:
+                self._part(link, error)
 
     def _add(self, link: NodeLink) -> NodeLink:
         self._links[link.node] = self._by_fileno[link.fileno] = link
         self._poll.register(link.fileno, select.POLLIN)
         return link
 
-    def _part(self, node: int, error: Exception) -> None:
-        """Give up a link, and with it the replies still to come on it."""
-        link = self._links.pop(node, None)
-        if link is not None:
-            self._poll.unregister(link.fileno)
-            self._answers += (Answer(node, call, error) for _, call, asker in link.owed if asker is self._asker)
-            self._sessions.nodes.note_lost_link()
-            link.close()
+    def _part(self, link: NodeLink, error: Exception) -> None:
+        """Give up a link. The calls that have no reply yet are sent over a new one, once in a conversation."""
+        node = link.node
+        del self._links[node]
+        self._poll.unregister(link.fileno)
+        calls = [call for _, call, asker in link.owed if asker is self._asker]
+        link.close()
+        self._sessions.nodes.note_lost_link()
+        if calls and may_ask_again(error) and node not in self._asked_again:
+            self._asked_again[node] = error
+            # In a thread: meanwhile the other nodes vote.
+            self._to_repeat[node] = threads.Call(partial(self._sessions.connect, node)).start(), calls
+        else:
+            self._answers += (Answer(node, call, error) for call in calls)
 
     def _ask_again(self) -> None:
-        """Send what nodes refused because of their connections over new ones, once in a conversation."""
-        refused, self._refused = self._refused, {}
-        self._connect(list(refused))
-        for node, calls in refused.items():
+        """Send what the connections to some nodes have cost over those that are open by now."""
+        for node in [node for node, (opening, _) in self._to_repeat.items() if opening.wait(0)]:
+            _, calls = self._to_repeat.pop(node)
             for call in calls:
+                call.sends += 1
                 self.send(call, [node])
 
     async def listen(self, count: Count, until: float) -> None:
@@ -134,14 +158,15 @@ class Session:
             while answers:
                 if count(answers.popleft()):
                     return
-            if self._refused:
+            if self._to_repeat:
                 self._ask_again()
-                continue
-            if not any(link.owed for link in self._links.values()):
+            if not self._to_repeat and not any(link.owed for link in self._links.values()):
+                if answers:
+                    continue
                 return
             # A process that stalled until now did not make the replies late that have arrived meanwhile.
             left = until - monotonic()
-            arrived = self._poll.poll(max(math.ceil(left * 1000), 0))
+            arrived = self._poll.poll(max(math.ceil(1000 * (min(left, _LOOK_AGAIN) if self._to_repeat else left)), 0))
             if left <= 0 and not arrived:
                 return
             for fileno, _ in arrived:
@@ -153,27 +178,16 @@ class Session:
         try:
             self._hear(link, arrived)
         except (RedisError, OSError) as error:  # the answers before it count
-            self._part(link.node, error)
+            self._part(link, error)
 
     def _hear(self, link: NodeLink, arrived: Iterator[tuple[QuorumCall, object, Any]]) -> None:
         for call, asker, reply in arrived:
             if is_reply_that_ends_link(reply):
-                self._hear_end(link, [call] if asker is self._asker else [], reply)
+                link.owed.appendleft((b"", call, asker))  # the connection has refused it, not the node
+                self._sessions.nodes.note_error(link.node, reply)
                 raise reply
             if asker is self._asker:
                 self._answers.append(Answer(link.node, call, reply))
-
-    def _hear_end(self, link: NodeLink, calls: list[QuorumCall], error: RedisError) -> None:
-        """Note which calls a node has refused, and will refuse, because of its connection."""
-        node = link.node
-        calls += [call for _, call, asker in link.owed if asker is self._asker]
-        link.owed.clear()
-        if node in self._asked_again:
-            self._answers += (Answer(node, call, error) for call in calls)
-        else:
-            self._asked_again.add(node)
-            self._refused[node] = calls
-        self._sessions.nodes.note_error(node, error)
 
     async def __aenter__(self) -> Session:
         try:
@@ -295,6 +309,10 @@ class ThreadSessions:
             self.nodes.note_down(link.node, RedisTimeoutError("did not reply in time"))
             return False
         return True
+
+    def connect(self, node: int) -> None:
+        """Have a link for a conversation that needs one; raises NodeDownError when that fails."""
+        self.keep_link(self.take_link(node))
 
     def keep_link(self, link: NodeLink) -> None:
         """Keep a link for the next conversation."""

@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import Argument, ScriptCall, prepare
 from django_rlock._transport.connection import ErrorReply
-from django_rlock._transport.errors import server_error
+from django_rlock._transport.errors import ends_link, server_error
 from django_rlock.exceptions import QuorumNotReachedError
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -169,6 +169,14 @@ class NodeDownError(RedisConnectionError):
 
 
 _NO_VOTER = RedisConnectionError("has no vote")
+
+
+def may_ask_again(error: BaseException) -> bool:
+    """Whether the call that got this error should be sent over a new connection: its own broke, or is of no more use.
+
+    Scripts are safe to repeat: an owner's second acquire finds its hold, and a second release finds none.
+    """
+    return ends_link(error) and not isinstance(error, NodeDownError)
 
 
 class Answer(NamedTuple):
@@ -429,7 +437,8 @@ class VotingRound:
         """Undo a call on all nodes. Nodes that may have granted it and cannot be reached now receive the undo later."""
         if call.undo is None:
             return
-        told = await self.tell(call.undo)
+        # A copy of the call may still be under way on a connection that broke before the node was asked again.
+        told = await self.tell(call.undo.lasting() if self.lost_links else call.undo)
         innocent = {node for node, error in asked.errors.items() if isinstance(error, NodeDownError)} | asked.no.keys()
         # Nodes that did not reply may still execute the call after the undo.
         unheard = set(range(self._size)) - asked.answered.keys()
