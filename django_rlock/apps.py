@@ -25,6 +25,10 @@ class RLockConfig(AppConfig):
         checks.register(check_aliases)
         checks.register(check_tasks)
         warn_inside_uwsgi()
+        if "sentry_sdk" in sys.modules:
+            from django_rlock._monitoring.breadcrumbs import leave_breadcrumbs
+
+            leave_breadcrumbs()
         if "celery" in sys.modules:
             from celery.signals import worker_process_shutdown
 
