@@ -197,6 +197,25 @@ PICTURES = [
         ],
         [Bar(0, 0, 6), Bar(2, 1, 5)],
     ),
+    Picture(
+        "redelivery.svg",
+        "A redelivered message runs once",
+        "Worker A runs task 7 for longer than the visibility timeout, so the broker delivers the message again, to"
+        " worker B. B finds the lock taken by task 7 itself. It sends the message again for later, and acknowledges"
+        " this copy. A succeeds, and Redis remembers that task 7 is done. When the copy comes, B drops it.",
+        ["worker A", "broker", "worker B"],
+        [
+            Step(0, 1, "task 7", 0),
+            Step(1, 0, "runs it"),
+            Step(2, 1, "timeout"),
+            Step(3, 1, "task 7", 2),
+            Step(4, 2, "locked: later", 1),
+            Step(5, 0, "7 is done"),
+            Step(6, 1, "task 7", 2),
+            Step(7, 2, "drops it"),
+        ],
+        [Bar(0, 0, 5)],
+    ),
 ]
 
 

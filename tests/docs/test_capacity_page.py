@@ -32,7 +32,7 @@ def test_the_output_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_one_server_carries() -> None:
-    shown = [number(line[-1]) for line in table("| | |")]
+    shown = [number(line[-1]) for line in table("| load | one server carries |")]
     assert shown == pytest.approx([row.figure for row in carried(HERE)], rel=0.01)
 
 
