@@ -1,1 +1,1 @@
-"""What processes report of their locks, and what pages and commands make of it."""
+"""The processes' reports about their locks: writing them, reading them, and combining them with the locks' state."""

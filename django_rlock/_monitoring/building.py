@@ -1,4 +1,4 @@
-"""Combines what processes report with the current state of locks."""
+"""Combines the processes' reports with the current state of locks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from django_rlock.settings import get_settings
 
 # --- reported ---------------------------------------------------------------------------------------------------------
 
-# Locks as reported: a list counts, sorts and filters thousands of them by a few values, and shows fifty.
+# Locks as reported. A list counts, sorts and filters thousands of locks by a few values, and shows fifty of them.
 
 Entries = Sequence[Entry]
 _HELD, _HOT, _SILENT, _UNKNOWN = LockState.HELD, LockState.HOT, LockState.SILENT, LockState.UNKNOWN
 
 
 class ByLock:
-    """Reported holds or waits, by lock and owner. Most locks have one, and it gets no mapping of its own."""
+    """Reported holds or waits, by lock and owner. Most locks have only one entry, which is stored without a mapping."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._last = {entry.key: entry for entry in entries}
@@ -55,13 +55,13 @@ class ByLock:
         return self._last.keys()
 
     def single(self) -> dict[str, Entry]:
-        """The locks that have one, by key."""
+        """The locks with a single entry, by key."""
         if not self._several:
             return self._last
         return {key: entry for key, entry in self._last.items() if key not in self._several}
 
     def of(self, key: str) -> Entries:
-        """Those of one lock."""
+        """The entries of one lock."""
         if key in self._several:
             return [*self._several[key].values()]
         return (self._last[key],) if key in self._last else ()
@@ -71,12 +71,12 @@ class ByLock:
 
 
 class Reported:
-    """A lock as reported, in the place of its LockInfo: what lists need of all locks is at hand; every other attribute
-    is that of ``info``, which is made when it is asked for.
+    """A lock as reported, in place of its LockInfo. The values that lists need of all locks are attributes; every other
+    attribute is delegated to ``info``, which is made on first access.
 
-    ``entry`` is the longest hold, and the only one where ``holds`` is None; where there is none, the longest wait; None
-    for a hot lock without either.
-    ``report`` is that of the holder's process. ``silent`` says that the process of some holder is.
+    ``entry`` is the longest hold, and the only hold if ``holds`` is None; without holds it is the longest wait; it is
+    None for a hot lock without entries. ``report`` is the report of the holder's process. ``silent`` is whether the
+    process of any holder is silent.
     """
 
     __slots__ = (
@@ -179,7 +179,7 @@ class Reported:
         return {entry.actor for entry in self.waits}
 
     def is_held_by(self, actor: str) -> bool:
-        beginning = actor[:8]  # tells most apart, at less cost
+        beginning = actor[:8]  # a cheaper comparison, which excludes most actors
         return any(
             entry.short_actor == actor
             for entry in self.holds
@@ -201,7 +201,7 @@ class Reported:
 
 
 def longest(entries: Entries) -> Entry | None:
-    """The one that began first; None of none."""
+    """The entry that began first; None if there are no entries."""
     return entries[0] if len(entries) == 1 else min(entries, key=_since, default=None)
 
 
@@ -211,7 +211,7 @@ def _since(entry: Entry) -> float:
 
 # --- building ---------------------------------------------------------------------------------------------------------
 
-# Combines reports with the current state of locks.
+# The infos of locks: reports, combined with the current state.
 
 _FREE = State({}, 0, (), 0)
 SILENT_AFTER = 3 * HEARTBEAT
@@ -233,7 +233,7 @@ class Builder:
         self._holds = ByLock([entry for report in self.reports.values() for entry in report.holds])
         self._waits = ByLock([entry for report in self.reports.values() for entry in report.waits])
         self._hot: dict[str, list[tuple[HotEntry, Report]]] = defaultdict(list)
-        for report in reports:  # not only the later of two of this process, which says nothing of hot locks
+        for report in reports:  # all reports: the own_report() of this process does not contain hot locks
             for hot in report.hot if report.client not in self._silent else ():
                 self._hot[hot.key].append((hot, report))
 
@@ -255,11 +255,11 @@ class Builder:
         return found + [lock for key in others if key.startswith(prefix) for lock in self._filtered(key)]
 
     def hot(self, keys: Iterable[str]) -> list[LockInfo]:
-        """Those of some free locks that are taken many times a second."""
+        """The hot locks among some free locks: those that are acquired many times a second."""
         return self.infos({key: _FREE for key in keys if self.is_hot(key)})
 
     def report_of(self, key: str) -> object:
-        """All that is reported of a lock, to be compared; None for a hot one, which changes all the time."""
+        """All reported values of a lock, for comparison; None for a hot lock, which changes constantly."""
         return None if self.is_hot(key) else ([*self._holds.of(key)], [*self._waits.of(key)])
 
     def is_hot(self, key: str) -> bool:
@@ -269,18 +269,18 @@ class Builder:
         return [self._info(key, state) for key, state in states.items()]
 
     def whole(self, key: str) -> LockInfo:
-        """All that is reported of a lock."""
+        """A lock as reported, with all its holds and waits."""
         left = {entry.owner: (entry.holds, self.left(entry)) for entry in self._holds.of(key)}
         holds = {owner: count for owner, (count, seconds) in left.items() if seconds > 0}
         most = max((seconds for _, seconds in left.values()), default=0.0)
         return self._info(key, State(holds, int(1000 * max(most, 0.0)), (), 0))
 
     def age(self, entry: Entry) -> float | None:
-        """How long a hold or wait has lasted, in seconds; None when that is not known."""
+        """How long a hold or wait has lasted, in seconds; None if unknown."""
         return None if entry.since is None else max(self.now - entry.since, 0.0)
 
     def _filtered(self, key: str) -> Iterator[Reported]:
-        """A lock without the holds and waits that have ended with their processes, if any is left."""
+        """A lock without the holds and waits that have ended with their processes; nothing if none remains."""
         holds = [entry for entry in self._holds.of(key) if self.left(entry) > 0]
         waits = self._outside(self._waits.of(key), (entry.owner for entry in holds))
         if holds or waits or self.is_hot(key):
@@ -288,7 +288,7 @@ class Builder:
             yield Reported(self, key, longest(holds or waits), holds, waits, silent)
 
     def left(self, entry: Entry) -> float:
-        """What is left of a lease as reported, in seconds: renewals have ended with their process."""
+        """The remaining lease as reported, in seconds. After a process has ended, no renewals are assumed."""
         lease = entry.lease or self._lease
         return min(self.reports[entry.client].heartbeat + SILENT_AFTER + lease - self.now, lease)
 
@@ -322,7 +322,7 @@ class Builder:
         )
 
     def _recent(self, reported: Iterable[tuple[HotEntry, Report]]) -> tuple[Party, ...]:
-        """The last holders of a hot lock, the very last one first."""
+        """The last holders of a hot lock, the latest first."""
         holds = [(*holder, report) for hot, report in reported for holder in hot.holders]
         return tuple(
             Party(
@@ -370,7 +370,7 @@ class Builder:
         return {actor_of(entry.owner): entry.actor for entry in entries}
 
     def _party(self, owner: str, entry: Entry | None, report: Report | None) -> dict[str, Any]:
-        # What is too young for a report is its owner's nevertheless, who may have another entry.
+        # An entry that is too young for a report belongs to an owner that may have another entry, which names its work.
         bare = actor_of(owner)
         return {
             "owner": owner,

@@ -1,4 +1,4 @@
-"""The locks as numbers, in the text format of Prometheus: what all processes report, not only this one's."""
+"""Gauges of the locks of all processes, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _lines(overview: Overview) -> Iterator[str]:
     by_state = [
         ({"alias": alias, "state": state}, states[alias, state]) for alias in aliases for state in LockState.values
     ]
-    yield from _gauge("rlock_locks", "locks, by the state that is to be known first", by_state)
+    yield from _gauge("rlock_locks", "locks by their most urgent state", by_state)
     yield from _gauge("rlock_waiters", "owners that wait", (({"alias": each}, waiting[each]) for each in aliases))
-    about = "how long the first waiter has waited"
+    about = "the longest current wait"
     yield from _gauge("rlock_longest_wait_seconds", about, (({"alias": each}, longest[each]) for each in aliases))
     yield from _gauge("rlock_deadlocks", "circles of owners that wait for each other", [({}, len(overview.deadlocks))])
     yield from _gauge("rlock_processes", "processes that hold locks or wait", [({}, len(overview.processes))])

@@ -1,7 +1,7 @@
-"""What happened to locks: the last hour by template, and who lost a lock or freed it by force.
+"""The history of locks: the last hour by template, and the locks that were lost or force-released.
 
-Each process writes a history of its own (``reports.history``), which outlives it. Here they are put together. As with
-reports, nothing that is found there is believed to be well-formed.
+Each process writes its own history (``recorded``), which outlives the process. This module combines these histories. As
+with reports, it trusts no value that it reads.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Problem = LockUnavailableError | ImproperlyConfigured
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening(Party):
-    """Something that happened at a time ``at``, by the server's clock, to the lock ``name`` of the alias ``using``; the
-    party is whose lock it was, or who freed it."""
+    """An event at the time ``at`` of the server's clock, for the lock ``name`` of the alias ``using``; the party is the
+    lock's holder, or the operator's process that freed it."""
 
     at: float
     using: str
@@ -45,17 +45,17 @@ class Happening(Party):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastHold(Happening):
-    """A hold or wait that ended then, after so many seconds."""
+    """A hold or wait that ended at that time, after ``seconds``."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockEvent(Happening):
-    """A lock that was ``lost`` by the party, or ``freed`` by force by it; ``by`` is the operator who did, "" for code.
+    """A lock that the party lost (``lost``) or force-released (``freed``); ``by`` is the operator, "" for code.
 
-    ``lost_owner`` is the owner that had it, for people; "" for whoever held it. ``whom`` is its process, what that did
-    with the lock and for how long; "" when it is not known.
+    ``lost_owner`` is the shortened id of the former owner, "" if any owner was meant. ``whom`` describes its process,
+    its work and how long it held the lock; "" if unknown.
     """
 
     what: str
@@ -67,9 +67,9 @@ class LockEvent(Happening):
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """The last hour of the locks of a key template, or, where ``template`` is "", of those whose names begin with
-    ``prefix``, or of all others of their alias. ``acquired`` are holds that have ended, ``gave_up`` attempts that did
-    not get the lock."""
+    """The last hour of the locks of a key template; if ``template`` is "", of the locks whose names begin with
+    ``prefix``; if both are "", of all other locks of the alias. ``acquired`` counts holds that have ended, ``gave_up``
+    attempts that did not get the lock."""
 
     using: str
     template: str
@@ -81,11 +81,11 @@ class Work:
 
     @property
     def label(self) -> str:
-        """As in ``stock:<id>``, ``stock:…``; "" for other locks."""
+        """For example ``stock:<id>`` or ``stock:…``; "" for other locks."""
         return self.template or (f"{self.prefix}…" if self.prefix else "")
 
     def add(self, other: Work) -> None:
-        """Count what another process did, too."""
+        """Add the counts of another process."""
         self.acquired += other.acquired
         self.gave_up += other.gave_up
         self.longest_hold = _longer(self.longest_hold, other.longest_hold)
@@ -94,10 +94,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """``work`` by alias and template, the most often acquired first; ``events``, the latest first.
+    """``work`` by alias and template, sorted by acquisitions; ``events``, the latest first.
 
-    ``problems`` are the aliases that could not be read, and why; "" where RLOCK as a whole is wrong. ``aliases`` are
-    those of this project; processes of others may use the same servers.
+    ``problems`` are the aliases that could not be read, with their errors; the alias is "" if RLOCK as a whole is
+    wrong. ``aliases`` are the aliases of this project; processes of other projects may use the same servers.
     """
 
     work: Sequence[Work]
@@ -179,7 +179,7 @@ def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work
 
 
 def _slots(value: Any) -> Iterable[list[float]]:
-    """The start of each slot, how often locks were acquired in it, and how often not."""
+    """The start of each slot, the number of acquisitions in it, and the number of failed attempts."""
     for slot in value[:SLOTS] if isinstance(value, list) else ():
         numbers = [number_of(number) for number in slot] if isinstance(slot, list) and len(slot) == 3 else [None]
         known = [number for number in numbers if number is not None and 0 <= number <= _MAX_COUNT]

@@ -1,4 +1,4 @@
-"""The list of locks: searched, filtered and sorted, in pages, and as a browser gets it."""
+"""The list of locks for the admin: search, filters, order, pages and rows."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from django_rlock.settings import get_settings
 
 # --- listing ----------------------------------------------------------------------------------------------------------
 
-# The list of locks for people: searched, filtered, sorted, in pages.
+# A page of the list of locks: search, filters, order.
 
 Listed = Reported | LockInfo
 PAGE_SIZE = 50
 AGES = 10, 60, 600, 3600
-"""What the filter "held for more than" offers, in seconds."""
+"""The choices of the filter "held longer than", in seconds."""
 MAX_PREFIXES = 30
 _DEFAULT_ORDER = "-held_for"
 
 
 class Column(NamedTuple):
-    """A column: its name in the URL, its heading, and what it is sorted by."""
+    """A column: its name in the URL, its heading, and its sort key."""
 
     name: str
     label: Any
@@ -74,7 +74,7 @@ class Option:
 
 
 class Heading(NamedTuple):
-    """A column's head: where a click on it leads, and how the list is sorted by it now ("", ascending, …)."""
+    """A column's heading: its link, and the current order of the list by this column ("", ascending, descending)."""
 
     column: Column
     url: str
@@ -82,10 +82,10 @@ class Heading(NamedTuple):
 
 
 class Listing:
-    """A page of ``locks`` as the query parameters ``q``, ``state``, ``using``, ``kind``, ``host``, ``prefix``,
-    ``older`` (seconds), ``holder`` and ``process`` (short ids), ``o`` and ``p`` ask for it.
+    """A page of ``locks``, chosen by the query parameters ``q``, ``state``, ``using``, ``kind``, ``host``, ``prefix``,
+    ``older`` (seconds), ``holder`` and ``process`` (shortened ids), ``o`` (order) and ``p`` (page).
 
-    A parameter that makes no sense is ignored.
+    Invalid parameters are ignored.
     """
 
     def __init__(self, locks: Sequence[Listed], params: Mapping[str, str]) -> None:
@@ -100,18 +100,19 @@ class Listing:
 
     @cached_property
     def matching(self) -> list[Listed]:
-        """All that match, in no order."""
+        """All locks that match, in no order."""
         return list(self._found())
 
     @cached_property
     def page(self) -> Page[Listed]:
-        """A page of them, sorted; equals by name."""
+        """The page, sorted; locks with equal sort keys are sorted by name."""
         page = Paginator(self.matching, PAGE_SIZE).get_page(self._params.get("p"))
         page.object_list = self._first(page.end_index())[page.start_index() - 1 :] if self.matching else []
         return page
 
     def _first(self, count: int) -> list[Listed]:
-        """The first so many in the order of the list. Only they, and their equals, are compared by name."""
+        """The first ``count`` locks in the order of the list. Only these, and locks with equal sort keys, are compared
+        by name."""
         values = [self._column.value(lock) for lock in self.matching]
         best = nlargest(count, values) if self._descending else nsmallest(count, values)
         last = best[-1]
@@ -132,7 +133,7 @@ class Listing:
 
     @property
     def previous_url(self) -> str:
-        """The page before this one; "" on the first."""
+        """The URL of the previous page; "" on the first page."""
         return self.url(p=self.page.number - 1) if self.page.has_previous() else ""
 
     @property
@@ -141,7 +142,7 @@ class Listing:
 
     @property
     def hidden(self) -> dict[str, str]:
-        """What the form for searching keeps without showing it."""
+        """The parameters that the search form keeps in hidden fields."""
         return {name: self._params[name] for name in ("o", "holder", "process") if name in self._params}
 
     @property
@@ -174,7 +175,7 @@ class Listing:
 
     @cached_property
     def prefixes(self) -> list[Option]:
-        """What names begin with, up to their first colon; the most frequent ones."""
+        """The most frequent prefixes of names, up to the first colon."""
         counts = Counter(lock.name[: lock.name.find(":") + 1] for lock in self._locks)
         del counts[""]
         chosen = self._params.get("prefix", "")
@@ -205,7 +206,7 @@ class Listing:
         return [everything, *(Option(v, label, v == chosen, counts.get(v, 0)) for v, label in labels.items())]
 
     def _found(self) -> Iterable[Listed]:
-        """The locks that pass all filters that are set."""
+        """The locks that pass all filters."""
         found: Iterable[Listed] = self._locks
         for name, matches in _FILTERS.items():
             if wanted := self._params.get(name):
@@ -237,7 +238,7 @@ _FILTERS: dict[str, Callable[[Listed, str], bool]] = {
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
-# Locks as pages show them, and what a browser may know about them.
+# Locks as pages show them, without whole owner ids.
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,52 +249,53 @@ class Row:
 
     @property
     def object_id(self) -> str:
-        """Its name in the admin's URLs and log."""
+        """The lock's name in the admin's URLs and log."""
         return f"{self.lock.using}/{self.lock.name}"
 
     @property
     def keeps_waiting(self) -> bool:
-        """Whether others wait behind a hold that is older than the alias's SLOW_HOLD."""
+        """Whether owners wait behind a hold that is longer than the alias's SLOW_HOLD."""
         return bool(self.lock.waiting) and (self.lock.held_for or 0.0) > get_settings(self.lock.using).slow_hold
 
     @property
     def full_lease(self) -> float:
-        """The end of the meter for the time left, in seconds."""
+        """The maximum of the meter for the time left, in seconds."""
         lease = self.lock.lease or get_settings(self.lock.using).watchdog_timeout
         return max(lease, self.lock.remaining_lease or 0.0)
 
     @property
     def low_lease(self) -> float:
-        """Below this, in seconds, a holder has missed a renewal: they come at every third of the lease."""
+        """The time left, in seconds, below which the holder has missed a renewal, which is due after each third of the
+        lease."""
         return self.full_lease / 3
 
     @property
     def nodes(self) -> list[tuple[str, str | None, bool]]:
-        """Each node of a RedLock, who has the lock there (see ``short_node_owner``), and whether that is the holder."""
+        """Each node of a RedLock, the owner there (see ``short_node_owner``), and whether that owner is the holder."""
         owner = self.lock.holder.owner
         return [(node, short_node_owner(other), other == owner) for node, other in self.lock.nodes.items()]
 
     @property
     def command(self) -> str:
-        """What frees it in a shell, while that owner has it."""
+        """The command that frees the lock in a shell, as long as the same owner holds it."""
         words = ["rlock_release", "--using", self.lock.using, "--owner", self.lock.holder.owner, "--", self.lock.name]
         return " ".join(map(_shell_word, words))
 
 
 def public_dict(lock: LockInfo) -> dict[str, Any]:
-    """Plain values without whole owner ids, which a browser has no need to know."""
+    """Plain values without whole owner ids, which a browser does not need."""
     document = lock.as_dict()
     for kind in ("holders", "waiters", "recent", "crowds"):
         parties: tuple[Party, ...] = getattr(lock, kind)
         for entry, party in zip(document[kind], parties, strict=True):
             entry |= {"owner": party.short_owner, "client": party.client[:8], "doing": party.doing}
-            del entry["actor"]  # it has the whole client id
+            del entry["actor"]  # contains the whole client id
     document["nodes"] = {node: short_node_owner(owner) for node, owner in lock.nodes.items()}
     return document
 
 
 def _shell_word(word: str) -> str:
-    """A word as a shell takes it; control characters are written as escapes, which a terminal does not execute."""
+    """A word quoted for a shell; control characters become escapes, which a terminal does not execute."""
     if word.isprintable():
         return shlex.quote(word)
     plain = word.replace("\\", r"\\").replace("'", r"\'")
@@ -301,7 +303,7 @@ def _shell_word(word: str) -> str:
 
 
 def short_node_owner(owner: str | None) -> str | None:
-    """The owner on a node for people; "" where it is free there, None where it is unreachable."""
+    """The shortened owner id on a node; "" if the lock is free there, None if the node is unreachable."""
     return Party(owner=owner, actor=owner, client=owner[:CLIENT_LENGTH]).short_owner if owner else owner
 
 
@@ -310,19 +312,20 @@ def short_node_owner(owner: str | None) -> str | None:
 # A page of the list of locks: all locks as reported, and the current state of the locks on the page.
 
 _UNREPORTED = {LockState.NO_EXPIRY.value, LockState.UNKNOWN.value, LockState.QUEUED.value}
-"""States that reports do not know, so a filter by them reads all locks; those that are only queued for by a scan."""
+"""States that reports do not contain, so a filter by them reads all locks; locks that only have queued messages are
+found by a scan."""
 _LEASE_STEP = 5.0
-"""By how many seconds the end of a lease must change for the page to count as changed."""
+"""The change of a lease's end, in seconds, from which the page counts as changed."""
 _MAX_SILENT = 50
-"""How many locks of silent holders are read at most, beside those of the page."""
+"""The largest number of locks of silent holders to read, in addition to the locks of the page."""
 _MAX_READINGS = 4
-"""How often a page is read at most, where locks of it turn out to be free and others move up."""
+"""How often a page is read at most: when locks of the page turn out to be free, other locks move up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary for operators. ``oldest_wait`` is in seconds, None when nobody waits; ``oldest_since`` is the time at
-    which it began. ``aliases`` are the aliases that are shown, each with its servers."""
+    """Summary for operators. ``oldest_wait`` is in seconds, None if no owner waits; ``oldest_since`` is the time when
+    it began. ``aliases`` are the aliases of the list, each with its servers."""
 
     held: int
     waiting: int
@@ -335,10 +338,10 @@ class Summary:
 
 
 class Overview:
-    """The page that the query parameters describe; see ``Listing``. With ``scan`` it looks at every key of the server.
+    """The page that the query parameters describe; see ``Listing``. With ``scan`` it reads every key of the server.
 
     Without ``scan``, only the locks of this page and of silent holders are read; the others count as reported.
-    ``is_refresh`` says that the page was open already: see ``read_states``.
+    ``is_refresh`` says that an open page refreshes itself: see ``read_states``.
     """
 
     def __init__(self, params: Mapping[str, str], is_refresh: bool = False) -> None:
@@ -357,13 +360,13 @@ class Overview:
 
     @property
     def listed(self) -> list[Listed]:
-        """All locks, those of the page as they are, others as reported."""
+        """All locks: those of the page with their current state, others as reported."""
         _ = self.listing
         return self._listed
 
     @property
     def locks(self) -> list[LockInfo]:
-        """The current state of those locks of the page that are held, or hot."""
+        """The current state of the page's locks that are held or hot."""
         page = self.listing.page.object_list
         if self._reads_all:
             return cast("list[LockInfo]", list(page))
@@ -371,8 +374,8 @@ class Overview:
 
     @cached_property
     def listing(self) -> Listing:
-        """The page. Its locks and those of silent holders are read, and count as they are: a report outlives the locks
-        that it names."""
+        """The page. Its locks and the locks of silent holders are read and count with their current state, because a
+        report outlives the locks that it names."""
         listing = Listing(self._listed, self._params)
         shown = [lock for lock in self._listed if lock.state == LockState.SILENT][:_MAX_SILENT]
         for _round in range(0 if self._reads_all else _MAX_READINGS):
@@ -384,7 +387,7 @@ class Overview:
         return listing
 
     def _read_all_of(self, reported: Mapping[tuple[str, str], Listed]) -> bool:
-        """Read these locks; returns whether each has the state that its report gave it."""
+        """Read these locks; returns whether all have the state that was reported."""
         found = mark(self._survey.shown([(lock.using, lock.name) for lock in reported.values()]), self.deadlocks)
         self._read |= dict.fromkeys(reported) | {_place(lock): lock for lock in found}
         self._listed = [lock for listed in self._listed if (lock := self._read.get(_place(listed), listed))]
@@ -396,14 +399,14 @@ class Overview:
 
     @property
     def problems(self) -> Iterator[tuple[str, Exception]]:
-        """The aliases that could not be read, and why; "" where RLOCK as a whole is wrong."""
+        """The aliases that could not be read, with their errors; the alias is "" if RLOCK as a whole is wrong."""
         if self._improper:
             yield "", ImproperlyConfigured(self._improper)
         yield from self._survey.errors.items()
 
     @property
     def fingerprint(self) -> str:
-        """A digest that stays the same while nothing but time changes."""
+        """A digest that changes with the list, but not with the passing of time."""
         circles = [[edge.key for edge in deadlock.edges] for deadlock in self.deadlocks]
         summary = replace(self.summary, oldest_wait=None)
         matching = len(self.listing.matching), self.listing.total
@@ -428,12 +431,12 @@ class Overview:
 
 
 def _place(lock: Listed) -> tuple[str, str]:
-    """What tells a lock from all others."""
+    """The alias and key of a lock, which identify it."""
     return lock.using, lock.key
 
 
 def _lasting(lock: LockInfo) -> tuple[object, ...]:
-    """What is shown of a lock and stays the same while nothing happens to it; a renewal does."""
+    """The displayed values of a lock that change only with an event; a renewal is such an event."""
     about = lock.using, lock.key, lock.kind, lock.state.value, lock.count, lock.waiting, Row(lock).keeps_waiting
     hot = lock.rate_text, [party.actor for party in lock.recent]
     queued = [message.value for message in lock.queued]

@@ -1,4 +1,4 @@
-"""Makes reports of what processes have written to Redis, and believes nothing of what it finds."""
+"""Parses the reports that processes have written to Redis, and trusts no value in them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from django_rlock.locks.infos import Party
 
 # --- untrusted --------------------------------------------------------------------------------------------------------
 
-# Converts untrusted values from Redis, which anyone with write access may have planted, to their expected types.
+# Converts untrusted values from Redis to their expected types: anyone with write access may have planted them.
 
 MAX_TEXT = 300
 
 
 def plain_text(value: bytes | str) -> str:
-    """A reply as text."""
+    """Decode a reply."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def encodable(text: str) -> str:
-    """JSON can spell half a surrogate pair, which no page can encode."""
+    """The text without lone surrogates, which JSON can contain but a page cannot encode."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
@@ -55,7 +55,7 @@ def list_of(value: Any, at_most: int) -> list[dict[str, Any]]:
 
 
 def document_in(text: str, at_most: int) -> dict[str, Any]:
-    """The JSON object that a text of at most so many characters holds; empty for anything else."""
+    """The JSON object in a text of at most ``at_most`` characters; empty for anything else."""
     try:
         document = json.loads(text) if len(text) <= at_most else None
     except (ValueError, RecursionError):
@@ -65,19 +65,20 @@ def document_in(text: str, at_most: int) -> dict[str, Any]:
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
-# Parses the reports that processes have written, and trusts no value in them.
+# Reports and their entries.
 
 MAX_JSON = 16_384
 MAX_RATE = 1e6
 MAX_AGE = 5.0
-"""For how long a report counts whose process has written nothing since, in seconds: it may have expired."""
+"""How long a parsed report is reused while its process writes nothing, in seconds: the report may have expired
+since."""
 _SETTLED = 1.0
 """A reading taken within this many seconds of a heartbeat may miss a part of the report: a cluster may execute the
 parts of a report in another order, and the clocks of processes differ."""
 MAX_KEPT = 12_000
-"""Fields of reports that a process keeps between two readings, some 1.5 kB each."""
+"""The number of reports' fields that a process keeps between readings, about 1.5 kB each."""
 _NO_LOCKS = {"latch", "permit", "semaphore"}
-"""Kinds that no one holds as a lock is held."""
+"""Kinds that are not held as locks are."""
 _HOLD, _WAIT, _HOT = b"hold ", b"wait ", b"hot "
 
 Fields = Mapping[bytes, bytes]
@@ -87,7 +88,7 @@ Fields = Mapping[bytes, bytes]
 class Entry(NamedTuple):
     """A hold or wait as a report has it; ``since`` is the server's clock, in seconds.
 
-    Lists need the first four of every lock; the rest stays in ``document`` until it is asked for.
+    Lists need the first four values of every lock; the rest is read from ``document`` on access.
     """
 
     key: str
@@ -99,7 +100,7 @@ class Entry(NamedTuple):
 
     @property
     def actor(self) -> str:
-        """The thread or task: it stays the same while the owner's name changes."""
+        """The thread or task; it stays the same when the owner id changes."""
         return _actor(self.document.get("by"), self.client) or actor_of(self.owner)
 
     @property
@@ -126,7 +127,7 @@ class Entry(NamedTuple):
 
 
 class HotEntry(NamedTuple):
-    """A lock that a process takes ``rate`` times a second, and who held it last: time, actor, place and context."""
+    """A lock that a process acquires ``rate`` times a second, and its last holder: time, actor, place and context."""
 
     key: str
     rate: float
@@ -135,7 +136,7 @@ class HotEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one process reported. ``heartbeat`` is when it was last heard of, by the server's clock in seconds."""
+    """The report of one process. ``heartbeat`` is the time of its last heartbeat, by the server's clock in seconds."""
 
     client: str
     heartbeat: float
@@ -150,7 +151,7 @@ class Report:
 
 
 class _Parsed(NamedTuple):
-    """What a report was parsed from, and its holds and waits by the names of their fields."""
+    """The source of a parsed report, and its holds and waits by the names of their fields."""
 
     fields: Fields
     entries: Mapping[bytes, Entry | None]
@@ -159,12 +160,12 @@ class _Parsed(NamedTuple):
 
 
 _known: Owned[dict[tuple[str, str], _Parsed]] = Owned("reports", dict)
-"""The last reading of each report, by place and process: most of it is the same in the next one."""
+"""The last reading of each report, by server and process: most fields are the same in the next reading."""
 
 
 def unchanged_report(client: str, heartbeat: float, place: str, now: float) -> Report | None:
-    """The report as it was read a moment ago, if its process has written nothing since: each writing is a heartbeat.
-    None when it must be read. ``now`` is the server's time."""
+    """The report of the last reading, if its process has written nothing since, which the heartbeat shows: each write
+    is a heartbeat. None if the report must be read. ``now`` is the server's time."""
     known = _known.value.get((place, client))
     if known is None or known.report is None or known.report.heartbeat != heartbeat:
         return None
@@ -199,7 +200,7 @@ def parse_report(client: str, heartbeat: float, fields: Fields, place: str = "",
 
 
 def _read_entries(place: str, client: str, fields: Fields) -> Mapping[bytes, Entry | None]:
-    """The holds and waits of a report; only what has changed since the last time is parsed."""
+    """The holds and waits of a report; only fields that have changed since the last reading are parsed."""
     before = _known.value.get((place, client), _Parsed({}, {}))
     names = [name for name in fields if name.startswith((_HOLD, _WAIT))]
     changed = [name for name in names if fields[name] != before.fields.get(name)]
@@ -265,10 +266,10 @@ def _hot_entry(text: str, client: str) -> HotEntry | None:
 
 
 def _actor(number: Any, client: str) -> str | None:
-    """The thread or task with a number; one that chose its name is in every process what it is called."""
+    """The thread or task with a number; an owner with a chosen name is the same actor in every process."""
     return f"{client}/{number}" if isinstance(number, int) else None
 
 
 def actor_of(owner: str) -> str:
-    """Who an owner is where no report says it: the same for its reading and its writing."""
+    """The actor of an owner that no report names: the same for the owner's read lock and its write lock."""
     return owner.removesuffix(WRITER)

@@ -1,4 +1,4 @@
-"""Messages of Celery tasks that keep others with their keys out of the queue: which there are; freeing their places."""
+"""Messages of Celery tasks that have a place in the queue: finding them, and freeing their places."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.settings import get_settings
 
 _MOST = 5000
-"""How long the text about a place may be."""
+"""The maximum length of a place's description."""
 ASKS, RUNS, UNSENT = "", "-", "?"
-"""What ``change_call`` takes in place of milliseconds."""
+"""The argument of ``change_call`` that only reads."""
 _PATIENCE = 2.0
 """How long freeing a place is retried while Redis is unreachable, in seconds."""
 
@@ -29,8 +29,8 @@ HEADINGS = ["task", "message", "queue", "queued for", "sender", "kept for"]
 def queued_messages(
     using: str, names: Collection[str] | None = None, pattern: str | None = None
 ) -> list[QueuedMessage]:
-    """The messages in the queues of some locks; with None of all locks of the alias whose names match a shell pattern,
-    for which each key of the server is looked at. LockUnavailableError when Redis cannot be asked.
+    """The messages in the queues of some locks; with None, of all locks of the alias whose names match a shell pattern,
+    which reads every key of the server. Raises LockUnavailableError if Redis cannot be read.
     """
     prefix = get_settings(using).key_prefix
     with asking(", ".join(names or [pattern or "*"]), using) as server:
@@ -67,7 +67,7 @@ def _message(using: str, now: float, key: str, value: str, pttl: int) -> QueuedM
 
 
 def with_queued(locks: Iterable[LockInfo], messages: Iterable[QueuedMessage]) -> list[LockInfo]:
-    """Locks with the messages that are queued for them, and after them those that are free and queued for."""
+    """The locks with their queued messages, followed by the free locks for which messages are queued."""
     queued: dict[str, list[QueuedMessage]] = {}
     for message in messages:
         queued.setdefault(message.name, []).append(message)
@@ -76,7 +76,7 @@ def with_queued(locks: Iterable[LockInfo], messages: Iterable[QueuedMessage]) ->
 
 
 def _only_queued(messages: Sequence[QueuedMessage]) -> LockInfo:
-    """A lock that is free, and for which messages are queued."""
+    """A free lock for which messages are queued."""
     first = messages[0]
     return LockInfo(
         name=first.name,
@@ -95,9 +95,9 @@ def _only_queued(messages: Sequence[QueuedMessage]) -> LockInfo:
 
 
 def free_places(messages: Sequence[QueuedMessage]) -> int:
-    """Free the places of messages, each only while that message has it; returns how many had one.
+    """Free the places of messages, each only if that message still has it; returns how many were freed.
 
-    The messages themselves stay where they are. LockUnavailableError when Redis is unreachable.
+    The messages themselves stay in the queue. Raises LockUnavailableError if Redis is unreachable.
     """
     return sum(_free(message) for message in messages)
 
@@ -110,8 +110,9 @@ def _free(message: QueuedMessage) -> bool:
 
 
 def change_call(lock: BaseLock, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
-    """The call that keeps a place for so many milliseconds from now, or leaves it (0), if it has that value; ``ASKS``
-    asks whether its message was replaced. ``starts`` is in how many milliseconds it starts, or ``RUNS`` or ``UNSENT``.
+    """The call that keeps a place for ``ms`` milliseconds from now, or leaves it (0), if the place has that value; with
+    ``ASKS`` it only returns whether the message was replaced. ``starts`` is the number of milliseconds until the
+    message starts, or ``RUNS`` or ``UNSENT``.
     """
     return ScriptCall(
         lock.name, prepare(scripts.TASK_PLACE, keys.place_change_keys(lock.key, key), (ms, starts)), value

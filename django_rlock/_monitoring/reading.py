@@ -36,35 +36,36 @@ from django_rlock.settings import get_aliases, get_settings, is_url, server_alia
 
 # Reads reports and locks from Redis, in few round trips, and trusts no value.
 #
-# Anybody who can write to the Redis may have planted a value: of another type, huge, not UTF-8, not JSON. Such a
-# value is left out; it never breaks a page. Replies are read as bytes even where the alias decodes them, because a
-# value that cannot be decoded would leave the rest of its reply in the connection.
+# Anyone with write access may have planted a value: of another type, huge, not UTF-8, not JSON. Such a value is left
+# out, and never breaks a page. Replies are read as bytes even if the alias decodes them, because a value that cannot be
+# decoded would leave the rest of the reply in the connection.
 
 MAX_PROCESSES = 2000
 MAX_FIELDS = 4000
 MAX_PARTIES = 100
-"""Holders and waiters of one lock that are read; ``State.waiting`` still counts all."""
+"""The number of holders and waiters of a lock that are read; ``State.waiting`` counts all waiters."""
 MAX_HISTORIES = 500
 MAX_PLACES = 10_000
-"""Places in the queue that are read together."""
+"""The number of places in the queue that are read in one round trip."""
 BATCH = 500
-"""Locks that are read in one round trip."""
+"""The number of locks that are read in one round trip."""
 SCAN_COUNT = 2000
 SCAN_CALLS = 5000
-"""A scan ends after ten million keys, found or not."""
+"""The number of keys after which a scan ends."""
 MOST_AHEAD = 1.0
-"""How far a living process's last heartbeat may be ahead of the server's clock, in seconds: each reads it now and
-then."""
+"""How far the last heartbeat of a living process may be ahead of the server's clock, in seconds: processes read that
+clock only now and then."""
 _NAMED = re.compile(r"[^/]{36}/\d+/(.*)", re.DOTALL)
 _OWNER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:.+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A lock as it is: owner → holds, the PTTL in ms, and the first of its queues, ours and Redisson's fair lock's.
+    """The current state of a lock: owner → count, the PTTL in ms, and the first waiters of its queues, ours and that of
+    Redisson's fair lock.
 
-    ``queues`` is how many of the two queues there are, ``has_places`` whether messages of tasks have places. Of a
-    RedLock ``nodes`` maps each node to the owner there, "" where it is free, None where it is unreachable.
+    ``queues`` is the number of queues that exist, ``has_places`` whether messages of tasks have places. For a RedLock,
+    ``nodes`` maps each node to the owner there, "" if the lock is free there, None if the node is unreachable.
     """
 
     holds: Mapping[str, int]
@@ -77,12 +78,12 @@ class State:
 
     @property
     def present(self) -> int:
-        """How many of its keys ``count_present`` finds."""
+        """The number of the lock's keys that ``count_present`` should find."""
         return sum(map(bool, self.nodes.values())) if self.nodes else 1 + self.queues + self.has_places
 
     @property
     def has_lock_owners(self) -> bool:
-        """Whether all owners look like one: what distinguishes a lock from other hashes where keys have no prefix."""
+        """Whether all fields are owner ids, which distinguishes a lock from other hashes if keys have no prefix."""
         return all(_OWNER.fullmatch(owner) for owner in self.holds)
 
 
@@ -98,7 +99,7 @@ class RecentText(NamedTuple):
 
 def read_all_reports(client: redis.Redis, place: str, is_refresh: bool = False) -> tuple[float, list[Report]]:
     """The server's time, in seconds, and the report of every process; for ``place`` see ``parse_report``. A refresh
-    does not read the reports again that have not changed since they were read a moment ago."""
+    does not read reports again that have not changed since the last reading."""
     time, heartbeats = _pipeline(client, [("TIME",), ("ZREVRANGE", PROCESSES, 0, MAX_PROCESSES - 1, "WITHSCORES")])
     now = _seconds(time)
     scores = {plain_text(member): number_of(score) or 0.0 for member, score in _pairs(heartbeats or [])}
@@ -108,19 +109,20 @@ def read_all_reports(client: redis.Redis, place: str, is_refresh: bool = False) 
     hashes = _pipeline(client, [_read_hash(report_key(process), MAX_FIELDS) for process in asked])
     found = {process: _fields(reply) for process, reply in zip(asked, hashes, strict=True)}
     if ended := [process for process, fields in found.items() if not fields]:
-        # Its report outlived it and then expired. If it comes back just now, its next heartbeat adds it again.
+        # The report outlived its process and then expired. If the process returns now, its next heartbeat adds it
+        # again.
         _pipeline(client, [("ZREM", PROCESSES, *ended)])
     read = {p: parse_report(p, scores[p], fields, place, now) for p, fields in found.items() if fields}
     return now, [report for process in scores if (report := kept.get(process) or read.get(process))]
 
 
 def _bring_back(client: redis.Redis, heartbeats: Mapping[str, float], now: float) -> None:
-    """Bring heartbeats back to ``now`` on the server that are ahead of its clock, which was set back since. From then
-    on they age: a process that lives heartbeats again, a dead one is silent after a while.
+    """Set heartbeats that are ahead of the server's clock to ``now``: the clock has been set back. From then on they
+    age. A living process sends another heartbeat; a dead process becomes silent.
     """
     if ahead := [process for process, heartbeat in heartbeats.items() if heartbeat > now + MOST_AHEAD]:
         scores = [part for process in ahead for part in (repr(now), process)]
-        with suppress(redis.ResponseError):  # a user who may only read, or a full server
+        with suppress(redis.ResponseError):  # the user may only read, or the server is full
             _pipeline(client, [("ZADD", PROCESSES, "XX", "LT", *scores)])
 
 
@@ -130,8 +132,7 @@ def _unchanged_reports(heartbeats: Mapping[str, float], place: str, now: float) 
 
 
 def read_reports(client: redis.Redis, processes: Collection[str]) -> tuple[float, list[Report]]:
-    """The server's time, in seconds, and the reports of some processes by their client ids; one round
-    trip."""
+    """The server's time in seconds, and the reports of the processes with these client ids, in one round trip."""
     commands: list[tuple[Any, ...]] = [("TIME",)]
     for process in processes:
         commands += [("ZSCORE", PROCESSES, process), _read_hash(report_key(process), MAX_FIELDS)]
@@ -143,7 +144,7 @@ def read_reports(client: redis.Redis, processes: Collection[str]) -> tuple[float
 
 
 def read_histories(client: redis.Redis) -> tuple[float, dict[str, str]]:
-    """The server's time, in seconds, and the text of each process's history, by client id; those written last."""
+    """The server's time in seconds, and the text of each process's history by client id; only the latest histories."""
     time, members = _pipeline(client, [("TIME",), ("ZREVRANGE", HISTORIES, 0, MAX_HISTORIES - 1)])
     processes = [plain_text(member) for member in members or ()]
     texts = _pipeline(client, [("GET", history_key(process)) for process in processes])
@@ -182,7 +183,7 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
 
 
 def _count_waiters(client: redis.Redis, states: Mapping[str, State]) -> dict[str, State]:
-    """The same states, with the whole lengths of their queues."""
+    """The same states, with the full lengths of their queues."""
     commands = [command for key in states for command in (("ZCARD", queue_key(key)), ("LLEN", redisson_queue_key(key)))]
     lengths = iter(_pipeline(client, commands) if commands else ())
     return {
@@ -192,7 +193,8 @@ def _count_waiters(client: redis.Redis, states: Mapping[str, State]) -> dict[str
 
 
 def count_present(client: redis.Redis, keys: Iterable[str]) -> int:
-    """How many there are of these locks, their queues and sets of places; one command, in a cluster one for each."""
+    """The number of keys that exist among these locks, their queues and sets of places; one command, or in a cluster
+    one command for each key."""
     locks = [(key, queue_key(key), redisson_queue_key(key), places_key(key)) for key in keys]
     if not isinstance(client, ClusterClient):
         with suppress(ClusterCrossSlotError):  # a cluster behind one address
@@ -201,14 +203,14 @@ def count_present(client: redis.Redis, keys: Iterable[str]) -> int:
 
 
 def read_number(client: redis.Redis, key: str) -> int | None:
-    """The number at a key: the permits of a semaphore, or the count of a latch."""
+    """The number under a key: the permits of a semaphore, or the count of a latch."""
     (reply,) = _pipeline(client, [("GET", key)])
     number = None if reply is None else number_of(plain_text(reply))
     return None if number is None else int(number)
 
 
 def read_places(client: redis.Redis, sets: Collection[str]) -> tuple[float, list[tuple[str, str, int]]]:
-    """The server's time, in seconds, and the places in the queue that sorted sets name: key, value, and PTTL in ms."""
+    """The server's time in seconds, and the places in the queue that sorted sets name: key, value, and PTTL in ms."""
     time, *members = _pipeline(client, [("TIME",), *(("ZRANGE", each, 0, MAX_PLACES - 1) for each in sets)])
     places = sorted({plain_text(key) for found in members for key in found or ()})[:MAX_PLACES]
     replies = (
@@ -219,8 +221,8 @@ def read_places(client: redis.Redis, sets: Collection[str]) -> tuple[float, list
 
 
 def scan_keys(client: Any, prefix: str, kind: str = "hash") -> Iterator[str]:
-    """The hashes, or the keys of another ``kind``, that begin with ``prefix``; may name one twice. Looks at all keys of
-    the server, or of all primaries of a cluster, in steps."""
+    """The hashes (or keys of another ``kind``) whose names begin with ``prefix``; a key may come twice. Reads all keys
+    of the server, or of all primaries of a cluster, in steps."""
     pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
     for server in client.primaries() if isinstance(client, ClusterClient) else [client]:
         yield from _scan(server, pattern, kind)
@@ -237,7 +239,7 @@ def _scan(server: Any, pattern: str, kind: str) -> Iterator[str]:
 
 
 def _pipeline(client: redis.Redis, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Run commands in one round trip. Where a key has another type than a command's, its reply is None."""
+    """Run commands in one round trip. The reply is None if a key has the wrong type for its command."""
     pipe: Any = client.pipeline(transaction=False)
     for command in commands:
         pipe.execute_command(*command, NEVER_DECODE=True)
@@ -254,7 +256,7 @@ def _reply(reply: Any) -> Any:
 
 
 def _read_hash(key: str, limit: int) -> tuple[Any, ...]:
-    # Unlike HGETALL it ends after about ``limit`` fields, and one call reads any hash that has fewer.
+    # Unlike HGETALL, HSCAN ends after about ``limit`` fields; one call reads a smaller hash entirely.
     return "HSCAN", key, 0, "COUNT", limit
 
 
@@ -277,7 +279,7 @@ def _holds(reply: Any) -> dict[str, int]:
 
 
 def _pairs(reply: list[Any]) -> Iterable[tuple[Any, Any]]:
-    """Members and scores: RESP3 pairs them, RESP2 has one flat list."""
+    """Members and scores: RESP3 returns pairs, RESP2 a flat list."""
     return reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
 
 
@@ -286,7 +288,7 @@ def _seconds(time: tuple[int, int]) -> float:
 
 
 def _waiting(member: bytes | str) -> str:
-    """The owner that a member of a queue stands for: a name that the caller chose follows its client and a number."""
+    """The owner of a member of a queue. A name that the caller chose follows the client id and a number."""
     owner = plain_text(member)
     named = _NAMED.fullmatch(owner)
     return named[1] if named else owner
@@ -294,7 +296,7 @@ def _waiting(member: bytes | str) -> str:
 
 # --- sources ----------------------------------------------------------------------------------------------------------
 
-# Where locks and reports are read: the one server of an alias, or its nodes, of which a quorum must answer.
+# Reads locks and reports from the server of an alias, or from its nodes, of which a quorum must reply.
 
 T = TypeVar("T")
 
@@ -311,9 +313,9 @@ def _cache(entry: str) -> Mapping[str, Any]:
 
 
 class Server:
-    """An alias with one server. Raises what redis-py does.
+    """An alias with one server. Raises redis-py's errors.
 
-    A thread of its own asks: a caller that is interrupted would leave the mutexes of redis-py locked.
+    A separate thread runs the commands: an interrupted caller would leave the mutexes of redis-py locked.
     """
 
     def __init__(self, using: str) -> None:
@@ -339,7 +341,7 @@ class Server:
         return self._ask(lambda client: read_states(client, keys))
 
     def count_present(self, keys: Collection[str]) -> int:
-        """How many there are of these locks and their queues; of NODES, on all together."""
+        """The number of keys that exist among these locks and their queues; with NODES, the sum over all nodes."""
         return self._ask(lambda client: count_present(client, keys))
 
     def read_number(self, key: str) -> int | None:
@@ -349,7 +351,7 @@ class Server:
         return self._ask(lambda client: set(scan_keys(client, prefix)))
 
     def read_places(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:
-        """The places in the queues of some locks, or of all (None), which looks at every key of the server."""
+        """The places in the queues of some locks, or of all locks (None), which reads every key of the server."""
 
         def read(client: redis.Redis) -> tuple[float, list[tuple[str, str, int]]]:
             found = scan_keys(client, "rlock_places:", "zset") if keys is None else map(places_key, keys)
@@ -359,7 +361,8 @@ class Server:
 
 
 class Nodes(Server):
-    """An alias with NODES. A node that fails is not asked again; QuorumNotReachedError when too few are left."""
+    """An alias with NODES. A node that fails is not asked again; raises QuorumNotReachedError if too few nodes
+    remain."""
 
     def __init__(self, using: str, name: str) -> None:
         known = node_set(using)
@@ -426,7 +429,7 @@ class Nodes(Server):
         return set().union(*self._ask_each(lambda client: set(scan_keys(client, prefix))).values())
 
     def _merge(self, by_node: Mapping[str, State | None]) -> State:
-        """The lock as the nodes have it together: of whom most of them have, until a quorum no longer has it."""
+        """The state that the nodes have together: the owner on most nodes, until a quorum no longer has that owner."""
         states = [state for state in by_node.values() if state is not None]
         votes = Counter(owner for state in states for owner in state.holds)
         most = max(votes.values())
@@ -442,7 +445,7 @@ class Nodes(Server):
 
 @contextmanager
 def asking(name: str, using: str) -> Iterator[Server]:
-    """What to ask about the locks of an alias. Its errors become LockUnavailableError, which calls them ``name``."""
+    """The server or nodes of an alias, for reading. Errors in the block become LockUnavailableError for ``name``."""
     try:
         yield Server(using) if get_settings(using).nodes is None else Nodes(using, name)
     except LockUnavailableError:
@@ -453,7 +456,7 @@ def asking(name: str, using: str) -> Iterator[Server]:
 
 
 def _merge_reports(answers: Iterable[tuple[float, list[Report]]]) -> tuple[float, list[Report]]:
-    """All nodes get the same; one that was down meanwhile lacks some."""
+    """All nodes get the same reports, but a node that was down may lack some of them."""
     now, reports = 0.0, dict[str, Report]()
     for time, found in answers:
         now = now or time
@@ -467,9 +470,9 @@ def _owner(state: State | None) -> str:
 
 
 def listed_aliases(first: str | None = None) -> list[str]:
-    """The aliases, without duplicates that show the same locks (server or nodes, prefix) as another, or as ``first``.
+    """The aliases, without those that show the same locks (server or nodes, prefix) as another alias or as ``first``.
 
-    One with a bad entry is among them: reading its locks raises ImproperlyConfigured.
+    Aliases with an invalid entry are included: reading their locks raises ImproperlyConfigured.
     """
     aliases = get_aliases() if first is None else [first, *get_aliases()]
     return sorted({_locks_place(alias): alias for alias in reversed(aliases)}.values())

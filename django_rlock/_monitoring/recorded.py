@@ -1,4 +1,4 @@
-"""What a process reports beside its holds: itself, its history, and locks that it takes many times a second."""
+"""The parts of a process's report besides holds: its description, its history, and its hot locks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from django_rlock.version import __version__
 
 # --- about ------------------------------------------------------------------------------------------------------------
 
-# What reports tell of this process, and of the work for which it takes a lock.
+# The description of this process, and of the work for which it acquires a lock.
 
 MAX_TEXT = 256
 """The maximum length of one value of a hold's context; the rest is cut off."""
@@ -47,7 +47,8 @@ _ROLES = {
 
 
 def described_context(using: str, context: Mapping[str, str] | None) -> dict[str, str] | None:
-    """What a report of an alias says of the work for which a lock is taken; None where it says nothing."""
+    """The description of the work for which a lock is acquired, for a report of an alias; None if the report omits
+    it."""
     if not context or not get_settings(using).record_context:
         return None
     return {key: str(context[key])[:MAX_TEXT] for key in _CONTEXT_KEYS if key in context}
@@ -86,22 +87,23 @@ on_fork("reports", _note_start)
 
 # --- hot --------------------------------------------------------------------------------------------------------------
 
-# Locks that this process takes many times a second: too short for the report's holds, so their rate is reported.
+# Locks that this process acquires many times a second. Their holds are too short for a report, so their rate is
+# reported.
 
 LEAST_RATE = 1.0
-"""How often a process takes a lock at least for it to be hot, per second."""
+"""The number of acquisitions per second from which a lock is hot."""
 MAX_HOT = 10
-"""How many hot locks a process reports; the hottest."""
+"""The number of hot locks that a process reports: those with the highest rates."""
 MAX_NAMED = 3
-"""How many of its last holders, that are different threads or tasks, are named."""
+"""The number of last holders to report, each a different thread or task."""
 _FEW = 10
-"""Of more locks that were taken together, none is counted."""
+"""Groups with more locks than this are not counted."""
 
 Held = Hold | BatchHold
 
 
 class HotLock:
-    """A lock and its rate per second; ``recent`` are holds of different owners, the last one first."""
+    """A lock and its rate per second; ``recent`` lists holds of different owners, the latest first."""
 
     def __init__(self, using: str, name: str, rate: float, recent: Iterable[Held]) -> None:
         self.using = using
@@ -112,7 +114,7 @@ class HotLock:
         self._pair = "", ""
 
     def field(self, clock: float) -> tuple[str, str]:
-        """Its field of the report, and the JSON there, which is the same object while ``clock`` is the same."""
+        """The report's field for the lock, and its JSON, which is the same object while ``clock`` is the same."""
         if clock != self._clock:
             self._clock, self._pair = clock, self._made(clock)
         return self._pair
@@ -135,7 +137,7 @@ class HotLock:
 def hot_locks(recent: Sequence[Held], since: float, now: float) -> list[HotLock]:
     """The hot locks between two monotonic times, from the last MAX_RECENT holds since then."""
     if len(recent) == MAX_RECENT:
-        since = max(since, recent[0].since)  # there were more before
+        since = max(since, recent[0].since)  # the deque has dropped earlier holds
     by_name: dict[tuple[str, str], list[Held]] = defaultdict(list)
     for held in recent:
         for using, name in names_of(held):
@@ -166,7 +168,7 @@ def _last_of_each(holds: list[Held]) -> list[Held]:
 
 # --- history ----------------------------------------------------------------------------------------------------------
 
-# The history of this process, for the admin: its last hour by template, locks that it lost or freed by force.
+# The history of this process, for the admin: its last hour by template, and the locks that it lost or force-released.
 #
 # It is one text on each server, written every five seconds while something happens, and soon after a loss. It outlives
 # its process. Its content comes from ``locks.tallies``, and its size is limited.
@@ -178,7 +180,7 @@ logger = logging.getLogger("django_rlock.reports")
 HISTORIES = "rlock_histories"
 """Sorted set of the processes that have a history: client id → server time when it was written, in seconds."""
 SLOT = 300.0
-"""The last hour is counted in slots of so many seconds."""
+"""The length of a slot of the last hour, in seconds."""
 SLOTS = 12
 LOOK_EVERY = 5.0
 WRITE_EVERY = 5.0
@@ -196,7 +198,7 @@ def history_key(client: str) -> str:
 
 @dataclass(slots=True)
 class Slot:
-    """What happened to the locks of a group in one slot; ``start`` is in monotonic seconds."""
+    """The counts of a group of locks in one slot; ``start`` is in monotonic seconds."""
 
     start: float
     acquired: int = 0
@@ -212,7 +214,7 @@ class Hour:
         self._slots: deque[Slot] = deque(maxlen=SLOTS)
 
     def take(self, tally: LockStatistics, now: float) -> bool:
-        """Take what was counted since the last time; returns whether that was anything."""
+        """Take the counts since the last call; returns whether there were any."""
         acquired, gave_up = tally.acquired.take(), tally.gave_up.take()
         if not (acquired or gave_up or tally.waits):
             return False
@@ -279,7 +281,7 @@ class Recorder:
         self._write_from = math.inf
 
     def round(self, now: float) -> float:
-        """Look and write if that is due; returns when to call this again."""
+        """Collect and write what is due; returns when to call this again."""
         if self.urgent:
             self.urgent = False
             self._plan_to_write(max(now, self._sent_at + _EVENT_PAUSE))
@@ -295,7 +297,7 @@ class Recorder:
         return self.noted or self._again or bool(self.hot)
 
     def leave(self, now: float) -> None:
-        """Write what has not been written, at the process's end."""
+        """Write the rest at the end of the process."""
         self._look(now)
         if self._unsent or self.urgent:
             self._write(now)
@@ -309,7 +311,7 @@ class Recorder:
         self.noted = False
         has_news = self._take(now)
         window = now - self._looked_at
-        is_short = _LEAST_WINDOW <= window <= 2 * LOOK_EVERY  # else it has just begun, or slept meanwhile
+        is_short = _LEAST_WINDOW <= window <= 2 * LOOK_EVERY  # otherwise the thread is new, or slept
         recent = _drained(STATISTICS.recent)
         self.hot = hot_locks(recent, self._looked_at, now) if is_short else []
         self._looked_at, self._look_due = now, now + LOOK_EVERY
@@ -378,7 +380,7 @@ def server_clock(server: Commands, key: str) -> float:
 
 
 def _drained(new: deque[T]) -> list[T]:
-    """Take out what a deque has; other threads only add to it."""
+    """Empty a deque, to which other threads only add, and return its items."""
     return [new.popleft() for _ in range(len(new))]
 
 

@@ -1,4 +1,4 @@
-"""Process reports: what this process holds and waits for, written to Redis outside the acquire path.
+"""Process reports: the holds and waits of this process, written to Redis outside the acquire path.
 
 A background thread writes them: one hash for each process, with a field for each hold or wait that is older than half a
 second. It writes differences, in one pipeline, at most once a second. The admin and the commands read the reports
@@ -38,11 +38,11 @@ logger = logging.getLogger("django_rlock.reports")
 PROCESSES = "rlock_processes"
 """Sorted set of the processes that have a report: client id → server time of the last heartbeat, in seconds."""
 HEARTBEAT = 5.0
-"""How often a process reports that it is alive while it has anything to report, in seconds."""
+"""The interval of heartbeats while a process has anything to report, in seconds."""
 MIN_AGE = 0.5
 """Holds and waits that end sooner than this are never written, in seconds."""
 MAX_ENTRIES = 1000
-"""How many holds and waits a process's report names; it names the oldest."""
+"""The largest number of holds and waits in a report; the oldest are reported."""
 _WRITE_PAUSE = 1.0
 _RETRY_PAUSE = 10.0
 _SHORTEST_TTL = 60.0
@@ -57,10 +57,10 @@ def report_key(client: str) -> str:
 
 
 class Publisher:
-    """The report of this process on one server: what the server has, and what it should have.
+    """The report of this process on one server: the entries that the server has, and those that it should have.
 
-    It names the oldest MAX_ENTRIES holds and waits. Those younger than MIN_AGE wait in ``_young``, those for which
-    there is no room in ``_rest``; both are only checked as far as room becomes free.
+    The report contains the oldest MAX_ENTRIES holds and waits. Items younger than MIN_AGE are in ``_young``, items that
+    exceed the maximum in ``_rest``; both are only checked when the report has room.
     """
 
     def __init__(self, using: str) -> None:
@@ -81,7 +81,7 @@ class Publisher:
 
     @property
     def shows_stacks(self) -> bool:
-        """Whether it names a hold of which this process tells the stack."""
+        """Whether the report contains a hold whose stack this process shows."""
         return any(map(shows_stack, self._shown))
 
     def add(self, item: Item) -> None:
@@ -102,7 +102,7 @@ class Publisher:
             else:
                 self.remove()
         except ImproperlyConfigured:
-            # A test has removed its alias; outside of tests settings do not change.
+            # A test has removed the alias; outside tests the settings do not change.
             self.sent, self.certain = {}, True
             return math.inf
         except SERVER_ERRORS as error:
@@ -120,14 +120,14 @@ class Publisher:
         self.certain = True
 
     def take_back(self) -> None:
-        """The same at the process's end; errors are ignored."""
+        """Delete the report at the end of the process; errors are ignored."""
         if self._may_be_there:
             with contextlib.suppress(*SERVER_ERRORS):
                 self.remove()
 
     @property
     def _may_be_there(self) -> bool:
-        """Whether the server may have a report, even from a write whose reply was lost."""
+        """Whether the server may have a report, perhaps by a write whose reply was lost."""
         return bool(self.sent) or not self.certain
 
     # --- its entries -------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Publisher:
         return commands
 
     def _ttl_commands(self, now: float) -> list[Command]:
-        # It is refreshed after a third at the latest, so the report of a process that died outlives the leases in it.
+        # The TTL is refreshed after a third at the latest, so the report of a dead process outlives the leases in it.
         longest = max((item.lease for item in self._shown if isinstance(item, Hold)), default=0.0)
         ttl = min(max(_SHORTEST_TTL, 2 * longest), LONGEST)
         if ttl <= self.ttl and now < self.ttl_due:
@@ -201,7 +201,7 @@ class Publisher:
 
 
 class _Text:
-    """An item's field of the report, made again only when the item has changed."""
+    """An item's field of the report, recomputed only when the item has changed."""
 
     __slots__ = ("_made_of", "_pair")
 
@@ -232,16 +232,16 @@ class Reporter:
         self.wakes_at = math.inf
 
     def tell(self, item: Item) -> None:
-        """Report a hold or a wait that a background thread has seen."""
+        """Report a hold or a wait that a background thread has found."""
         self.inbox.append(item)
         self.recorder.noted = True
         if item.since + MIN_AGE < self.wakes_at:
             self._wake()
 
     def counted(self, is_event: bool) -> None:
-        """Look at what was counted, in a while, or soon if it is a loss or a forced release."""
+        """Schedule the collection of counts: soon after a loss or a forced release, otherwise later."""
         recorder = self.recorder
-        is_planned = self.wakes_at < math.inf  # not if an earlier call was interrupted before it woke the thread
+        is_planned = self.wakes_at < math.inf  # False if an earlier call was interrupted before it woke the thread
         if not is_planned or not recorder.noted or (is_event and not recorder.urgent):
             recorder.noted = True
             recorder.urgent = recorder.urgent or is_event
@@ -260,8 +260,8 @@ class Reporter:
         self._event.ring()
 
     def leave(self, within: float) -> None:
-        """At a clean exit, write the history, and delete the reports if nothing is held. Otherwise they stay, and stop
-        being refreshed."""
+        """At a clean exit, write the history, and delete the reports if the process holds nothing. Otherwise the
+        reports stay until they expire."""
         if self._began:
             self._leaving = done = threads.AutoResetEvent()
             self._event.ring()
@@ -269,14 +269,14 @@ class Reporter:
 
     def _run(self) -> None:
         if not self._seat.quiet():
-            return  # another thread has the seat
+            return  # another thread already runs
         self._runs = True
         while not self._stopped:
             self._event.quiet()
             self.wakes_at = monotonic() + MIN_AGE
             try:
                 due = self.round(monotonic())
-            except BaseException as error:  # noqa: BLE001 - reports would stop for good
+            except BaseException as error:  # noqa: BLE001 - otherwise reports would stop
                 log(logger, logging.ERROR, "The process report failed; it is retried: %s", repr(error))
                 due = monotonic() + _RETRY_PAUSE
             self.wakes_at = due

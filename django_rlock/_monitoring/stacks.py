@@ -1,4 +1,4 @@
-"""In which calls the holder of a lock is: the question, and the answer of its process."""
+"""The call stack of a lock's holder: the request, and the reply of the holder's process."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from django_rlock.settings import get_settings, server_aliases
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
 
-# The stack of a holder in this process, for an operator who asks where it hangs.
+# The stack of a holder in this process, for an operator who wants to know where it hangs.
 #
-# A process that has reported a hold listens on a channel of its own. It writes the answer to a key that lasts for
-# half a minute: file, line and function of each call, but no values and no source.
+# A process that has reported a hold subscribes to its own channel. It writes the reply to a key that expires after half
+# a minute: file, line and function of each call, but no values and no source.
 
 logger = logging.getLogger("django_rlock.reports")
 
 KEEP = 30.0
-"""How long an answer is kept, in seconds."""
+"""How long a reply is kept, in seconds."""
 MAX_CALLS = 200
-"""The innermost calls of a stack that are told."""
+"""The largest number of calls in a reply: the innermost ones."""
 _MOST_ASKED = 10
 
 
 def stack_channel(client: str) -> str:
-    """Where a process is asked. It begins as the wake-up channels do, so that it needs no further right to subscribe.
-    Payload: a list of the lock's key, the owner there, and the ``request``."""
+    """The channel for requests to a process. It has the prefix of the wake-up channels, so the process needs no
+    additional right to subscribe. The payload is a list of the lock's key, its owner, and the ``request``."""
     return f"rlock_wake:stack:{client}"
 
 
 def stack_key(request: str) -> str:
-    """The key of the answer, a string: a list of its lines."""
+    """The key of the reply, a string: a JSON list of lines."""
     return f"rlock_stack:{request}"
 
 
 class Stacks:
-    """What this process was asked, and has not answered yet; ``ring`` wakes the thread that answers."""
+    """The requests to this process without a reply yet; ``ring`` wakes the thread that replies."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
         self._ring = ring
@@ -60,7 +60,7 @@ class Stacks:
         self.heard: dict[str, ListenerWaiter] = {}
 
     def listen(self, using: str) -> None:
-        """Heed what is asked through the server of an alias."""
+        """Subscribe to requests on the server of an alias."""
         self.heard[using] = listener(using).call_at(stack_channel(client_id()), partial(self._hear, using))
 
     def _hear(self, using: str, message: str) -> None:
@@ -69,7 +69,7 @@ class Stacks:
             self._ring()
 
     def answer(self) -> None:
-        """Answer all that was asked."""
+        """Reply to all requests."""
         while self._asked:
             using, message = self._asked.popleft()
             with suppress(ValueError, TypeError, RecursionError):  # forged
@@ -79,7 +79,7 @@ class Stacks:
 
 
 def shows_stack(hold: object) -> bool:
-    """Whether this process tells the stack of a hold's owner."""
+    """Whether this process shows the stack of a hold's owner."""
     return isinstance(hold, Hold) and get_settings(hold.lock.using).show_stacks
 
 
@@ -90,8 +90,8 @@ def _hold(key: str, owner: str) -> Hold | None:
 
 def _lines(hold: Hold) -> list[str]:
     if hold.owner.is_named:
-        return [f"{hold.owner_id!r} is a name, which belongs to no thread or task."]
-    return stack_of(hold.owner)[-MAX_CALLS:] or [f"{hold.place!r} has ended, or is not known."]
+        return [f"{hold.owner_id!r} is a name that does not belong to a thread or task."]
+    return stack_of(hold.owner)[-MAX_CALLS:] or [f"{hold.place!r} has ended, or is unknown."]
 
 
 def _write(using: str, key: str, lines: list[str]) -> None:
@@ -103,19 +103,20 @@ def _write(using: str, key: str, lines: list[str]) -> None:
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
 
-# Asks the process that holds a lock where it is.
+# Requests the stack from the process that holds a lock.
 
 ANSWER_WITHIN = 3.0
-"""How long a process has to answer, in seconds."""
+"""The time for a process to reply, in seconds."""
 _PAUSE = 0.05
 MAX_LINES = 250
 
 
 def holder_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
-    """The calls of the thread or task that holds a lock, the innermost last: file, line and function of each.
+    """The call stack of the thread or task that holds a lock, the innermost call last: file, line and function of each
+    call.
 
-    None when its process does not answer within ANSWER_WITHIN seconds: it is paused or cut off, has SHOW_STACKS off, or
-    is a Java client. LockUnavailableError when Redis is unreachable.
+    None if its process does not reply within ANSWER_WITHIN seconds: it is paused or disconnected, its SHOW_STACKS
+    setting is off, or it is a Java client. Raises LockUnavailableError if Redis is unreachable.
     """
     return threads.elsewhere(_ask, lock, holder)
 

@@ -1,4 +1,4 @@
-"""The locks of some aliases at one moment, who waits for whom, and what was read just before."""
+"""The locks of some aliases at one moment: the wait-for graph, a cache of recent readings, and the survey itself."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ from django_rlock.settings import get_settings
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
-# The graph of owners that wait for other owners, and the circles in it: deadlocks.
+# The graph of owners that wait for other owners; its circles are deadlocks.
 
 Listed = TypeVar("Listed", LockInfo, Reported | LockInfo)
 Name = tuple[str, str]
 """Alias and name of a lock."""
 MAX_SUSPECTS = 8
-"""How many suspected locks a page reads again to find deadlocks: twice, with four commands each."""
+"""The number of suspected locks that a page reads again to confirm deadlocks: twice, with four commands each."""
 _SOMEONE = ""
-"""Stands for holders that no report names: they may wait for any lock."""
+"""Stands for holders that no report names; they may wait for any lock."""
 
 
 def edges(locks: Iterable[LockInfo]) -> list[Edge]:
-    """Who waits for whom. A waiter that is not the first in the queue also waits for the lock's holders."""
+    """The edges of the wait-for graph. A waiter that is not the first in the queue also waits for the lock's
+    holders."""
     return [
         Edge(waiter=waiter, holder=holder, using=lock.using, name=lock.name)
         for lock in locks
@@ -69,7 +70,7 @@ def find_deadlocks(
 
 
 def mark(locks: Iterable[Listed], deadlocks: Iterable[Deadlock]) -> list[Listed | LockInfo]:
-    """Return the same locks; those in a deadlock say so and refer to it."""
+    """Return the same locks, with the deadlock of each lock that is part of one."""
     circle_of = {name: deadlock for deadlock in deadlocks for name in deadlock.locks}
     if not circle_of:
         return list(locks)
@@ -78,7 +79,7 @@ def mark(locks: Iterable[Listed], deadlocks: Iterable[Deadlock]) -> list[Listed 
 
 
 def circles(links: Iterable[Edge]) -> list[Deadlock]:
-    """The circles that owners form; at most one for each owner."""
+    """The circles in the graph; an owner is part of at most one of them."""
     by_waiter: dict[str, dict[str, Edge]] = defaultdict(dict)
     for edge in links:
         by_waiter[edge.waiter.actor][edge.holder.actor] = edge
@@ -94,7 +95,8 @@ def circles(links: Iterable[Edge]) -> list[Deadlock]:
 
 
 def _circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """Owners, each of which waits for the next; the last is the first again. [] when there is no circle."""
+    """A list of owners, each of which waits for the next, and the last for the first; [] if no owners wait for each
+    other in a circle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -104,7 +106,8 @@ def _circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def _suspects(locks: Sequence[Reported]) -> list[Name]:
-    """The locks that may be in a deadlock; first those whose waiters and holders both may be part of a circle."""
+    """The locks that may be part of a deadlock, beginning with those whose waiters and holders may both be part of a
+    circle."""
     wanted = [lock for lock in locks if lock.waits]
     graph: dict[str, set[str]] = defaultdict(set)
     for lock in wanted:
@@ -150,20 +153,20 @@ def _links(circle: Deadlock) -> frozenset[tuple[str, str, str, str]]:
 
 # --- recent -----------------------------------------------------------------------------------------------------------
 
-# A cache of locks that this process has just read: open pages, which refresh themselves, share readings until a
-# change is reported.
+# A cache of the locks that this process has just read: open pages refresh themselves, and share readings until a change
+# is reported.
 
 MAX_AGE = 5.0
-"""For how long the reading of a lock counts, in seconds; shorter where leases are: see ``_lasts``."""
+"""How long the reading of a lock is reused, in seconds; less for short leases, see ``_lasts``."""
 MAX_KEPT = 5000
-"""Locks that are kept."""
+"""The largest number of locks in the cache."""
 
 ReportsByKey = Mapping[str, object]
-"""What reports say of locks, by key; None for a lock that changes too fast to be kept."""
+"""The reported values of locks, by key; None for a lock that changes too fast to be cached."""
 
 
 class _Seen(NamedTuple):
-    """A lock as it was at a time of this process's clock, and what reports said of it."""
+    """The state of a lock at a time of this process's clock, and its reported values."""
 
     state: State
     reported: object
@@ -171,11 +174,11 @@ class _Seen(NamedTuple):
 
 
 _seen: Owned[dict[tuple[str, str], _Seen]] = Owned("reports", dict)
-"""By alias and key."""
+"""The cache, by alias and key."""
 
 
 def read_states(server: Server, using: str, reported: ReportsByKey, is_refresh: bool = False) -> dict[str, State]:
-    """Those of some locks that are held. A refresh reads only what may have changed."""
+    """The states of the held locks among some locks. A refresh reads only locks that may have changed."""
     kept = _unchanged(server, using, reported) if is_refresh else {}
     asked_at = monotonic()
     found = server.read_states(sorted(reported.keys() - kept.keys()))
@@ -190,9 +193,9 @@ def read_states(server: Server, using: str, reported: ReportsByKey, is_refresh: 
 
 
 def _unchanged(server: Server, using: str, reported: ReportsByKey) -> dict[str, State]:
-    """The locks that were read a moment ago, if reports say the same of them and all are still there with their queues.
+    """The cached locks whose reported values are unchanged, if all of them and their queues still exist.
 
-    The last is asked by one command for all. When it finds fewer or more of them, none counts as unchanged.
+    One command counts the keys of all these locks. If it finds fewer or more keys, no lock counts as unchanged.
     """
     now = monotonic()
     found = {
@@ -208,8 +211,8 @@ def _counts(seen: _Seen, reported: object, now: float) -> bool:
 
 
 def _lasts(state: State) -> float:
-    """For how long a reading counts. Leases are renewed when a third is over: what is shown of the time left must not
-    look as if that had failed."""
+    """How long a reading is reused. Leases are renewed after a third, and the displayed time left must not look as if a
+    renewal had failed."""
     return MAX_AGE if state.pttl == ENDLESS else min(MAX_AGE, state.pttl / 6000)
 
 
@@ -219,15 +222,15 @@ def _aged(state: State, seconds: float) -> State:
 
 # --- survey -----------------------------------------------------------------------------------------------------------
 
-# The locks of some aliases at one moment: what reports say of all of them, and the current state of some.
+# The locks of some aliases at one moment: the reports about all of them, and the current state of some.
 
 Problem = LockUnavailableError | ImproperlyConfigured
-"""Why an alias could not be read."""
+"""The error of an alias that could not be read."""
 
 
 class AliasSurvey:
-    """One alias. LockUnavailableError or ImproperlyConfigured when it cannot be read. For a refresh, see
-    ``read_states``."""
+    """The locks of one alias. Raises LockUnavailableError or ImproperlyConfigured if they cannot be read. For a
+    refresh, see ``read_states``."""
 
     def __init__(self, using: str, name: str, is_refresh: bool = False) -> None:
         self._using = using
@@ -266,7 +269,7 @@ class AliasSurvey:
         return self._with_queued(locks, states)
 
     def read_all(self, pattern: str | None = None, scan: bool = False, with_hot: bool = False) -> list[LockInfo]:
-        """Read all locks that reports name, or with ``scan`` all that the server has; see ``find_locks``."""
+        """Read all locks that reports name, or with ``scan`` all locks on the server; see ``find_locks``."""
         reported = self._builder.keys()
         wanted = self._matching(reported, pattern)
         locks = self.read(wanted)
@@ -291,9 +294,10 @@ class AliasSurvey:
 
 
 class Survey:
-    """Several aliases. ``errors`` has an error for each alias that could not be read; ``name`` is for their texts.
+    """The locks of several aliases. ``errors`` has an error for each alias that could not be read; ``name`` is for
+    their texts.
 
-    A refresh of a page that a person looks at need not know all that has happened within the last second.
+    A refresh of an open page may miss the changes of the last second.
     """
 
     def __init__(self, aliases: Iterable[str], name: str = "*", is_refresh: bool = False) -> None:
@@ -313,7 +317,7 @@ class Survey:
     @property
     def ahead(self) -> set[str]:
         """The processes whose last heartbeat is ahead of their server's clock, which has been set back since. This
-        reading has brought these heartbeats back: whoever is dead will be silent after ``SILENT_AFTER``."""
+        reading has set these heartbeats to the current time: dead processes will be silent after ``SILENT_AFTER``."""
         return {client for alias in self._aliases.values() for client in alias.ahead}
 
     @cached_property
@@ -352,7 +356,7 @@ class Survey:
         return self._ask(self._aliases, lambda alias, _: alias.read_all(pattern, scan, with_hot))
 
     def deadlocks(self, at_most: int = MAX_SUSPECTS) -> tuple[Deadlock, ...]:
-        """The deadlocks across the aliases; reads at most so many suspected locks again."""
+        """The deadlocks across the aliases; reads at most ``at_most`` suspected locks again."""
         return find_deadlocks(self.reported, self.read, at_most)
 
     def _ask(
@@ -386,6 +390,6 @@ def _process(reports: Sequence[tuple[float, Report]]) -> ProcessInfo:
 
 
 def own_report(now: float) -> Report:
-    """This process's own report, which is always up to date."""
+    """The report of this process, which is always up to date."""
     fields = local_report(now - monotonic())
     return parse_report(client_id(), now, {name.encode(): text.encode() for name, text in fields.items()}, "own")

@@ -1,1 +1,1 @@
-"""Places for locks that are no servers of the project's: a server of this machine, and this process."""
+"""Stores that need no server of the project: an embedded server on this machine, and the memory of this process."""

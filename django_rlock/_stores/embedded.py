@@ -1,7 +1,7 @@
-"""A Valkey that the processes of a project on one machine share, and that the first of them starts.
+"""A Valkey server that the processes of a project on one machine share. The first process starts it.
 
-It listens on a unix socket in one folder, which only its user can reach. A connection that finds no server starts one,
-by a program of its own (``keeper.py``). Any other connection costs as much as over any socket.
+The server listens on a unix socket in a folder that only its user can reach. A connection that finds no server starts
+one by a separate program (``keeper.py``). Other connections cost as much as over any socket.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from django_rlock._stores import keeper
 from django_rlock._stores.folder import DESCRIPTORS, check_folder, is_long
 
 STARTS = 3
-"""How often a connection starts the server: the server that it finds may be about to end."""
+"""How many times a connection tries to start the server: the server that it finds may be about to end."""
 CONNECT_WITHIN = 5.0
 """How long connecting to a server that runs may take, in seconds."""
 _PASSED_ON = "PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"
-"""What the server gets of the environment, which may contain secrets."""
+"""The variables that the server gets from the environment, which may contain secrets."""
 _OF_DATA = "AOF", "append only file"
 """Words of the server's log about data that it cannot read."""
 
@@ -62,7 +62,7 @@ def find_program(alias: str) -> str:
 
 
 class Embedded:
-    """The server of a folder. ``idle_time`` is how long it goes on without connections, in seconds."""
+    """The server of a folder. ``idle_time`` is how long it runs without connections, in seconds."""
 
     def __init__(self, folder: Path, program: str, idle_time: float) -> None:
         self._folder = folder
@@ -73,14 +73,14 @@ class Embedded:
         return f"{type(self).__name__}({str(self._folder)!r})"
 
     def dial(self, limit: float) -> socket.socket:
-        """A connection to the server, which is started if none is there. Raises OSError, or redis-py's ConnectionError
-        with the reason why the server did not start.
+        """Connect to the server, and start it if it does not run. Raises OSError, or redis-py's ConnectionError with
+        the reason why the server did not start.
         """
         for _ in range(STARTS):
             try:
                 return self._dial(limit)
             except (FileNotFoundError, ConnectionRefusedError):
-                threads.elsewhere(self._start)  # where no signal interrupts it
+                threads.elsewhere(self._start)  # in a thread that no signal interrupts
         return self._dial(limit)
 
     def _dial(self, limit: float) -> socket.socket:
@@ -94,7 +94,7 @@ class Embedded:
 
     def _start(self) -> None:
         """Start the server, or wait for the server that another process is starting."""
-        with _starting.value:  # threads that come together start one program
+        with _starting.value:  # threads that connect at the same time start one program
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
                 self._dial(1.0).close()
                 return
@@ -106,7 +106,7 @@ class Embedded:
 
     def _make_folder(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder.chmod(0o700)  # fails if it is another user's
+        self._folder.chmod(0o700)  # fails if another user owns it
         ignored = self._folder / ".gitignore"
         if not ignored.exists():
             ignored.write_text("*\n")
@@ -148,7 +148,7 @@ def _connected(path: str, limit: float) -> socket.socket:
 
 
 def _output(command: list[str], folder: Path) -> str:
-    """The line that the keeper prints. It goes on in a session of its own, without our files."""
+    """The line that the keeper prints. The keeper continues in its own session, without our files."""
     environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     with subprocess.Popen(  # noqa: S603 - our own program
         command,
@@ -164,7 +164,8 @@ def _output(command: list[str], folder: Path) -> str:
 
 
 def _first_line(pipe: IO[bytes], within: float) -> str:
-    """It does not wait for the end of the pipe: a child that this process forks meanwhile keeps the pipe open."""
+    """The first line of a pipe. It does not wait for the end of the pipe, which a child that this process forks
+    meanwhile keeps open."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         said = _read_line(pipe, selector, monotonic() + within)
@@ -172,7 +173,7 @@ def _first_line(pipe: IO[bytes], within: float) -> str:
 
 
 def _read_line(pipe: IO[bytes], selector: selectors.BaseSelector, until: float) -> str | None:
-    """The first line, or what there is of it at the end of the pipe; None if it takes too long."""
+    """The first line, or its beginning if the pipe ends; None if it takes too long."""
     said = b""
     while not said.endswith(b"\n"):
         if not selector.select(max(until - monotonic(), 0.0)):
@@ -198,7 +199,7 @@ def _python() -> str:
 
 
 class EmbeddedConnection(redis.UnixDomainSocketConnection):
-    """A connection that starts the server when there is none."""
+    """A connection that starts the server if it does not run."""
 
     def __init__(self, *, server: Embedded, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]
@@ -211,8 +212,8 @@ class EmbeddedConnection(redis.UnixDomainSocketConnection):
 
 
 def start(pool: redis.ConnectionPool) -> None:
-    """Start the server of a pool unless it runs: a start may take longer than a call. Raises nothing: the first call
-    tells why no server can be reached.
+    """Start the server of a pool unless it runs: a start may take longer than a call may wait. Raises nothing: the
+    first call reports why no server can be reached.
     """
     with contextlib.suppress(OSError, redis.RedisError):
         pool.connection_kwargs["server"].dial(CONNECT_WITHIN).close()

@@ -1,4 +1,4 @@
-"""The folder of an embedded server: whether this process may keep a server there. Nothing here changes a file."""
+"""Checks of an embedded server's folder: may this process keep a server there? They change no file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._stores import keeper
 
 LONGEST_PATH = 100
-"""How long the path of a socket may be, in bytes; the limit is 107 on Linux and 103 on macOS."""
+"""The maximum length of a socket's path, in bytes; the limit is 107 on Linux and 103 on macOS."""
 DESCRIPTORS = Path("/proc/self/fd")
-"""Where Linux gives an open folder a short path."""
+"""The folder in which Linux gives open folders short paths."""
 MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = re.compile(
@@ -41,7 +41,7 @@ def check_folder(alias: str, folder: Path) -> None:
     if owner != os.geteuid():
         raise ImproperlyConfigured(
             f"{place}, which belongs to {_user(owner)}, and this process runs as {_user(os.geteuid())}. A second "
-            f"server would grant the same locks again: run this process as {_user(owner)}. If its locks are others, "
+            f"server would grant the same locks again: run this process as {_user(owner)}. If its locks are separate, "
             f"name another folder in RLOCK[{alias!r}]['FOLDER']."
         )
     if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
@@ -57,7 +57,7 @@ def check_folder(alias: str, folder: Path) -> None:
 
 
 def is_long(folder: Path) -> bool:
-    """Whether the path of the server's socket is longer than a socket's path may be."""
+    """Whether the path of the server's socket exceeds the maximum length."""
     return len(os.fsencode(folder / keeper.SOCKET)) > LONGEST_PATH
 
 

@@ -1,14 +1,14 @@
-"""Starts the server of a folder, unless one runs there, and ends it when no process has used it for a while.
+"""Starts the server of a folder, unless it runs, and ends it when no process has used it for a while.
 
     python -I -S keeper.py <server program> <idle time in seconds>      (in the folder)
 
-It prints one line: ``ready`` when the server replies, or what went wrong. It is a program of its own, with one thread
-and the standard library only, because the process that starts it may be forked or killed at any time. A forked process
+It prints one line: ``ready`` when the server replies, or what went wrong. It is a separate program, with one thread and
+only the standard library, because the process that starts it may be forked or killed at any time. A forked process
 would also keep a file lock that its parent has open.
 
 The server holds the lock on the file ``server.lock`` from before its start until the kernel has closed its files. So
-whoever gets that lock knows that no server runs in the folder, whichever process was killed, and two servers never use
-the same data.
+the process that gets that lock knows that no server runs in the folder, whichever process was killed, and two servers
+never use the same data.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ READY = "ready"
 START_WITHIN = 20.0
 """How long the server may take to read its data and reply, or another one to end, in seconds."""
 LOOK_EVERY = 1.0
-"""How often the server's connections are counted, and its socket is looked for, in seconds."""
+"""The interval at which the server's connections are counted and its socket is checked, in seconds."""
 END_WITHIN = 10.0
-"""How long the server may take to end in order, in seconds."""
+"""How long the server may take to shut down, in seconds."""
 _LONGEST_LOG = 1 << 20
 
 OPTIONS = {
@@ -38,8 +38,8 @@ OPTIONS = {
     "logfile": LOG,
     "loglevel": "warning",
     "save": "",
-    # Every command is written before its reply is sent, so a server that is killed forgets nothing. A sync would help
-    # when the machine crashes, which ends the holders as well.
+    # Every command is written before its reply is sent, so a killed server loses nothing. A sync would only help when
+    # the machine crashes, which ends the holders as well.
     "appendonly": "yes",
     "appenddirname": DATA,
     "appendfsync": "no",
@@ -51,7 +51,7 @@ OPTIONS = {
 
 
 def main(program: str, idle: float) -> None:
-    """Start the server, tell so, and watch it to its end."""
+    """Start the server, report that, and watch the server to its end."""
     os.umask(0o077)
     if os.fork():  # the starter collects this process at once, and has no other child of ours
         os._exit(0)
@@ -95,7 +95,7 @@ def _take_output() -> int:
 
 
 def _is_first(lock: int) -> bool:
-    """Take the lock (True), or wait until the server of another one replies (False)."""
+    """Take the lock (True), or wait until the server of another process replies (False)."""
     until = time.monotonic() + START_WITHIN
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -116,7 +116,7 @@ def _start(program: str, lock: int) -> "subprocess.Popen[bytes]":
 
 
 def _end_with_keeper() -> None:
-    """Have Linux end the server in order when this process is killed: else none would end it. Its data stays."""
+    """Make Linux shut down the server when this process is killed: no other process would. The data stays."""
     with contextlib.suppress(Exception):
         import ctypes
 

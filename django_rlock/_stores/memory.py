@@ -1,6 +1,6 @@
 """Servers within this process that run the same scripts as Redis: fakeredis, reached by pairs of sockets.
 
-Their clock is that of the locks, whatever a test makes of the time.
+They use the clock of the locks, also when a test fakes the time.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from django_rlock._redis.scripts import Script
 logger = logging.getLogger("django_rlock.stores")
 
 BEHAVES_LIKE = (7, 4)
-"""The version of Redis whose commands it supports."""
+"""The version of Redis whose commands fakeredis supports."""
 
 _serving = threading.local()
 
 
 class _ServersTime:
-    """The module ``time`` for fakeredis. In the threads of our servers the clock of the locks goes on; a project's own
-    fakeredis has the time that its tests freeze.
+    """The module ``time`` for fakeredis. Threads of our servers get the clock of the locks; a project's own fakeredis
+    gets the time that its tests freeze.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ _time = _ServersTime()
 
 
 def pass_time(seconds: float) -> None:
-    """Set the clock of all servers forward."""
+    """Advance the clock of all servers."""
     _time.ahead += seconds
 
 
 class InProcessServer:
-    """Keeps its data in this process. It is slower than Redis by as much as Python is slower than C, and a waiter is
-    woken within about 20 ms.
+    """A server whose data is in this process. It is slower than Redis by as much as Python is slower than C, and wakes
+    a waiter within about 20 ms.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class InProcessServer:
             _load_scripts(client)
 
     def give_vote(self, quarantine: float) -> None:
-        """Let it vote as a node of RedLock: it has forgotten no lock."""
+        """Let the server vote as a node of RedLock: it has lost no lock."""
         with self._client() as client:
             client.set(keys.voter_key(quarantine), _run_id(self._server.fake_server))
 
@@ -163,7 +163,7 @@ def _add_info() -> None:
 
 
 class _Own:
-    """The servers of this process by their places, each started when it is first needed; a forked child has others."""
+    """The servers of this process by their URLs, each started on first use; a forked child has its own servers."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -195,7 +195,7 @@ def _first_server() -> InProcessServer:
     if process.is_forked() and not is_parallel_test_process():
         logger.warning(
             "This process was forked, and keeps locks in its own memory: its parent and other processes do not see "
-            "them. Where processes share locks, set STORE to 'embedded', or CACHE to a Redis, in RLOCK."
+            "them. To share locks between processes, set STORE to 'embedded', or CACHE to a Redis, in RLOCK."
         )
     return InProcessServer()
 
@@ -204,12 +204,12 @@ _own = Owned("connections", _Own, outlives_settings=True)
 
 
 def fresh() -> contextlib.AbstractContextManager[None]:
-    """Have empty servers for some time, and the same as before afterwards."""
+    """Use empty servers during the block, and the former ones afterwards."""
     return _own.value.fresh()
 
 
 class MemoryConnection(redis.Connection):
-    """A connection to a server of this process: a pair of sockets that no other process knows."""
+    """A connection to a server of this process: a pair of sockets that no other process can reach."""
 
     def __init__(self, *, dial: Callable[[], socket.socket], **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]
@@ -222,13 +222,14 @@ class MemoryConnection(redis.Connection):
 
 
 def make_pool(place: str) -> redis.ConnectionPool:
-    """A pool of connections to this process's server of a place. Raises ImproperlyConfigured without the extra."""
+    """A pool of connections to the server of a URL in this process. Raises ImproperlyConfigured without the extra."""
     check_extra()
     return redis.ConnectionPool(connection_class=MemoryConnection, dial=lambda: _own.value.server(place).dial())
 
 
 def start(place: str, quarantine: float | None) -> None:
-    """Start the server of a place, which takes longer than a call may. With the QUARANTINE of its alias, it votes."""
+    """Start the server of a URL, which may take longer than a call may wait. With the QUARANTINE of its alias, it
+    votes."""
     server = _own.value.server(place)
     if quarantine:
         server.give_vote(quarantine)

@@ -1,10 +1,10 @@
-"""Puts a task's lock around its body: around ``run``, to which the worker, a plain call and any ``__call__`` come.
+"""Puts a task's lock around its ``run``, which the worker, plain calls and every ``__call__`` call.
 
-What wraps the task from outside (a ``__call__`` of the project's or of a monitoring library, ``autoretry_for``, a
-wrapper of the tracer) so runs outside of the lock, sees its errors, and cannot go past it.
+So wrappers of the task (a ``__call__`` of the project or of a monitoring library, ``autoretry_for``, a wrapper of the
+tracer) run outside the lock, see its errors, and cannot bypass it.
 
-A ``run`` takes the lock if it is the first one under a request of Celery's: a message's, or that which a plain call
-pushes. Without a request, or inside a run, it is the body alone.
+A ``run`` takes the lock if it is the outermost ``run`` of a request of Celery: a message's, or the request that a plain
+call pushes. Without a request, or inside a run, it only runs the body.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _refuse_unreached(kind: type[AbstractTask[..., Any]]) -> None:
 def _locked(body: Any) -> Callable[..., Any]:
     """The ``run`` that takes the lock around a body: a function, a static method or another descriptor.
 
-    It has no ``__wrapped__``, past which Celery's annotations of ``run`` would go.
+    It has no ``__wrapped__``: Celery's annotations of ``run`` would follow it and bypass the lock.
     """
 
     get: Callable[..., Any] = getattr(body, "__get__", lambda *_: body)  # a partial is not a descriptor
@@ -64,7 +64,7 @@ def _locked(body: Any) -> Callable[..., Any]:
         requests = () if stack is None else stack.stack
         if not requests:
             return bound(*args, **kwargs)
-        # Celery copies a request for a call within the body: its depth tells them apart.
+        # Celery copies the request for a call within the body; the depth of the stack distinguishes the two.
         request, depth = requests[-1], len(requests)
         former = vars(request).get("rlock_entered")
         if former == depth:
@@ -86,14 +86,14 @@ def _locked(body: Any) -> Callable[..., Any]:
 
 
 def _beginning(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The ``__call__`` that begins a call for one of the project's, which may go to ``run`` at once."""
+    """A ``__call__`` that begins a call and then calls the project's ``__call__``, which may call ``run`` directly."""
 
     @wraps(call)
     def begin(self: AbstractTask[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         stack: Any = self.request_stack
         request = stack.top
         if request is not None and vars(request).get("rlock_entered") != len(stack):
-            return call(self, *args, **kwargs)  # the message's, or the call that a subclass's has begun
+            return call(self, *args, **kwargs)  # a message's call, or a call that a subclass has begun
         self.push_request(args=args, kwargs=kwargs)
         try:
             return call(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The system checks of tasks: problems that otherwise show only when a task runs."""
+"""The system checks of tasks: problems that otherwise appear only when a task runs."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ def check_tasks(**_: Any) -> list[CheckMessage]:
 
 
 def tell_worker() -> None:
-    """Log, in a worker that has imported its tasks, what is wrong: Celery shows nothing of the checks that it runs."""
+    """Log the problems in a worker that has imported its tasks: Celery runs the checks, but does not show their
+    messages."""
     if not os.environ.get(_SKIP):
         for message in _found():
             logger.log(message.level, "%s", message)
 
 
 def _import_tasks() -> None:
-    """Import the tasks that the app of the project is to find, as a worker does when it starts."""
+    """Import the tasks that the project's app discovers, as a worker does when it starts."""
     from celery import current_app
 
     loader: Any = current_app.loader
@@ -63,7 +64,7 @@ def _import_tasks() -> None:
 
 @contextmanager
 def _no_checks() -> Iterator[None]:
-    """Keep Celery from running all checks once more, this one among them, before it imports tasks."""
+    """Keep Celery from running all checks again, including this one, before it imports tasks."""
     former = os.environ.get(_SKIP)
     os.environ[_SKIP] = "1"
     try:
@@ -89,7 +90,7 @@ def _leftovers() -> Iterator[CheckMessage]:
     for library, names in LEFTOVERS.items():
         for name in names if library not in in_use else ():
             if conf.get(name) is not None:
-                text = f"The app's setting {name} is for {library}, which no task uses; remove it, or say it in RLOCK."
+                text = f"The app's setting {name} is for {library}, which no task uses; remove it, or set it in RLOCK."
                 yield CheckWarning(text, hint=HINT, id="django_rlock.W023")
 
 

@@ -1,18 +1,18 @@
-"""Messages that are delivered more than once: each task id succeeds in one run, and has at most one copy to come.
+"""Messages that are delivered more than once: each task id succeeds in one run, and has at most one pending copy.
 
-A broker delivers a message again when its worker died, and when it was not acknowledged within the visibility timeout,
-even if it still runs or waits in a worker. So a message that finds its lock taken is not left unacknowledged: it is
-sent again as a copy that comes later, and acknowledged. The server remembers by the task's id
+A broker delivers a message again if its worker died, and if it was not acknowledged within the visibility timeout, even
+if it still runs or waits in a worker. So a message that finds its lock taken is not left unacknowledged: it is sent
+again as a copy that starts later, and then acknowledged. The server remembers by the task's id
 
-* that the task has succeeded (``rlock_done``), after how many retries of its own, and later that its outcome was
-  stored: a copy that comes then ends at once, even if the outcome has been forgotten. A further retry runs: a
-  ``__call__`` or a handler of the project's may send it after the body has succeeded;
-* which copy is to come (``rlock_copy``): any other copy that comes ends at once.
+* that the task has succeeded (``rlock_done``), after how many of its own retries, and later that its outcome was
+  stored: a copy that is delivered after that ends at once, even if the outcome has expired. A further retry runs: a
+  ``__call__`` or a handler of the project may send it after the body has succeeded;
+* the pending copy (``rlock_copy``): any other copy ends at once.
 
-A copy is ``<retries>:<token>``, with a new token each time it is sent. It is sent first and recorded afterwards; its
-headers name the copies of which one is recorded until then. So wherever a process dies, one copy is left that counts.
-If the record could not be read, the same copy is sent once more, because no other one would be recorded. A retry by the
-task itself replaces the copies of earlier attempts.
+A copy is ``<retries>:<token>``, with a new token each time it is sent. It is sent first and recorded afterwards; until
+then, its headers list the copies that may be the recorded one. So at whatever point a process dies, exactly one
+remaining copy counts. If the record could not be read, the same copy is sent again, because another copy would not be
+recorded. A retry by the task itself replaces the copies of earlier attempts.
 """
 
 from __future__ import annotations
@@ -46,21 +46,24 @@ from django_rlock.settings import get_settings
 DEFAULT_VISIBILITY = 3600.0
 """The visibility timeout of kombu's Redis transport if the app sets none, in seconds."""
 _SHORTEST_VISIBILITY = 1.0
-"""No app sets less, in seconds. A run that waited for less than half of it does not read the slow settings."""
+"""The shortest visibility timeout of any app, in seconds. A run that waited for less than half of it does not read the
+setting, which is slow."""
 UNNOTICED = 0.45
-"""The share of its visibility timeout that a message may wait in a worker, so that no copy comes meanwhile."""
+"""The share of its visibility timeout that a message may wait in a worker, so that the broker delivers no copy
+meanwhile."""
 MARKED_FOR = 3
 """How many visibility timeouts a success is remembered, unless the task sets a time."""
 SETTLING = 30.0
-"""How long a successful run may take to store its result, in seconds; after that it is assumed to have died before."""
+"""How long a successful run may take to store its result, in seconds; after that its process is assumed to have
+died."""
 PATIENCE = 1.0
 """How long to retry a record while Redis is unreachable, in seconds."""
 
 RETRIES, COPY, TOKEN, PARENTS = "rlock_retries", "rlock_copy", "rlock_token", "rlock_parents"
 WAITED = "rlock_waited"
-"""Headers of a message that was sent again: how often; whether another delivery of it may have run; its own token, and
-the tokens of its predecessors, of which one may still be recorded; if it was sent again to go on waiting, how long it
-waited for the lock in workers' slots, in seconds."""
+"""Headers of a message that was sent again: how often it was sent; whether another delivery may have run; its own
+token, and the tokens of its predecessors, which may still be recorded; and how long it has waited for the lock in
+workers' slots, in seconds."""
 RECEIVED = "rlock_received"
 """Set in the request of a run: when the worker received the message, in monotonic seconds."""
 CONTENT_TYPE = "rlock_content_type"
@@ -72,25 +75,25 @@ SUCCEEDED = "rlock_succeeded"
 SENT_AGAIN = "rlock_sent_again"
 """Set in the request of a run whose message was sent again."""
 _DELAY = re.compile(r"^(?:[01]\.){28}")
-"""What RabbitMQ's delay puts before a routing key, in binary: so many seconds."""
+"""The prefix that RabbitMQ's delay puts before a routing key: the number of seconds in binary."""
 _OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED, CONTENT_TYPE})
 
 
 class Standing(enum.Enum):
-    """What to do with a delivery, by what is known of its task."""
+    """What to do with a delivery, given the record of its task."""
 
-    COUNTS = "it is to run"
+    COUNTS = "it will run"
     SETTLING = "its task has succeeded, and may be about to store its result"
     DONE = "its task has succeeded"
-    SUPERSEDED = "another copy is to come"
+    SUPERSEDED = "another copy is pending"
 
 
 class Delivery:
-    """One delivery of a task's message. ``using`` is the alias that stores what is known of the task.
+    """One delivery of a task's message. ``using`` is the alias that stores the task's record.
 
     ``retries`` counts the task's own retries, ``lock_retries`` how often the message was sent again. ``has_begun`` is
-    whether the task may have run already, so that it must not be skipped; ``is_copy`` whether another delivery may be
-    running it now. ``waited`` is how long it has waited for the lock in workers' slots before, in seconds.
+    whether the task may already have run, so that it must not be skipped; ``is_copy`` is whether another delivery may
+    be running now. ``waited`` is how long earlier deliveries waited for the lock in workers' slots, in seconds.
     """
 
     lock_retries = 0
@@ -122,7 +125,7 @@ class Delivery:
 
     @property
     def queue(self) -> str:
-        """The queue from which it came, by the key that routes there."""
+        """The routing key of the queue that delivered the message."""
         return own_routing_key(self.message)
 
     # --- what is known -----------------------------------------------------------------------------------------------
@@ -134,11 +137,11 @@ class Delivery:
 
     @property
     def unnoticed(self) -> float:
-        """How long it may wait in a worker before the broker would deliver it again, in seconds."""
+        """How long the message may wait in a worker before the broker delivers it again, in seconds."""
         return self.visibility * UNNOTICED
 
     def left_of(self, wait_time: float | None) -> float:
-        """How much of a time to wait is left; None waits forever. In seconds."""
+        """The rest of a wait time, in seconds; None waits forever."""
         return math.inf if wait_time is None else max(0.0, wait_time - self.waited)
 
     @property
@@ -147,19 +150,20 @@ class Delivery:
 
     @property
     def may_be_a_copy(self) -> bool:
-        """Whether there may be another delivery of it, so that the server must be asked about the task."""
+        """Whether another delivery may exist, so that the record of the task must be read."""
         return self.has_begun or bool(self._token) or self._has_waited
 
     @property
     def _has_waited(self) -> bool:
-        """Whether it has been in the worker for so long that the broker may have delivered it to another worker."""
+        """Whether the message has been in the worker for so long that the broker may have delivered it to another
+        worker."""
         if self._received is None:
             return bool(self._task.acks_late)
         waited = monotonic() - self._received
         return waited > _SHORTEST_VISIBILITY / 2 and bool(waited > self.visibility / 2)
 
     def standing(self) -> Standing:
-        """Ask Redis, by one command, what to do with it. Raises LockUnavailableError when Redis is unreachable."""
+        """Read, by one command, what to do with the delivery. Raises LockUnavailableError if Redis is unreachable."""
         marked_ms, copy, is_stored = self._run(AskTask, scripts.TASK_READ, self._keys, self.retries)
         self._known = copy.decode()
         if marked_ms >= 0:
@@ -171,7 +175,7 @@ class Delivery:
         return Standing.COUNTS if self._counts(self._known) else Standing.SUPERSEDED
 
     def _counts(self, known: str) -> bool:
-        """Whether it is the copy that is to come, or its successor. The first delivery of a message always counts."""
+        """Whether this is the pending copy, or its successor. The first delivery of a message always counts."""
         if not known or not (self._token or self._is_redelivered):
             return True
         retries, _, token = known.partition(":")
@@ -186,7 +190,7 @@ class Delivery:
         return not (self._task.ignore_result if ignored is None else ignored)
 
     def _outcome_is_stored(self) -> bool:
-        """Whether the outcome is stored, or is not to be stored at all."""
+        """Whether the outcome is stored, or will never be stored."""
         if not self._leaves_outcome:
             return True
         backend: Any = self._task.backend
@@ -199,11 +203,11 @@ class Delivery:
 
     @property
     def _leaves_outcome(self) -> bool:
-        """Whether the backend can be asked later for the outcome."""
+        """Whether the outcome can later be read from the backend."""
         backend: Any = self._task.backend
         if not self.keeps_outcome or isinstance(backend, DisabledBackend):
             return False
-        return not backend.as_uri().startswith("rpc:")  # it delivers outcomes, and stores none
+        return not backend.as_uri().startswith("rpc:")  # which delivers outcomes and does not store them
 
     # --- what is noted -----------------------------------------------------------------------------------------------
 
@@ -214,19 +218,19 @@ class Delivery:
 
     @property
     def is_remembered(self) -> bool:
-        """Whether its success is to be recorded."""
+        """Whether the success will be recorded."""
         if SENT_BY_ITSELF in vars(self.message):
             return False
         return (bool(self._task.acks_late) or self.may_be_a_copy) and bool(self._marked_for)
 
     def note_success(self) -> None:
-        """Record the success, so that copies that come later end at once."""
+        """Record the success, so that later copies end at once."""
         self._send(self._success(f"{self.retries}"))
         if self._leaves_outcome:
             setattr(self.message, SUCCEEDED, self)
 
     def note_stored(self) -> None:
-        """Record in the background that its outcome was stored. If that fails, copies look for the outcome itself."""
+        """Record in the background that the outcome was stored. If that fails, copies look for the outcome itself."""
         clean_up(self._using, self._success(f"+{self.retries}"), monotonic() + self._marked_for)
 
     def _success(self, value: str) -> ScriptCall:
@@ -268,8 +272,8 @@ class Delivery:
 
 
 def kept_options(message: Context, names: Collection[str]) -> dict[str, Any]:
-    """The options of a message that Celery forgets when it is sent again: its serializer, and those named, which its
-    headers have.
+    """The options that Celery loses when a message is sent again: the serializer, and the named options, from the
+    message's headers.
     """
     known = vars(message)
     options = {name: known[name] for name in names if known.get(name)}
@@ -291,23 +295,23 @@ def visibility_timeout(app: Any) -> float:
 
 
 def own_headers(task: Task[..., Any], task_id: str | None, headers: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The headers of a message that is to be sent, without ours of another message, which a body has passed on."""
-    running = task.request.id  # None where a worker's main process sends the message of a lost child again
+    """The headers of a message to send, without our headers of another message, which the body may have passed on."""
+    running = task.request.id  # None if a worker's main process sends the message of a lost child again
     if not headers or (task_id is not None and running in {None, task_id}):
         return headers
     return {name: value for name, value in headers.items() if not name.startswith("rlock_")}
 
 
 def own_routing_key(message: Context) -> str:
-    """The key by which a message came to its queue, without what RabbitMQ's delay put before it."""
+    """The key that routed a message to its queue, without the prefix of RabbitMQ's delay."""
     return _DELAY.sub("", (message.delivery_info or {}).get("routing_key") or "")
 
 
 def put_off(app: Any, message: Context, seconds: float) -> dict[str, Any]:
-    """Which options of a copy of a message change when it is to come later; none with most brokers.
+    """The options that delay a copy of a message; empty with most brokers.
 
-    Where there are quorum queues, RabbitMQ itself delays messages behind topic exchanges, for a whole number of seconds
-    and one at least. Celery would then route by the default queue's key; a queue with the message's own replaces that.
+    With quorum queues, RabbitMQ itself delays messages behind topic exchanges, for a whole number of seconds, at least
+    one. Celery would route such a message by the default queue's key; a queue with the message's own key replaces it.
     """
     driver = app.connection_for_write().transport.driver_type
     if not detect_quorum_queues(app, driver)[0]:

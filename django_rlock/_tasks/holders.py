@@ -1,4 +1,4 @@
-"""The holder of a task's lock: its process and task; and the children of a prefork worker, which may die."""
+"""The holder of a task's lock, with its process and task; and the children of a prefork worker, which may die."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 # The holder of a task's lock: its process and its task's id are part of the owner's owner id.
 #
 # The owner id is ``<client id>:<number>:<pid>.<start time>@<machine>:<task id>``, with ``@<mark of the task>`` after
-# the machine if senders look for runs of that task (``places``). So a process on the same machine can see from the
-# kernel alone that a holder is gone; it then frees exactly that hold, by its owner id. The start time and the machine
-# are empty where the kernel does not tell them. A process that does not know its own machine judges no holder.
+# the machine if senders look for runs of that task (``places``). So a process on the same machine can learn from the
+# kernel alone that a holder has died; it then frees exactly that hold, by its owner id. The start time and the machine
+# are empty if the kernel does not provide them. A process that does not know its own machine assumes that all holders
+# live.
 
 _RENEWED_BY = 0.5
-"""The share of its lease that a lock has left at least while its holder renews it, which happens after a third."""
+"""The smallest remaining share of a lease while its holder renews it, which happens after each third."""
 
 
 class TaskHolder(NamedTuple):
@@ -81,8 +82,9 @@ def holders_of(lock: BaseLock) -> list[TaskHolder]:
 
 
 def overlapping_runs(lock: BaseLock) -> LockInfo | None:
-    """The runs of a task whose messages have a lock each, named after this one and the message's id, as one lock; with
-    the messages that wait. Runs are known once they have lasted for half a second. Raises LockUnavailableError.
+    """The runs of a task with one lock per message, combined into one LockInfo, with the waiting messages. These locks
+    are named after ``lock`` and the message's id. Runs are known once they have lasted for half a second. Raises
+    LockUnavailableError if Redis is unreachable.
     """
     info = lock.info()
     found = iter_locks(lock.using, f"{escape(lock.name)}:*")
@@ -112,13 +114,13 @@ def free_the_dead(lock: BaseLock, is_gone: Callable[[TaskHolder], bool], reason:
 def has_ended(pid: int, started: str = "") -> bool:
     """Whether a process of this machine has ended and closed its connections, even if it has not been reaped.
 
-    ``/proc`` may hide the processes of other users, so a missing entry there says nothing. ``started`` is the start
-    time of the process, by which it differs from a later one with its number; empty if it is unknown.
+    ``/proc`` may hide the processes of other users, so a missing entry there proves nothing. ``started`` is the start
+    time of the process, which distinguishes it from a later process with the same id; empty if unknown.
     """
     found = _stat(pid)
     if found is None:
         return not _exists(pid)
-    # The main thread may have ended before others that still have commands under way.
+    # The main thread may end before other threads, which may still have commands under way.
     return (found.state in "ZX" and found.threads <= 1) or started not in {"", found.started}
 
 
@@ -128,12 +130,12 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # another user's
+        return True  # a process of another user
     return True
 
 
 class _Stat(NamedTuple):
-    """What the kernel tells of a process: the state of its main thread, its number of threads, when it started."""
+    """The kernel's data about a process: the state of its main thread, its number of threads, its start time."""
 
     state: str
     threads: int
@@ -141,9 +143,9 @@ class _Stat(NamedTuple):
 
 
 def _stat(pid: int) -> _Stat | None:
-    """None where ``/proc`` does not show the process, or not any more."""
+    """Read the data of a process; None if ``/proc`` does not show the process, or no longer does."""
     try:
-        # The fields follow the command, which is in parentheses and may contain some itself.
+        # The fields follow the command, which is in parentheses and may itself contain parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return _Stat(fields[0], int(fields[17]), fields[19])
     except (OSError, ValueError, IndexError):
@@ -162,7 +164,7 @@ def _machine() -> str:
     """An id that differs between machines, their clones, and containers with their own process ids; "" if unknown."""
     try:
         if Path("/proc/self").readlink().name != str(os.getpid()):
-            return ""  # it shows the processes of another container
+            return ""  # /proc shows the processes of another container
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         processes = str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:
@@ -172,7 +174,8 @@ def _machine() -> str:
 
 
 def _installation() -> str:
-    """The id of the machine's installation; containers have none. A clone of a running machine has its boot id, too."""
+    """The id of the machine's installation; containers have none. A clone of a running machine has the same boot id,
+    but another installation id."""
     try:
         return Path("/etc/machine-id").read_text()
     except OSError:
@@ -185,24 +188,24 @@ on_fork("identity", _place.cache_clear)
 
 # The children of a prefork worker: when one dies, its parent frees its locks at once.
 #
-# A child sends its parent once, by an inherited socket: its client id, a file of its own, and the reading end of a
-# pipe. Before each run it writes the locks that it is about to take into the file, which it has mapped: no system
-# call. The pipe closes when the child is gone, in whatever way, and before Celery's own pool notices. Then a thread
-# of the parent reads the file, and frees those of the locks that the child's client id holds. A child that is not
-# forked (macOS) has no such socket; its locks end with their leases.
+# A child sends its parent once, by an inherited socket, its client id, a file, and the reading end of a pipe. Before
+# each run it writes the locks that it is about to acquire into the file, which is mapped, so this needs no system call.
+# The pipe closes when the child ends for any reason, before Celery's own pool notices. Then a thread of the parent
+# reads the file, and frees the noted locks that the child's client id holds. A child that is not forked (macOS) has no
+# such socket; its locks end with their leases.
 #
-# The file has two halves, and before them the number of the half that is valid. A child writes into the other half,
-# and then that number, so that it may die at any time.
+# The file has two halves, preceded by the number of the valid half. A child writes into the other half first and then
+# changes the number, so it may die at any point.
 
 logger = logging.getLogger("django_rlock.celery")
 
 _MOST = 65_536
-"""How many bytes a half of a child's file has. Longer notes are not written: those locks end with their leases."""
+"""The size of half a child's file, in bytes. Longer notes are not written: their locks end with their leases."""
 _HALVES = {1: 4096, 2: 4096 + _MOST}
-"""Where they begin. The first byte of the file says which one counts; 0 is neither."""
+"""The offsets of the halves. The first byte of the file is the number of the valid half; 0 means neither."""
 _SIZE = 4096 + 2 * _MOST
 _AGAIN = 1.0
-"""How long to wait before freeing a dead child's locks is retried, while their Redis is unreachable, in seconds."""
+"""The pause before the parent retries to free a dead child's locks while Redis is unreachable, in seconds."""
 
 Note = dict[str, Any]
 
@@ -255,7 +258,7 @@ class _Parent:
             self._left.append((monotonic() + lease, {**note, "client": client}))
 
     def _freed(self, until: float, note: Note) -> bool:
-        """Try to free a child's locks; returns whether nothing is left to do about them."""
+        """Try to free the locks of a child's note; returns whether the note is done."""
         try:
             for using, kind, name in note["locks"]:
                 reason = f"the process of task {note['task']} has ended"
@@ -266,7 +269,7 @@ class _Parent:
 
 
 def _file() -> IO[bytes]:
-    """A file in memory, because the disk may be full; a temporary one where there is no such file."""
+    """A file in memory, because the disk may be full; a temporary file if the system has no files in memory."""
     with suppress(AttributeError, OSError):
         return open(os.memfd_create("rlock"), "w+b", buffering=0)  # noqa: PTH123 - it has no path
     return tempfile.TemporaryFile(buffering=0)
@@ -298,7 +301,7 @@ class _Child:
         self._mapped.close()
 
     def write(self) -> None:
-        """Write the notes. The rest of a longer, earlier text is not read."""
+        """Write the notes. The rest of an earlier, longer text is ignored."""
         text = pickle.dumps(self.notes)
         half = 3 - self._half if len(text) <= _MOST else 0
         if half:
@@ -313,37 +316,39 @@ _child: _Child | None = None
 
 
 def note_of(task_id: str, lock: BaseLock, kind: str | None) -> Note | None:
-    """What the parent is to free when this process is gone while a task runs; None if it is not a child of a worker."""
+    """The note of the lock that the parent frees if this process dies while the task runs; None if it is not a child of
+    a worker."""
     if _this_child() is None:
         return None
     return {"task": task_id, "lease": lock.lease_time, "locks": [(each.using, kind, each.name) for each in lock.parts]}
 
 
 def write(note: Note) -> None:
-    """Let the parent know that this process may hold such locks from now on."""
+    """Note that this process may hold the lock from now on."""
     if _child is not None:
         _child.notes.append(note)
         _child.write()
 
 
 def erase(note: Note) -> None:
-    """Let it know that it does not any more."""
+    """Note that this process no longer holds the lock."""
     if _child is not None and note in _child.notes:
         _child.notes.remove(note)
-        if _child.notes:  # else the last one stays in the file: a lock that is no longer held will not be freed
+        # If this was the last note, the file keeps it: the parent frees only locks that the child still holds.
+        if _child.notes:
             _child.write()
 
 
 def _this_child() -> _Child | None:
     global _child  # noqa: PLW0603 - a process is one child
     if _child is None and _parent is not None and os.getppid() == _parent.pid:
-        with suppress(OSError):  # the parent ends, or does not read: the next task tries again
+        with suppress(OSError):  # the parent is ending, or does not read: the next task tries again
             _child = _Child(_parent)
     return _child
 
 
 def _after_fork() -> None:
-    """A process forked by a child is not that child: the pipe must not stay open until it ends."""
+    """Close the pipe in a process that a child has forked: it must not stay open after the child's end."""
     global _child  # noqa: PLW0603
     if _child is not None:
         _child.close()

@@ -1,9 +1,9 @@
-"""Follows a message through a worker, by the worker's signals, to its ending.
+"""Follows a message through a worker to its end, by the worker's signals.
 
-Each ending of a message leaves its place in the queue, and nothing else does. So the place stays while the message is
-to come again: when it was rejected for that, when it was sent again (which hands its place on), and when the process
-ended in the middle, until the worker has decided what becomes of it. The signals of the worker's main process leave it
-in the background, because other messages must not wait for that.
+Only the end of a message leaves its place in the queue. So the place stays if the message will be delivered again: if
+it was rejected and requeued, if it was sent again (the copy inherits the place), and if the process died, until the
+worker has decided what to do with the message. The signals of the worker's main process leave the place in the
+background, because other messages must not wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from django_rlock._tasks.deliveries import CONTENT_TYPE, RECEIVED, SUCCEEDED
 from django_rlock._tasks.reservations import PLACE, Place, leave_later
 
 _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
-"""The worker's requests of messages that have places, by their ids: not all of Celery's signals have the request."""
+"""The worker's requests of messages with places, by their ids: some of Celery's signals lack the request."""
 
 
 @task_received.connect(weak=False)
@@ -48,7 +48,8 @@ def _note_arrival(request: Any, **_: Any) -> None:
 
 @task_postrun.connect(weak=False)
 def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
-    """Handle the end of a run, or of what came before it. Without a state, its process ends or Celery has failed."""
+    """Handle the end of a run, or an error before the run. Without a state, the process is ending or Celery has
+    failed."""
     known = vars(task.request)
     if state == SUCCESS and SUCCEEDED in known:
         known[SUCCEEDED].note_stored()
@@ -68,13 +69,13 @@ def _after_internal_error(task_id: str, request: Mapping[str, Any] | None, **_: 
 
 @task_revoked.connect(weak=False)
 def _after_revocation(request: Any, **_: Any) -> None:
-    """Handle what was revoked or has expired."""
+    """Handle a message that was revoked or has expired."""
     _leave(vars(request), request.id)
 
 
 @task_failure.connect(weak=False)
 def _after_failure(sender: Any, task_id: str, exception: Any, **_: Any) -> None:
-    """Handle, above all, the end of a process or a time limit."""
+    """Handle a failure, mostly the end of a process or a time limit."""
     request = _received.get(task_id)
     if request is not None and not (isinstance(exception, TimeLimitExceeded) and _survives_time_limit(sender)):
         _leave(request.request_dict, task_id)
@@ -87,7 +88,8 @@ def _survives_time_limit(task: Any) -> bool:
 
 @task_retry.connect(weak=False)
 def _after_cancellation(sender: Any, request: Any, reason: Any = None, **_: Any) -> None:
-    """Handle a run that a shutdown ends: only with ``acks_late`` does its message come again, whatever Celery says."""
+    """Handle a run that a shutdown ends: its message is only delivered again with ``acks_late``, whatever Celery's log
+    says."""
     if reason is None and not sender.acks_late:
         _leave(vars(request), request.id)
 
@@ -101,7 +103,8 @@ def _after_refusal(message: Any, **_: Any) -> None:
 
 @worker_ready.connect(weak=False)
 def _watch_decoding(sender: Any, **_: Any) -> None:
-    """Handle messages whose bodies cannot be decoded, of which no signal tells; ``sender`` is the worker's consumer."""
+    """Handle messages whose bodies cannot be decoded, for which there is no signal; ``sender`` is the worker's
+    consumer."""
     on_decode_error = sender.on_decode_error
 
     def refuse(message: Any, error: Exception) -> None:

@@ -27,9 +27,9 @@ Values = dict[str, Any]
 
 _DIGEST_BYTES = 16
 BODY = "rlock_body"
-"""An attribute of a ``run`` that takes the lock: the ``run`` that it replaces."""
+"""The attribute of a ``run`` with the lock that holds the ``run`` that it replaces."""
 _NO_ID = "id"
-"""Stands for a task's id when a name is made only to check that it can be made."""
+"""Replaces the task's id when a name is made only as a check."""
 
 
 class Naming:
@@ -86,7 +86,7 @@ class Naming:
     def check(self, task: AbstractTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise KeyTemplateError, in the process that sends a message, when its key cannot be made.
 
-        A key function is only called where the task runs, because it may need data that exist only there.
+        A key function is only called where the task runs, because it may need data that exists only there.
         """
         if self._function is None:
             self._from_arguments(task, args, kwargs, _NO_ID)
@@ -142,7 +142,8 @@ class Naming:
 
 
 def body_of(task: type[AbstractTask[..., Any]]) -> Any:
-    """A task's own ``run``, as its class has it, also if an annotation of the app's wraps what takes the lock."""
+    """A task's own ``run``, as defined by its class, also if an annotation of the app wraps the ``run`` with the
+    lock."""
     run: Any = inspect.getattr_static(task, "run")
     while hasattr(inner := inspect.unwrap(run, stop=lambda each: hasattr(each, BODY)), BODY):
         run = getattr(inner, BODY)
@@ -163,7 +164,7 @@ def misfit(function: Callable[..., Any], arguments: int) -> str | None:
 
 
 def _canonical(values: Values, serializer: str) -> str:
-    """The text of values as a worker gets them, in which a UUID is its text, and keys are sorted as text.
+    """The text of values as a worker gets them: UUIDs become text, and keys are sorted as text.
 
     Raises TypeError or ValueError for values that have no JSON form.
     """
@@ -172,7 +173,7 @@ def _canonical(values: Values, serializer: str) -> str:
 
 def _received(values: Values, serializer: str) -> str:
     """The JSON of values after they have been in a message."""
-    with suppress(Exception):  # each serializer has its own errors; what it cannot send may run as a plain call
+    with suppress(Exception):  # each serializer has its own errors; a plain call may have values that it cannot send
         content_type, encoding, payload = serialization.dumps(values, serializer)
         if content_type == "application/json":
             return str(payload)
@@ -181,7 +182,7 @@ def _received(values: Values, serializer: str) -> str:
 
 
 def _uuid_as_text(value: Values) -> Any:
-    """Kombu's form of a UUID as the text for which a sender may take it."""
+    """Kombu's encoding of a UUID, as the text that a sender may pass for the same UUID."""
     return str(UUID(**value["__value__"])) if value.get("__type__") == "uuid" and len(value) == 2 else value
 
 
@@ -266,22 +267,23 @@ class _Values:
         if model is None or value is None:
             return value
         try:
-            # Not strictly: a sender's tuple, which would be refused, comes to the worker as a list.
+            # Not strictly: strict validation refuses a sender's tuple, which reaches the worker as a list.
             return model.model_validate(value, context=self._context)
         except ValueError as error:
             raise KeyTemplateError(
-                f"{self._label}: argument {name!r} is no {model.__name__}: {_faults(error)}.", ""
+                f"{self._label}: argument {name!r} is not a valid {model.__name__}: {_faults(error)}.", ""
             ) from None  # pydantic's error shows the value
 
 
 def _validates(function: Any) -> bool:
-    """Whether it is the wrapper that Celery puts around a body for ``pydantic=True``."""
+    """Whether a function is the wrapper that Celery puts around a body for ``pydantic=True``."""
     globals_of = getattr(function, "__globals__", {})
     return hasattr(function, "__wrapped__") and globals_of.get("__name__") == "celery.app.base"
 
 
 def _context(wrapper: Any) -> dict[str, Any]:
-    """What Celery's wrapper passes to validators. Only its closures have it, or in later versions those of a helper."""
+    """The context that Celery's wrapper passes to validators. Only its closures contain it, or in later versions a
+    helper's closures."""
     own = inspect.getclosurevars(wrapper).nonlocals
     helpers = [each for each in own.values() if getattr(each, "__globals__", None) is wrapper.__globals__]
     known = dict(own)
@@ -291,7 +293,7 @@ def _context(wrapper: Any) -> dict[str, Any]:
 
 
 def _faults(error: Any) -> str:
-    """What pydantic found: the fields, and the kinds of faults, whose names contain no value."""
+    """The faults that pydantic found: the fields and the kinds of faults, without any values."""
     found = error.errors(include_input=False, include_url=False, include_context=False)
     return ", ".join(f"{'.'.join(map(str, each['loc'])) or 'it'} ({each['type']})" for each in found)
 

@@ -1,4 +1,4 @@
-"""The options of a ``LockedTask``, checked once when the app makes the task, and those that it does not support."""
+"""The options of a ``LockedTask``, checked once when the app makes the task; and options that it does not support."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # --- options ----------------------------------------------------------------------------------------------------------
 
-# The options of a ``LockedTask``, checked once when the app makes the task.
+# The options of a ``LockedTask``.
 
 ON_LOCKED = ("skip", "retry", "wait", "raise")
 SCOPES = ("run", "queue", "until_start")
@@ -38,7 +38,7 @@ ON_QUEUED_ONCE = ("return", "raise", "earlier")
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """The options of ``LockedTask``, where they are described. Durations are seconds."""
+    """The options that ``LockedTask`` describes. Durations are in seconds."""
 
     naming: Naming
     wait_time: float | None
@@ -91,7 +91,8 @@ class TaskOptions:
         )
 
     def on_queued_of(self, task: AbstractTask[..., Any], options: dict[str, Any]) -> str:
-        """Take ``on_queued`` out of the options of one call, which may choose what its sender alone decides."""
+        """Remove ``on_queued`` from the options of a call and return it. A call may choose only values that concern its
+        sender alone."""
         chosen = options.pop("on_queued", None)
         if chosen is None:
             return self.on_queued
@@ -104,7 +105,7 @@ class TaskOptions:
 
     @property
     def runs_again(self) -> bool:
-        """Whether a message sent during a run is to run after it."""
+        """Whether a message that is sent during a run will run after it."""
         return self.on_queued in {"again", "replace"}
 
     def lock(self, names: Sequence[str], **times: Any) -> BaseLock:
@@ -117,7 +118,7 @@ class TaskOptions:
             permits=self.permits,
             **times,
         )
-        note_templates(made, dict(zip(names, self.naming.sources, strict=False)))  # a function's names have none
+        note_templates(made, dict(zip(names, self.naming.sources, strict=False)))  # a function's names: no sources
         return made
 
     def delay(self, retries: int) -> float:
@@ -126,7 +127,7 @@ class TaskOptions:
 
     def wait_time_without_message(self, is_eager: bool) -> float | None:
         """How long to wait if there is no message to send again: in a plain call as long as all retries would take, in
-        eager mode as before the last retry.
+        eager mode as long as the last retry would wait.
         """
         if is_eager or self.on_locked != "retry" or self.wait_time is None:
             return self.wait_time
@@ -153,9 +154,7 @@ def _check_scope(task: type[AbstractTask[..., Any]]) -> None:
     if scope == "run" and on_queued != "return":
         raise ValueError(f"{task.name}: on_queued={on_queued!r} needs lock_scope='queue'.")
     if scope == "until_start" and on_queued == "again":
-        raise ValueError(
-            f"{task.name}: on_queued='again' is for lock_scope='queue'; with 'until_start' that is always so."
-        )
+        raise ValueError(f"{task.name}: on_queued='again' is for lock_scope='queue'; 'until_start' always does this.")
     if scope == "until_start" and task.lock_at_least is not None:
         raise ValueError(
             f"{task.name}: lock_at_least has no effect with lock_scope='until_start', whose runs do not exclude each "
@@ -178,7 +177,7 @@ def _check_permits(task: type[AbstractTask[..., Any]]) -> None:
 
 
 def _on_locked(task: type[AbstractTask[..., Any]]) -> str | Callable[..., Any]:
-    on_locked: Any = inspect.getattr_static(task, "on_locked")  # not bound to the class or a task
+    on_locked: Any = inspect.getattr_static(task, "on_locked")  # unbound
     if callable(on_locked):
         if error := misfit(on_locked, 2):
             raise TypeError(f"{task.name}: on_locked is called as function(task, error); {error}.")
@@ -241,7 +240,7 @@ _FOREIGN = {
     "heimdall": "write lock_scope='queue', and on_queued='raise' for 'unique_raises'; its 'key' becomes "
     "lock_key='name:<argument>'",
 }
-"""Options of other libraries, and our equivalents."""
+"""Options of other libraries, and their equivalents."""
 
 _OF_LOCKS = {
     "key": "lock_key",
@@ -284,11 +283,11 @@ def refuse_unknown(task: type, label: str, known: Collection[str]) -> None:
             raise TypeError(f"{label}: {name!r} is a setting of the app, with no effect on a task; {_right(name)}.")
         if close := _meant(name, value, known):
             advice = f"Did you mean {close!r}? " if close in known else ""
-            raise TypeError(f"{label}: there is no option {name!r}. {advice}Known options: {', '.join(sorted(known))}.")
+            raise TypeError(f"{label}: unknown option {name!r}. {advice}Known options: {', '.join(sorted(known))}.")
 
 
 def unread(task: type, read: Collection[str]) -> dict[str, str]:
-    """The attributes of a task class that have the name of an argument of locks and are not read by its templates, and
+    """The attributes of a task class that are named like arguments of locks but that its templates do not read, with
     the options that were probably meant.
     """
     return {name: option for name, option in _OF_LOCKS.items() if hasattr(task, name) and name not in read}
@@ -305,7 +304,7 @@ def refuse_of_call(label: str, options: Mapping[str, Any]) -> None:
 
 
 def _instead(name: str, value: Any) -> str:
-    """What to write in place of an option of another library, in general and for this value."""
+    """Advice for an option of another library, in general and for this value."""
     here = ""
     if name == "once" and isinstance(value, Mapping):
         here = f"; here: {', '.join(_once(value))}"
@@ -315,7 +314,7 @@ def _instead(name: str, value: Any) -> str:
 
 
 def _once(options: Mapping[str, Any]) -> Iterator[str]:
-    """The options for those of celery-once."""
+    """The equivalents of celery-once's options."""
     yield "lock_scope='until_start'" if options.get("unlock_before_run") else "lock_scope='queue'"
     yield "on_queued='return'" if options.get("graceful") else "on_queued='raise'"
     if "keys" in options:

@@ -1,4 +1,4 @@
-"""How a worker handles a message. Only workers import this, by its name."""
+"""A worker's handling of messages. Only workers import this module, by its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_rlock._tasks.reservations import PLACE, leave_later
 
 
 class PlacedRequest(Request):
-    """Leaves the message's place in the queue at the two endings of which no signal tells."""
+    """Leaves the message's place in the queue in the two cases without a signal."""
 
     def acknowledge(self) -> None:
         """Handle a copy of a success that ``worker_deduplicate_successful_tasks`` does not run."""
@@ -34,8 +34,8 @@ class PlacedRequest(Request):
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., None]:
-    """Celery's, which rejects a message whose body is not that of a task. Celery's own ends the worker, for each worker
-    that gets the message.
+    """Celery's strategy, which also rejects a message whose body is not that of a task: such a body would end every
+    worker that gets the message.
     """
     handle: Callable[..., None] = default(task, app, consumer, **options)
 

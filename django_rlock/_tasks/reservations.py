@@ -1,12 +1,13 @@
-"""Messages of a task with ``lock_scope="queue"`` or ``"until_start"``: of those with one key, one is in the queue.
+"""Places in the queue: of a task with ``lock_scope="queue"`` or ``"until_start"``, only one message with the same key
+is queued.
 
 A message's place in the queue is a key in Redis, named after the lock, the task and the broker, with the value
-``<token>:<task id>`` and a description for operators. The sender takes the place for a short time before it sends the
-message, because it may die in between. Once the message is sent, the place is kept for ``lock_queue_time``. Until then
-other senders wait, and do not drop their message in favour of this one. So a stale place, left by a dead sender or a
-lost reply, never suppresses a message. docs/architecture.md has the table of states. The token is also a header of the
-message. It makes late commands harmless: a sender does not prolong a place that its message has already left, and an
-expired message does not remove another one's place.
+``<token>:<task id>`` and a description for operators. The sender reserves the place for a short time before it sends
+the message, because it may die in between. Once the message is sent, the place is kept for ``lock_queue_time``. Until
+then other senders wait, and do not drop their message in favour of this one. So a stale place, left by a dead sender or
+a lost reply, never suppresses a message. docs/architecture.md has the table of states. The token is also a header of
+the message. It makes late commands harmless: a sender does not prolong a place that its message has already left, and
+an expired message does not remove the place of another message.
 
 The place never replaces the lock: it does not allow a run, and exclusion does not depend on it. A run takes the lock
 first and then leaves the place, because from then on senders find the run by the lock itself: its owner's name contains
@@ -64,16 +65,16 @@ Header = Sequence[str]
 PLACE = "rlock_place"
 """The header of a message that has a place: its token, the alias of its lock, the mark of its task, the lock's name."""
 _OBJECT = "rlock_place_object"
-"""An attribute of the request of a message that has a place: the place."""
+"""The attribute of a message's request that holds its place."""
 SENDING = 5.0
 """How long a place is reserved while its message is being sent, in seconds; another sender waits no longer."""
 _UNSENT = "?"
-"""The first character of the place's value meanwhile."""
+"""The first character of the value of a reserved place."""
 _PAUSES = 0.005, 0.2
 """How long another sender waits before it checks again, at first and at most, in seconds; it doubles each time."""
 _MARK_BYTES = 5
 _LEFT_WITHIN = 3600.0
-"""How long to try to leave a place while Redis is unreachable, in seconds."""
+"""How long to retry to leave a place while Redis is unreachable, in seconds."""
 
 _warned: set[str] = set()
 """The tasks for which a warning about parts of a canvas was logged."""
@@ -97,7 +98,7 @@ class Place:
 
     @classmethod
     def of_request(cls, task: AbstractTask[..., Any], request: Context) -> Place | None:
-        """The place of a message that runs, if it has one; the same object each time."""
+        """The place of a running message, if it has one; the same object each time."""
         found = vars(request)
         if PLACE in found and _OBJECT not in found:
             found[_OBJECT] = cls.of_header(task, found[PLACE], str(request.id))
@@ -111,8 +112,8 @@ class Place:
     def take(self, queue: str = "", starts_in: float = 0.0, replaces: str = "") -> str | None:
         """Take the place, or return the id of the task that has it or runs. Waits while another message is being sent.
 
-        ``replaces`` is which message gives way: ``"earlier"`` one that starts later, ``"replace"`` any that waits; it
-        does once this message has been sent. Raises LockUnavailableError when Redis is unreachable.
+        ``replaces`` says which message gives up its place once this one has been sent: ``"earlier"`` a message that
+        starts later, ``"replace"`` any waiting message. Raises LockUnavailableError if Redis is unreachable.
         """
         if get_settings(self._options.using).nodes is not None:
             raise ImproperlyConfigured(unfit_alias(self._task))
@@ -126,7 +127,7 @@ class Place:
                 holder = TaskHolder.of(owner_id_in(run, self.lock))
                 if holder is not None and not holder.is_gone and not seems_dead(self._options, left_ms / 1000):
                     return holder.task_id
-                mark = ""  # the run has ended: from now on only the place counts
+                mark = ""  # the run has ended; from now on only the place counts
             elif not known.startswith(_UNSENT):
                 return known.partition(":")[2]
             else:
@@ -134,17 +135,18 @@ class Place:
                 pause = min(2 * pause, longest)
 
     def take_again(self, queue: str = "") -> None:
-        """Take the place for a message that is sent again, perhaps from within its run, if no other message has it."""
+        """Take the place, unless another message has it, for a message that is sent again, perhaps from within its
+        run."""
         with logged(self._task):
             self._try_to_take("", queue)
             self._is_left = False
 
     def keep(self, seconds: float, starts_in: float = 0.0) -> None:
-        """Keep the place for a number of seconds from now, if it is still this message's."""
+        """Keep the place for a number of seconds from now, if this message still has it."""
         self._change(milliseconds(seconds), milliseconds(starts_in))
 
     def begin(self) -> bool:
-        """Leave the place, because the run holds the lock; or keep it for a message that outlives the process.
+        """Leave the place, because the run holds the lock; but keep it for a message that outlives the process.
 
         Returns whether another message has replaced this one.
         """
@@ -158,8 +160,8 @@ class Place:
         return self._change(ASKS, RUNS).is_replaced
 
     def leave(self, state: str = RUNS) -> None:
-        """Leave the place, if it is still this message's; in the background if Redis is unreachable. With ``UNSENT``,
-        the message that this one was to replace has it again."""
+        """Leave the place, if this message still has it; in the background if Redis is unreachable. With ``UNSENT``,
+        the message that was to be replaced gets the place back."""
         if self._is_left:
             return
         self._is_left = True
@@ -171,15 +173,16 @@ class Place:
                 raise
 
     def hand_on(self) -> None:
-        """Do not leave the place: it belongs to another copy of the message, which has been sent."""
+        """Do not leave the place: it now belongs to another copy of the message, which has been sent."""
         self._is_left = True
 
     def free(self) -> bool:
-        """Free the place, whichever messages have it and are about to; returns whether it was taken."""
+        """Free the place from the message that has it and from a message that is about to get it; returns whether it
+        was taken."""
         freed = False
         for _ in ("the former place", "the place"):
             if known := self._change(0, RUNS).known:
-                self._value = known  # by its value: a copy may come late
+                self._value = known  # by its value, because this command may be executed late
                 freed = self._change(0, RUNS).is_done or freed
         return freed
 
@@ -204,8 +207,8 @@ class Place:
 
 
 class _Changed(NamedTuple):
-    """The outcome of a change of a place: whether it was this message's, else the value that a place has, or ""; and
-    whether another message has replaced this one."""
+    """The outcome of a change of a place: whether this message had the place, otherwise the place's current value or
+    ""; and whether another message has replaced this one."""
 
     is_done: bool
     known: str
@@ -213,7 +216,7 @@ class _Changed(NamedTuple):
 
 
 def leave_later(header: Header, task_id: str, state: str = RUNS) -> None:
-    """Leave a message's place in the background, if it is still this message's; its task need not be known here."""
+    """Leave a message's place in the background, if the message still has it; its task need not be known here."""
     token, using, mark, lock_name = header
     try:
         lock = rlock(lock_name, using=using)
@@ -225,12 +228,12 @@ def leave_later(header: Header, task_id: str, state: str = RUNS) -> None:
 
 
 def _value_in(known: bytes) -> str:
-    """The token and the task id of what a place has."""
+    """The token and the task id in a place's value."""
     return known.decode().partition("\n")[0].removeprefix(_UNSENT)
 
 
 def mark_of(task: AbstractTask[..., Any]) -> str:
-    """A mark that the owners of all runs of a task have in common, unless their messages come by different brokers."""
+    """A mark that the owners of all runs of a task share, unless their messages come from different brokers."""
     conf: Any = task.app.conf
     options = conf.broker_transport_options or {}
     prefix = options.get("global_keyprefix") or options.get("queue_name_prefix") or ""
@@ -263,8 +266,8 @@ def send_once(
     send: Callable[..., AsyncResult[Any]],
     on_queued: str,
 ) -> AsyncResult[Any]:
-    """Send a message, unless another one with its key waits or runs: then return that one's result, or raise
-    TaskQueuedError. The result's ``was_sent`` says which.
+    """Send a message, unless another message with its key waits or runs: then return the result of that message, or
+    raise TaskQueuedError. The result's ``was_sent`` says whether this message was sent.
     """
     headers: Mapping[str, Any] = options.get("headers") or {}
     if PLACE in headers:
@@ -287,12 +290,12 @@ def _send_again(
     options: dict[str, Any],
     send: Callable[..., AsyncResult[Any]],
 ) -> AsyncResult[Any]:
-    """Send a message that a worker, or the task's own retry(), sends again: always, whoever has its place.
+    """Send a message again for a worker or the task's own retry(): in any case, whichever message has its place.
 
-    If the message is running here, it hands its place on, and so does not leave it.
+    If the message is running here, the copy inherits its place, so it does not leave the place.
     """
     place = Place.of_header(task, header, task_id)
-    if options["headers"].get(COPY):  # the original's run may end meanwhile, and leave the place
+    if options["headers"].get(COPY):  # the original's run may end meanwhile and leave the place
         result = send(task_id=task_id, **options)
         _keep(place, task, options)
     else:
@@ -321,13 +324,14 @@ def _send_in(
 
 
 def _keep(place: Place, task: AbstractTask[..., Any], options: Mapping[str, Any]) -> None:
-    """Keep the place of a message that was sent. If that fails, it expires soon, and another message may be sent."""
+    """Keep the place of a message that was sent. If that fails, the place expires soon, and another message may be
+    sent."""
     with logged(task):
         place.keep(_time_in_queue(task, options), _starts_in(task, options))
 
 
 def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
-    """The result, which says whether the call that returns it has sent its message."""
+    """The result, with ``was_sent``: whether this call has sent its message."""
     result.was_sent = was_sent  # type: ignore[attr-defined]
     return result
 
@@ -349,19 +353,19 @@ def _queue_of(
     app: Any = task.app
     try:
         routed = app.amqp.router.route({**task._get_exec_options(), **options}, task.name, *args)  # type: ignore[attr-defined] # noqa: SLF001
-    except Exception:  # noqa: BLE001 - a router of the project's; Celery is about to raise the same error
+    except Exception:  # noqa: BLE001 - the project's router failed; Celery will raise the same error
         return ""
     queue = routed.get("queue") or routed.get("routing_key") or ""
     return str(getattr(queue, "name", queue))
 
 
 def _was_sent_before(options: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
-    """Whether it is a message without a place that is sent again."""
+    """Whether a message without a place is sent again."""
     return bool(options.get("retries")) or TOKEN in headers
 
 
 def _is_of_a_canvas(task: AbstractTask[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether others wait for this message: a chord, a group, the rest of a chain, a callback, a replaced task."""
+    """Whether other tasks wait for this message: a chord, a group, the rest of a chain, a callback, a replaced task."""
     parts = "group_id", "chord", "link", "replaced_task_nesting"
     if not any(map(options.get, parts)) and options.get("chain") is None:
         return False
@@ -370,15 +374,15 @@ def _is_of_a_canvas(task: AbstractTask[..., Any], options: Mapping[str, Any]) ->
         log(
             logger,
             logging.WARNING,
-            "Task %s is part of a chord, group or chain, or has a callback, where each message counts: such messages "
-            "are all sent, and only their runs are locked.",
+            "Task %s is part of a chord, group or chain, or has a callback, so other tasks wait for each message: such "
+            "messages are always sent, and only their runs are locked.",
             task.name,
         )
     return True
 
 
 def _time_in_queue(task: AbstractTask[..., Any], options: Mapping[str, Any]) -> float:
-    """The longest time that a message may wait from now on, in seconds."""
+    """The longest time for which a message may wait from now on, in seconds."""
     expires = options.get("expires", task.expires)
     longest = float("inf") if expires is None else max(_seconds_until(task, expires), 1.0)
     queue_time: float = task._rlock.queue_time  # noqa: SLF001
@@ -386,7 +390,7 @@ def _time_in_queue(task: AbstractTask[..., Any], options: Mapping[str, Any]) -> 
 
 
 def _starts_in(task: AbstractTask[..., Any], options: Mapping[str, Any]) -> float:
-    """How long a message has to wait at least, in seconds."""
+    """The shortest time for which a message has to wait, in seconds."""
     return max(0.0, *(_seconds_until(task, options.get(name)) for name in ("eta", "countdown")))
 
 

@@ -1,4 +1,4 @@
-"""One call of a task under its lock, and what happens instead while the lock is taken."""
+"""One call of a task under its lock, and the alternatives if the lock is taken."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_rlock.celery")
 
-_NO_RETRY = "Eager mode sends no message again, so the task ends as after its last retry"
+_NO_RETRY = "Eager mode cannot send messages again: the task ends as after its last retry"
 _PAUSES = 0.1, 1.0
-"""How long to wait before sending a message again is retried, in seconds."""
+"""The pauses between attempts to send a message again, in seconds."""
 
 locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
 """The lock of each task that runs in this context, by the task's name."""
@@ -60,8 +60,8 @@ def run_message(
 ) -> Any:
     """Run the body as ``Run.execute`` does.
 
-    A message with an outcome leaves its place before that is stored, so that whoever gets it can send the next one. All
-    other endings leave the place by the worker's signals, in ``messages``.
+    A message with an outcome leaves its place before the outcome is stored, so that code that reads the outcome can
+    send the next message. In all other cases the worker's signals leave the place, see ``messages``.
     """
     place = Place.of_request(task, request)
     try:
@@ -84,18 +84,18 @@ def _is_outcome(task: AbstractTask[..., Any], error: Exception) -> bool:
 
 
 def _is_retried(task: AbstractTask[..., Any], error: BaseException) -> bool:
-    """Whether ``autoretry_for``, which is around the lock, takes an error for a reason to send the message again."""
+    """Whether ``autoretry_for``, which wraps the lock, will send the message again because of an error."""
     retried: Any = getattr(task, "autoretry_for", ())
     never: Any = getattr(task, "dont_autoretry_for", ())
     return isinstance(error, tuple(retried)) and not isinstance(error, (Ignore, Retry, *never))
 
 
 class Rejected(Reject, Ignore):
-    """Rejects a message. ``autoretry_for``, which is around the lock, lets each Ignore pass."""
+    """Rejects a message. ``autoretry_for``, which wraps the lock, does not catch Ignore."""
 
 
 class _ReplacedError(Exception):
-    """Another message is to run instead of this one."""
+    """Another message has replaced this one."""
 
 
 class Run:
@@ -124,11 +124,11 @@ class Run:
         self.lock.wait_time = self._wait_time(self.delivery)
         self._is_to_tell_wait = self.delivery is None and self.lock.wait_time is None
         if self._is_to_tell_wait:
-            self.lock.wait_time = 0.0  # at first, since nothing else would say why the caller stands still
+            self.lock.wait_time = 0.0  # first try once, to log why the caller waits
 
     @property
     def mark(self) -> str:
-        """The mark by which senders find the run, if they look for it."""
+        """The mark by which senders find the run, if the scope needs it."""
         if self.options.scope != "queue":
             return ""
         return mark_of(self.task) if self._place is None else self._place.mark
@@ -141,7 +141,8 @@ class Run:
         return [f"{name}:{self.task_id or uuid.uuid4()}" for name in names]
 
     def _wait_time(self, delivery: Delivery | None) -> float | None:
-        """How long to wait in the slot: not for the run whose copy this is, and not until the broker sends a copy."""
+        """How long to wait in the slot: a copy does not wait for the run of its original, and no message waits until
+        the broker delivers it again."""
         if delivery is None:
             return self.options.wait_time_without_message(self._is_eager)
         wait_time = delivery.left_of(self.options.wait_time)
@@ -154,7 +155,7 @@ class Run:
         return None if wait_time == math.inf else wait_time
 
     def _is_to_wait_on(self, delivery: Delivery) -> bool:
-        """Whether the wait ended early, so that the broker sends no copy."""
+        """Whether the wait ended early, to keep the broker from delivering the message again."""
         left = delivery.left_of(self.options.wait_time)
         return self.lock.wait_time is not None and self.lock.wait_time < left
 
@@ -215,8 +216,8 @@ class Run:
                 self.log(logging.ERROR, "has done its work, which could not be recorded: %s", error)
 
     def _keep_out_others(self) -> None:
-        """Take the place again for a message that ``autoretry_for`` is about to send again, while the lock is held: so
-        other senders always find one of them."""
+        """Take the place again, while the lock is held, for a message that ``autoretry_for`` is about to send again: so
+        other senders always find the lock or the place."""
         if self._place is not None and self.delivery is not None:
             self._place.take_again(self.delivery.queue)
 
@@ -230,7 +231,7 @@ class Run:
                     raise _ReplacedError
 
     def leave_to_another(self) -> Skipped | None:
-        """Return the result of a message that another one has replaced."""
+        """Return the result of a message that another message has replaced."""
         self._tell(task_deduplicated, "was dropped: %s", "another message has replaced it")
         return skipped(self.task, self.lock.name, None)
 
@@ -249,7 +250,8 @@ class Run:
             has_begun = delivery.has_begun or found.has(self.task_id)
             if has_begun or (on_locked == "skip" and found.seems_dead(self.options, error)):
                 self._end_if_settled(delivery)
-                # Its holder may be about to release it, or may be dead: then the end of the lease is the time to retry.
+                # The holder may be about to release the lock, or may be dead: in both cases, retry at the end of the
+                # lease.
                 countdown = min(self._delay(delivery), math.inf if error.retry_after is None else error.retry_after)
                 raise self._sent_anew(delivery, error, countdown, is_copy=has_begun) from error
             if self._is_to_wait_on(delivery):
@@ -272,7 +274,7 @@ class Run:
 
     def _wait_on(self, error: LockTimeoutError, body: Callable[[], Any]) -> Any:
         described = _described(error, self.lock)
-        text = "waits without limit, as there is no message to send again: %s"
+        text = "waits without limit, because a plain call has no message to send again: %s"
         self.log(logging.WARNING if self._is_eager or is_test() else logging.INFO, text, described)
         self._is_to_tell_wait, self.lock.wait_time = False, None
         return self.execute(body)
@@ -312,7 +314,7 @@ class Run:
         return limit is None or delivery.lock_retries < limit
 
     def _delay(self, delivery: Delivery) -> float:
-        """How long the message waits, in a worker's memory; the broker must not redeliver it meanwhile. In seconds."""
+        """How long the message waits in a worker's memory, in seconds; the broker must not redeliver it meanwhile."""
         delay = min(self.options.delay(delivery.lock_retries), delivery.unnoticed)
         return delay * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
@@ -322,8 +324,8 @@ class Run:
         """Send the message again with all its options, and return the exception that reports this to the worker.
 
         ``Task.retry`` is not used: it counts against the task's own ``max_retries``, and without a broker it discards
-        the message. The state of a task that may be running elsewhere is not changed. In other cases the state is
-        stored before the message is sent, because the copy may succeed at once.
+        the message. The state of a task that may be running elsewhere is not changed. Otherwise the state is stored
+        before the message is sent, because the copy may succeed at once.
         """
         message = delivery.message
         if not is_copy and delivery.keeps_outcome:
@@ -343,7 +345,7 @@ class Run:
         return Retry(exc=error, when=signature.options["countdown"], sig=signature)
 
     def _failure_to_send(self, signature: Signature[Any]) -> Exception | None:
-        """Send a message; returns the error if that fails. Only what Celery has not retried itself is tried again."""
+        """Send a message; returns the error if that fails. Only errors that Celery has not retried are retried."""
         failure: Exception
         for pause in (*_PAUSES, None):
             try:
@@ -361,8 +363,8 @@ class Run:
     def _unsent(self, error: RLockError, failure: Exception, is_copy: bool) -> Exception:
         """The exception for a message that could not be sent again.
 
-        The broker redelivers an unacknowledged one. A copy, whose task may be running elsewhere, does not fail in any
-        case: that would be the outcome of the task. Any other message that was acknowledged fails now.
+        The broker redelivers an unacknowledged message. A copy never fails, because that would become the outcome of
+        its task, which may be running elsewhere. Any other message that was acknowledged fails now.
         """
         self.log(logging.WARNING, "could not be sent again: %s", reason_of(failure))
         if is_copy or self.task.acks_late:
@@ -371,13 +373,13 @@ class Run:
         return failure if isinstance(failure, SoftTimeLimitExceeded) else error
 
     def _store(self, message: Context, outcome: object, state: str) -> None:
-        """Store the task's state. If that fails, it goes on all the same, because the work matters more."""
+        """Store the task's state. If that fails, the task continues, because its work matters more."""
         try:
             self.task.backend.store_result(self.task_id, outcome, state, request=message)
         except SoftTimeLimitExceeded:
             raise
         except Exception as failure:  # noqa: BLE001 - each backend has its own errors
-            self.log(logging.WARNING, "goes on, but its state %s could not be stored: %s", state, failure)
+            self.log(logging.WARNING, "continues, but its state %s could not be stored: %s", state, failure)
 
     def _tell(self, signal: LockSignal, text: str, reason: object) -> None:
         self.log(logging.INFO, text, reason)
@@ -388,13 +390,13 @@ class Run:
 
 
 class _Surroundings:
-    """The block in which a run takes its lock and has it: the task's ``self.lock`` is set, the worker's main process
-    knows what to free, and for a message the owner's name ends with the task's id, which the reports name too.
+    """The block in which a run acquires and holds its lock: the task's ``self.lock`` is set, the worker's main process
+    knows which lock to free, and for a message the owner's name ends with the task's id, which the reports show, too.
 
-    At the end, releases locks that the thread took inside and did not release, as when a time limit interrupts the
-    body, or the run between taking its own lock and giving it back.
+    At the end, the block releases locks that the thread acquired inside and did not release, for example because a time
+    limit interrupted the body, or the run between acquire and release.
 
-    A lease chosen by the body runs on, as after ``rlock(name, lease_time=60).acquire()``.
+    A hold with a lease time chosen by the body continues, as after ``rlock(name, lease_time=60).acquire()``.
     """
 
     __slots__ = ("_about", "_before", "_inside", "_label", "_note", "_outside", "_owner", "_run", "is_entered")
@@ -429,7 +431,7 @@ class _Surroundings:
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
         owner = self._owner
-        if thread_owner() is owner:  # it may be dropped elsewhere
+        if thread_owner() is owner:  # the block may be dropped in another thread
             locks, about, former = self._outside
             if locks_held.get({}) is self._inside:
                 locks_held.set(locks)
@@ -456,7 +458,7 @@ class _Surroundings:
     def _give_back(self, hold: Hold, times: int) -> None:
         lock: Any = hold.lock
         tell = partial(self._run.log, logging.WARNING)
-        tell("did not release lock %r; it is released now.", lock.name)
+        tell("did not release lock %r, which is released now.", lock.name)
         for _ in range(times):
             if hold not in HOLDS:
                 return
@@ -467,12 +469,12 @@ class _Surroundings:
 
 
 def _count(hold: Hold) -> int:
-    """How often a lock is held, apart from what the end of a transaction releases."""
+    """The count of a hold, without the entries that the end of a transaction releases."""
     return hold.count - given_back_later(hold.key)
 
 
 def _described(error: LockTimeoutError, lock: BaseLock | None = None) -> LockTimeoutError:
-    """The error with the task's option name; with ``lock``, also with the holder."""
+    """The error with the name of the task's option; with ``lock``, also with the holder."""
     parts = () if lock is None else lock.parts
     taken = next((part for part in parts if part.name == error.lock_name), None)
     holder = None if taken is None else describe_holder(taken)

@@ -36,12 +36,13 @@ class Skipped:
 
 
 def held_by(lock_name: str, holder: str | None, other: str | None = None) -> str:
-    """Why a task was skipped; ``holder`` as in ``Skipped``, ``other`` describes a holder that is no task."""
+    """The reason why a task was skipped; ``holder`` as in ``Skipped``, ``other`` describes a holder that is not a
+    task."""
     return f"lock {lock_name!r} is held by " + (other or "another owner" if holder is None else f"task {holder}")
 
 
 def skipped(task: Any, lock_name: str, holder: str | None) -> Skipped | None:
-    """The result of a skipped task: ``Skipped`` if the app's serializers can encode it, else None."""
+    """The result of a skipped task: ``Skipped`` if the app's serializers can encode it, otherwise None."""
     serializers = {task.app.conf.result_serializer, task.app.conf.task_serializer, task.serializer}
     return Skipped(lock_name, holder) if serializers <= _TAKE_IT else None
 

@@ -1,1 +1,2 @@
-"""What the decorator and the middleware share: requests, transactions around views, and responses."""
+"""The decorator, and the code that it shares with the middleware: requests, transactions around views, and
+responses."""

@@ -45,13 +45,13 @@ class Arguments:
             # Most calls are of this kind, and bind() takes ten times as long.
             given = dict(zip(self._positional, args, strict=False), **kwargs)
             found = self._defaults | given
-            # No argument has no name, and none was given twice.
+            # Every argument has a name, and none was given twice.
             if len(given) == len(args) + len(kwargs) and found.keys() == self._known:
                 return found
         return dict(kwargs) if self.signature is None else self._bound(self.signature, args, kwargs)
 
     def of_part(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The same for a call of which arguments may be left out."""
+        """The same for a call that may leave out arguments."""
         return dict(kwargs) if self.signature is None else self._bound(self.signature, args, kwargs, is_part=True)
 
     def _bound(

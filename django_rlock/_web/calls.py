@@ -34,9 +34,9 @@ from django_rlock.settings import get_settings
 
 # Transactions inside the lock: acquire, BEGIN, body, COMMIT, release.
 #
-# Django's ATOMIC_REQUESTS opens the transaction outside of a view's decorators. So a lock taken by a decorator would
-# be released before COMMIT, and the next owner would read the old rows. Therefore the decorator makes Django open no
-# transaction, and opens it itself.
+# Django's ATOMIC_REQUESTS opens the transaction outside a view's decorators. So a lock taken by a decorator would be
+# released before COMMIT, and the next owner would read the old rows. Therefore the decorator makes Django open no
+# transaction, and opens the transaction itself. docs/transactions.md explains this for users.
 
 logger = logging.getLogger("django_rlock.web")
 
@@ -52,7 +52,7 @@ _FIXES = {
     (
         False,
         False,
-    ): "Call it outside of the transaction, and let @distributed_lock(..., atomic=True) open one inside the lock.",
+    ): "Call it outside the transaction, and let @distributed_lock(..., atomic=True) open one inside the lock.",
 }
 """How to fix a lock inside a transaction, by whether it is on a method and whether it is on a view."""
 
@@ -68,12 +68,13 @@ class OpenedInside(set[str]):
 
 
 def opens_inside(func: object) -> bool:
-    """Whether a decorator below opens the transactions: the innermost one does, so that all locks are held by then."""
+    """Whether a decorator below opens the transactions: the innermost decorator does, because all locks are held by
+    then."""
     return isinstance(getattr(func, _MARK, None), OpenedInside)
 
 
 def mark(wrapper: Callable[..., Any]) -> OpenedInside:
-    """Make Django leave a view's transactions to us. A non_atomic_requests applied later adds its aliases to the
+    """Make Django leave a view's transactions to the decorator. A later non_atomic_requests adds its aliases to the
     returned set."""
     left_out = OpenedInside(getattr(wrapper, _MARK, ()))
     setattr(wrapper, _MARK, left_out)
@@ -104,7 +105,7 @@ def databases(atomic: Atomic, is_view: bool, left_out: Iterable[str]) -> list[st
 def in_transactions(aliases: Sequence[str], call: Callable[[], T]) -> T:
     """Call a function inside transactions of all aliases.
 
-    Each has a ``with`` of its own: an interrupted ExitStack does not end what it has begun.
+    Each transaction has its own ``with``: an interrupted ExitStack does not end the transactions that it has begun.
     """
     if not aliases:
         return call()
@@ -113,13 +114,13 @@ def in_transactions(aliases: Sequence[str], call: Callable[[], T]) -> T:
 
 
 def open_database() -> str | None:
-    """The alias of a database with an open transaction; None when there is none."""
+    """The alias of a database with an open transaction; None if there is none."""
     found = open_databases()
     return found[0].alias if found else None
 
 
 def roll_back_open() -> None:
-    """Roll back what Django would commit, because an error has become a response."""
+    """Roll back the open transactions, which Django would commit, because an error has become a response."""
     for connection in open_databases():
         if connection.settings_dict["ATOMIC_REQUESTS"]:
             connection.set_rollback(True)
@@ -134,7 +135,7 @@ def warn_once(func: Callable[..., Any], alias: str, is_view: bool) -> None:
     fix = _FIXES[is_view and "." in func.__qualname__.rpartition("<locals>.")[2], is_view]
     logger.warning(
         "%s takes its lock inside an open transaction of database %r, and releases it before COMMIT: the next owner "
-        "reads the old rows. %s To accept that, say atomic=False.",
+        "reads the old rows. %s To accept that, write atomic=False.",
         name,
         alias,
         fix,
@@ -251,7 +252,7 @@ class LockedCall:
             AROUND.set(around)
 
     def _call_owned(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same inside a transaction, which is rolled back where a lock around it is no longer held."""
+        """The same inside a transaction, which is rolled back if a lock around it is no longer held."""
         result = self._call(lock, args, kwargs)
         ensure_owned((*AROUND.get(), lock))
         return result

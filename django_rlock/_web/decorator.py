@@ -50,7 +50,7 @@ from django_rlock.settings import DEFAULT_ALIAS
 # Views of which only some methods or operations open their transactions themselves, inside their locks.
 #
 # Django opens the transactions of ATOMIC_REQUESTS around the whole view, whichever method handles the request. So
-# Django is made to open none, and the methods without a lock get theirs here, around the whole view as well.
+# Django is made to open none, and this code opens them around the whole view if the method has no lock.
 
 OPERATIONS = "rlock_operations"
 """The attribute of views that holds the functions that handle their requests, if those are not methods."""
@@ -110,7 +110,7 @@ def _method_for_get(cls: type, names: dict[str, str]) -> object:
 def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., Any]:
     """The view, with Django's transactions around requests whose handler does not open them itself.
 
-    A view that opens them as a whole stays unchanged, and so does an async view, which Django refuses under
+    A view that opens its transactions as a whole stays unchanged, and so does an async view, which Django refuses under
     ATOMIC_REQUESTS.
     """
     if opens_inside(view) or iscoroutinefunction(view):
@@ -137,8 +137,8 @@ def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., A
 
 @contextmanager
 def _outer_transactions_kept() -> Iterator[None]:
-    """Undo Django REST framework's rollback of the transactions outside of the view, such as a test case's: it marks
-    all open ones when it handles an error."""
+    """Undo Django REST framework's rollback of transactions outside the view, such as a test case's: it marks all open
+    transactions when it handles an error."""
     outer = [
         each for each in connections.all(initialized_only=True) if each.in_atomic_block and not each.needs_rollback
     ]
@@ -227,18 +227,17 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
         @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
         class Buy(View): ...
 
-    A template names the lock. ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute of one.
-    ``<request.user.pk>``, ``<GET.q>``, ``<POST.q>``, ``<data.sku>`` and ``<header.Idempotency-Key>`` come from the
-    request; a request without them gets a 400 response. A function in place of a template gets the arguments of the
-    call, and returns one or more names. With several names, all locks are taken or none.
+    A template names the lock. ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute of an
+    argument. ``<request.user.pk>``, ``<GET.q>``, ``<POST.q>``, ``<data.sku>`` and ``<header.Idempotency-Key>`` come
+    from the request; a request without them gets a 400 response. A function in place of a template gets the arguments
+    of the call, and returns one or more names. With several names, all locks are taken or none.
 
-    ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits for ever. By default views wait for
-    VIEW_WAIT_TIME. Other callables try once if ``on_locked`` is "skip" or a function, and otherwise wait for ever.
-    ``lease_time`` is in seconds; None is renewed by the watchdog, for ``max_hold_time`` seconds at most (None:
-    MAX_HOLD_TIME). After a call that ends earlier than ``at_least`` seconds after it took the lock, the lock stays
-    taken until then: a view responds to others with 423 and ``Retry-After``, which is the rest of that time. With
-    ``permits=3`` up to three calls run at once. ``using`` is the RLOCK alias, ``kind`` a kind of lock other than the
-    alias's.
+    ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits forever. By default views wait for
+    VIEW_WAIT_TIME. Other callables try once if ``on_locked`` is "skip" or a function, and otherwise wait forever.
+    ``lease_time`` is in seconds; with None the watchdog renews the lease, for ``max_hold_time`` seconds at most (None:
+    MAX_HOLD_TIME). The lock stays taken for ``at_least`` seconds after it was acquired, even if the call ends earlier:
+    a view responds to other requests with 423, and with the remaining time as ``Retry-After``. With ``permits=3`` up to
+    three calls run at once. ``using`` is the RLOCK alias, ``kind`` the kind of lock (None: the alias's default kind).
 
     A *view* is a callable that gets a request as its first argument, or after ``self``. If the lock is taken, it
     responds with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was lost, with 503. Other
@@ -246,17 +245,17 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     makes a view raise all three; ``"skip"`` returns None when the lock is taken (204 from a view); a function is called
     with the LockTimeoutError and the arguments of the call, and returns the result.
 
-    ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT,
-    one command checks that the lock is still held; if it was lost, or Redis is unreachable, all is rolled back.
-    ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True does so always, and on the default
-    database too; False never. Async code has no transactions. Put the decorator above others that wrap the view or the
+    ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT, one
+    command checks that the lock is still held; if it was lost, or Redis is unreachable, the transaction is rolled back.
+    ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True for all callables, and also on the default
+    database; False never. Async code has no transactions. Put the decorator above others that wrap the view or the
     method: below them, Django opens the transaction before the lock is taken, which is logged. A lock on one method of
     a class does not change the transactions of the other methods.
 
     ``condition`` gets the arguments of the call; if it returns False, the body runs without the lock.
 
-    A streaming response keeps the lock until it is closed, and one that renders late until it is rendered. If the lock
-    cannot be released after the work was done and committed, that is logged, and the result is returned.
+    A streaming response keeps the lock until it is closed, and a lazily rendered response until it is rendered. If the
+    lock cannot be released after the work was committed, the error is logged, and the result is returned.
 
     Raises KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name that the
     function does not take. For views, a system check compares the template with the URLconf.
@@ -288,8 +287,8 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
 
 
 class Decorator:
-    """The return value of ``distributed_lock(...)``. ``is_bare`` says that it stands above a function without having
-    been called, so that it takes that function for one that names locks."""
+    """The return value of ``distributed_lock(...)``. ``is_bare`` says that ``@distributed_lock`` was written above a
+    function without being called, and got that function in place of a template."""
 
     def __init__(self, options: Options, is_bare: bool = False) -> None:
         self.options = options
@@ -302,15 +301,15 @@ class Decorator:
         return _decorate(self.options, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError, as without this method, with the advice for who takes it for a decorated function."""
+        """Raise AttributeError, with advice for callers that expect a decorated function."""
         named_by = vars(self)["options"].templates[0] if vars(self) else None  # a copy has no attributes at first
-        what = f"What distributed_lock(...) returns has no attribute {name!r}"
+        what = f"The return value of distributed_lock(...) has no attribute {name!r}"
         raise AttributeError(f"{what}. {without_a_template(named_by)}" if callable(named_by) else f"{what}.")
 
 
 def _is_just_defined(value: Any, frame: FrameType) -> bool:
-    """Whether a value is a function that the code of a frame has just made, and not yet given a name: it is being
-    decorated. A function that names locks was given a name before, or is a lambda."""
+    """Whether a value is a function that the code of a frame has just made and not yet bound to a name: it is being
+    decorated. A function that names locks already has a name, or is a lambda."""
     code = getattr(value, "__code__", None)
     if code is None or code.co_name == "<lambda>" or code not in frame.f_code.co_consts:
         return False
@@ -318,7 +317,7 @@ def _is_just_defined(value: Any, frame: FrameType) -> bool:
 
 
 def without_a_template(named_by: Any) -> str:
-    """What to write where distributed_lock was put above a function or a class without being called."""
+    """The error text for a distributed_lock above a function or a class that was not called."""
     name = getattr(named_by, "__name__", repr(named_by))
     if isinstance(named_by, type):
         return (
@@ -333,7 +332,7 @@ def without_a_template(named_by: Any) -> str:
 
 
 def _is_function(value: Any) -> bool:
-    """Whether a decorator may be put above it, if only by mistake; a request or a model is not such a value."""
+    """Whether a decorator may have been put above the value, if only by mistake; this excludes requests and models."""
     return callable(value) or isinstance(value, classmethod | staticmethod)
 
 
@@ -349,7 +348,7 @@ def _decorate(options: Options, func: F) -> F:
 
 
 def _is_view_method(call: LockedCall) -> bool:
-    """Whether it is a view method in the body of a class, for whose requests this method opens the transactions."""
+    """Whether the callable is a view method in the body of a class, which opens the transactions of its requests."""
     if call.left_out is None or call.arguments.signature is None:
         return False
     outer = call.func.__qualname__.rpartition(".")[0]

@@ -37,16 +37,16 @@ _is_plain = re.compile(r"[A-Za-z0-9_.@-]+").fullmatch
 
 
 class RefusedError(Exception):
-    """Why a template or a value is refused; the caller adds where."""
+    """The reason why a template or a value is refused; the caller adds the place."""
 
 
 class MissingError(RefusedError):
-    """There is no value, which a placeholder with ``?`` allows."""
+    """A value is missing, which a placeholder with ``?`` allows."""
 
 
 def no_converter(name: str) -> str:
     close = difflib.get_close_matches(name, list(get_converters()), n=1)
-    advice = f"did you mean {close[0]!r}?" if close else "register it in the URLconf, or take a built-in one"
+    advice = f"did you mean {close[0]!r}?" if close else "register it in the URLconf, or use a built-in converter"
     return f"no path converter {name!r}; {advice}"
 
 
@@ -172,7 +172,7 @@ def _writer(value: Any) -> Callable[[Any], str]:
             return write
     raise RefusedError(
         f"is {_kind(value)}; keys take str, int, bool, UUID, Decimal, date, datetime, Enum and saved model "
-        f"instances; take an attribute of such a type, as in <order.pk>"
+        f"instances; use an attribute of such a type, as in <order.pk>"
     )
 
 
@@ -286,7 +286,7 @@ class _Placeholder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyTemplate:
-    """A parsed template, made once and rendered for each call; equal to another one with the same source.
+    """A parsed template, made once and rendered for each call. Templates with the same source are equal.
 
     ``names`` are the names that it looks up: ``{"order"}`` for ``<order.pk>``, ``{"request"}`` for ``<GET.q>``.
 
@@ -419,12 +419,12 @@ def _placeholder(text: str) -> _Placeholder:
             f"end if it may be missing, and no calls, indexes or spaces; '<<' is a literal '<'"
         )
     if any(segment.startswith("_") for segment in (root, *path)):
-        raise RefusedError(f"{shown} reads a private name; take one without a leading underscore")
+        raise RefusedError(f"{shown} reads a private name; use a name without a leading underscore")
     return _Placeholder(converter, root, tuple(path), text.endswith("?"))
 
 
 def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
-    """Yield the texts between placeholders; refuse one that could be part of a value.
+    """Yield the texts between placeholders; refuse a text that could be part of a value.
 
     A converter does not make a template acceptable, though ``<int:a>x<int:b>`` is clear: its regex may change
     elsewhere.

@@ -30,9 +30,9 @@ from django_rlock.locks.records import WorkingOn, context
 
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The request that a view gets: its first argument, or the one after ``self``; None for other callables.
+    """The request that a view gets: its first argument, or its second after ``self``; None for other callables.
 
-    It is Django's request, or the one that Django REST framework wraps around it.
+    It is Django's request, or Django REST framework's wrapper around it.
     """
     for candidate in (*args[:2], kwargs["request"]) if "request" in kwargs else args[:2]:
         if isinstance(candidate, HttpRequest) or django_request(candidate) is not None:
@@ -41,19 +41,19 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def django_request(request: Any) -> HttpRequest | None:
-    """Django's request inside one of Django REST framework; None if there is none."""
+    """Django's request inside a wrapper of Django REST framework; None if the value is not such a wrapper."""
     # Read without attribute access, which could evaluate a lazy object.
     inner = getattr(request, "__dict__", {}).get("_request")
     return inner if isinstance(inner, HttpRequest) else None
 
 
 def plain_request(request: Any) -> HttpRequest:
-    """Django's request, of that itself or of the one of Django REST framework."""
+    """Django's request, without the wrapper of Django REST framework."""
     return request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001
 
 
 def reported(request: Any) -> AbstractContextManager[dict[str, str]]:
-    """Name the request in the report of the locks taken inside. None names nothing.
+    """Name the request in the reports of the locks that are acquired inside the block. None names no request.
 
     The user is named only if it has been loaded already, because a report is not worth a query.
     """
@@ -83,19 +83,19 @@ def _user(request: HttpRequest) -> dict[str, str]:
 
 
 def import_views() -> None:
-    """Import the modules of all views, for checks that look at what these have defined."""
+    """Import the modules of all views, for checks that look at their decorators."""
     if getattr(settings, "ROOT_URLCONF", None):
         _ = get_resolver().url_patterns
 
 
 # --- streaming --------------------------------------------------------------------------------------------------------
 
-# A streaming response keeps its lock until it is closed, and one that renders late until it is rendered, in whatever
-# thread or task that happens.
+# A streaming response keeps its lock until it is closed, and a lazily rendered response until it is rendered, in any
+# thread or task.
 #
-# A lock belongs to the thread or task that took it. But the server may close or render the response in another one,
-# and may continue with the next request in this one. So the hold changes its owner, from the thread to the owner id
-# under which it is held.
+# A lock belongs to the thread or task that acquired it. But the server may close or render the response in another
+# thread, and this thread may continue with the next request. So the hold is transferred from the thread to its owner
+# id.
 
 logger = logging.getLogger("django_rlock.web")
 
@@ -103,9 +103,9 @@ GiveBack = Callable[[], object]
 
 
 def keep_for_response(lock: BaseLock, response: Any) -> BaseLock | None:
-    """Let a response that is not complete yet release the lock; returns the lock that the caller still has to release.
+    """Let an incomplete response release the lock later; returns the lock if the caller still has to release it.
 
-    A lock that its owner holds more than once stays with the owner, because an outer hold still needs it.
+    A lock with a count above one stays with its owner, because an outer block still needs it.
     """
     hand_over = _hand_over(response)
     if hand_over is None or lock.lost:
@@ -116,7 +116,7 @@ def keep_for_response(lock: BaseLock, response: Any) -> BaseLock | None:
         if hold is None or hold.count > 1:
             left.append(part)
         else:
-            # Middleware may drop a response without closing or rendering it; that drops what is detached, too.
+            # Middleware may drop a response without closing or rendering it; that drops the transferred hold, too.
             hand_over(partial(_give_back, TransferredHold(hold)))
     return MultiLock(*left) if left else None
 

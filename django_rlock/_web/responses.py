@@ -109,7 +109,7 @@ def _retry_after(lease_left: float | None, is_kept: bool = False) -> int:
     if is_kept and lease_left is not None:
         return max(1, math.ceil(lease_left))
     longest = LONGEST_RETRY if lease_left is None else min(lease_left, LONGEST_RETRY)
-    # Jitter, so that clients that were refused together do not come back together.
+    # Jitter, so that clients that were refused together do not retry together.
     return max(1, math.ceil(longest * random.uniform(0.4, 1.0)))  # noqa: S311
 
 

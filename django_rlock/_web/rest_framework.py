@@ -19,8 +19,8 @@ class LockAPIException(APIException):  # type: ignore[misc]
 
 
 def refusal(request: Any, reason: str, names_user: bool) -> APIException:
-    """The error for a request without a value that the lock's name needs. If that is a user who is not logged in: 401
-    or 403, depending on the view's authentication; else 400."""
+    """The error for a request without a value that the lock's name needs. The status is 400; if the value is the user
+    and nobody is logged in, 401 or 403, depending on the view's authentication."""
     user = getattr(request, "user", None)
     if names_user and not getattr(user, "is_authenticated", False):
         return NotAuthenticated()

@@ -1,4 +1,4 @@
-"""What is known about a lock that is held: who holds it, since when, and who waits. Durations are seconds."""
+"""Values about locks: holders, waiters, processes and deadlocks. Durations are in seconds."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from django_rlock._redis.keys import is_kept
 from django_rlock.exceptions import KEPT
 
 CLIENT_LENGTH = 36
-"""An owner's first characters are its process's client id."""
+"""The length of a client id, with which each owner id begins."""
 
 
 class LockState(TextChoices):
-    """What an operator should know first. Where several are true, the first in this order."""
+    """The state that an operator should see. If several apply, it is the first in this order."""
 
     DEADLOCK = "deadlock", _("deadlock")
-    """Its holder waits for another lock, and that one's holder, in the end, for this one."""
+    """The holder waits for another lock whose holder waits, directly or indirectly, for this lock."""
     NO_EXPIRY = "no-expiry", _("no expiry")
-    """Nothing but a release frees it."""
+    """The lock has no expiry: only a release frees it."""
     SILENT = "silent", _("holder silent")
-    """Its process has a report but stopped to renew it: killed, paused, or cut off."""
+    """The holder's process has stopped refreshing its report: it was killed, paused or disconnected."""
     UNKNOWN = "unknown", _("holder unknown")
-    """No report names its owner: a Java client, or held for less than a second."""
+    """No report names the owner: a Java client holds the lock, or it has been held for less than a second."""
     HOT = "hot", _("hot")
-    """Its holders come and go within milliseconds; the list shows it even when it is free for a moment."""
+    """Processes acquire and release the lock within milliseconds; the list shows it even while it is free."""
     HELD = "held", _("held")
     QUEUED = "queued", _("queued")
-    """It is free; a message of a Celery task waits for it, and keeps others out of the queue."""
+    """The lock is free, but a message of a Celery task has its place in the queue."""
 
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def duration_parts(seconds: float | None) -> list[tuple[str, str]]:
-    """Numbers and their units; none for None."""
+    """Numbers and their units; empty for None."""
     if seconds is None:
         return []
     if seconds < 60:
@@ -72,7 +72,7 @@ def clock_text(timestamp: float | None, has_seconds: bool = True) -> str:
 
 
 def doing(context: Mapping[str, str], role: str) -> str:
-    """The request, the task or the command in which an owner uses a lock; "" when unknown."""
+    """The request, task or command that uses a lock; "" if unknown."""
     task, task_id = context.get("task", ""), context.get("task_id", "")
     command = role if role.startswith("command ") else ""
     return context.get("route", "") or f"{task} {task_id}".strip() or command
@@ -80,11 +80,11 @@ def doing(context: Mapping[str, str], role: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Party:
-    """An owner that holds a lock or waits for it; None and "" stand for what no report says.
+    """An owner that holds a lock or waits for it; values that no report contains are None or "".
 
-    ``client`` is the process's id. ``place`` is the thread or task. ``context`` is what it does: ``route``
-    and ``user`` of a request, ``task`` and ``task_id`` of a Celery task. ``actor`` is the same for all that one thread
-    or task holds and waits for, while its ``owner`` may change.
+    ``client`` is the client id of the process. ``place`` names the thread or task. ``context`` describes its work:
+    ``route`` and ``user`` of a request, ``task`` and ``task_id`` of a Celery task. ``actor`` identifies the thread or
+    task in all its holds and waits, while its ``owner`` may change.
     """
 
     owner: str
@@ -98,32 +98,32 @@ class Party:
 
     @property
     def process_text(self) -> str:
-        """As in ``web-2 pid 311``."""
+        """For example ``web-2 pid 311``."""
         if is_kept(self.owner):
             return KEPT
         return f"{self.host} pid {self.pid}" if self.host else f"owner {self.short_owner}"
 
     @property
     def short_owner(self) -> str:
-        """The owner for people: enough to tell two apart, not enough to release the lock."""
+        """The shortened owner id, for display: it distinguishes owners, but does not suffice to release the lock."""
         if len(self.owner) <= CLIENT_LENGTH:
             return self.owner[:8] + "…" * (len(self.owner) > 8)
         return f"{self.client[:8]}…{self.owner[CLIENT_LENGTH:].partition(':')[2].partition(':')[0]}"
 
     @property
     def short_actor(self) -> str:
-        """The thread or task for people and links: what holds and waits together."""
+        """The shortened id of the thread or task, for display and links."""
         client, slash, number = self.actor.rpartition("/")
         return f"{client[:8]}-{number}" if slash and client == self.client else self.short_owner
 
     @property
     def short_client(self) -> str:
-        """The process for links."""
+        """The shortened client id, for links."""
         return self.client[:8]
 
     @property
     def doing(self) -> str:
-        """The request, the task or the command in which it uses the lock; "" when unknown."""
+        """The request, task or command that uses the lock; "" if unknown."""
         return doing(self.context, self.role)
 
 
@@ -131,8 +131,8 @@ class Party:
 class Holder(Party):
     """An owner that holds a lock ``count`` times.
 
-    ``held_for`` is None when unknown; ``since`` is when it began, by the server's clock. ``heard_ago`` is the age of
-    its process's last heartbeat, None without a report; ``silent`` says that it is too old for a process that lives.
+    ``held_for`` is None if unknown; ``since`` is the start by the server's clock. ``heard_ago`` is the age of the last
+    heartbeat of its process, None without a report; ``silent`` is whether that is too old for a living process.
     """
 
     count: int
@@ -150,7 +150,7 @@ class Holder(Party):
         return duration_text(self.heard_ago)
 
     def __str__(self) -> str:
-        """As in ``web-2 pid 311, POST /buy/42/, for 7.1 s``."""
+        """For example ``web-2 pid 311, POST /buy/42/, for 7.1 s``."""
         held_for = "" if self.held_for is None else f"for {self.held_for:.1f} s"
         return printable(", ".join(filter(None, [self.process_text, self.doing, held_for])))
 
@@ -160,7 +160,7 @@ _NO_ONE = Holder(owner="", actor="", client="", count=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiter(Party):
-    """An owner that waits; ``waited`` is None when unknown, ``since`` when it began."""
+    """An owner that waits; ``waited`` is None if unknown, ``since`` is the start by the server's clock."""
 
     waited: float | None = None
     since: float | None = None
@@ -185,9 +185,9 @@ class WaitingProcess(Waiter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """A process that has a report. ``started`` is by the server's clock; ``heard_ago`` is the age of its last
-    heartbeat, and ``silent`` says that it is too old for a process that lives. ``holds`` and ``waits`` count what it
-    reported."""
+    """A process that has a report. ``started`` is a time of the server's clock; ``heard_ago`` is the age of its last
+    heartbeat, and ``silent`` is whether that is too old for a living process. ``holds`` and ``waits`` are its numbers
+    of reported holds and waits."""
 
     client: str
     host: str
@@ -216,13 +216,14 @@ class Edge:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """The same when it is read again."""
+        """An identity that stays the same in the next reading."""
         return self.waiter.actor, self.using, self.name, self.holder.actor
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One owner of a deadlock: what it holds for the one before it, and what it waits for itself."""
+    """One owner of a deadlock: the lock that it holds and the previous owner waits for, and the lock that it waits
+    for."""
 
     party: Waiter
     holds: Edge
@@ -235,7 +236,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deadlock:
-    """Owners that wait for each other: the holder of each edge is the waiter of the next one, of the last the first."""
+    """Owners that wait for each other: the holder of each edge is the waiter of the next edge; after the last edge
+    comes the first."""
 
     edges: tuple[Edge, ...]
 
@@ -246,7 +248,7 @@ class Deadlock:
 
     @property
     def locks(self) -> set[tuple[str, str]]:
-        """Alias and name of each."""
+        """The alias and name of each lock."""
         return {(edge.using, edge.name) for edge in self.edges}
 
     def as_list(self) -> list[dict[str, str]]:
@@ -276,17 +278,17 @@ class WaitGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockInfo:
-    """A lock that is held, as the server has it at this moment.
+    """A held lock, as the server has it at this moment.
 
-    ``remaining_lease`` is None when it never ends; ``until`` is when it does, by the server's clock. ``lease`` is what
-    the holder asked for, and ``kind`` the kind of its lock object; None and "" when no report says. ``waiters`` are the
-    first of them, in the order in which they will be served where the kind keeps one; ``waiting`` counts all that are
-    known; ``crowds`` are their processes, where one has several waiters, the largest first. Of a RedLock
-    ``nodes`` maps each node to the owner there, "" where it is free, None where it is unreachable. ``deadlock`` is
-    the circle of owners that it is a part of, if it is. Where processes take it many times a second, ``rate`` is how
-    often, and ``recent`` are the last holders, the very last one first; such holds are too short to be reported.
-    ``queued`` are the messages of Celery tasks that keep others with their keys out of the queue, the oldest first;
-    only what asks for one lock by its name fills it.
+    ``remaining_lease`` is None if the lock has no expiry; ``until`` is the time of the expiry by the server's clock.
+    ``lease`` is the lease that the holder requested, and ``kind`` the kind of its lock object; they are None and "" if
+    no report names them. ``waiters`` lists the first few waiters, in their order if the kind has an order; ``waiting``
+    counts all known waiters; ``crowds`` lists their processes, the largest first, if any process has several waiters.
+    For a RedLock, ``nodes`` maps each node to the owner there, "" if the lock is free there, None if the node is
+    unreachable. ``deadlock`` is the deadlock that the lock is part of, if any. If processes acquire the lock many times
+    a second, ``rate`` is the number per second, and ``recent`` lists the last holders, the latest first; such holds are
+    too short to be reported. ``queued`` lists the messages of Celery tasks that have the lock's place in the queue, the
+    oldest first; only functions that read single locks by name fill it.
     """
 
     name: str
@@ -309,35 +311,37 @@ class LockInfo:
 
     @property
     def is_hot(self) -> bool:
-        """Whether its holders come and go so fast that the present one is not worth naming."""
+        """Whether the lock is acquired so often that the current holder will be gone before anyone reads it."""
         return self.rate is not None and self.held_for is None
 
     @property
     def named(self) -> tuple[Party, ...]:
-        """Who is worth naming in a list: the holder, or the recent ones of a hot lock."""
+        """The parties to name in a list: the holder, or the recent holders of a hot lock."""
         return self.recent if self.is_hot and self.recent else (self.holder,)
 
     @property
     def rate_text(self) -> str:
-        """As in ``120/s``."""
+        """For example ``120/s``."""
         return "" if self.rate is None else f"{self.rate:.{0 if self.rate >= 10 else 1}f}/s"
 
     @property
     def quorum_text(self) -> str:
-        """On how many of its nodes the holder has it, as in ``quorum 2/3``; "" for a lock of one server."""
+        """The number of nodes on which the holder has the lock, for example ``quorum 2/3``; "" for a lock on one
+        server."""
         have = sum(owner == self.holder.owner for owner in self.nodes.values())
         return f"quorum {have}/{len(self.nodes)}" if self.nodes else ""
 
     @property
     def holder(self) -> Holder:
-        """The holder; of several, the one that has held it for longest. Where only waiters are known, no one's."""
+        """The holder; of several holders, the one with the longest hold. If only waiters are known, an unknown
+        holder."""
         if len(self.holders) == 1:
             return self.holders[0]
         return max(self.holders, key=lambda holder: holder.held_for or 0.0, default=_NO_ONE)
 
     @property
     def is_held(self) -> bool:
-        """Whether anyone holds it, not only waits for it."""
+        """Whether an owner holds the lock: some locks only have waiters."""
         return bool(self.holders)
 
     @property
@@ -351,44 +355,44 @@ class LockInfo:
 
     @property
     def process(self) -> tuple[str, int]:
-        """Host and process id of the holder; "" and 0 when they are unknown."""
+        """Host and process id of the holder; "" and 0 if unknown."""
         return self.holder.host or "", self.holder.pid or 0
 
     @property
     def doing(self) -> str:
-        """What the holder does; see ``Party.doing``."""
+        """The holder's work; see ``Party.doing``."""
         return self.holder.doing
 
     @property
     def hosts(self) -> set[str | None]:
-        """Those of all holders."""
+        """The hosts of all holders."""
         return {holder.host for holder in self.holders}
 
     @property
     def longest_wait(self) -> tuple[float, float] | None:
-        """How long the first waiter has waited, in seconds, and since when; None when no report says."""
+        """The longest wait in seconds, and the time when it began; None if no report names a waiter."""
         known = ((waiter.waited, waiter.since) for waiter in self.waiters)
         return max(
             ((waited, since) for waited, since in known if waited is not None and since is not None), default=None
         )
 
     def is_held_by(self, actor: str) -> bool:
-        """Whether a thread or task with this short name holds it."""
+        """Whether a thread or task with this shortened id holds the lock."""
         return any(holder.short_actor == actor for holder in self.holders)
 
     def involves(self, client: str) -> bool:
-        """Whether a process with this short name holds it or waits for it."""
+        """Whether a process with this shortened client id holds the lock or waits for it."""
         return any(party.short_client == client for party in (*self.holders, *self.waiters))
 
     @property
     def words(self) -> Iterator[str]:
-        """What a search looks at."""
+        """The texts that a search compares."""
         yield from (self.name, self.kind)
         for party in (*self.holders, *self.waiters):
             yield from (party.host or "", str(party.pid or ""), party.place, party.owner, *party.context.values())
 
     def in_deadlock(self, circle: Deadlock) -> LockInfo:
-        """The same lock as a part of a circle."""
+        """The same lock, as part of a deadlock."""
         return replace(self, state=LockState.DEADLOCK, deadlock=circle)
 
     @property
@@ -401,7 +405,7 @@ class LockInfo:
 
     @property
     def count(self) -> int:
-        """Holds of all holders together."""
+        """The sum of the holders' counts."""
         return sum(holder.count for holder in self.holders)
 
     def as_dict(self) -> dict[str, Any]:
@@ -423,7 +427,7 @@ _PLAIN = [field.name for field in fields(LockInfo)]
 
 
 def _plain(party: Party) -> dict[str, Any]:
-    # Unlike ``asdict`` it does not look for dataclasses in the values, which takes several times as long.
+    # Unlike ``asdict``, this does not search the values for dataclasses, which takes several times as long.
     return {field.name: getattr(party, field.name) for field in fields(party)}
 
 

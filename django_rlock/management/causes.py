@@ -1,4 +1,4 @@
-"""Why a server does not reply or refuses commands, and the remedy: a separate finding for each cause."""
+"""The causes of a server that does not reply or refuses commands, each with its remedy as a separate finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator should know about the locks' servers, and what to do about it."""
+"""Problems of the locks' servers, and their remedies, for operators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from django_rlock.settings import AliasSettings, get_settings, server_aliases
 
 # --- looks ------------------------------------------------------------------------------------------------------------
 
-# Checks of a server's INFO: is the server suitable for locks?
+# Checks of a server's INFO.
 
 Level = Literal["ok", "warning", "error"]
 Info = Mapping[str, Any]
@@ -134,7 +134,7 @@ LOOKS: tuple[Callable[[Info, AliasSettings], Seen | None], ...] = (
 
 # --- diagnosis --------------------------------------------------------------------------------------------------------
 
-# Problems of the locks' servers, and their remedies. The checks of a server take a few seconds at most.
+# The findings about an alias. The checks of a server take a few seconds at most.
 
 SLOW = 0.01
 """A usual reply time above this makes all locks slow, in seconds."""
@@ -241,7 +241,7 @@ class _Server:
             yield self._finding("connection", "warning", text, advice)
 
     def _ask(self) -> None:
-        """The shortest exchange that the least rights allow, unlike PING."""
+        """Make the shortest exchange that the least rights allow; they do not allow PING."""
         try:
             self._client.exists(self._key)
         except AskError:  # or MovedError: another node of the cluster has the key
@@ -284,7 +284,7 @@ class _Server:
             yield self._finding("info", "warning", text, "This may be a proxy: check the server behind it.")
             return
         if len(servers := {each.get("run_id") for each in infos}) > 1:
-            text = f"{len(servers)} servers answer at {address_of(self._client)}, and each has separate locks"
+            text = f"{len(servers)} servers reply at {address_of(self._client)}, and each has separate locks"
             yield self._finding("servers", "error", text, "Route all connections to one server, the primary.")
         for look in LOOKS:
             if seen := look(info, self._options):
@@ -319,7 +319,7 @@ class _Server:
             try:
                 if self._hears(channel, sharded):
                     continue
-                text = "a message does not arrive: waiters are not woken, and only poll from time to time"
+                text = "a message does not arrive: waiters are not woken, and only poll occasionally"
                 yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
             except SERVER_ERRORS as error:
                 family = f"{channel.partition(':')[0]}:*"
@@ -419,7 +419,7 @@ def _a_lock(alias: str) -> Finding:
     except LockUnavailableError as error:
         return Finding(alias, "", "lock", "error", redacted(error.reason), error.advice)
     except LockLostError as error:
-        advice = "Use one server: several servers may answer at this address, or a proxy may drop writes."
+        advice = "Use one server: several servers may reply at this address, or a proxy may drop writes."
         return Finding(alias, "", "lock", "error", redacted(str(error)), advice)
     except (RLockError, ImproperlyConfigured) as error:
         return Finding(alias, "", "lock", "error", redacted(str(error)), "See the findings above.")
@@ -438,7 +438,7 @@ def _shards(alias: str) -> Iterator[Finding]:
 
 
 def _both_inside(alias: str, first: str, other: str) -> bool:
-    """Whether another owner gets two locks at once, although this owner holds one of them."""
+    """Whether another owner gets two locks together, although this owner holds one of them."""
     try:
         with RLock(other, using=alias, wait_time=WITHIN, lease_time=60):
             return threads.elsewhere(_takes, alias, first, other)

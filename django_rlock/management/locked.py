@@ -1,4 +1,4 @@
-"""Work that many hosts start at the same time, and only one of them should do."""
+"""Commands that many hosts start at the same time, and that only one host should run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ON_LOCKED = "skip", "fail"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How to take the lock, and how long to keep it at least; durations are seconds.
+    """How to acquire the lock, and the shortest time to keep it; durations are in seconds.
 
     ``at_least`` counts from when the lock was taken. ``waits_by`` is the name of the option for the wait time in
     errors; ``whose`` is the beginning of errors about wrong terms.
@@ -83,7 +83,7 @@ def run_locked(
             return body(section.lock)
     except RLockError as error:
         if error is not section.failure and not _is_loss(error, section.lock):
-            raise  # the body's own
+            raise  # an error of the body itself
         refusal = _refusal(error, terms)
         if not (refusal.returncode == TAKEN and terms.on_locked == "skip"):
             raise refusal from error

@@ -1,4 +1,4 @@
-"""The output of the commands: tables for people, JSON and CSV for programs; never a control character."""
+"""The output of the commands: tables, JSON and CSV, without control characters."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LOCK_FIELDS = (
     Field("owner", lambda lock: lock.holder.owner),
     Field("rate", lambda lock: lock.rate_text or "–"),
 )
-"""The holder of a hot lock is gone before it is read, so its recent ones are named."""
+"""The holder column. The current holder of a hot lock is gone before anyone reads it, so recent holders are shown."""
 
 DISPENSABLE = "place", "holds", "kind", "alias", "pid", "time left", "waiting", "state", "doing"
 """The columns that a narrow terminal omits, in this order."""
@@ -100,8 +100,8 @@ def _fitted(text: str, width: int) -> str:
 
 
 def lock_table(locks: Sequence[LockInfo], within: int | None = None) -> str:
-    """The table without the owner, which is long; JSON and CSV have it. The rate is there where a lock is hot. More
-    columns are omitted to fit ``within``."""
+    """The table of locks without the owner ids, which are long; JSON and CSV have them. A rate column is included if a
+    lock is hot. More columns are omitted to fit ``within``."""
     omitted = {"owner"} if any(lock.rate for lock in locks) else {"owner", "rate"}
     fields = [field for field in LOCK_FIELDS if field.heading not in omitted]
     for dispensable in DISPENSABLE:
@@ -113,7 +113,7 @@ def lock_table(locks: Sequence[LockInfo], within: int | None = None) -> str:
 
 
 def deadlock_lines(locks: Iterable[LockInfo]) -> Iterator[str]:
-    """Who holds what and waits for what, of each deadlock that some of the locks are in."""
+    """The owners of each deadlock that some of the locks are part of, with the locks that they hold and wait for."""
     for deadlock in dict.fromkeys(lock.deadlock for lock in locks if lock.deadlock):
         yield "\nDeadlock:"
         yield from (f"  {printable(step)}" for step in deadlock.steps)
@@ -194,11 +194,11 @@ def check_usage(using: str | None, names: Iterable[str] = ()) -> None:
 
 
 def reason(error: LockUnavailableError | ImproperlyConfigured | ValueError) -> str:
-    return f"Redis did not answer: {error.reason}" if isinstance(error, LockUnavailableError) else str(error)
+    return f"Redis did not respond: {error.reason}" if isinstance(error, LockUnavailableError) else str(error)
 
 
 def did_you_mean(names: Iterable[str], using: str | None) -> str:
-    """Locks that are held and may have been meant by names of locks that are not; empty without any."""
+    """Advice that names held locks whose names resemble those of free locks; empty if there are none."""
     near = dict.fromkeys(found for name in names for found in near_names(name, using))
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
@@ -214,5 +214,5 @@ def unread(errors: Mapping[str, LockUnavailableError | ImproperlyConfigured]) ->
 
 def _unread(alias: str, error: LockUnavailableError | ImproperlyConfigured) -> str:
     if isinstance(error, LockUnavailableError):
-        return f"The Redis of alias {alias!r} did not answer: {error.reason}"
+        return f"The Redis server of alias {alias!r} did not respond: {error.reason}"
     return str(error)

@@ -45,7 +45,7 @@ class Program:
             )
         self._command = command
         self._kill_after = kill_after
-        # In a process group of its own it could not read from the terminal.
+        # In its own process group, the program could not read from the terminal.
         self._at_terminal = bool(sys.stdin) and sys.stdin.isatty()
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = False
@@ -55,7 +55,7 @@ class Program:
         self._ends = False
 
     def run(self) -> int:
-        """Run it to its end; returns its exit status, or 128 plus the number of the signal that ended it."""
+        """Run the program to its end; returns its exit status, or 128 plus the number of the signal that ended it."""
         process = self._start()
         status = self._wait(process)
         if self._ends:
@@ -63,7 +63,7 @@ class Program:
         return status if status >= 0 else 128 - status
 
     def end(self, _lock: object = None) -> None:
-        """End it soon, from any thread."""
+        """End the program soon; any thread may call this."""
         self._ends = True
         process = self._process
         if process is not None:
@@ -74,7 +74,7 @@ class Program:
 
     @contextmanager
     def gets_signals(self) -> Iterator[None]:
-        """Inside, signals are passed on to the program. A signal that comes before it starts raises SystemExit."""
+        """Pass signals on to the program during the block. A signal before the program's start raises SystemExit."""
         if threading.current_thread() is not threading.main_thread():
             yield  # other threads get no signals
             return
@@ -152,7 +152,7 @@ def _readable_signals() -> Iterator[int]:
 
 
 def _tether() -> list[str]:
-    """The prefix that makes the program end when this process is killed; only Linux has a way to do that."""
+    """The prefix of the command that makes the program end when this process is killed; only Linux supports that."""
     if sys.platform != "linux" or not sys.executable:
         return []
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py")), str(os.getpid())]

@@ -116,7 +116,7 @@ def test_a_server_that_is_down_is_an_error(own_server: OwnServer, command: list[
     own_server().kill()
     status, message, _ = fails(*command)
     assert status == ERROR
-    assert message.startswith("The Redis of alias 'default' did not answer: ")
+    assert message.startswith("The Redis server of alias 'default' did not respond: ")
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_locks_of_other_aliases_are_listed_where_one_is_down(half_down: redis.Re
     plant_locks(half_down, 2, 1)
     status, message, printed = fails("rlock_list", "--format", "json")
     assert (status, [lock["using"] for lock in json.loads(printed)]) == (ERROR, ["stock", "stock"])
-    assert message.startswith("The Redis of alias 'reports' did not answer: ")
+    assert message.startswith("The Redis server of alias 'reports' did not respond: ")
     assert len(run_json("rlock_list", "--using", "stock")) == 2
 
 
@@ -315,7 +315,7 @@ def test_release_dead_looks_at_all_aliases(half_down: redis.Redis) -> None:
     status, message, printed = fails("rlock_release", "--dead", "--no-input", "--format", "json")
     assert [outcome["result"] for outcome in json.loads(printed)] == ["freed", "freed"]
     assert status == ERROR
-    assert message.startswith("The Redis of alias 'reports' did not answer: ")
+    assert message.startswith("The Redis server of alias 'reports' did not respond: ")
     assert run("rlock_release", "--dead", "--no-input", "--using", "stock") == ""
 
 
@@ -356,7 +356,7 @@ def test_what_is_found_beside_a_server_that_is_down(half_down: redis.Redis) -> N
     for command in (["rlock_info", "stock:0"], ["rlock_release", "stock:0", "--no-input"]):
         status, message, printed = fails(*command, "--format", "json")
         assert (status, len(json.loads(printed))) == (ERROR, 1)
-        assert message.startswith("The Redis of alias 'reports' did not answer: ")
+        assert message.startswith("The Redis server of alias 'reports' did not respond: ")
     assert not half_down.exists("rlock:stock:0")
 
 

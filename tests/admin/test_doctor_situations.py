@@ -247,7 +247,7 @@ SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (a_replica, "replicas", "error", "slave", "Connect to the primary"),
     (a_node_of_a_cluster, "cluster", "error", "127.0.0.1:", "django_rlock.cluster.ConnectionFactory"),
     (a_cluster_behind_one_address, "slots", "ok", "one address before many slots", ""),
-    (two_servers_at_one_address, "servers", "error", "2 servers answer at 127.0.0.1:", "all connections to one server"),
+    (two_servers_at_one_address, "servers", "error", "2 servers reply at 127.0.0.1:", "all connections to one server"),
     (a_sharding_proxy, "shards", "error", "taken twice at once", "sharding proxy"),
     (sentinels(*DEAD, own=True), "sentinels", "warning", "1 of 3 sentinels reply", "Start or correct"),
     (sentinels(*DEAD, own=False), "sentinels", "error", "0 of 2 sentinels reply", "Start or correct"),

@@ -118,7 +118,7 @@ def test_a_holder_tells_where_it_hangs(redis_client: redis.Redis, how: str, call
 
 def test_a_name_has_no_stack(redis_client: redis.Redis) -> None:
     with hanging("named", redis_client):
-        assert asked() == ["'order-7' is a name, which belongs to no thread or task."]
+        assert asked() == ["'order-7' is a name that does not belong to a thread or task."]
 
 
 def test_the_page_and_the_command_show_it(log_in: LogIn, redis_client: redis.Redis) -> None:

@@ -169,7 +169,7 @@ def test_waiting_without_limit_is_said(make, somebody_else, call, on_locked, cap
         assert told.wait(UNTIL_SERVED), "it waits silently"
         somebody_else.set()
         assert called.result(UNTIL_SERVED) is True, "it ran before the other one was told to release"
-    assert "waits without limit, as there is no message to send again: Lock 'job'" in caplog.text
+    assert "waits without limit, because a plain call has no message to send again: Lock 'job'" in caplog.text
 
 
 @pytest.mark.parametrize("call", DELAY_APPLY_CALL[:2])
@@ -179,8 +179,8 @@ def test_eager_retry_ends_at_once_with_the_error_of_the_last_retry(make, somebod
     with pytest.raises(LockTimeoutError, match="job") as caught:
         call(task)
     assert not somebody_else.is_set()
-    assert caught.value.__notes__ == ["Eager mode sends no message again, so the task ends as after its last retry."]
-    assert "Eager mode sends no message again, so the task ends as after its last retry: Lock 'job'" in caplog.text
+    assert caught.value.__notes__ == ["Eager mode cannot send messages again: the task ends as after its last retry."]
+    assert "Eager mode cannot send messages again: the task ends as after its last retry: Lock 'job'" in caplog.text
 
 
 def test_eager_retry_runs_when_the_lock_is_free(make):

@@ -134,7 +134,7 @@ def test_arguments_that_do_not_fit_are_told_as_ever(lock_name):
         ({"lock_key": 7}, TypeError, "lock_key must be a template, a list of them, a function or None"),
         ({"lock_key": []}, TypeError, "lock_key must be"),
         ({"lock_key": ["report:<account_id>", "month:<month>"]}, KeyTemplateError, "month"),
-        ({"lock_waittime": 5}, TypeError, "no option 'lock_waittime'. Did you mean 'lock_wait_time'"),
+        ({"lock_waittime": 5}, TypeError, "unknown option 'lock_waittime'. Did you mean 'lock_wait_time'"),
         ({"on_locked": "ignore"}, ValueError, "on_locked must be one of"),
         ({"on_skipped": "stop"}, ValueError, "on_skipped must be"),
         ({"lock_kind": "hair"}, ValueError, "lock_kind must be one of"),
@@ -186,7 +186,7 @@ def test_a_bad_option_is_refused_when_the_task_is_made(app, options, error, text
 @pytest.mark.parametrize(
     ("annotation", "text"),
     [
-        ({"lock_waittime": 5}, "no option 'lock_waittime'. Did you mean 'lock_wait_time'"),
+        ({"lock_waittime": 5}, "unknown option 'lock_waittime'. Did you mean 'lock_wait_time'"),
         ({"once": {"graceful": True}}, "lock_scope='queue'"),
         ({"lock": "report"}, "'lock_key'"),
     ],
@@ -270,7 +270,7 @@ def test_validated_arguments_make_the_key(app, lock_name):
     assert name({"lock_key": lambda task, order: f"order:{order.number}"}, {"number": "07"}) == "order:7"
     assert name({}, {"number": 7}, {"number": 1}) == name({}, {"number": 7}, note={"number": "1"})
     task, bad = locked(app, pydantic=True)(ship), "a secret"
-    with pytest.raises(KeyTemplateError, match=r"'order' is no Order: number \(int_parsing\)") as raised:
+    with pytest.raises(KeyTemplateError, match=r"'order' is not a valid Order: number \(int_parsing\)") as raised:
         task.delay({"number": bad})
     assert "secret" not in "".join(traceback.format_exception(raised.value))
 

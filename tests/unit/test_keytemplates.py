@@ -480,7 +480,7 @@ def test_converters_of_the_project():
 def test_a_converter_may_be_registered_after_the_template_was_parsed(request):
     template = KeyTemplate.parse("<hex:v>")
     assert check_converters(template) == (
-        "<hex:v>: no path converter 'hex'; register it in the URLconf, or take a built-in one"
+        "<hex:v>: no path converter 'hex'; register it in the URLconf, or use a built-in converter"
     )
     request.getfixturevalue("project_converters")
     assert check_converters(template) is None

@@ -2,9 +2,9 @@
 
 -- include: clock
 
--- Notifies Redisson's waiters that a lock is free: those of its plain lock, and the first one of its fair lock, which
--- has a channel of its own. Waiters there whose deadline has passed count as dead. pcall: without the right to publish,
--- or to read that queue, the waiters retry by themselves.
+-- Notifies Redisson's waiters that a lock is free: all waiters of its plain lock, and the first waiter of its fair lock,
+-- which has its own channel. Waiters in its queue whose deadline has passed count as dead. pcall: without the right to
+-- publish, or to read that queue, the waiters retry by themselves.
 local function announce(channel, waiting, deadlines)
     redis.pcall('publish', channel, '0')
     local place, owner = 0, redis.pcall('lindex', waiting, 0)

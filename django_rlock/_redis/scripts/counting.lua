@@ -19,7 +19,7 @@ local function was_obeyed(requests, request)
     return redis.call('zscore', requests, request)
 end
 
--- A request, followed by those of its process whose replies are confirmed; these will never come again.
+-- A request, followed by the confirmed requests of its process, which it will never repeat.
 local function requests_in(text)
     local answered = {}
     for request in string.gmatch(text, '%S+') do
@@ -28,7 +28,7 @@ local function requests_in(text)
     return table.remove(answered, 1), answered
 end
 
--- ZREM even if there is nothing to forget: it is a write that is allowed when memory is full, and after it all are.
+-- ZREM even if there is nothing to forget: a full server allows this write, and after it all other writes of the script.
 local function forget(requests, names)
     redis.call('zrem', requests, '', unpack(names))
 end
@@ -45,8 +45,8 @@ local function remember(requests, request, keep_ms, answered)
     redis.call('pexpire', requests, keep_ms)
 end
 
--- Wakes the waiters of a semaphore. Never publishes less than 1: no client could take that, and a Java subscriber fails
--- on a negative number.
+-- Wakes the waiters of a semaphore. Never publishes less than 1: no client could take so few permits, and a Java
+-- subscriber fails on a negative number.
 local function tell(channel, permits)
     if permits > 0 then
         redis.pcall('publish', channel, permits)

@@ -1,4 +1,4 @@
--- Takes a fair lock if it is the owner's turn, confirms a grant, or takes a ticket.
+-- Takes a fair lock if its queue allows that, confirms a grant, or takes a ticket.
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  queue: member -> ticket
@@ -33,7 +33,7 @@ local function take_ticket()
     local drawn = redis.call('zadd', queue, 'nx', ticket, member) == 1
     local now_ms = math.floor(now / 1000)
     local is_new = mark_alive(alive, member, alive_ms, now_ms)
-    -- Tickets are times, so of the owners that queue within a second only the first one prolongs the keys' lives.
+    -- Tickets are times, so only the first owner that queues within a second prolongs the TTLs of the keys.
     if is_new == 1 or math.floor(last / 1000000) ~= math.floor(now / 1000000) then
         redis.call('pexpire', queue, alive_ms * 6)
         tidy(alive, alive_ms, now_ms)
@@ -60,7 +60,7 @@ if left == -2 then
         if granted == nil then
             return take()
         end
-        left = granted and tonumber(ARGV[5]) or 0 -- behind dead waiters it is not known whose turn it is
+        left = granted and tonumber(ARGV[5]) or 0 -- behind dead waiters, the next owner is not known yet
     end
 end
 

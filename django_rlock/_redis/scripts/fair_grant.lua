@@ -5,11 +5,11 @@
 -- A waiter's member of the queue is the owner's name, whose first 36 characters are its client; or, if the caller chose
 -- the name, client/number/owner, with a number for each attempt. The lock is granted to the member in this form.
 
--- How often a waiter holds the lock that was granted to it: once. The command that confirms the grant replaces this by
--- "1", the same number in another spelling, so a late copy of that command finds no grant.
+-- The count of a granted lock: 1. The command that confirms the grant replaces this by "1", the same number in another
+-- spelling, so a late copy of that command finds no grant.
 local CLAIMED = '01'
 
--- How many dead waiters a call removes at most: each takes the server some 2 us, in which it serves no one else.
+-- How many dead waiters a call removes at most: each blocks the server for some 2 us.
 local DEAD_AT_ONCE = 1000
 
 -- Whether an owner is a client of ours, by the version of its id: Redisson's ids are random UUIDs, of version 4.
@@ -31,7 +31,7 @@ end
 -- Hands the free lock to the first waiter whose process is alive, for the claim time, and wakes it by a message with
 -- its ticket: see locks/attempt.py for what that proves. From now on its process counts as alive no longer than the
 -- claim, so that a dead process costs the lock a single claim. Returns the member of the queue that got the lock; nil if
--- there is no waiter; or false if as many dead ones as one call removes came first: the next call goes on.
+-- there is no waiter; or false if the call removed as many dead waiters as it may: the next call continues.
 local function grant(lock, queue, alive, claim_ms, now)
     local head = redis.call('zpopmin', queue)
     if not head[1] then

@@ -10,7 +10,7 @@
 -- ARGV[2]  owner, in its form in the queue
 -- ARGV[3]  claim time, ms
 --
--- Returns {nonce, 1} if the lock was released, else {nonce, 0}.
+-- Returns {nonce, 1} if the lock was released, otherwise {nonce, 0}.
 
 -- include: hand_on
 -- include: owns

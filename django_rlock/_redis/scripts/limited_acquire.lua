@@ -18,7 +18,7 @@ local lock, holds, owner, count = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
 local left, mode = redis.call('pttl', lock), redis.call('hget', lock, 'mode')
 local again = read_lease(holds, owner, redis.call('hget', lock, owner)) >= 0
 
--- How many owners hold it, and when the first of their leases ends. Those whose leases have ended do not count.
+-- The number of owners that hold the lock, and the ms until the first lease ends. Expired leases do not count.
 local function holders()
     local number, first = 0, left
     local fields = redis.call('hgetall', lock)
@@ -35,7 +35,7 @@ if not again then
     if count ~= '1' then
         return {ARGV[1], 'LOST'}
     end
-    -- Without a mode it is held by another kind of lock.
+    -- Without a mode, a lock of another kind is held.
     if left ~= -2 and mode ~= 'read' then
         return {ARGV[1], left}
     end

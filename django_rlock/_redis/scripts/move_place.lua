@@ -1,6 +1,6 @@
 -- Included by other scripts, not called on its own.
 
--- Moves a place, for as long as it is kept, to another key of the same lock's places.
+-- Moves a place, with its TTL, to another key among the places of the same lock.
 local function move_place(places, from, to)
     redis.call('set', to, redis.call('get', from), 'px', math.max(redis.call('pttl', from), 1))
     redis.call('del', from)

@@ -5,11 +5,11 @@
 -- KEYS[i]      hash of owner -> holds
 -- KEYS[n+i]    queue: member -> ticket
 -- ARGV[1]  nonce
--- ARGV[2]  owner, who holds none of them but what was granted to it
+-- ARGV[2]  owner, which holds none of these locks except granted ones
 -- ARGV[3]  lease, ms
 --
 -- Returns {nonce, 'OK'}; {nonce, PTTL of the first taken lock, the position of that lock}; or {nonce, 'QUEUED'} if a
--- lock before it is free but has waiters in its queue: acquiring that one alone then hands it on to the first of them.
+-- lock before it is free but has waiters in its queue: acquiring that lock alone then grants it to its first waiter.
 
 -- include: lease
 -- include: owns

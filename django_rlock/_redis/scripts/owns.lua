@@ -1,7 +1,7 @@
 -- Included by other scripts, not called on its own.
 
--- How often an owner holds a lock alone, or false. In a read-write lock's hash, which has a mode, its field is a
--- reader's share.
+-- The count of an owner that holds a lock exclusively, or false. In a read-write lock's hash, which has a mode, the
+-- field is the share of a reader.
 local function owns(lock, owner)
     local found = redis.call('hmget', lock, owner, 'mode')
     return not found[2] and found[1]

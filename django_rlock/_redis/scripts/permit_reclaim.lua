@@ -5,7 +5,7 @@
 -- Redisson's score of a permit whose lease has no end.
 local NEVER = 922337203685477
 
--- The end of a lease that begins now, epoch ms; 0 has no end.
+-- The end of a lease that begins now, epoch ms; a lease of 0 never ends.
 local function lease_end(now, lease_ms)
     return lease_ms == '0' and NEVER or now + lease_ms
 end

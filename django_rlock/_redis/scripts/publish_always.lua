@@ -1,5 +1,5 @@
--- In place of publish_both, with PUBLISH_TO_ALL: for clients of Redisson's that listen at a replica, where no script sees
--- them.
+-- Replaces publish_both if PUBLISH_TO_ALL is set, for clients of Redisson that subscribe at a replica, where scripts
+-- cannot see them.
 local function publish_both(channel, message)
     redis.pcall('spublish', channel, message)
     redis.pcall('publish', channel, '00' .. message)

@@ -1,8 +1,8 @@
--- Before the scripts that publish, in a cluster only.
+-- Prepended to the scripts that publish, only in a cluster.
 
--- Publishes to the shard of a channel's slot, and a copy to all nodes if a client of Redisson's listens there, as all do
--- before 3.22. Ours listen there too, each with a mark beside it, and drop the copy, which they know by its zeros; for
--- Java it is the same number. Without the right to ask, nothing is copied.
+-- Publishes to the shard of a channel's slot, and a copy to all nodes if a client of Redisson subscribes there, as all
+-- clients before 3.22 do. Our processes subscribe there too, each with a mark, and drop the copy, which they recognize
+-- by its leading zeros; for Java it is the same number. Without the right to count subscribers, nothing is copied.
 local function publish_both(channel, message)
     redis.pcall('spublish', channel, message)
     local plain = redis.pcall('pubsub', 'numsub', channel)[2] or 0

@@ -1,4 +1,4 @@
--- Takes a read-write lock for reading, or returns how long to wait for it at most.
+-- Takes a read-write lock for reading, or returns after how long to retry at the latest.
 --
 -- KEYS[1]  hash of mode, reader -> holds, writer:write -> holds
 -- KEYS[2]  prefix of the keys of the readers' holds
@@ -7,8 +7,8 @@
 -- ARGV[2]  owner
 -- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
--- ARGV[5]  for how long waiting writers keep it out at most after a sign of life, ms; 0 overtakes them
--- ARGV[6]  writer under whose lock it may read, too; '' is the owner
+-- ARGV[5]  for how long after a sign of life waiting writers keep readers out at most, ms; 0 overtakes them
+-- ARGV[6]  writer whose lock also allows this reader; '' means the owner itself
 --
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
 
@@ -25,7 +25,7 @@ if count ~= '1' and not again then
     return {ARGV[1], 'LOST'}
 end
 if not again and not (mode == 'write' and redis.call('hexists', lock, writer) == 1) then
-    -- Without a mode it is held by another kind of lock.
+    -- Without a mode, a lock of another kind is held.
     if left ~= -2 and mode ~= 'read' then
         return {ARGV[1], left}
     end

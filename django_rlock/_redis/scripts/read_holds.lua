@@ -6,7 +6,7 @@
 -- More holds of one reader are not checked: a forged larger count must not keep the server busy.
 local MOST_HOLDS = 10000
 
--- How many holds a reader's count stands for; 0 if it is not a number.
+-- The number of a reader's holds; 0 if its count is not a number.
 local function holds_in(count)
     if not count or not string.find(count, '^%d+$') then
         return 0
@@ -53,8 +53,8 @@ local function drop(lock, holds, field)
     end
 end
 
--- Drops dead readers, and lets the lock end with the longest lease of the others, or now if none is left.
--- Returns whether any is left.
+-- Drops dead readers, and lets the lock expire with the longest lease of the others, or deletes it if there are none.
+-- Returns whether any reader is left.
 local function settle(lock, holds)
     local longest, dead = read_leases(lock, holds)
     for _, reader in ipairs(dead) do

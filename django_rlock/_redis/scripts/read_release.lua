@@ -7,9 +7,9 @@
 -- ARGV[2]  owner
 -- ARGV[3]  holds left after this release; 0 takes the owner off the lock
 -- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
--- ARGV[5]  1 if each owner that leaves lets another one in, and not the last one only
+-- ARGV[5]  1 if each owner that leaves makes room for another owner; 0 if only the last one does
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for reading, or not any more.
+-- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for reading, or no longer does.
 
 -- include: read_holds
 

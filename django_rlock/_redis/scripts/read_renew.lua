@@ -8,7 +8,7 @@
 -- ARGV[3]  lease, ms
 -- ARGV[4]  1 leaves a longer lease as it is; 0, an extension, replaces any; 2 settles the extensions sent so far
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for reading, or not any more.
+-- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for reading, or no longer does.
 
 -- include: extensions
 -- include: lease

@@ -3,9 +3,9 @@
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  last token
 -- KEYS[3]  tombstones: owner of an abandoned attempt -> epoch ms
--- KEYS[4]  mark of the node's data, which is gone with them; left out for nodes that forget nothing
+-- KEYS[4]  mark of the node's data, which is lost with the data; omitted for nodes that never lose data
 -- ARGV[1]  nonce
--- ARGV[2]  owner, of a name that is new in every attempt
+-- ARGV[2]  owner, whose id is new in every attempt
 -- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
 -- ARGV[5]  how long to keep the token after this, ms; 0 = forever

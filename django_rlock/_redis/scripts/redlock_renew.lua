@@ -1,7 +1,7 @@
 -- Gives a RedLock a new lease on one node.
 --
 -- KEYS[1]  hash of owner -> holds
--- KEYS[2]  mark of the node's data; for nodes that forget nothing another key
+-- KEYS[2]  mark of the node's data; another key for nodes that never lose data
 -- KEYS[3]  for an extension: nonce up to which the owner's extensions are settled
 -- ARGV[1]  nonce
 -- ARGV[2]  owner

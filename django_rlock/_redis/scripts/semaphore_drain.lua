@@ -1,11 +1,11 @@
 -- Takes all free permits of a semaphore, or resets a negative number to 0; its time to live does not change.
 --
 -- KEYS[1]  number of free permits
--- KEYS[2]  what this request took, in case it is repeated
--- KEYS[3]  executed requests, and those that were given up
+-- KEYS[2]  number of permits that this request took, in case it is repeated
+-- KEYS[3]  executed requests, and abandoned ones
 -- ARGV[1]  nonce
 -- ARGV[2]  request
--- ARGV[3]  how long what it took is remembered, ms
+-- ARGV[3]  how long that number is remembered, ms
 --
 -- Returns {nonce, permits taken}; the negative number that was reset.
 

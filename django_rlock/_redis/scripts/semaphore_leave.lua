@@ -7,9 +7,9 @@
 -- ARGV[2]  request of that acquire
 -- ARGV[3]  permits that it should have taken
 -- ARGV[4]  how long the request is remembered, ms
--- ARGV[5]  1 if it certainly took them, even if the request was forgotten since, else 0
+-- ARGV[5]  1 if it certainly took them, even if the request was forgotten since, otherwise 0
 --
--- Returns {nonce, 1} if permits were released, else {nonce, 0}.
+-- Returns {nonce, 1} if permits were released, otherwise {nonce, 0}.
 
 -- include: counting
 

@@ -8,7 +8,7 @@
 --
 -- Returns {nonce, 1}.
 
--- A copy of the command for an earlier state may come after that for a later one.
+-- A copy of the command for an earlier state may be executed after the command for a later state.
 local function rank(value)
     local stored, retries = string.match(value, '^(%+?)(%d+)$')
     return retries and 2 * retries + #stored or -1

@@ -1,12 +1,12 @@
--- Records which copy of a task's message is to come, unless another one was recorded meanwhile.
+-- Records the pending copy of a task's message, unless another copy was recorded meanwhile.
 --
--- KEYS[1]  the copy that is to come
+-- KEYS[1]  the pending copy
 -- ARGV[1]  nonce
 -- ARGV[2]  the copy
 -- ARGV[3]  its predecessor, '' for none
 -- ARGV[4]  how long it is remembered, ms
 --
--- Returns {nonce, 1}, or {nonce, 0} if another one is recorded.
+-- Returns {nonce, 1}, or {nonce, 0} if another copy is recorded.
 
 local known = redis.call('get', KEYS[1]) or ''
 if known ~= ARGV[2] and known ~= ARGV[3] then

@@ -1,6 +1,6 @@
 -- Keeps the place of a task's message in the queue, or leaves it.
 --
--- The message that it was to replace is then replaced, unless this one was not sent.
+-- If the message was sent, the message that it should replace counts as replaced from then on.
 --
 -- KEYS[1]  the place, as in task_queue
 -- KEYS[2]  sorted set: the keys of the places of that lock -> when they were taken or kept, s
@@ -9,10 +9,10 @@
 -- ARGV[1]  nonce
 -- ARGV[2]  the value that it must have, without ? and what follows the newline
 -- ARGV[3]  how long it is kept from now on, ms; 0 leaves it; '' does neither
--- ARGV[4]  in how many ms the message is to start; '-' if its run has begun; '?' if it was not sent
+-- ARGV[4]  in how many ms the message will start; '-' if its run has begun; '?' if it was not sent
 --
--- Returns {nonce, 1, '', replaced}; or {nonce, 0, the value that a place has or '', replaced} when that is another one;
--- replaced is 1 if another message has replaced this one, else 0.
+-- Returns {nonce, 1, '', replaced}; or {nonce, 0, the place's value or '', replaced} when it does not have that value;
+-- replaced is 1 if another message has replaced this one, otherwise 0.
 
 -- include: clock
 -- include: move_place

@@ -1,18 +1,18 @@
 -- Takes the place of a task's message in the queue, unless another message has it, or a run of that task has the lock.
 --
--- KEYS[1]  the place: <token>:<task id>, a newline, since when in s, when its message is to start in ms or - once its
---          run has begun, and what it is about; with ? before it until the message is sent
+-- KEYS[1]  the place: <token>:<task id>, a newline, the time when it was taken in s, the start of its message in ms or -
+--          once its run has begun, and a description; with ? before it until the message is sent
 -- KEYS[2]  the lock: hash of owner -> holds
 -- KEYS[3]  sorted set: the keys of the places of that lock -> when they were taken, s
--- KEYS[4]  the former place: that of the message which is being replaced, until the message that replaces it is sent
+-- KEYS[4]  the former place: the place of the message to replace, until its replacement has been sent
 -- KEYS[5]  executed requests
 -- ARGV[1]  nonce
 -- ARGV[2]  request, and the place's value, without ? and what follows the newline, separated by a space
 -- ARGV[3]  how long it is kept until the message is sent, ms
 -- ARGV[4]  mark of the owners of the task's runs, or '' if runs do not count
--- ARGV[5]  what it is about
--- ARGV[6]  in how many ms the message is to start
--- ARGV[7]  which message it replaces: '' for none, 'earlier' for one that is to start later, 'replace' for any that waits
+-- ARGV[5]  its description
+-- ARGV[6]  in how many ms the message will start
+-- ARGV[7]  which waiting message it replaces: '' none, 'earlier' a message that will start later, 'replace' any
 -- ARGV[8]  how long the request is remembered, ms
 --
 -- Returns {nonce, the value that it has, '', 0}; or {nonce, '', owner of a run, its remaining lease in ms}.
@@ -26,7 +26,7 @@ if was_obeyed(KEYS[5], request) then  -- a late copy must not move the place of 
 end
 local starts = now_ms() + ARGV[6]
 if redis.call('exists', KEYS[1]) == 0 and redis.call('exists', KEYS[4]) == 1 then
-    move_place(KEYS[3], KEYS[4], KEYS[1])  -- the sender that was to replace it has died
+    move_place(KEYS[3], KEYS[4], KEYS[1])  -- the sender of its replacement has died
 end
 local known = redis.call('get', KEYS[1])
 if known then

@@ -1,12 +1,12 @@
--- Returns what is known of a task by its id.
+-- Returns the record of a task.
 --
 -- KEYS[1]  the success of the task, as in task_done
--- KEYS[2]  the copy of its message that is to come
+-- KEYS[2]  the pending copy of its message
 -- ARGV[1]  nonce
--- ARGV[2]  how often the task had been retried by itself when the asking message was sent
+-- ARGV[2]  how often the task itself had retried when the reading message was sent
 --
--- Returns {nonce, how long its success is still remembered in ms, or -2 if it is not known to have succeeded after so
--- many retries or more, the copy or '', 1 if its outcome was stored, else 0}.
+-- Returns {nonce, how long its success is still remembered in ms, or -2 if no success after that many retries or more
+-- is known, the copy or '', 1 if its outcome was stored, otherwise 0}.
 
 local stored, retries = string.match(redis.call('get', KEYS[1]) or '', '^(%+?)(.*)$')
 local copy = redis.call('get', KEYS[2]) or ''

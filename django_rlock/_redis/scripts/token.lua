@@ -2,7 +2,7 @@
 
 -- include: clock
 
--- Keeps a token for ttl_ms after this; '0' = forever.
+-- Keeps a token for another ttl_ms; '0' = forever.
 local function keep_token(key, token, ttl_ms)
     if ttl_ms == '0' then
         redis.call('set', key, token)
@@ -11,11 +11,11 @@ local function keep_token(key, token, ttl_ms)
     end
 end
 
--- How far a proposed token may be ahead of the server's clock, us: a client that guesses wrong must not raise the
+-- How far a proposed token may be ahead of the server's clock, us: a client with a wrong estimate must not raise the
 -- counter years ahead of the clock, or beyond the range in which Lua's numbers are exact.
 local AHEAD = 100000
 
--- A counter alone would start again if the server lost its data, but the clock goes on. A client's proposal is accepted
+-- A counter alone would restart if the server lost its data, but the clock continues. A client's proposal is accepted
 -- if it is higher than both, but only slightly ahead of the clock.
 local function next_token(key, ttl_ms, proposal)
     local now = now_us()

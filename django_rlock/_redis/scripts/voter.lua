@@ -1,6 +1,6 @@
 -- Included by RedLock's scripts, not called on its own.
 --
--- A node has a mark among its data, which is gone with them. New data get a mark that no others have.
+-- A node's data contain a mark, which is lost with the data. New data get a new, unique mark.
 
 local function mark_of(key, owner)
     -- pcall: if memory is full, they get none yet.

@@ -1,4 +1,4 @@
--- Takes a read-write lock for writing, or returns the remaining lease of the others.
+-- Takes a read-write lock for writing, or returns the remaining lease of the other holders.
 --
 -- KEYS[1]  hash of mode, reader -> holds, writer:write -> holds
 -- KEYS[2]  prefix of the keys of the readers' holds
@@ -10,8 +10,8 @@
 -- ARGV[4]  lease, ms
 -- ARGV[5]  how long to keep new readers out while it waits, ms; 0 lets them in (again)
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; {nonce, 'UPGRADE'} if the owner reads, and
--- so would wait for itself; or {nonce, PTTL}.
+-- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; {nonce, 'UPGRADE'} if the owner is a
+-- reader, and would wait for itself; or {nonce, PTTL}.
 
 -- include: lease
 -- include: read_holds

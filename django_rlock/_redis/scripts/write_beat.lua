@@ -5,9 +5,9 @@
 -- ARGV[1]  nonce
 -- ARGV[2]  the process's longest waiting writer
 -- ARGV[3]  alive time, ms
--- ARGV[4]  1 when that writer goes first, else 0
+-- ARGV[4]  1 when that writer goes first, otherwise 0
 --
--- Returns {nonce, 0 if that writer should try again, else 1, PTTL of the lock}.
+-- Returns {nonce, 0 if that writer should try again, otherwise 1, PTTL of the lock}.
 
 -- include: write_waiters
 
@@ -20,6 +20,6 @@ for _, writer in ipairs(redis.call('zrange', writers, 0, -1)) do
     end
 end
 local left = redis.call('pttl', KEYS[1])
--- Its mark is gone if the server lost it, or if the process was paused for longer than its alive time.
+-- The writer's mark is missing if the server lost it, or if the process was paused for longer than its alive time.
 local known = left ~= -2 and (ARGV[4] == '0' or redis.call('zscore', writers, ARGV[2]))
 return {ARGV[1], known and 1 or 0, left}

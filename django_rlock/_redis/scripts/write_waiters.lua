@@ -2,9 +2,9 @@
 
 -- include: clock
 
--- How many ms longer a waiting writer keeps new readers out; 0 or less if none does. No mark may be more than most_ms
--- ahead: if the server's clock was fast and has been corrected, such marks are brought back, for their writers may be
--- dead. pcall: a full server refuses that.
+-- For how many ms waiting writers still keep new readers out; 0 or less if there are none. No mark may be more than
+-- most_ms in the future: after a fast clock was corrected, such marks are set back, because their writers may be dead.
+-- pcall: a full server refuses that.
 local function kept_out_for(writers, most_ms)
     local last = redis.call('zrange', writers, -1, -1, 'withscores')[2]
     if not last then
@@ -24,7 +24,7 @@ local function keep_readers_out(writers, writer, alive_ms)
     redis.call('pexpire', writers, alive_ms)
 end
 
--- The readers that waited for the last of the waiting writers may go on.
+-- After the last waiting writer has gone, the readers that waited for it may continue.
 local function let_readers_in(writers, writer, channel)
     if redis.call('zrem', writers, writer) == 1 and kept_out_for(writers, math.huge) <= 0 then
         redis.pcall('publish', channel, '1')

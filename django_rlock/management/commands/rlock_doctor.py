@@ -25,13 +25,13 @@ OURS = "django_rlock."
 class Command(BaseCommand):
     help = (
         "Checks the servers of locks: connections, version, memory, eviction, persistence, replicas, sentinels, "
-        "latency, clocks, messages, proxies; takes locks of its own there, and says what to do about problems. "
+        "latency, clocks, messages, proxies; acquires test locks there, and says how to solve problems. "
         "Exit status: 0 no errors (there may be warnings), 1 errors, 2 wrong usage."
     )
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
+        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias (default: all)")
         parser.add_argument("--java", action="store_true", help="also look for Redisson's clients and their traces")
         parser.add_argument("--format", choices=["text", "json"], default="text")
         parser.add_argument(
@@ -40,7 +40,7 @@ class Command(BaseCommand):
             nargs="?",
             const=10.0,
             metavar="SECONDS",
-            help="examine again every SECONDS (10), until Ctrl-C; shows warnings and errors only",
+            help="repeat every SECONDS (10), until Ctrl-C; show only warnings and errors",
         )
 
     def handle(self, *, using: str | None, java: bool, format: str, watch: float | None, **_: Any) -> None:  # noqa: A002
@@ -88,7 +88,7 @@ class Command(BaseCommand):
 
 
 def _findings(using: str | None, java: bool) -> Iterator[Finding]:
-    """Those of the settings, then those of each alias. Raises CommandError for an alias that RLOCK does not have."""
+    """The findings about the settings, then about each alias. Raises CommandError for an unknown alias."""
     try:
         check_usage(using)
         aliases = get_aliases() if using is None else [using]

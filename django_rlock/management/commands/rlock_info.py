@@ -30,7 +30,7 @@ from django_rlock.management.output import (
 )
 
 _MOST_OF_A_CROWD = 10
-"""How many waiters are listed where their processes are."""
+"""The number of waiters to list below a list of their processes."""
 
 
 class Command(BaseCommand):
@@ -45,9 +45,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME", help="the lock's name")
-        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
+        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias (default: all)")
         parser.add_argument("--format", choices=["text", "json"], default="text")
-        parser.add_argument("--stack", action="store_true", help="ask each holder's process in which calls it is")
+        parser.add_argument("--stack", action="store_true", help="show the call stack of each holder")
 
     def handle(self, *, name: str, using: str | None, format: str, stack: bool, **_: Any) -> None:  # noqa: A002
         try:
@@ -104,7 +104,7 @@ def _past(past: Span | LockEvent) -> list[object]:
 
 
 def _not_held(name: str, using: str | None) -> str:
-    """What there is under a name that no lock has."""
+    """The error text for a name under which no lock is held."""
     for alias in listed_aliases() if using is None else [using]:
         if (number := number_at(name, alias)) is not None:
             return f"{name!r} is not a lock: its key holds the number {number}, as a semaphore's or a latch's does."
@@ -126,7 +126,7 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
     if info.holders:
         yield "\n" + table(["holder", "pid", "place", "doing", "holds", "held for", "owner"], _holders(info), within)
     if info.rate is not None:
-        yield f"\ntaken {info.rate_text}, last by"
+        yield f"\nacquired {info.rate_text}, last by"
         yield table(["holder", "pid", "place", "doing"], map(_party, info.recent), within)
     if info.crowds:
         crowds = ([each.host or "–", each.pid or "–", each.count, each.waited_text] for each in info.crowds)
@@ -154,10 +154,10 @@ def _document(info: LockInfo, with_stacks: bool) -> dict[str, Any]:
 
 def _stacks(info: LockInfo) -> Iterator[str]:
     for holder in info.holders:
-        yield f"\nstack of {holder}, the innermost call last"
+        yield f"\nstack of {holder}, innermost call last"
         stack = holder_stack(info, holder)
         if stack is None:
-            yield "  no answer: the process is paused or cut off, has SHOW_STACKS off, or is a Java client"
+            yield "  no reply: the process is paused or disconnected, has SHOW_STACKS off, or is a Java client"
         yield from (f"  {printable(line)}" for line in stack or ())
 
 
@@ -171,4 +171,4 @@ def _party(party: Party) -> list[object]:
 
 
 def _on_node(owner: str | None) -> str:
-    return "does not answer" if owner is None else owner or "free"
+    return "does not respond" if owner is None else owner or "free"

@@ -34,15 +34,15 @@ from django_rlock.management.output import (
 
 class Command(BaseCommand):
     help = (
-        "Lists the locks that are held: by whom, for how long, and who waits. "
-        "Exit status: 0 listed, 1 the Redis of an alias did not answer (the others are listed) or RLOCK is wrong, "
-        "2 wrong usage, 3 nothing matched."
+        "Lists held locks with their holders, how long they have been held, and their waiters. "
+        "Exit status: 0 listed, 1 the Redis server of an alias did not respond (the others are listed) or RLOCK is "
+        "wrong, 2 wrong usage, 3 nothing matched."
     )
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("pattern", nargs="?", help="shell pattern for lock names, as in 'stock:*'")
-        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
+        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias (default: all)")
         parser.add_argument("--format", choices=["table", "json", "csv"], default="table")
         parser.add_argument("--state", choices=LockState.values, help="only locks in this state")
         parser.add_argument("--host", help="only locks that this host holds")
@@ -60,7 +60,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--scan",
             action="store_true",
-            help="also find locks that no report names, or that messages are queued for; reads every key of the server",
+            help="also find locks that no report names, and locks with queued messages; reads every key of the server",
         )
         parser.add_argument(
             "--queued",

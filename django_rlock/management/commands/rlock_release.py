@@ -49,8 +49,8 @@ Found = tuple[LockInfo, Holder | QueuedMessage]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for one hold, or for one message of a Celery task that is queued: ``would free``, ``freed``, ``gone``
-    (the owner had lost it, the message has ended), or an error's text.
+    """The result for one hold, or for one queued message of a Celery task: ``would free``, ``freed``, ``gone`` (the
+    owner no longer held the lock, or the message has ended), or an error's text.
     """
 
     found: Found
@@ -72,8 +72,8 @@ class Outcome:
 
 class Command(BaseCommand):
     help = (
-        "Frees locks of other owners, each only while the owner that was found still holds it; for NAME also the "
-        "places of messages of Celery tasks in the queue. NAME and --pattern add up, the other conditions narrow. "
+        "Frees locks of other owners, each only if the owner that was found still holds it; for NAME also the "
+        "places of Celery tasks' messages in the queue. NAME and --pattern add locks, other conditions exclude locks. "
         "After a deploy: rlock_release --dead --no-input. After celery purge: rlock_release --queue QUEUE --no-input. "
         "Exit status: 0 freed, or nothing is dead; 1 an error; 2 wrong usage; 3 nothing matched."
     )
@@ -81,7 +81,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="locks to free")
-        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias; all of them by default")
+        parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias (default: all)")
         parser.add_argument("--owner", help="only locks that this owner holds: its whole id, as in JSON")
         parser.add_argument("--dead", action="store_true", help="only locks of processes that no longer report")
         parser.add_argument("--fail-empty", action="store_true", help="exit with 3 when --dead finds nothing, too")
@@ -155,8 +155,8 @@ class Command(BaseCommand):
         return found, errors
 
     def _await_silence(self, using: str | None) -> None:
-        """Where the server's clock has been set back, wait until it shows who is dead: who lives heartbeats
-        meanwhile."""
+        """If the server's clock has been set back, wait until it is known which processes are dead: living processes
+        send heartbeats meanwhile."""
         if ahead := take_survey(using).ahead:
             wait = SILENT_AFTER + MOST_AHEAD
             self.stderr.write(
@@ -190,7 +190,7 @@ class Command(BaseCommand):
                 freed = bool(free_places([has_it]))
             else:
                 freed = force_release(lock.name, has_it.owner, lock.using, why, by=_operator())
-        except (LockUnavailableError, ImproperlyConfigured, ValueError) as error:  # a name that is too long, for one
+        except (LockUnavailableError, ImproperlyConfigured, ValueError) as error:  # such as a name that is too long
             return Outcome(found, f"error: {reason(error)}")
         return Outcome(found, "freed" if freed else "gone")
 

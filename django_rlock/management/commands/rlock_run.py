@@ -35,8 +35,8 @@ class Command(BaseCommand):
     help = (
         "Runs a program under a lock: rlock_run NAME -- COMMAND. The program gets the signals that this command gets, "
         "and is ended when the lock is lost. Exit status: the program's (128 plus a signal's number if that ended it); "
-        "0 if the lock is taken, or 75 with --on-locked fail; 69 Redis did not answer; 70 the lock was lost; "
-        "127 there is no such program; 2 wrong usage."
+        "0 if the lock is taken, or 75 with --on-locked fail; 69 Redis did not respond; 70 the lock was lost; "
+        "127 the program does not exist; 2 wrong usage."
     )
     requires_system_checks = []
 
@@ -49,7 +49,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME", help="the lock's name")
         parser.add_argument(
-            "--wait", type=wait_seconds, default=0.0, metavar="SECONDS", help="to wait; 0, the default, tries once"
+            "--wait",
+            type=wait_seconds,
+            default=0.0,
+            metavar="SECONDS",
+            help="to wait for the lock; 0 (default) tries once",
         )
         parser.add_argument(
             "--on-locked", choices=ON_LOCKED, default="skip", help="if the lock is taken: end silently, or fail"
