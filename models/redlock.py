@@ -1,7 +1,8 @@
-"""RedLock: votes, the nodes' marks and their quarantine, and renewals.
+"""RedLock: votes, the nodes' marks and their quarantine, renewals, and copies that come late.
 
-Time passes in ticks. A client asks one node after the other, and may be paused between any two of its steps. A node may
-lose its data at any time, or go on with an older state of them under another run id.
+Time passes in ticks. A client asks one node after the other, and may be paused between any two of its steps. A reply
+may be lost. A node may lose its data at any time, or go on with an older state of them under another run id. A command
+may be executed once more at any later time.
 """
 
 from __future__ import annotations
@@ -9,19 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-NOBODY = -1
+Name = tuple[int, int]
+"""An owner id: the client, and how many it has used before."""
+Copy = tuple[str, Name, int]
+"""A command that may come late: TRY, RENEW or RELEASE, under which owner id, to which node."""
+
+NOBODY = -1, -1
+TRY, RENEW, RELEASE = "try", "renew", "release"
 IDLE, ASKING, INSIDE, RENEWING = "idle", "asking", "inside", "renewing"
 KNOWN = 0
 """The mark of data that are known for longer than any lease; other marks are numbers from 1."""
 
 
 class Node(NamedTuple):
-    """Who holds the lock here, and the ticks that are left; the mark of the data, and the run that began with them."""
+    """Who holds the lock here, and the ticks that are left; the mark of the data, and the run that began with them.
 
-    holder: int = NOBODY
+    ``refused`` are the owner ids that were released here, as long as a copy of their acquire may come.
+    """
+
+    holder: Name = NOBODY
     left: int = 0
     mark: int = KNOWN
     run: int = 0
+    refused: frozenset[Name] = frozenset()
 
 
 class Sight(NamedTuple):
@@ -33,8 +44,8 @@ class Sight(NamedTuple):
 
 
 class Client(NamedTuple):
-    """``votes`` are the nodes that have granted or renewed it, ``asked`` those that were asked. ``age`` is how many
-    ticks ago it began to ask, ``left`` how long it believes in its hold.
+    """``votes`` are the nodes that have granted or renewed it, ``asked`` those that were asked, ``against`` how many do
+    not have it at a renewal. ``age`` is how many ticks ago it began to ask, ``left`` how long it believes in its hold.
     """
 
     sights: tuple[Sight, ...]
@@ -44,6 +55,8 @@ class Client(NamedTuple):
     age: int = 0
     left: int = 0
     attempts: int = 1
+    number: int = 0
+    against: int = 0
 
 
 class State(NamedTuple):
@@ -51,6 +64,11 @@ class State(NamedTuple):
     clients: tuple[Client, ...]
     losses: int
     """How many nodes may still lose data."""
+    again: int = 0
+    """How many commands may still be copied."""
+    lost: int = 0
+    """How many replies may still be lost."""
+    late: frozenset[Copy] = frozenset()
 
 
 class RedLock:
@@ -58,18 +76,26 @@ class RedLock:
 
     lease = 2
 
-    def __init__(self, attempts: tuple[int, ...] = (1, 1), losses: int = 1, nodes: int = 3) -> None:
+    def __init__(
+        self, attempts: tuple[int, ...] = (1, 1), losses: int = 1, nodes: int = 3, again: int = 0, lost: int = 0
+    ) -> None:
         self._attempts = attempts
         self._losses = losses
         self._nodes = nodes
+        self._again = again
+        self._lost = lost
 
     def start(self) -> State:
         unseen = (Sight(),) * self._nodes
         clients = tuple(Client(unseen, attempts=attempts) for attempts in self._attempts)
-        return State((Node(),) * self._nodes, clients, self._losses)
+        return State((Node(),) * self._nodes, clients, self._losses, self._again, self._lost)
 
     def fault(self, state: State) -> str | None:
-        return "two are inside" if sum(client.left > 0 for client in state.clients) > 1 else None
+        if sum(client.left > 0 for client in state.clients) > 1:
+            return "two are inside"
+        if any(node.holder in node.refused for node in state.nodes):
+            return "a node is held for an owner that has left"
+        return None
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         for step, after in self._steps(state):
@@ -85,6 +111,13 @@ class RedLock:
                 yield f"node {at} loses its data", _at_node(fewer, at, self.emptied(node))
                 older = Node(mark=node.mark, run=node.run + 1)
                 yield f"node {at} goes on with older data", _at_node(fewer, at, older)
+        for copy in sorted(state.late):
+            what, name, at = copy
+            after = state._replace(late=state.late - {copy})
+            yield (
+                f"node {at} obeys {what} of {name} late",
+                _at_node(after, at, self._obeyed(state.nodes[at], what, name)),
+            )
 
     # --- what the protocol relies on ---------------------------------------------------------------------------------
 
@@ -112,6 +145,14 @@ class RedLock:
         """How long a lease may be believed after a majority has given it: from before the first node was asked."""
         return self.lease - client.age
 
+    def refuses(self, node: Node, name: Name) -> bool:
+        """Whether a copy of an acquire comes after its release."""
+        return name in node.refused
+
+    def next_number(self, client: Client) -> int:
+        """Each attempt has an owner id of its own."""
+        return client.number + 1
+
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _tick(self, state: State) -> State:
@@ -123,53 +164,103 @@ class RedLock:
 
     def _older(self, client: Client) -> Client:
         sights = tuple(self._aged(sight) for sight in client.sights)
-        age = min(client.age + 1, self.lease + 1) if client.doing in {ASKING, RENEWING} else 0
+        age = self.counted(client.age + 1) if client.doing in {ASKING, RENEWING} else 0
         client = client._replace(sights=sights, age=age, left=max(client.left - 1, 0))
         return self._idle(client) if client.doing in {INSIDE, RENEWING} and not client.left else client
 
+    def counted(self, ticks: int) -> int:
+        """How far a time is counted, so that the number of states is finite. A client that is slower than that counts
+        votes no sooner than the code does."""
+        return min(ticks, self.lease + 1)
+
     def _aged(self, sight: Sight) -> Sight:
-        return sight if sight.mark < 0 else sight._replace(ago=min(sight.ago + 1, self.lease + 1))
+        return sight if sight.mark < 0 else sight._replace(ago=self.counted(sight.ago + 1))
 
     def _idle(self, client: Client) -> Client:
         sights = client.sights if client.attempts else (Sight(),) * self._nodes
-        return Client(sights, attempts=client.attempts)
+        return Client(sights, attempts=client.attempts, number=self.next_number(client))
 
     def _act(self, state: State, at: int) -> Iterator[tuple[str, State]]:
         client = state.clients[at]
         if client.doing == IDLE and client.attempts:
-            begun = Client(client.sights, ASKING, attempts=client.attempts - 1)
+            begun = client._replace(doing=ASKING, attempts=client.attempts - 1)
             yield f"client {at} begins", _at_client(state, at, begun)
         if client.doing == INSIDE:
-            yield f"client {at} renews", _at_client(state, at, client._replace(doing=RENEWING, age=0))
-            freed = tuple(self._freed(node, at) for node in state.nodes)
-            yield f"client {at} releases", _at_client(state._replace(nodes=freed), at, self._idle(client))
+            begun = client._replace(doing=RENEWING, age=0, asked=frozenset(), votes=frozenset(), against=0)
+            yield f"client {at} renews", _at_client(state, at, begun)
+            yield from self._leave(state, at, "releases")
+        if client.doing == ASKING:
+            yield from self._leave(state, at, "gives up")
         if client.doing in {ASKING, RENEWING}:
+            yield from self._go_on(state, at)
+
+    def _go_on(self, state: State, at: int) -> Iterator[tuple[str, State]]:
+        client = state.clients[at]
+        if self._may_win(client):
             for number in range(self._nodes):
                 if number not in client.asked:
                     yield from self._ask(state, at, number)
-        if client.doing == ASKING:
-            freed = tuple(self._freed(node, at) for node in state.nodes)
-            yield f"client {at} gives up", _at_client(state._replace(nodes=freed), at, self._idle(client))
+        elif client.doing == RENEWING and client.against > self._nodes - self.quorum:
+            yield from self._leave(state, at, "has lost it")
+        elif client.doing == RENEWING:
+            ended = Client(client.sights, INSIDE, left=client.left, attempts=client.attempts, number=client.number)
+            yield f"client {at} ends its renewal", _at_client(state, at, ended)
+        what = TRY if client.doing == ASKING else RENEW
+        for number in range(self._nodes):
+            yield from self._copy(state, at, what, number)
 
-    def _freed(self, node: Node, at: int) -> Node:
-        return node._replace(holder=NOBODY, left=0) if node.holder == at else node
+    def _may_win(self, client: Client) -> bool:
+        return len(client.asked) - len(client.votes) <= self._nodes - self.quorum
 
-    def _granted(self, node: Node, at: int) -> Node:
-        if node.holder not in {NOBODY, at}:
+    def _copy(self, state: State, at: int, what: str, number: int) -> Iterator[tuple[str, State]]:
+        copy = what, (at, state.clients[at].number), number
+        if state.again and copy not in state.late:
+            after = state._replace(again=state.again - 1, late=state.late | {copy})
+            yield f"a copy of client {at}'s {what} is on its way to node {number}", after
+
+    def _leave(self, state: State, at: int, how: str) -> Iterator[tuple[str, State]]:
+        """Free all nodes; a copy of that command may come late."""
+        client = state.clients[at]
+        name = at, client.number
+        for number in range(self._nodes):
+            for _, copied in self._copy(state, at, RELEASE, number):
+                left = self._released_everywhere(copied, name)
+                yield f"client {at} {how}, and again at node {number}", _at_client(left, at, self._idle(client))
+        yield f"client {at} {how}", _at_client(self._released_everywhere(state, name), at, self._idle(client))
+
+    def _released_everywhere(self, state: State, name: Name) -> State:
+        nodes = []
+        for number, node in enumerate(state.nodes):
+            freed = self._obeyed(node, RELEASE, name)
+            may_come = (TRY, name, number) in state.late
+            nodes.append(freed._replace(refused=freed.refused | {name}) if may_come else freed)
+        return state._replace(nodes=tuple(nodes))
+
+    def _obeyed(self, node: Node, what: str, name: Name) -> Node:
+        """A node after a command."""
+        if what == TRY:
+            return node if self.refuses(node, name) else self._granted(node, name)._replace(refused=node.refused)
+        if what == RENEW:
+            return self._granted(node, name) if node.holder == name else node
+        return node._replace(holder=NOBODY, left=0) if node.holder == name else node
+
+    def _granted(self, node: Node, name: Name) -> Node:
+        if node.holder not in {NOBODY, name}:
             return node
-        return node._replace(holder=at, left=max(node.left, self.lease), mark=abs(node.mark))
+        return node._replace(holder=name, left=max(node.left, self.lease), mark=abs(node.mark))
 
     def _ask(self, state: State, at: int, number: int) -> Iterator[tuple[str, State]]:
-        """Ask one node; the command may come, the reply may be lost."""
-        client, node = state.clients[at], state.nodes[number]
-        asked = client._replace(asked=client.asked | {number})
-        if client.doing == RENEWING and node.holder != at:
-            yield f"client {at} hears that node {number} does not have it", _at_client(state, at, asked)
-            return
-        node = self._granted(node, at)
+        """Ask one node; the reply may be lost."""
+        client = state.clients[at]
+        name = at, client.number
+        node = self._obeyed(state.nodes[number], TRY if client.doing == ASKING else RENEW, name)
         state = _at_node(state, number, node)
-        if node.holder != at:
-            yield f"client {at} is refused by node {number}", _at_client(state, at, asked)
+        asked = client._replace(asked=client.asked | {number})
+        if state.lost:
+            yield f"client {at} does not hear node {number}", _at_client(state._replace(lost=state.lost - 1), at, asked)
+        if node.holder != name:
+            against = client.against + (client.doing == RENEWING)
+            yield f"client {at} is refused by node {number}", _at_client(state, at, asked._replace(against=against))
             return
         sight = asked.sights[number]
         if not self.is_known(node) and (sight.mark, sight.run) != (node.mark, node.run):
@@ -177,33 +268,42 @@ class RedLock:
             asked = asked._replace(sights=(*asked.sights[:number], sight, *asked.sights[number + 1 :]))
         if self.may_renew(client) or self.is_known(node) or sight.ago - client.age >= self.quarantine:
             asked = asked._replace(votes=asked.votes | {number})
-        yield f"client {at} hears node {number}", _at_client(state, at, self._counted(asked))
+        yield f"client {at} hears node {number}", self._after_vote(state, at, asked)
 
-    def _counted(self, client: Client) -> Client:
+    def _after_vote(self, state: State, at: int, client: Client) -> State:
         if len(client.votes) < self.quorum:
-            return client
+            return _at_client(state, at, client)
         left = self.valid_for(client)
-        if left <= client.left and client.doing == ASKING:
-            return self._idle(client)
-        return Client(client.sights, INSIDE, left=max(left, client.left), attempts=client.attempts)
+        if client.doing == ASKING and 2 * left < self.lease:  # too little to begin with
+            state = self._released_everywhere(state, (at, client.number))
+            return _at_client(state, at, self._idle(client))
+        left = max(left, client.left)
+        inside = Client(client.sights, INSIDE, left=left, attempts=client.attempts, number=client.number)
+        return _at_client(state, at, inside)
 
 
 def _sorted(state: State) -> State:
     """The same state with the nodes in a fixed order: none is special."""
     seen = [
-        (node, tuple((at in client.asked, at in client.votes, client.sights[at]) for client in state.clients))
+        (
+            tuple(sorted(each) if isinstance(each, frozenset) else each for each in node),
+            tuple((at in client.asked, at in client.votes, client.sights[at]) for client in state.clients),
+            sorted((what, name) for what, name, number in state.late if number == at),
+            node,
+        )
         for at, node in enumerate(state.nodes)
     ]
     seen.sort()
+    late = frozenset((what, name, at) for at, (_, _, copies, _) in enumerate(seen) for what, name in copies)
     clients = tuple(
         client._replace(
-            asked=frozenset(at for at, (_, known) in enumerate(seen) if known[number][0]),
-            votes=frozenset(at for at, (_, known) in enumerate(seen) if known[number][1]),
-            sights=tuple(known[number][2] for _, known in seen),
+            asked=frozenset(at for at, (_, known, _, _) in enumerate(seen) if known[number][0]),
+            votes=frozenset(at for at, (_, known, _, _) in enumerate(seen) if known[number][1]),
+            sights=tuple(known[number][2] for _, known, _, _ in seen),
         )
         for number, client in enumerate(state.clients)
     )
-    return State(tuple(node for node, _ in seen), clients, state.losses)
+    return State(tuple(node for *_, node in seen), clients, state.losses, state.again, state.lost, late)
 
 
 def _at_node(state: State, at: int, node: Node) -> State:
@@ -254,6 +354,20 @@ class ValidFromReply(RedLock):
         return self.lease
 
 
+class CopiesNotRefused(RedLock):
+    """A node does not remember which owner ids were released."""
+
+    def refuses(self, node: Node, name: Name) -> bool:
+        return False
+
+
+class NameUsedTwice(RedLock):
+    """The next attempt has the owner id of the one before."""
+
+    def next_number(self, client: Client) -> int:
+        return client.number
+
+
 class RenewalsUndoubted(RedLock):
     """A renewal counts the nodes that may have forgotten another owner's vote."""
 
@@ -261,4 +375,7 @@ class RenewalsUndoubted(RedLock):
         return client.doing == RENEWING
 
 
-MUTANTS = DataNotMarked, RunNotCompared, ShortQuarantine, HalfIsEnough, ValidFromReply, RenewalsUndoubted
+MUTANTS = (
+    *(DataNotMarked, RunNotCompared, ShortQuarantine, HalfIsEnough, ValidFromReply),
+    *(CopiesNotRefused, NameUsedTwice, RenewalsUndoubted),
+)

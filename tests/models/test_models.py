@@ -34,7 +34,12 @@ def test_no_two_are_inside_a_fair_lock(world):
     assert found.is_complete, found
 
 
-@pytest.mark.parametrize("world", [{"losses": 0}, pytest.param({"losses": 1}, marks=pytest.mark.thorough)], ids=str)
+NODES_FAIL: list[dict[str, int]] = [{"losses": 1}, {"losses": 0, "again": 1}, {"losses": 0, "lost": 1}]
+
+
+@pytest.mark.parametrize(
+    "world", [{"losses": 0}, *(pytest.param(world, marks=pytest.mark.thorough) for world in NODES_FAIL)], ids=str
+)
 def test_no_two_are_inside_a_redlock(world):
     found = search(RedLock(**world), MOST)
     assert found.is_complete, found
@@ -74,6 +79,8 @@ CAUGHT: dict[Any, dict[str, Any]] = {
     fairlock.AnyWakeUp: {},
     redlock.DataNotMarked: {},
     redlock.HalfIsEnough: {},
+    redlock.CopiesNotRefused: {**LATE, "losses": 0},
+    redlock.NameUsedTwice: {**LATE, **AGAIN, "losses": 0},
     redlock.RenewalsUndoubted: {},
     redlock.RunNotCompared: {},
     redlock.ShortQuarantine: {"attempts": (1, 2)},
@@ -81,7 +88,7 @@ CAUGHT: dict[Any, dict[str, Any]] = {
 }
 QUICK = {
     *(fairlock.AnyWakeUp, fairlock.ClockStandsStill, fairlock.NoBeat, fairlock.NoUndo),
-    *(redlock.DataNotMarked, redlock.HalfIsEnough, redlock.RunNotCompared),
+    *(redlock.CopiesNotRefused, redlock.DataNotMarked, redlock.HalfIsEnough, redlock.RunNotCompared),
 }
 
 
