@@ -74,6 +74,7 @@ lint: $(VENV)/.lint ## Check style, formatting, English and workflows
 
 types: $(VENV)/.types ## Check types
 	$(BIN)/mypy $(or $(ARGS),$(SOURCES))
+	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
 
 layers: $(VENV)/.lint ## Check which module imports which
 	$(BIN)/lint-imports $(ARGS)

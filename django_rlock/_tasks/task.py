@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from celery.contrib.django.task import DjangoTask
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
 else:
 
     class _Task(DjangoTask):
-        __class_getitem__ = classmethod(GenericAlias)  # Celery's tasks have it from 5.7 on
+        def __class_getitem__(cls, _parameters: object) -> type:
+            return cls  # Celery has an alias from 5.7 on, which its decorators refuse as a base
 
 
 P = ParamSpec("P")

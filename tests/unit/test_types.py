@@ -1,10 +1,12 @@
-"""What type checkers see of rlock(): each kind's class, and no option that does not exist. Run by mypy and pytest."""
+"""What type checkers see of rlock(): each kind's class, and no option that does not exist.
+
+Run by mypy, pyright and pytest."""
 
 import asyncio
 from typing import assert_type
 
 import pytest
-from celery import Celery
+from celery import Celery, shared_task
 from celery.result import AsyncResult
 
 from django_rlock import (
@@ -61,12 +63,27 @@ def test_a_task_has_its_parameters_and_its_result():
         decorated: LockedTask[[int, str], str] = app.task(base=LockedTask, shared=False)(build)
         of_a_class = Build()
         app.register_task(of_a_class)
-        for task in (decorated, of_a_class):
+        given = app.task(base=LockedTask[[int, str], str], shared=False, name="given")(build)
+        for task in (decorated, of_a_class, given):
             assert assert_type(task(7, "report"), str) == "report 7"
             assert assert_type(task.delay(7, "report"), AsyncResult[str]).get() == "report 7"
             task.delay("report", 7)  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="title"):
                 task.delay(7)  # type: ignore[call-arg]
+
+
+def test_a_shared_task_has_the_parameters_that_its_base_names():
+    @shared_task(base=LockedTask[[int, str], str], lock_key="build:<account_id>")
+    def shared(account_id: int, title: str) -> str:
+        return f"{title} {account_id}"
+
+    with Celery("types", broker="memory://") as app:
+        app.conf.task_always_eager = True
+        assert assert_type(shared.delay(7, "report"), AsyncResult[str]).get() == "report 7"
+        assert shared.lock_key == "build:<account_id>"
+        shared.delay("report", 7)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="title"):
+            shared.delay(7)  # type: ignore[call-arg]
 
 
 def test_type_checkers_refuse_a_misspelt_attribute() -> None:
