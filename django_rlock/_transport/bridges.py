@@ -424,18 +424,16 @@ def running_job(owner: Owner) -> Job | None:
 
 def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType | None]]:
     """The jobs to which a frame belongs, innermost first: what ``Job`` is made of."""
-    is_sensitive = tells = False
+    is_sensitive = False
     while frame is not None:
         name, function = frame.f_globals.get("__name__"), frame.f_code.co_name
-        told, tells = tells, False
         if name in _RUNNERS and function == _LOOPS.get(name):
-            if not told:
-                yield _progress(frame), is_sensitive, frame
+            yield _progress(frame), is_sensitive, frame
         elif name in _RUNNERS:
             runner = _local(frame, "self")
             is_sensitive = is_sensitive or getattr(runner, "_thread_sensitive", False)
             future = getattr(runner, "future", None)
-            if tells := isinstance(future, Future):
+            if isinstance(future, Future):
                 yield future, is_sensitive, None
         frame = frame.f_back
 

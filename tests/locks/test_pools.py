@@ -5,6 +5,7 @@ import contextlib
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -189,6 +190,35 @@ def test_a_long_job_keeps_what_it_holds(redis_client, threads, lock, settings):
         eventually(lambda: HOLDS.snapshot() and HOLDS.snapshot()[0].confirmed_at() > HOLDS.snapshot()[0].since + 1)
         done.set()
         assert working.get()
+
+
+async def by_anyio(call):
+    to_thread = pytest.importorskip("anyio.to_thread", reason="anyio is in the dependency group test")
+    return await to_thread.run_sync(call)
+
+
+def test_a_job_of_anyio_that_only_takes_a_lock_is_refused(redis_client):
+    with pytest.raises(RuntimeError, match=REFUSED):
+        asyncio.run(by_anyio(FairLock("stock:42").acquire))
+    assert not redis_client.keys("*stock:42*")
+
+
+def test_what_a_job_of_anyio_left_held_is_not_the_next_ones(redis_client, lock):
+    async def main() -> int:
+        assert await by_anyio(partial(take, lock))
+        return await by_anyio(partial(visit, lock))
+
+    assert asyncio.run(main()) == 1
+
+
+def test_what_the_last_job_of_anyio_left_held_is_given_back(redis_client, settings):
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1}}
+
+    async def main() -> None:
+        await by_anyio(partial(take, FairLock("stock:42")))
+        await asyncio.to_thread(given_back, redis_client)
+
+    asyncio.run(main())
 
 
 def test_jobs_of_one_map_are_one_job(redis_client, threads):
