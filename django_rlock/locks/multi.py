@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from django_rlock.locks import several
@@ -35,7 +36,8 @@ class MultiLock(BaseLock, several.SeveralLocks):
     Each member is a hold of its own, which is renewed, re-entered and lost separately. The MultiLock counts as lost
     when one member is; its release still releases the others. With a lease time, all leases end no earlier than if they
     had begun when the last member was taken. ``wait_time``, ``lease_time``, ``owner``, ``at_least`` and
-    ``until_commit`` are those of the MultiLock; the members' own are ignored.
+    ``until_commit`` are those of the MultiLock; the members' own are ignored. ``max_hold_time`` replaces the members'
+    own if it is given.
     """
 
     __slots__ = ("_grouping", "_parts")
@@ -50,6 +52,7 @@ class MultiLock(BaseLock, several.SeveralLocks):
         wait_time: Duration | None = None,
         lease_time: Duration | None = None,
         owner: str | None = None,
+        max_hold_time: Duration | None = None,
         at_least: Duration | None = None,
         until_commit: bool | str | None = None,
         **unknown: Never,
@@ -65,9 +68,12 @@ class MultiLock(BaseLock, several.SeveralLocks):
             lease_time=lease_time,
             using=first.using,
             owner=owner,
+            max_hold_time=max_hold_time,
             at_least=at_least,
             until_commit=until_commit,
         )
+        if self.max_hold_time is not None:
+            self._parts = tuple(_held_for(self.max_hold_time, part) for part in self._parts)
         self.name = ", ".join(part.name for part in self._parts)
 
     def __getstate__(self) -> tuple[None, dict[str, object]]:
@@ -89,6 +95,13 @@ class MultiLock(BaseLock, several.SeveralLocks):
             if info := await part.ainfo():
                 return info
         return None
+
+
+def _held_for(seconds: float, part: BaseLock) -> BaseLock:
+    """The same lock with this ``max_hold_time``: the caller's own object stays as it is."""
+    limited = copy(part)
+    limited.max_hold_time = seconds
+    return limited
 
 
 def _sorted_parts(locks: Iterable[Any]) -> tuple[BaseLock, ...]:

@@ -300,13 +300,15 @@ async def test_a_forced_release_is_asked_about_until_there_is_an_answer(face, ki
         await face.release(lock)
 
 
-@pytest.mark.parametrize("limited", ["lock", "alias", "several"])
+@pytest.mark.parametrize("limited", ["lock", "alias", "member", "several"])
 async def test_max_hold_time_ends_the_renewal(face, kind, told, caplog, settings, limited):
-    lock: BaseLock = kind("stock:42", max_hold_time=None if limited == "alias" else 0.1)
+    lock: BaseLock = kind("stock:42", max_hold_time=0.1 if limited in {"lock", "member"} else None)
     if limited == "alias":
         settings.RLOCK = {"default": {"MAX_HOLD_TIME": 0.1}}
-    if limited == "several":
+    if limited == "member":
         lock = MultiLock(lock)
+    if limited == "several":
+        lock = MultiLock(lock, max_hold_time=0.1)
     await face.acquire(lock)
     [hold] = HOLDS.snapshot()
     await face.until(lambda: monotonic() > hold.since + 0.1)

@@ -73,10 +73,7 @@ async def test_waiter_is_told_of_an_earlier_end_than_that_of_the_lease(face, kin
     lock = kind("stock:42")
     await face.acquire(lock)
     other = face.start(visit, face, kind("stock:42", wait_time=25))
-    if kind is SpinLock:
-        await face.sleep(0.02)
-    else:
-        await waiting(face)
+    await waiting(face)
     await face.call(lock, "leave", 0.1)
     await face.result(other)
 

@@ -39,7 +39,7 @@ MADE: dict[type, Callable[[], Any]] = {
     FencedLock: lambda: FencedLock("stock:42", **OPTIONS),
     RedLock: lambda: RedLock("stock:42", using="quorum", fencing=False, lease_time=40),
     LimitedLock: lambda: LimitedLock("stock:42", permits=3, **OPTIONS),
-    MultiLock: lambda: MultiLock(RLock("a"), FairLock("b"), wait_time=2, owner="them"),
+    MultiLock: lambda: MultiLock(RLock("a"), FairLock("b"), wait_time=2, owner="them", max_hold_time=9),
     ReadWriteLock: lambda: ReadWriteLock("stock:42", prefer="writer"),
     ReadLock: lambda: ReadWriteLock("stock:42", wait_time=2).read_lock,
     WriteLock: lambda: ReadWriteLock("stock:42", wait_time=2).write_lock,
