@@ -23,7 +23,7 @@ from django.utils.translation import gettext_lazy as _
 from django_rlock._monitoring.building import Reported
 from django_rlock._monitoring.reading import listed_aliases, server_names
 from django_rlock._monitoring.survey import Survey, mark
-from django_rlock.locks.infos import CLIENT_LENGTH, Deadlock, LockInfo, LockState, Party, ProcessInfo, duration_text
+from django_rlock.locks.infos import CLIENT_LENGTH, Deadlock, LockInfo, LockState, Party, ProcessInfo
 from django_rlock.settings import get_settings
 
 # --- listing ----------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Listing:
     def ages(self) -> list[Option]:
         held = sorted(lock.held_for or 0.0 for lock in self._locks)
         counts = {str(age): len(held) - bisect_right(held, age) for age in AGES}
-        return self._options("older", {str(age): duration_text(age) for age in AGES}, counts)
+        return self._options("older", {str(age): age for age in AGES}, counts)
 
     def url(self, **changes: object) -> str:
         """The query string of this list with some parameters changed; "" removes one."""

@@ -57,6 +57,11 @@ def duration_text(seconds: float | None) -> str:
     return " ".join(f"{number} {unit}" for number, unit in duration_parts(seconds)) or "–"
 
 
+def rate_number(per_second: float) -> str:
+    """A rate for people, without its unit."""
+    return f"{per_second:.{0 if per_second >= 10 else 1}f}"
+
+
 def local_time(timestamp: float | None) -> datetime | None:
     """A time of the server's clock, in the project's time zone; None for None and for what can be no time."""
     try:
@@ -322,14 +327,17 @@ class LockInfo:
     @property
     def rate_text(self) -> str:
         """For example ``120/s``."""
-        return "" if self.rate is None else f"{self.rate:.{0 if self.rate >= 10 else 1}f}/s"
+        return "" if self.rate is None else f"{rate_number(self.rate)}/s"
+
+    @property
+    def votes(self) -> int:
+        """The number of nodes on which the holder has the lock."""
+        return sum(owner == self.holder.owner for owner in self.nodes.values())
 
     @property
     def quorum_text(self) -> str:
-        """The number of nodes on which the holder has the lock, for example ``quorum 2/3``; "" for a lock on one
-        server."""
-        have = sum(owner == self.holder.owner for owner in self.nodes.values())
-        return f"quorum {have}/{len(self.nodes)}" if self.nodes else ""
+        """For example ``quorum 2/3``; "" for a lock on one server."""
+        return f"quorum {self.votes}/{len(self.nodes)}" if self.nodes else ""
 
     @property
     def holder(self) -> Holder:

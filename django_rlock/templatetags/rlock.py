@@ -9,14 +9,14 @@ from django import template
 from django.contrib.admin.utils import quote as quote_pk
 from django.contrib.auth import get_user_model
 from django.urls import NoReverseMatch, reverse
-from django.utils.formats import localize
+from django.utils.formats import get_format, localize
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext
 
 from django_rlock._core.text import printable
-from django_rlock.locks.infos import clock_text, duration_parts, local_time
+from django_rlock.locks.infos import clock_text, duration_parts, local_time, rate_number
 from django_rlock.settings import get_settings
 
 register = template.Library()
@@ -39,7 +39,7 @@ def visible(text: object) -> str:
 @register.filter
 def duration(seconds: float | None) -> str:
     """Seconds for people: ``7.1 s``, ``3 min 20 s``."""
-    return " ".join(f"{count} {_unit(unit)}" for count, unit in duration_parts(seconds)) or "–"
+    return " ".join(f"{_localized(count)} {_unit(unit)}" for count, unit in duration_parts(seconds)) or "–"
 
 
 @register.filter
@@ -47,7 +47,15 @@ def precise(seconds: float | None) -> str:
     """The same, in milliseconds below one second: ``12 ms``."""
     if not isinstance(seconds, float):
         return "–"
-    return duration(seconds) if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} {gettext('ms')}"
+    if seconds >= 1:
+        return duration(seconds)
+    return f"{_localized(f'{1000 * seconds:.{0 if seconds >= 0.01 else 1}f}')} {_unit('ms')}"
+
+
+@register.filter
+def rate(per_second: float) -> str:
+    """How often something happens: ``120/s``."""
+    return f"{_localized(rate_number(per_second))}/{_unit('s')}"
 
 
 @register.simple_tag
@@ -108,5 +116,15 @@ def _time(seconds: float | None, at: float | None, step: str) -> str:
     )
 
 
+@register.inclusion_tag("admin/django_rlock/lock/live.html")
+def live(scan: bool = False) -> dict[str, Any]:
+    """The attributes of what refreshes itself, unless that needs a scan. Its script shows durations by them."""
+    return {"scan": scan, "decimal": get_format("DECIMAL_SEPARATOR")}
+
+
+def _localized(number: str) -> str:
+    return number.replace(".", str(get_format("DECIMAL_SEPARATOR")))
+
+
 def _unit(name: str) -> str:
-    return {"d": gettext("d"), "h": gettext("h"), "min": gettext("min"), "s": gettext("s")}[name]
+    return {"d": gettext("d"), "h": gettext("h"), "min": gettext("min"), "s": gettext("s"), "ms": gettext("ms")}[name]

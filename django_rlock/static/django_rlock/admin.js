@@ -126,9 +126,9 @@
   }
 
   function duration(seconds, digits = 1) {
-    const name = (unit) => live().dataset[unit];
+    const name = (part) => live().dataset[part];
     if (seconds < 60) {
-      return `${seconds.toFixed(digits)} ${name("s")}`;
+      return `${seconds.toFixed(digits).replace(".", name("decimal"))} ${name("s")}`;
     }
     const first = units.findIndex(([, size]) => seconds >= size);
     const [[unit, size], [smallUnit, smallSize]] = units.slice(first, first + 2);
