@@ -54,6 +54,7 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._pairs: list[_Pair] = []
         self._server = socket.socket(socket.AF_UNIX)
+        self._is_over = False
 
     @property
     def url(self) -> str:
@@ -119,10 +120,14 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        for each in list(self._open):
-            self.close(each)  # before what is held is let go: the server is another test's then
+        self._is_over = True
+        self._close_all()  # before what is held is let go: the server is another test's then
         for rule in self._added:
             rule.let_go.set()
+
+    def _close_all(self) -> None:
+        for each in list(self._open):
+            self.close(each)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -135,6 +140,8 @@ class Proxy:
                     pair.start()
                 except OSError:
                     self.close(client)
+                if self._is_over:  # it came as all of them were closed
+                    self._close_all()
 
     def connect(self) -> socket.socket:
         """A connection to the server, closed with the proxy."""
@@ -223,14 +230,16 @@ class _Pair:
     def _send_late(self, rule: Rule, data: bytes) -> None:
         """Over a connection of its own: this one may be closed by a late reply to an earlier command."""
         copy = self.proxy.connect()
-        rule.served.set()
-        self.proxy.close(self.client)
-        rule.let_go.wait()
-        copy.sendall(data)
-        copy.shutdown(socket.SHUT_WR)
-        while copy.recv(65536):
-            pass
-        self.proxy.close(copy)
+        try:
+            rule.served.set()
+            self.proxy.close(self.client)
+            rule.let_go.wait()
+            copy.sendall(data)
+            copy.shutdown(socket.SHUT_WR)
+            while copy.recv(65536):
+                pass
+        finally:
+            self.proxy.close(copy)
         rule.obeyed.set()
 
     def _reply(self, data: bytes) -> bool:

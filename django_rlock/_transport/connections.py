@@ -108,12 +108,14 @@ def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
     return cast("redis.Redis", django_redis.get_redis_connection(entry, write=True))
 
 
-@remembered("connections")
 def node_client(using: str) -> redis.Redis:
     """A client of one node of an alias with NODES, with short time limits."""
+    known = _clients.value.get(using)
+    if known is not None:
+        return known
     reached = _make_source(using)  # it has a pool of its own, so its options may be changed
     reached.pool.connection_kwargs.update(limits(reached.options, connect_within(using)))
-    return redis.Redis(connection_pool=reached.pool)
+    return _clients.value.setdefault(using, redis.Redis(connection_pool=reached.pool))
 
 
 def clients_of(using: str, within: float) -> dict[str, redis.Redis]:

@@ -79,6 +79,7 @@ class Listener:
     def __init__(self, make_subscriber: Callable[[Listener, Address | None], Subscriber]) -> None:
         self._make_subscriber = make_subscriber
         self.subscribers: dict[Address | None, Subscriber] = {}
+        self._is_stopped = False
         self.channels: dict[str, Channel] = {}
 
     # --- what callers do ---------------------------------------------------------------------------------------------
@@ -295,10 +296,13 @@ class Listener:
         found = self.subscribers.setdefault(place, made)
         if found is not made:  # another thread was faster
             made.stop()
+        if self._is_stopped:  # meanwhile, or before: who asks has the listener of former settings
+            found.stop()
         return found
 
     def stop(self) -> None:
         """End the reading threads."""
+        self._is_stopped = True
         for subscriber in list(self.subscribers.values()):
             subscriber.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -315,10 +316,7 @@ class Source:
         try:
             connection = self._make(prepare)
             connection.connect()
-            sock = take_socket(connection)
-            if self.options.get("socket_keepalive", True) and not self.options.get("socket_keepalive_options"):
-                keep_alive(sock)  # redis-py does so from version 8 on
-            return Link(sock, place)
+            return self._link(take_socket(connection), place)
         except MasterNotFoundError:  # whose text lists the objects of redis-py
             asked = ", ".join(":".join(map(str, place)) for place in self._sentinels())
             raise MasterNotFoundError(f"No sentinel names the primary of {self.pool.service_name!r}: {asked}") from None
@@ -328,6 +326,15 @@ class Source:
         finally:
             if connection is not None:
                 connection.disconnect()
+
+    def _link(self, sock: socket.socket, place: Place | None) -> Link:
+        try:
+            if self.options.get("socket_keepalive", True) and not self.options.get("socket_keepalive_options"):
+                keep_alive(sock)  # redis-py does so from version 8 on
+            return Link(sock, place)
+        except BaseException:  # the other end may be gone by now
+            sock.close()
+            raise
 
     def _sentinels(self) -> Iterator[tuple[object, object]]:
         for sentinel in self.pool.sentinel_manager.sentinels:

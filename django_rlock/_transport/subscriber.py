@@ -200,9 +200,8 @@ class Subscriber:
 
     def _connect(self) -> None:
         self._leave_at = math.inf
-        link = self._open()
+        self.link = link = self._open()  # first, so that it is closed if the rest fails
         self._selector.register(link.sock, selectors.EVENT_READ)
-        self.link = link
         self._heard_at = self._connected_at = now = monotonic()
         self._reply_by = None
         self._prune_at = now + _PRUNE_EVERY
