@@ -23,10 +23,11 @@ UV := $(shell command -v uv 2>/dev/null)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 SOURCES = $(wildcard django_rlock example_project benchmarks models tests .ci/gate.py)
 
-# Another PYTHON than that of $(VENV) makes it anew.
+# Another PYTHON than that of $(VENV) makes it anew; one that does not run changes nothing.
 ifneq ($(origin PYTHON),file)
 WHICH := 'import sys; print(sys.base_prefix, *sys.version_info)'
-$(shell test ! -f $(VENV)/pyvenv.cfg || test "$$($(BIN)/python -c $(WHICH))" = "$$($(PYTHON) -c $(WHICH))" || rm -r $(VENV))
+$(shell ! test -f $(VENV)/pyvenv.cfg || ! asked=$$($(PYTHON) -c $(WHICH) 2>&1) || \
+  test "$$($(BIN)/python -c $(WHICH) 2>&1)" = "$$asked" || rm -r $(VENV))
 endif
 
 .DEFAULT_GOAL := help
@@ -66,11 +67,18 @@ campaign: $(VENV)/.test ## Celery workers under a nemesis, for SECONDS (ARGS="--
 storm: $(VENV)/.test ## Interrupt 200 processes 600 times each, for a quarter of an hour (ARGS="--kind fair --number 20")
 	$(BIN)/python -m tests.faults.storms $(ARGS)
 
+# actionlint is no Python package, so it checks the workflows where it is installed, as in CI.
 lint: $(VENV)/.lint ## Check style, formatting, English and workflows
 	$(BIN)/ruff check $(ARGS)
 	$(BIN)/ruff format --check --diff
 	$(BIN)/python .ci/prose.py
 	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.readthedocs .readthedocs.yaml
+	! command -v actionlint >/dev/null || actionlint
 
 types: $(VENV)/.types ## Check types
 	$(BIN)/mypy $(or $(ARGS),$(SOURCES))
