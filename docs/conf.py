@@ -54,8 +54,8 @@ python_maximum_signature_line_length = 100
 python_display_short_literal_types = True
 # Nothing is fetched from other sites, so what others define is not linked to.
 nitpick_ignore_regex = [("py:.*", r"(?!django_rlock\.).*")]
-# Types in signatures that users need not name.
-nitpick_ignore_regex += [("py:class", r"django_rlock\..*\.(_\w+|[A-Z]|AtomicBlock|FencedRows|PermitBlock)")]
+# Types in signatures that are of internal modules: users need not name them.
+nitpick_ignore_regex += [("py:class", r"django_rlock\.(_\w+\..*|locks\.[a-z]\w*\..*|testing\.C)")]
 
 
 def setup(app: Sphinx) -> None:
