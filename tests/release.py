@@ -1,8 +1,8 @@
 """Whether the tree can be released: ``make release-check``.
 
 It builds the distributions twice, and the wheel a third time from the source distribution alone; all must be the same
-files. Their metadata must be valid, and the changelog must have a dated entry for the version. The target then installs
-the wheel into fresh projects, as ``make smoke`` does.
+files. Their metadata must be valid, and the changelog must have a dated entry for the version, with all changes. The
+target then installs the wheel into fresh projects, as ``make smoke`` does.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def problems(work: Path) -> Iterator[str]:
     changelog = (ROOT / "CHANGELOG.md").read_text()
     if not re.search(rf"^## \[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE):
         yield f"CHANGELOG.md has no entry for {__version__} with a date."
-    if re.search(r"^## \[Unreleased\]", changelog, re.MULTILINE):
-        yield "CHANGELOG.md has entries without a version."
+    if fragments := [file.name for file in (ROOT / "changes").iterdir() if file.name != "README.md"]:
+        yield f"CHANGELOG.md lacks the changes {', '.join(sorted(fragments))}: run towncrier build."
 
 
 def main() -> int:
