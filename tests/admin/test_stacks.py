@@ -22,6 +22,10 @@ from tests.inspection.reporting import held
 
 STACK = reverse("admin:django_rlock_lock_stack")
 PROGRAM = """
+import sys
+if sys.argv[1] == "greenlet":
+    from gevent import monkey
+    monkey.patch_all()
 import asyncio, sys, threading, time
 import django
 from django.conf import settings
@@ -62,7 +66,12 @@ def named():
         print("ready", flush=True)
         time.sleep(600)
 
+def in_greenlet(hang):
+    import gevent
+    gevent.joinall([gevent.spawn(time.sleep, 600), gevent.spawn(in_thread, hang)])
+
 {
+    "greenlet": lambda: in_greenlet(hang_asleep),
     "thread": lambda: in_thread(hang_in_a_loop),
     "asleep": lambda: in_thread(hang_asleep),
     "task": lambda: asyncio.run(main(hang_awaiting)),
@@ -114,6 +123,14 @@ def test_a_holder_tells_where_it_hangs(redis_client: redis.Redis, how: str, call
     assert functions[-len(calls) :] == calls or functions[-len(calls) + 1 :] == calls[1:]
     assert all(line.startswith('File "') and ", line " in line for line in found)
     assert "s3cr3t" not in "".join(found)
+
+
+def test_a_greenlet_tells_where_it_hangs(redis_client: redis.Redis) -> None:
+    pytest.importorskip("gevent")
+    with hanging("greenlet", redis_client):
+        found = eventually(asked)
+    functions = [line.rpartition(" in ")[2] for line in found]
+    assert functions[functions.index("in_thread") :][:2] == ["in_thread", "hang_asleep"]
 
 
 def test_a_name_has_no_stack(redis_client: redis.Redis) -> None:

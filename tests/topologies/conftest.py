@@ -9,9 +9,10 @@ from pytest_django import Settings
 
 from tests.faces import face, kind, nothing_left, pytest_pyfunc_call
 from tests.forms import long
+from tests.inspection.conftest import past
 from tests.topologies.servers import TOPOLOGIES, Topology
 
-__all__ = ["face", "kind", "nothing_left", "pytest_pyfunc_call"]
+__all__ = ["face", "kind", "nothing_left", "past", "pytest_pyfunc_call"]
 
 Started = Callable[[str], Topology]
 
