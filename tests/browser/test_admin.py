@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from django_rlock._monitoring.history import read_history
 from django_rlock.inspection import iter_locks
@@ -13,6 +13,7 @@ from tests.admin.pages import LIST
 from tests.eventually import eventually
 from tests.forms import long
 from tests.inspection.busy import BusyProcess
+from tests.inspection.crowd import plant_locks
 from tests.inspection.past import Past
 from tests.inspection.processes import Process
 from tests.inspection.test_inspection import fall_silent
@@ -97,6 +98,32 @@ def test_a_refresh_keeps_focus_and_selected_text(page: Page, redis_client: redis
         expect(page.get_by_role("link", name="stock:2")).to_have_count(0)
         expect(page.locator("#rlock-live")).to_be_focused()
         assert page.evaluate("getSelection().toString()") == ""
+
+
+def test_focus_stays_on_each_element_when_something_comes_above_it(page: Page, redis_client: redis.Redis) -> None:
+    page.clock.install()
+    plant_locks(redis_client, 1, 1, longer=3600)
+    news = 0
+
+    def add_news(route: Route) -> None:
+        nonlocal news
+        news += 1
+        answer = route.fetch(headers={**route.request.headers, "if-none-match": "none"})
+        body = answer.text().replace("<ul class", news * "<p class=news></p>" + "<ul class", 1)
+        route.fulfill(response=answer, body=body)
+
+    page.route(lambda url: url.endswith(LIST), add_news)
+    page.reload()
+    elements = page.locator("#rlock-live :is(a, input:not([hidden]), button:enabled)")
+    names = elements.evaluate_all("all => all.map(each => [each.tagName, each.href, each.value, each.textContent])")
+    assert len(names) > 10
+    for number, name in enumerate(names):
+        elements.nth(number).focus()
+        shown = page.locator("#rlock-live p.news").count()
+        page.clock.run_for(5100)
+        page.wait_for_function("shown => document.querySelectorAll('p.news').length > shown", arg=shown)
+        focused = page.evaluate("(e => [e.tagName, e.href, e.value, e.textContent])(document.activeElement)")
+        assert focused == name
 
 
 def test_the_search_field_does_not_stop_the_refresh(page: Page, redis_client: redis.Redis) -> None:

@@ -53,7 +53,6 @@
         replaceWith(document.adoptNode(fresh));
         etag = response.headers.get("ETag");
         shownSince = confirmedAt = performance.now();
-        prepare();
         show("on");
       }
     } catch {
@@ -63,7 +62,7 @@
 
   // Keyboard focus, selected text and what was unfolded stay where they were.
   function replaceWith(fresh) {
-    const focused = live().contains(document.activeElement) ? placeOf(document.activeElement) : null;
+    const focused = live().contains(document.activeElement) ? describe(document.activeElement) : null;
     const selection = getSelection();
     const selected = live().contains(selection.anchorNode) && live().contains(selection.focusNode) && {
       text: selection.toString(),
@@ -72,13 +71,29 @@
     };
     const unfolded = [...live().querySelectorAll("details")].map((each) => [placeOf(each), each.open]);
     live().replaceWith(fresh);
+    prepare();
     unfolded.forEach(([place, open]) => { nodeAt(place)?.toggleAttribute("open", open); });
     if (focused) {
-      (nodeAt(focused) ?? live()).focus({ preventScroll: true });
+      (alike(focused.name)[focused.number] ?? live()).focus({ preventScroll: true });
     }
     if (selected.text) {
       select(selected);
     }
+  }
+
+  // An element by what it is and does, for what comes above it moves it: nothing else may get its focus.
+  function describe(element) {
+    const name = nameOf(element);
+    return { name, number: alike(name).indexOf(element) };
+  }
+
+  function nameOf(element) {
+    const row = element.closest("[data-key]")?.dataset.key;
+    return JSON.stringify([row, element.tagName, element.id, element.getAttribute("href"), element.name, element.value]);
+  }
+
+  function alike(name) {
+    return [live(), ...live().querySelectorAll("a, button, input, summary")].filter((each) => nameOf(each) === name);
   }
 
   // A node's place, counted from the nearest element around it that has a name: rows move.
