@@ -41,7 +41,6 @@ from django_rlock.settings import get_aliases, get_settings
 from django_rlock.version import __version__
 
 MAX_REASON = 200
-_BEARER = "Bearer "
 REFRESH = "X-Rlock-Refresh"
 """The header of a request with which an open page refreshes itself. A request without it, such as the one after a
 forced release, reads everything."""
@@ -337,12 +336,13 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         def answered(request: HttpRequest) -> HttpResponse:
             if request.method not in ("GET", "HEAD"):
                 return HttpResponseNotAllowed(["GET", "HEAD"])
-            if not request.headers.get("Authorization", "").startswith(_BEARER):
+            if _sent_token(request) is None:
                 return for_people(request)
             if not _has_token(request):
                 return HttpResponse("The token is wrong.", status=401, headers={"WWW-Authenticate": "Bearer"})
             return never_cache(view)(request)
 
+        answered.login_required = False  # type: ignore[attr-defined]  # for LoginRequiredMiddleware: see above
         return answered
 
     # --- helpers -----------------------------------------------------------------------------------------------------
@@ -364,7 +364,13 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 def _has_token(request: HttpRequest) -> bool:
     """Whether a program sent the token of RLOCK_API_TOKEN."""
     token = getattr(django_settings, "RLOCK_API_TOKEN", None) or ""
-    return token != "" and constant_time_compare(request.headers.get("Authorization", ""), _BEARER + token)
+    return token != "" and constant_time_compare(_sent_token(request) or "", token)
+
+
+def _sent_token(request: HttpRequest) -> str | None:
+    """The token that a request bears; None for a request without any."""
+    scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def _etag(request: HttpRequest, overview: Overview) -> str | None:

@@ -2,6 +2,7 @@
 
 import re
 
+import django
 import pytest
 import redis
 from django.test import Client
@@ -31,6 +32,21 @@ def test_a_program_needs_no_login(program: Client, redis_client: redis.Redis, ur
     assert answer.status_code == 200
     assert "stock:0" in answer.content.decode() or url != JSON
     assert "no-store" in answer["Cache-Control"]
+
+
+@PAGES
+def test_the_scheme_is_known_in_each_case(program: Client, url: str) -> None:
+    assert program.get(url, headers={"Authorization": f"bearer  {TOKEN}"}).status_code == 200
+    assert program.get(url, headers={"Authorization": f"Basic {TOKEN}"}).status_code == 302
+
+
+@pytest.mark.skipif(django.VERSION < (5, 1), reason="LoginRequiredMiddleware is new in Django 5.1")
+@PAGES
+def test_a_project_in_which_each_page_needs_a_login(program: Client, settings: Settings, url: str) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
+    assert program.get(url).status_code == 200
+    assert Client().get(url).status_code == 302
+    assert program.get(url, headers={"Authorization": "Bearer x"}).status_code == 401
 
 
 @PAGES
