@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -11,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from django_rlock._web.arguments import Arguments
+from django_rlock._web.calls import Options
 from django_rlock._web.decorator import OPERATIONS, PLACES, TEMPLATES, Decorator, without_a_template
 from django_rlock._web.keytemplates import check_converters, check_names
 from django_rlock._web.requests import import_views
@@ -59,14 +62,26 @@ def _problems(resolver: URLResolver, prefix: str, outer: tuple[str, ...]) -> Ite
 
 def _view_problems(entry: URLPattern, route: str, names: tuple[str, ...]) -> Iterator[str]:
     for function, place, own_names in _functions(entry.callback, _place(entry)):
-        if isinstance(function, Decorator):
-            yield f"{place}: {without_a_template(function.options.templates[0])}"
+        if (without := _without_template(function)) is not None:
+            yield f"{place}: {without_a_template(without)}"
             continue
         available = dict.fromkeys([*names, *own_names, "request"])
         for template in getattr(function, TEMPLATES, ()):
             problem = check_converters(template) or check_names(template, available, f"route `{route}`")
             if problem is not None:
                 yield f"{place}: {problem}"
+
+
+def _without_template(function: Any) -> Any:
+    """What a ``@distributed_lock`` without a key template was put above, at once or below other decorators."""
+    inner = inspect.unwrap(function, stop=lambda each: isinstance(each, Decorator))
+    if isinstance(inner, Decorator):
+        return inner.options.templates[0]
+    # method_decorator() decorates a function of its own, and gives its attributes to the method; as_view() gives those
+    # of dispatch() to the view.
+    if not isinstance(getattr(function, "options", None), Options):
+        return None
+    return function.view_class.dispatch if hasattr(function, "view_class") else function
 
 
 def _place(entry: URLPattern) -> str:
@@ -81,6 +96,8 @@ def _place(entry: URLPattern) -> str:
 def _functions(view: Any, place: str) -> Iterator[tuple[Any, str, list[str]]]:
     """The view, and the other functions that handle its requests, such as the methods of a class; each with its own
     names."""
+    while isinstance(view, partial):
+        view = view.func
     yield view, place, _defaults(view)
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)  # Django's, Django REST framework's
     if cls is not None:

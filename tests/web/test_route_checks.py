@@ -1,16 +1,20 @@
 """The check of key templates against the URLconf."""
 
+import functools
 import gc
 import re
 from types import ModuleType
 from typing import Any
 
 import pytest
+from django.contrib.auth.decorators import login_required
 from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
 from pytest_django import Settings
 from rest_framework.decorators import action
 from rest_framework.routers import SimpleRouter
@@ -143,6 +147,38 @@ def test_a_view_without_a_key_template(settings: Settings) -> None:
     assert "@distributed_lock above buy() has no key template" in problem
     (problem,) = problems(settings, path("buy/<int:pk>/", Buy.as_view()))
     assert "@distributed_lock above post() has no key template" in problem
+
+
+@pytest.mark.parametrize(
+    "above",
+    [login_required, require_POST, csrf_exempt, lambda view: login_required(require_POST(view)), functools.partial],
+    ids=["login_required", "require_POST", "csrf_exempt", "two", "partial"],
+)
+def test_a_view_without_a_key_template_below_other_decorators(settings: Settings, above: Any) -> None:
+    @distributed_lock  # type: ignore[arg-type]
+    def buy(request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body]
+
+    (problem,) = problems(settings, path("buy/<int:pk>/", above(buy)))
+    assert "@distributed_lock above buy() has no key template" in problem
+
+
+def test_methods_without_a_key_template_below_other_decorators(settings: Settings) -> None:
+    @method_decorator(distributed_lock, name="dispatch")
+    class Buy(View):
+        pass
+
+    class Sell(View):
+        @method_decorator(login_required)
+        @distributed_lock  # type: ignore[arg-type]
+        def post(self, request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body, misc]
+
+        @method_decorator(distributed_lock)
+        def put(self, request: HttpRequest, pk: int) -> HttpResponse: ...  # type: ignore[empty-body]
+
+    (problem,) = problems(settings, path("buy/<int:pk>/", Buy.as_view()))
+    assert "@distributed_lock above dispatch() has no key template" in problem
+    found = problems(settings, path("sell/<int:pk>/", Sell.as_view()))
+    assert [problem.partition(" has no key template")[0].split()[-1] for problem in found] == ["post()", "put()"]
 
 
 def test_an_unknown_converter(settings: Settings) -> None:
