@@ -42,8 +42,8 @@ Entry = dict[str, str]
 @cache
 def texts() -> frozenset[str]:
     """All texts that are to be translated; of a text with a plural, the singular."""
-    sources = [*PACKAGE.glob("**/*.py")]
-    found = {text for path in sources for text in texts_in(path.read_text()) if "gettext" in path.read_text()}
+    sources = [source for path in PACKAGE.glob("**/*.py") if "gettext" in (source := path.read_text())]
+    found = {text for source in sources for text in texts_in(source)}
     for page in PACKAGE.glob("templates/**/*.html"):
         # Lines of a template become lines with a call of gettext() or ngettext(), and X in place of the rest.
         calls = re.findall(r"n?gettext\(.*?\)(?= |$)", templatize(page.read_text()), re.MULTILINE)
