@@ -253,7 +253,7 @@ class Kind(Generic[L]):
     def keep(self, lock: L, owner_id: str, seconds: float) -> ScriptCall:
         """Releases a hold, but keeps the lock taken for ``seconds``, for all owners. Returns 1, or 0 when the owner
         does not hold it."""
-        all_keys = lock.key, keys.redisson_channel(lock.key)
+        all_keys = lock.key, keys.redisson_channel(lock.key), keys.fair_keys(lock.key)[1]
         return call_for(lock, scripts.LOCK_KEEP, all_keys, owner_id, milliseconds(seconds))
 
     def check_keep(self, lock: L, seconds: float) -> None:

@@ -68,8 +68,9 @@ async def test_it_is_free_when_the_time_is_over(face, kind):
         pass
 
 
-async def test_waiter_is_told_of_an_earlier_end_than_that_of_the_lease(face, kind):
-    """The lease of 30 s, of which it knows, is replaced by 0.1 s."""
+async def test_waiter_is_told_of_an_earlier_end_than_that_of_the_lease(face, kind, settings):
+    """The lease of 30 s, of which it knows, is replaced by 0.1 s. No heartbeat is due meanwhile."""
+    settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 120, "CLAIM_TIME": 120}}
     lock = kind("stock:42")
     await face.acquire(lock)
     other = face.start(visit, face, kind("stock:42", wait_time=25))
