@@ -43,16 +43,21 @@ from tests.faults.opcode_faces import FACES, Threads
 from tests.faults.opcode_watch import watch_opcodes
 from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Renewal, is_swallowed, set_up, tell
 
-ALL_KINDS = (*KINDS, "latch", "named")
-ACTIONS = ("pair", "wait", "again", "extend", "timeout", "block", "second", "force")
+ALL_KINDS = (*KINDS, "latch", "limited", "named")
+ACTIONS = ("pair", "wait", "again", "extend", "timeout", "block", "second", "force", "leave")
 IMPOSSIBLE = {
-    "semaphore": {"again", "extend", "force"},
-    "latch": {"again", "extend", "force"},
-    "permits": {"again", "force"},
+    "semaphore": {"again", "extend", "force", "leave"},
+    "latch": {"again", "extend", "force", "leave"},
+    "permits": {"again", "force", "leave"},
+    "limited": {"leave"},
+    "read": {"leave"},
+    "write": {"leave"},
 }
 """What cannot be done with a kind."""
-HELD_BEFORE = {"again", "extend", "force"}
+HELD_BEFORE = {"again", "extend", "force", "leave"}
 """Actions on what the main thread has taken before."""
+KEPT = 0.005
+"""How long a lock stays taken that is left, in seconds."""
 STANDS_STILL = 0.002
 """A thread that runs no opcode for so long waits, in seconds; on a slow machine it may not do so yet."""
 TOGETHER = 20
@@ -208,6 +213,10 @@ class Stage:
 
     async def _force(self, mine: Any, _: object) -> None:
         await self.face.call(mine, "force")
+        await self.face.call(mine, "acquire")
+
+    async def _leave(self, mine: Any, held: object) -> None:
+        await self.face.call(mine, "leave", held, KEPT)
         await self.face.call(mine, "acquire")
 
     async def _timeout(self, mine: Any, _: object) -> None:

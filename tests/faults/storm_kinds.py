@@ -87,6 +87,12 @@ class Subject:
     async def aextend(self, grant: Any, seconds: float) -> None:
         await self.mine.aextend(seconds)
 
+    def leave(self, grant: Any, seconds: float) -> None:
+        self.mine.leave(seconds)
+
+    async def aleave(self, grant: Any, seconds: float) -> None:
+        await self.mine.aleave(seconds)
+
     def force(self) -> None:
         self.forced = True
         self.mine.force_release()
@@ -307,6 +313,10 @@ def _permits(_kind: str, name: str, using: str) -> Subject:
     return Permits(semaphore)
 
 
+def _limited(kind: str, name: str, using: str) -> Subject:
+    return Subject(rlock(name, permits=1, using=using))
+
+
 _MAKERS = {
     **dict.fromkeys(("fair", "rlock", "spin", "fenced", "redlock"), _lock),
     **dict.fromkeys(("read", "write"), _side),
@@ -314,6 +324,7 @@ _MAKERS = {
     "semaphore": _semaphore,
     "permits": _permits,
     "latch": _latch,
+    "limited": _limited,
     "named": _named,
 }
 
