@@ -45,6 +45,16 @@ def skips(self, log, gated=False):
     return work(self, log, gated)
 
 
+@locked(lock_permits=2, **soon)
+def skips_the_third(self, log, gated=False):
+    return work(self, log, gated)
+
+
+@locked(lock_at_least=60, **soon)
+def skips_for_a_minute(self, log):
+    return work(self, log)
+
+
 class Runs:
     """A mixin as in Celery's documentation."""
 

@@ -36,6 +36,22 @@ def test_duplicates_are_skipped(log):
     assert not records.count(f"{log}:starts")
 
 
+def test_with_permits_so_many_run_at_once(log):
+    allowed = [tasks.skips_the_third.delay(log, gated=True) for _ in range(2)]
+    assert {run["id"] for run in starts(log, 2)} == {each.id for each in allowed}
+    assert tasks.skips_the_third.delay(log).get(timeout=records.WAIT) is None
+    for _ in allowed:
+        records.record(f"{log}:go", "go")
+    assert [each.get(timeout=records.WAIT) for each in allowed] == [f"done {log}"] * 2
+    assert tasks.skips_the_third.delay(log).get(timeout=records.WAIT) == f"done {log}"
+
+
+def test_none_runs_for_a_while_after_one_has_ended(log):
+    assert tasks.skips_for_a_minute.delay(log).get(timeout=records.WAIT) == f"done {log}"
+    assert tasks.skips_for_a_minute.delay(log).get(timeout=records.WAIT) is None
+    assert tasks.skips_for_a_minute.delay(f"{log}-other").get(timeout=records.WAIT) == f"done {log}-other"
+
+
 def test_duplicates_in_threads_run_once_at_a_time(start_worker, log):
     with start_worker("threads", "--pool", "threads", "-c", "4") as threads:
         results = [tasks.waits.apply_async([log], queue=threads.queue) for _ in range(DUPLICATES)]
