@@ -104,10 +104,14 @@ def test_a_redlock_is_typed(settings):
         (lambda: rlock(NAME, timeout=60), "lease_time="),  # type: ignore[call-overload]
         (lambda: rlock(NAME, "stock:43", blocking_timeout=3), "wait_time="),  # type: ignore[call-overload]
         (lambda: RLock(NAME, expire=60), "lease_time="),  # type: ignore[arg-type]
+        (lambda: RLock(NAME, id="token"), "owner="),  # type: ignore[arg-type]
+        (lambda: RLock(NAME, alias="locks"), "using="),  # type: ignore[arg-type]
+        (lambda: RLock(NAME, cache="locks"), "using="),  # type: ignore[arg-type]
+        (lambda: RLock(NAME, thread_local=False), "Use nothing"),  # type: ignore[arg-type]
         (lambda: SpinLock(NAME, blocking_timeout=3), "wait_time="),  # type: ignore[call-arg]
         (lambda: MultiLock(RLock(NAME), timeout=60), "lease_time="),  # type: ignore[arg-type]
     ],
-    ids=["rlock", "several names", "RLock", "SpinLock", "MultiLock"],
+    ids=["rlock", "several names", "RLock", "id", "alias", "cache", "thread_local", "SpinLock", "MultiLock"],
 )
 def test_an_option_of_another_library_is_refused_with_the_name_of_ours(make, ours):
     with pytest.raises(TypeError, match=ours):
