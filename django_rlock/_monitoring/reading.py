@@ -23,7 +23,7 @@ from django_rlock._monitoring.parsing import Fields, Report, number_of, parse_re
 from django_rlock._monitoring.recent import recent_field, recent_key
 from django_rlock._monitoring.recorded import HISTORIES, history_key
 from django_rlock._monitoring.reports import PROCESSES, report_key
-from django_rlock._redis.keys import places_key, queue_key, redisson_queue_key
+from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, places_key, queue_key, redisson_queue_key
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import unavailable
 from django_rlock._transport.cluster import ClusterClient
@@ -174,7 +174,8 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
         replies = iter(_pipeline(client, [command for key in batch for command in _read_lock(key)]))
         for key, held, pttl, queue, java, places in zip(batch, *[replies] * 5, strict=False):
             if (holds := _holds(held)) and pttl != ABSENT:
-                waiters = *map(_waiting, queue or ()), *map(plain_text, java or ())
+                javas = [owner for owner in map(plain_text, java or ()) if owner != JAVA_QUEUE_ENTRY]
+                waiters = *map(_waiting, queue or ()), *javas
                 queues = bool(queue) + bool(java)
                 found[key] = State(
                     holds, pttl, waiters[:MAX_PARTIES], len(waiters), queues=queues, has_places=bool(places)
@@ -184,11 +185,16 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
 
 def _count_waiters(client: redis.Redis, states: Mapping[str, State]) -> dict[str, State]:
     """The same states, with the full lengths of their queues."""
-    commands = [command for key in states for command in (("ZCARD", queue_key(key)), ("LLEN", redisson_queue_key(key)))]
-    lengths = iter(_pipeline(client, commands) if commands else ())
+    commands = [
+        command
+        for key in states
+        for java in [redisson_queue_key(key)]
+        for command in (("ZCARD", queue_key(key)), ("LLEN", java), ("LINDEX", java, 0))
+    ]
+    replies = iter(_pipeline(client, commands) if commands else ())
     return {
-        key: replace(state, waiting=(ours or 0) + (java or 0))
-        for (key, state), ours, java in zip(states.items(), lengths, lengths, strict=False)
+        key: replace(state, waiting=(ours or 0) + (java or 0) - (plain_text(first or b"") == JAVA_QUEUE_ENTRY))
+        for (key, state), ours, java, first in zip(states.items(), *[replies] * 3, strict=False)
     }
 
 

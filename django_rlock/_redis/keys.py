@@ -12,6 +12,8 @@ MAX_NAME = 1024
 """The maximum length of a name or an owner in UTF-8 bytes: processes and servers store them in many places."""
 MOST_KEPT = 512
 """How many locks' keys, and prepared calls of each sort, a process keeps: the most recently used."""
+JAVA_QUEUE_ENTRY = "rlock_waiters"
+"""The entry of our waiters in the queue of Redisson's fair lock."""
 KEPT = "kept:"
 """Begins the owner's field in the hash of a lock that was released, and stays taken for a while."""
 MODE = "mode"
@@ -49,6 +51,23 @@ def plain_mark(channel: str) -> str:
 def marked(channel: str) -> str:
     """The plain channel, given its mark; any other channel is returned as it is."""
     return channel.removeprefix(_MARK)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def java_queue_keys(key: str) -> tuple[str, str, str]:
+    """The state of a lock, and the queue of Redisson's fair lock: its waiters, and their deadlines."""
+    state, _, waiters, deadlines = release_keys(key)
+    return state, waiters, deadlines
+
+
+def fair_heartbeat_keys(key: str) -> tuple[str, ...]:
+    """The state, queue and alive marks of a lock, and the queue of Redisson's fair lock."""
+    return *fair_keys(key), *java_queue_keys(key)[1:]
+
+
+def java_queue_channel(key: str) -> str:
+    """The channel that notifies our waiters when their entry is the first in the queue of Redisson's fair lock."""
+    return f"{redisson_channel(key)}:{JAVA_QUEUE_ENTRY}"
 
 
 def token_key(key: str) -> str:

@@ -11,7 +11,7 @@ from django_rlock._transport.driver import Driver, Waiter
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.callers import refuse_deadlock
-from django_rlock.locks.heartbeats import expect, heartbeat_after_grant
+from django_rlock.locks.heartbeats import expect, heartbeat_after
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import REPOLL, Candidate, Named
 from django_rlock.locks.records import Wait
@@ -200,13 +200,15 @@ class Attempt(Candidate):
         self.waits_since = self.driver.now()
         self.look_at = self.waits_since + LOOK_AGAIN
         wait = Wait(self.lock, self.owner, self.owner_id, self.waits_since, waiter, self.asker)
+        taken = False
         try:
             WAITS.add(wait)
-            return await self._try_when_woken(waiter, wait, tried)
+            taken = await self._try_when_woken(waiter, wait, tried)
+            return taken
         finally:
             WAITS.remove(wait)
             if wait.heartbeat_at < math.inf:
-                heartbeat_after_grant(wait)
+                heartbeat_after(wait, taken)
 
     async def _try_when_woken(self, waiter: Waiter, wait: Wait, tried: bool) -> bool:
         while tried or not await self.once(waiting=True):
@@ -237,6 +239,8 @@ class Attempt(Candidate):
         """How long to sleep unless woken, in seconds; 0 or less when the time is up."""
         now = self.driver.now()
         poll, heartbeat = self.kind.pauses(self.lock, self.left_ms, self.tries)
+        if self.outside:
+            heartbeat = min(heartbeat, self.kind.java_poll)
         wait.heartbeat_at = now + heartbeat
         wait.outside = self.outside
         if heartbeat < math.inf or not wait.expected:

@@ -11,7 +11,7 @@ from django_rlock._transport.calls import Prepared, ScriptCall
 from django_rlock._transport.connections import is_cluster
 from django_rlock._transport.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.kinds import Candidate, Kind, call_for
+from django_rlock.locks.kinds import JAVA_POLL, Candidate, Kind, call_for
 from django_rlock.locks.options import milliseconds
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 
@@ -39,6 +39,7 @@ class Fair(Kind["FairLock"]):
 
     joins = True
     heartbeats_together = 100
+    java_poll = JAVA_POLL
 
     def begin(self, candidate: Candidate, now: float) -> None:
         # A queue's member begins with the client id, which a name chosen by the caller lacks. The number keeps late
@@ -76,9 +77,12 @@ class Fair(Kind["FairLock"]):
         heartbeat = settings_of(lock.using).waiter_alive_time * HEARTBEAT_SHARE
         return UNASKED, min(heartbeat, left_ms / 1000 + 0.005) if left_ms >= 0 else heartbeat
 
+    def outside_channels(self, lock: FairLock) -> tuple[str, ...]:
+        return keys.redisson_channel(lock.key), keys.java_queue_channel(lock.key)
+
     def heartbeat(self, waiting: Sequence[tuple[FairLock, str]], alive: float) -> ScriptCall:
         # First the state keys of all locks, then the queues of all, and so on.
-        by_sort = zip(*[keys.fair_keys(lock.key) for lock, _ in waiting], strict=True)
+        by_sort = zip(*[keys.fair_heartbeat_keys(lock.key) for lock, _ in waiting], strict=True)
         all_keys = tuple(itertools.chain.from_iterable(by_sort))
         first = waiting[0][0]
         claim = milliseconds(settings_of(first.using).claim_time)

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._redis import keys
-from django_rlock._transport.calls import run_sync
+from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import Command, background_driver, commands_to, listener
 from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock._transport.worker import SLOWEST_TICK, BackgroundWorker, add_job, worker
 from django_rlock.locks.holds import NEWCOMERS, WAITS
-from django_rlock.locks.kinds import Named
+from django_rlock.locks.kinds import Named, leave_javas_call
 from django_rlock.locks.records import Wait
 from django_rlock.settings import HEARTBEAT_SHARE, get_settings
 
@@ -34,8 +33,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.heartbeats")
 
-UNKNOWN, QUEUED, GRANTED = 0, 1, 2
-"""The state of a process's longest waiter, as a heartbeat returns it: not known to the server, queued, or granted."""
+UNKNOWN, QUEUED, GRANTED, BESIDE_JAVA = 0, 1, 2, 3
+"""The state of a process's longest waiter, as a heartbeat returns it: not known to the server, queued, granted, or
+queued while a Java client holds the lock. For a kind without a queue "granted" is a free lock."""
 MOST_PER_SECOND = 10.0
 """The maximum rate of heartbeats of a process on one alias; with more locks, each gets heartbeats less often."""
 LONGEST_PAUSE = 80.0
@@ -57,21 +57,22 @@ class LockKey(NamedTuple):
 
 
 class Group:
-    """This process's waits for one lock, the longest first.
+    """This process's waits for one lock, the longest first. ``lock`` is an object of that lock.
 
     ``heartbeat_at`` is when a heartbeat is due and ``planned`` when the group is due in the heap, both in monotonic
-    seconds. ``is_exact`` means that it must not be handled earlier, because the holder's lease ends then. ``ear``
-    listens to the holder's own channel if the holder does not know the queue.
+    seconds. ``is_exact`` means that it must not be handled earlier, because the holder's lease ends then.
+    ``subscriptions`` are to the kind's ``outside_channels``, if the holder does not know the queue.
     """
 
-    __slots__ = ("heartbeat_at", "is_exact", "planned", "subscription", "waits")
+    __slots__ = ("heartbeat_at", "is_exact", "lock", "planned", "subscriptions", "waits")
 
-    def __init__(self) -> None:
+    def __init__(self, lock: Named) -> None:
+        self.lock = lock
         self.waits: dict[int, Wait] = {}
         self.planned = math.inf
         self.heartbeat_at = math.inf
         self.is_exact = False
-        self.subscription: ListenerWaiter | None = None
+        self.subscriptions: list[ListenerWaiter] = []
 
     def alive(self) -> list[Wait]:
         """The waits that are not over."""
@@ -91,12 +92,15 @@ class Heartbeats:
         self._groups: dict[LockKey, Group] = {}
         self._due: list[tuple[float, int, LockKey]] = []
         self._numbers = itertools.count()
+        self._ended: list[ScriptCall] = []
 
     def round(self, now: float) -> float:
         self._take_in(now)
         due = self._collect(now)
         if due:
             run_sync(self._heartbeat(due, now))
+        if self._ended:
+            run_sync(self._leave_javas())
         return self._due[0][0] if self._due else math.inf
 
     def _take_in(self, now: float) -> None:
@@ -116,13 +120,12 @@ class Heartbeats:
         key = LockKey(wait.lock.key, wait.lock.kind)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group()
+            group = self._groups[key] = Group(wait.lock)
         group.waits[id(wait)] = wait
-        if wait.outside and group.subscription is None:
-            lock = wait.lock
-            group.subscription = listener(self._using).call_at(
-                keys.redisson_channel(lock.key), lambda _: heartbeat_soon(lock)
-            )
+        if wait.outside and not group.subscriptions:
+            lock, its = group.lock, listener(self._using)
+            for channel in lock._kind.outside_channels(lock):
+                group.subscriptions.append(its.call_at(channel, lambda _: heartbeat_soon(lock)))
         # For a waiter that has just learned of the lease's end, or waits again after a grant to another one.
         group.heartbeat_at = min(group.heartbeat_at, wait.heartbeat_at)
         is_exact = wait.heartbeat_at < now + _REGULAR * self._shortest_pause
@@ -154,6 +157,8 @@ class Heartbeats:
                 due[key] = group
             else:
                 del self._groups[key]
+                if group.subscriptions:
+                    self._ended.append(leave_javas_call(group.lock))
         for entry in not_yet:
             heapq.heappush(self._due, entry)
         return due
@@ -221,8 +226,17 @@ class Heartbeats:
         for (key, group, waits), (state, left_ms) in zip(part, states, strict=True):
             wake_who_must_ask(waits, state)
             group.heartbeat_at = now + self._pause
-            left = waits[0].lock._kind.pauses(waits[0].lock, left_ms, 1)[1]
+            kind = group.lock._kind
+            left = min(kind.pauses(group.lock, left_ms, 1)[1], self._shortest_pause)
+            if state == BESIDE_JAVA:
+                left = min(left, kind.java_poll)
             self._plan(key, group, now + left, is_exact=left < self._shortest_pause)
+
+    async def _leave_javas(self) -> None:
+        calls, self._ended = self._ended, []
+        for call, reply in zip(calls, await background_driver(self._using).run_all(calls), strict=True):
+            if isinstance(reply, Exception):  # the entry expires
+                log(logger, logging.INFO, "Left no queue of Java's fair lock %r: %s", call.name, reply)
 
     def at_exit(self) -> None:
         """Nothing to do: waiters end with their process."""
@@ -253,9 +267,13 @@ def heartbeat_soon(lock: Named) -> None:
     its.ring()
 
 
-def heartbeat_after_grant(wait: Wait) -> None:
-    """Beat soon for the other waiters of a lock that was granted to this wait: the grant shortened their alive time."""
-    within = wait.lock._settings.waiter_alive_time * HEARTBEAT_SHARE
+def heartbeat_after(wait: Wait, taken: bool) -> None:
+    """Beat soon for the other waiters of a lock that was granted to this wait: the grant shortened their alive time.
+
+    Beat at once if it was not, and its entry in Java's queue would keep Java's waiters out.
+    """
+    in_javas = wait.outside and wait.lock._kind.java_poll < math.inf
+    within = 0.0 if in_javas and not taken else wait.lock._settings.waiter_alive_time * HEARTBEAT_SHARE
     its = worker(wait.lock.using)
     its.jobs[Heartbeats].hurried.append((LockKey(wait.lock.key, wait.lock.kind), within))
 

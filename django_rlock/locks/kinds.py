@@ -26,6 +26,8 @@ from django_rlock.settings import AliasSettings, settings_of
 
 REPOLL = 30.0
 """The longest sleep of a waiter before it tries again unwoken, in seconds, in case a message was lost."""
+JAVA_POLL = 0.1
+"""How often a waiting process checks a lock that a Java client holds, in seconds: its release may send no message."""
 LONGEST_ALIVE = 300.0
 """For how long a process that waits for many locks counts as alive after a heartbeat at most, in seconds."""
 _MAX_TEXT = 300
@@ -190,6 +192,8 @@ class Kind(Generic[L]):
     """How long an acquire is retried at most, even if the wait is longer: the server must still know it."""
     heartbeats_together: ClassVar[int] = 1
     """How many locks of the same place one heartbeat may serve."""
+    java_poll: ClassVar[float] = math.inf
+    """JAVA_POLL for a kind whose heartbeats check that."""
     votes: ClassVar[Mapping[scripts.Script, Callable[..., ScriptCall]]] = {}
     """For a kind that asks several servers: what the replies to each script mean together."""
 
@@ -230,6 +234,11 @@ class Kind(Generic[L]):
         counts as alive for ``alive`` seconds. Returns for each lock a state (see ``heartbeats``) and the remaining
         lease in ms."""
         raise NotImplementedError
+
+    def outside_channels(self, lock: L) -> tuple[str, ...]:
+        """The channels whose messages bring a heartbeat at once, while an owner that does not know the queue holds the
+        lock."""
+        return ()
 
     # --- give it up, give it back ------------------------------------------------------------------------------------
 
@@ -332,6 +341,12 @@ def force_release_call(lock: Named, owner_id: str | None, request: str, how: str
     all_keys, message = keys.force_release_keys(lock.key), json.dumps(Forced(lock.key, field, how[:_MAX_TEXT]))
     channel = forced_channel(lock)
     return call_for(lock, scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, kind.scope, request, channel, message)
+
+
+def leave_javas_call(lock: Named) -> ScriptCall:
+    """Removes the entry of our waiters from the queue of Redisson's fair lock. If other processes still wait, their
+    heartbeats bring it back."""
+    return call_for(lock, scripts.JAVA_LEAVE, keys.release_keys(lock.key), "")
 
 
 def retire_call(lock: Named, request: str | bytes) -> ScriptCall:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Unpack
@@ -13,7 +14,7 @@ from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import Prepared, ScriptCall
 from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.kinds import Kind, L, Named, call_for
+from django_rlock.locks.kinds import JAVA_POLL, Kind, L, Named, call_for
 from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.settings import settings_of
 
@@ -28,20 +29,34 @@ def _acquiring(key: str, count: int, lease: float) -> Prepared:
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
+def _waiting(key: str, lease: float, alive: float) -> Prepared:
+    args = 1, milliseconds(lease), milliseconds(alive)
+    return Prepared(scripts.RLOCK_WAIT, keys.java_queue_keys(key), args)
+
+
+@lru_cache(maxsize=keys.MOST_KEPT)
 def _releasing(key: str, left: int, lease: float) -> Prepared:
     return Prepared(scripts.RLOCK_RELEASE, keys.release_keys(key), (left, milliseconds(lease)))
 
 
 class Plain(Kind[L]):
-    """No queue: a release wakes one waiter of each process, and the first one to try gets the lock."""
+    """No queue: a release wakes one waiter of each process, and the first one to try gets the lock.
+
+    While a Java client holds it, heartbeats keep an entry of our waiters in the queue of Redisson's fair lock, whose
+    release notifies nobody else, and check whether the lock is free, because Redisson's spin lock notifies nobody.
+    """
 
     joins = True
+    heartbeats_together = 100
+    java_poll = JAVA_POLL
 
     def acquire(
         self, lock: L, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
-        key = settings_of(lock.using).key_prefix + lock.name
-        return ScriptCall(lock.name, _acquiring(key, count, lease), asker)
+        options = settings_of(lock.using)
+        key = options.key_prefix + lock.name
+        prepared = _waiting(key, lease, options.waiter_alive_time) if waiting else _acquiring(key, count, lease)
+        return ScriptCall(lock.name, prepared, asker)
 
     def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:
         key = settings_of(lock.using).key_prefix + lock.name
@@ -52,6 +67,14 @@ class Plain(Kind[L]):
 
     def channel(self, lock: L) -> str | None:
         return keys.redisson_channel(lock.key)
+
+    def outside_channels(self, lock: L) -> tuple[str, ...]:
+        return (keys.java_queue_channel(lock.key),)
+
+    def heartbeat(self, waiting: Sequence[tuple[L, str]], alive: float) -> ScriptCall:
+        by_sort = zip(*[keys.java_queue_keys(lock.key) for lock, _ in waiting], strict=True)
+        all_keys = tuple(itertools.chain.from_iterable(by_sort))
+        return call_for(waiting[0][0], scripts.JAVA_HEARTBEAT, all_keys, milliseconds(alive))
 
 
 class RLock(BaseLock):
@@ -119,6 +142,11 @@ class Spin(Plain["SpinLock"]):
 
     hears_forced = False
 
+    def acquire(
+        self, lock: SpinLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        return super().acquire(lock, asker, count, lease)  # its process sends no heartbeats
+
     def channel(self, lock: SpinLock) -> None:
         return None
 
@@ -184,7 +212,11 @@ class Fenced(Plain["FencedLock"]):
         kept = 0 if fence_ttl is None else milliseconds(fence_ttl)
         shared = int(lock.owner is not None)
         all_keys = key, keys.token_key(key)
-        return call_for(lock, scripts.FENCED_ACQUIRE, all_keys, asker, count, milliseconds(lease), kept, shared)
+        args = asker, count, milliseconds(lease), kept, shared
+        if not waiting:
+            return call_for(lock, scripts.FENCED_ACQUIRE, all_keys, *args)
+        alive = milliseconds(settings_of(lock.using).waiter_alive_time)
+        return call_for(lock, scripts.FENCED_WAIT, (*all_keys, *keys.java_queue_keys(key)[1:]), *args, alive)
 
 
 class FencedLock(RLock):

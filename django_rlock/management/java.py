@@ -15,13 +15,13 @@ import redis
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core.text import redacted
-from django_rlock._redis.keys import plain_mark
+from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, plain_mark
 from django_rlock._transport.connections import SERVER_ERRORS, clients_of, is_cluster
 from django_rlock.management.diagnosis import WITHIN, Finding, Level
 from django_rlock.settings import get_settings
 
 _QUEUE = "redisson_lock_queue:"
-_RIGHTS = "Grant +client|list +pubsub +scan +llen to check it; locks do not need them."
+_RIGHTS = "Grant +client|list +pubsub +scan +llen +lindex to check it; locks do not need them."
 _SCANNED = 200
 """The highest number of SCAN calls to a server, of 1,000 keys each."""
 _NAMED = 5
@@ -106,7 +106,11 @@ def _doubled_names(client: redis.Redis, alias: str) -> _Seen:
 
 def _fair_waiters(client: Any, alias: str) -> _Seen:
     prefix = get_settings(alias).key_prefix
-    queues = {key: client.llen(key) for key in _scan(client, _QUEUE)}
+    # The entry of our own waiters is before Java's.
+    lengths = {
+        key: client.llen(key) - (_text(client.lindex(key, 0)) == JAVA_QUEUE_ENTRY) for key in _scan(client, _QUEUE)
+    }
+    queues = {key: length for key, length in lengths.items() if length}
     text = f"{sum(queues.values())} wait in {len(queues)} queues of Redisson's fair lock"
     unmapped = [key for key in queues if not key.removeprefix(_QUEUE).lstrip("{").startswith(prefix)]
     if not unmapped:

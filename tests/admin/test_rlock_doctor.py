@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from django_rlock._redis.keys import JAVA_QUEUE_ENTRY
 from django_rlock.testing import override_locks
 from tests.admin.test_commands import ERROR, USAGE, fails, run, shell
 from tests.conftest import OwnServer
@@ -178,7 +179,8 @@ def test_java_is_asked_for(own_server: OwnServer) -> None:
 def test_traces_of_java_clients_are_found(own_server: OwnServer) -> None:
     with own_server().client() as client, client.pubsub() as theirs:
         client.hset("rlock:rlock:books", "mode", "read")
-        client.rpush("redisson_lock_queue:{books}", "a:1", "b:1")
+        client.rpush("redisson_lock_queue:{books}", JAVA_QUEUE_ENTRY, "a:1", "b:1")
+        client.rpush("redisson_lock_queue:{ours}", JAVA_QUEUE_ENTRY)
         client.rpush("redisson_lock_queue:{rlock:pens}", "c:1")
         theirs.subscribe("redisson_lock__channel:{rlock:books}")
         theirs.get_message(timeout=5)

@@ -6,6 +6,7 @@ the command under test.
 
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import redis
 from celery import Celery
@@ -29,13 +30,15 @@ from django_rlock._transport.identity import client_id, new_request, thread_owne
 from django_rlock._transport.registry import sync_driver
 from django_rlock.celery import LockedTask
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import RENEW, retire_call
+from django_rlock.locks.kinds import RENEW, leave_javas_call, retire_call
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import _Acquire
 from tests.background import settle, until_renewed
 from tests.eventually import UNTIL_SERVED
 
+JAVA = f"{UUID(int=5, version=4)}:1"
+"""An owner like those of Redisson's clients."""
 NAME, KEY = "stock:42", "rlock:stock:42"
 
 Strike = Callable[[], object]
@@ -142,6 +145,45 @@ STORIES |= {
     scripts.READ_RENEW: renews(reading),
     scripts.WRITE_RENEW: renews(writing),
 }
+
+
+def waits(make: Callable[..., Any]) -> Story:
+    """A waiter tries while a Java client holds the lock, gives up, and is the holder later."""
+
+    def tell(strike: Strike) -> None:
+        lock, abandoned = make(), thread_owner().owner_id
+        thread_owner().renew_name()
+        with plain(owner=JAVA, lease_time=60):
+            strike()
+            send(lock._kind.acquire(lock, abandoned, 1, 60, waiting=True))
+            send(leave_javas_call(lock))
+        make(lease_time=60).acquire()
+
+    return tell
+
+
+STORIES |= {scripts.RLOCK_WAIT: waits(plain), scripts.FENCED_WAIT: waits(fenced)}
+
+
+@story(scripts.JAVA_HEARTBEAT)
+def heartbeat_beside_java(strike: Strike) -> None:
+    """A process whose waiters have left."""
+    with plain(owner=JAVA, lease_time=60):
+        strike()
+        send(plain()._kind.heartbeat([(plain(), "")], 10))
+        send(leave_javas_call(plain()))
+    plain(lease_time=60).acquire()
+
+
+@story(scripts.JAVA_LEAVE)
+def leave_javas(strike: Strike) -> None:
+    """Its process waits again since."""
+    with plain(owner=JAVA, lease_time=60):
+        send(plain()._kind.heartbeat([(plain(), "")], 10))
+        strike()
+        send(leave_javas_call(plain()))
+        send(plain()._kind.heartbeat([(plain(), "")], 10))
+    plain(lease_time=60).acquire()
 
 
 @story(scripts.LOCK_EXTEND)

@@ -13,6 +13,7 @@ from django.core.management import call_command
 
 from django_rlock import LockLostError, LockTimeoutError, rlock
 from django_rlock._monitoring.survey import Name, find_deadlocks
+from django_rlock._redis.keys import JAVA_QUEUE_ENTRY
 from django_rlock.inspection import (
     LockInfo,
     WaitGraph,
@@ -108,7 +109,7 @@ def test_a_chain_is_no_deadlock() -> None:
 def test_a_java_thread_in_redissons_fair_lock_is_a_part_of_it(redis_client: redis.Redis) -> None:
     redis_client.hset("rlock:java", JAVA, 1)
     redis_client.pexpire("rlock:java", 60_000)
-    redis_client.rpush("redisson_lock_queue:{rlock:ours}", JAVA)
+    redis_client.rpush("redisson_lock_queue:{rlock:ours}", JAVA_QUEUE_ENTRY, JAVA)
 
     def dine() -> None:
         with rlock("ours"), rlock("java", wait_time=60):

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from django_rlock import FairLock
+from django_rlock import FairLock, FencedLock, RLock
+from django_rlock.locks.holds import WAITS
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.forms import long
-from tests.interop.pairs import ALIKE
-from tests.interop.redisson import fair_lock, lock
+from tests.interop.pairs import ALIKE, helper
+from tests.interop.redisson import fair_lock, lock, spin_lock
 from tests.interop.sites import PLACES, PLAIN, waiting_here
 
 VISITS = 15
@@ -85,3 +87,68 @@ def test_fair_lock_that_is_always_waited_for_lets_java_in(kind, name, site, java
             done.set()
         for each in here:
             each.result()
+
+
+@pytest.mark.parametrize("scene", [*PLACES, *long(PLAIN)], indirect=True, ids=str)
+@pytest.mark.parametrize("kind", [RLock, FairLock, *long(FencedLock)])
+async def test_fair_lock_of_java_that_is_always_waited_for_lets_us_in(kind, name, site, java, face):
+    """Its release notifies only the first waiter in its queue."""
+    ours, theirs, queue = kind(name, lease_time=LEASE), fair_lock(name), helper("redisson_lock_queue", name)
+
+    async def visit() -> None:
+        assert await face.acquire(ours, wait_time=LEASE)
+        await face.release(ours)
+
+    holder, others = java("holder"), [java("alice"), java("bob")]
+    holder.do(theirs, "lock", LEASE, "SECONDS")
+    waiting = deque((thread, thread.begin(theirs, "lock", LEASE, "SECONDS")) for thread in others[:1])
+    for thread in [*others[1:], holder]:
+        await face.until(lambda: site.client.llen(queue) == 1)
+        visiting = face.start(visit)
+        await face.until(lambda: site.client.lrange(queue, 0, 0) == ["rlock_waiters"])
+        holder.do(theirs, "unlock")
+        await face.result(visiting)
+        holder, taken = waiting.popleft()
+        taken.result(UNTIL_SERVED)
+        waiting.append((thread, thread.begin(theirs, "lock", LEASE, "SECONDS")))
+    holder.do(theirs, "unlock")
+    waiting[0][1].result(UNTIL_SERVED)
+    waiting[0][0].do(theirs, "unlock")
+    assert not set(site.names()) & {queue, helper("redisson_lock_timeout", name)}
+
+
+@pytest.mark.parametrize("scene", PLACES, indirect=True, ids=str)
+@pytest.mark.parametrize("kind", [RLock, *long(FairLock, FencedLock)])
+async def test_spin_lock_of_java_is_taken_soon_after_its_release(kind, name, site, java, face):
+    """Its release notifies nobody."""
+    ours, theirs, alice = kind(name, lease_time=LEASE), spin_lock(name), java("alice")
+    alice.do(theirs, "lock", LEASE, "SECONDS")
+
+    async def visit() -> None:
+        assert await face.acquire(ours, wait_time=LEASE)
+        await face.release(ours)
+
+    visiting = face.start(visit)
+    await face.until(lambda: any(wait.expected for wait in WAITS.snapshot()))  # it has tried, and sleeps
+    alice.do(theirs, "unlock")
+    await face.result(visiting)
+
+
+@pytest.mark.parametrize("scene", PLACES, indirect=True, ids=str)
+@pytest.mark.parametrize("kind", [RLock, *long(FairLock, FencedLock)])
+async def test_waiter_that_gives_up_leaves_javas_queue(kind, name, site, java, face):
+    alice, bob, theirs, queue = java("alice"), java("bob"), fair_lock(name), helper("redisson_lock_queue", name)
+    alice.do(theirs, "lock", LEASE, "SECONDS")
+    waiting = bob.begin(theirs, "lock", LEASE, "SECONDS")
+    eventually(lambda: site.client.llen(queue) == 1)
+
+    async def give_up() -> None:
+        assert not await face.acquire(kind(name), wait_time=0.5)
+
+    giving_up = face.start(give_up)
+    await face.until(lambda: site.client.llen(queue) == 2)
+    await face.result(giving_up)
+    await face.until(lambda: site.client.llen(queue) == 1)
+    alice.do(theirs, "unlock")
+    waiting.result(UNTIL_SERVED)
+    bob.do(theirs, "unlock")

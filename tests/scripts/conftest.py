@@ -25,7 +25,11 @@ JAVA = f"{'d' * 14}4{'d' * 21}:1"
 RW_CHANNEL, READS = keys.readwrite_channel(KEY), keys.read_holds_key(KEY)
 WRITERS = keys.writers_key(KEY)
 OTHER_KEYS = {
-    "fair_beat": [KEY, QUEUE, ALIVE],
+    "fair_beat": list(keys.fair_heartbeat_keys(KEY)),
+    "java_heartbeat": list(keys.java_queue_keys(KEY)),
+    "java_leave": list(keys.release_keys(KEY)),
+    "rlock_wait": list(keys.java_queue_keys(KEY)),
+    "fenced_wait": [KEY, TOKEN, WAITING, DEADLINES],
     "rlock_release": list(keys.release_keys(KEY)),
     "fair_release": list(keys.fair_release_keys(KEY)),
     "fair_leave": list(keys.fair_release_keys(KEY)),

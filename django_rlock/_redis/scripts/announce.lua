@@ -1,6 +1,7 @@
 -- Included by the scripts that free a lock, not called on its own.
 
 -- include: clock
+-- include: java_entry
 
 -- Notifies Redisson's waiters that a lock is free: all waiters of its plain lock, and the first waiter of its fair lock,
 -- which has its own channel. Waiters in its queue whose deadline has passed count as dead. pcall: without the right to
@@ -10,7 +11,9 @@ local function announce(channel, waiting, deadlines)
     local place, owner = 0, redis.pcall('lindex', waiting, 0)
     while type(owner) == 'string' do
         local deadline = tonumber(redis.call('zscore', deadlines, owner))
-        if not deadline or deadline > now_ms() then
+        if owner == OURS and leave_javas(waiting, deadlines) then
+            place = -1
+        elseif not deadline or deadline > now_ms() then
             redis.pcall('publish', channel .. ':' .. owner, '0')
             return
         end

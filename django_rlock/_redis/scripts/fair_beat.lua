@@ -3,32 +3,35 @@
 -- KEYS[i]      hash of owner -> holds, for lock i
 -- KEYS[n+i]    its queue: member -> ticket
 -- KEYS[2*n+i]  its alive marks: client -> epoch ms
+-- KEYS[3*n+i]  queue of Redisson's fair lock
+-- KEYS[4*n+i]  deadlines of the waiters there: owner -> epoch ms
 -- ARGV[1]    nonce
 -- ARGV[2]    claim time, ms
 -- ARGV[3]    alive time, ms
 -- ARGV[3+i]  the process's longest waiting owner, in its form in queue i
 --
 -- Returns {nonce, state, PTTL, ...}, two for each lock. The state is 1 if that waiter has its ticket, 2 if it was
--- granted the lock, 0 if the server does not know it.
+-- granted the lock, 3 if it has its ticket and a Java client holds the lock, 0 if the server does not know it.
 
 -- include: fair_grant
 -- include: guests
+-- include: java_queue
 
-local n, now = #KEYS / 3, now_ms()
+local n, now = #KEYS / 5, now_ms()
 
-local function state_of(lock, queue, member)
+local function state_of(lock, queue, member, by_java)
     if redis.call('zscore', queue, member) then
-        return 1
+        return by_java and 3 or 1
     end
     return redis.call('hexists', lock, member) * 2
 end
 
-local function beat(lock, queue, alive, member)
+local function beat(lock, queue, alive, member, waiting, deadlines)
     -- PEXPIRE first: it is allowed when memory is full, and after a write the rest is allowed too.
     redis.call('pexpire', queue, ARGV[3] * 6)
     mark_alive(alive, member, ARGV[3], now)
     tidy(alive, ARGV[3], now)
-    local left = redis.call('pttl', lock)
+    local left, by_java = redis.call('pttl', lock), is_held_by_java(lock)
     if left == -2 then
         local guests = left_to_guests(alive)
         if guests > 0 then
@@ -38,14 +41,17 @@ local function beat(lock, queue, alive, member)
             if member ~= nil then
                 left = member and tonumber(ARGV[2]) or 0 -- 0 brings the next beat at once
             end
+            leave_javas(waiting, deadlines)
         end
+    elseif by_java then
+        join_javas(waiting, deadlines, ARGV[3])
     end
-    return state_of(lock, queue, member), left
+    return state_of(lock, queue, member, by_java), left
 end
 
 local states = {}
 for i = 1, n do
-    local state, left = beat(KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[3 + i])
+    local state, left = beat(KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[3 + i], KEYS[3 * n + i], KEYS[4 * n + i])
     states[2 * i - 1], states[2 * i] = state, left
 end
 return {ARGV[1], unpack(states)}

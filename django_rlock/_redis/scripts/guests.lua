@@ -33,7 +33,8 @@ local function is_left_to_guests(lock, queue, first, alive, channel, waiting, no
         return false
     end
     -- pcall: a user without the right to read Redisson's keys, or to count subscribers, gets an error.
-    if not others_listen(channel) and redis.pcall('exists', waiting) ~= 1 then
+    local last = redis.pcall('lrange', waiting, -1, -1)[1]
+    if not others_listen(channel) and (type(last) ~= 'string' or last == OURS) then
         return false
     end
     redis.call('zadd', alive, math.floor(now / 1000) + GUESTS_MS, GUESTS)

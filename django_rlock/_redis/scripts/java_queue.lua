@@ -1,0 +1,43 @@
+-- Included by other scripts, not called on its own.
+
+-- include: clock
+
+-- include: java_entry
+
+-- If our processes die, a queue in which no Java client waits must not stay forever.
+local DAY_MS = 86400000
+
+-- Redisson's owners are a random UUID, of version 4, and the number of a thread. A named owner may be such a UUID alone.
+local function is_held_by_java(lock)
+    local holder = redis.call('hkeys', lock)[1]
+    return holder and string.match(holder, '^%x+%-%x+%-4%x+%-%x+%-%x+:') ~= nil
+end
+
+-- pcall: without the rights, or when memory is full, our waiters get no entry.
+local function join_javas(queue, deadlines, alive_ms)
+    if type(redis.pcall('zadd', deadlines, now_ms() + alive_ms, OURS)) == 'table' then
+        return
+    end
+    if redis.pcall('lindex', queue, 0) ~= OURS then
+        if type(redis.pcall('lpush', queue, OURS)) == 'table' then
+            redis.call('zrem', deadlines, OURS)
+            return
+        end
+        redis.call('pexpire', queue, DAY_MS)
+        redis.call('pexpire', deadlines, DAY_MS)
+    end
+end
+
+-- After the try of a waiting owner: returns the reply, with whether a Java client holds the lock, as a fair lock's.
+local function with_javas(reply, lock, queue, deadlines, alive_ms)
+    if reply[2] == 'OK' then
+        leave_javas(queue, deadlines)
+    elseif reply[2] ~= 'LOST' then
+        local by_java = is_held_by_java(lock)
+        if by_java then
+            join_javas(queue, deadlines, alive_ms)
+        end
+        reply[3], reply[4] = by_java and 1 or 0, ''
+    end
+    return reply
+end
