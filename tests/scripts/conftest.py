@@ -25,7 +25,7 @@ JAVA = f"{'d' * 14}4{'d' * 21}:1"
 RW_CHANNEL, READS = keys.readwrite_channel(KEY), keys.read_holds_key(KEY)
 WRITERS = keys.writers_key(KEY)
 OTHER_KEYS = {
-    "fair_beat": list(keys.fair_heartbeat_keys(KEY)),
+    "fair_heartbeat": list(keys.fair_heartbeat_keys(KEY)),
     "java_heartbeat": list(keys.java_queue_keys(KEY)),
     "java_leave": list(keys.release_keys(KEY)),
     "rlock_wait": list(keys.java_queue_keys(KEY)),
@@ -43,7 +43,7 @@ OTHER_KEYS = {
     "write_acquire": [KEY, READS, WRITERS, RW_CHANNEL],
     "write_release": [KEY, READS, WRITERS, RW_CHANNEL],
     "write_renew": [KEY, READS, SETTLED],
-    "write_beat": [KEY, WRITERS],
+    "write_heartbeat": [KEY, WRITERS],
     "write_withdraw": [WRITERS, RW_CHANNEL],
     "task_read": list(keys.task_keys("rlock:", "id")),
     "task_done": list(keys.task_keys("rlock:", "id")[:1]),

@@ -213,7 +213,7 @@ def test_many_dead_waiters_are_removed_step_by_step(run, redis_client, heard, st
     assert heard()[-1] == wake_up(OTHER, ticket)
 
 
-def test_beat_goes_on_at_once_behind_many_dead_waiters(run, redis_client):
+def test_heartbeat_goes_on_at_once_behind_many_dead_waiters(run, redis_client):
     redis_client.zadd(QUEUE, {f"{'d' * 36}:{each}": each for each in range(2500)})
     assert heartbeat(run, OTHER) == [0, 0]
     assert redis_client.zcard(QUEUE) == 1500
@@ -274,7 +274,7 @@ def test_leave_frees_a_grant_when_nobody_waits(run, heard, state):
     assert heard() == [(CHANNEL, "0")]
 
 
-def test_beat_of_a_waiter_in_the_queue(run, redis_client, heard):
+def test_heartbeat_of_a_waiter_in_the_queue(run, redis_client, heard):
     acquire(run, OTHER)
     acquire(run, ME)
     redis_client.zadd(ALIVE, {ME[:36]: 1})
@@ -285,12 +285,12 @@ def test_beat_of_a_waiter_in_the_queue(run, redis_client, heard):
     assert heard() == []
 
 
-def test_beat_of_a_waiter_that_the_server_does_not_know(run):
+def test_heartbeat_of_a_waiter_that_the_server_does_not_know(run):
     acquire(run, OTHER)
     assert heartbeat(run, ME)[0] == UNKNOWN
 
 
-def test_beat_of_a_waiter_that_was_granted(run):
+def test_heartbeat_of_a_waiter_that_was_granted(run):
     acquire(run, OTHER)
     acquire(run, ME)
     release(run, OTHER)
@@ -299,7 +299,7 @@ def test_beat_of_a_waiter_that_was_granted(run):
     assert 0 < left <= CLAIM
 
 
-def test_beat_hands_on_a_lock_that_fell_free(run, redis_client, heard):
+def test_heartbeat_hands_on_a_lock_that_fell_free(run, redis_client, heard):
     acquire(run, OTHER)
     *_, ticket = acquire(run, THIRD)
     acquire(run, ME)
@@ -308,7 +308,7 @@ def test_beat_hands_on_a_lock_that_fell_free(run, redis_client, heard):
     assert heard() == [wake_up(THIRD, ticket)]
 
 
-def test_beat_on_an_empty_server(run):
+def test_heartbeat_on_an_empty_server(run):
     assert heartbeat(run, ME) == [UNKNOWN, -2]
 
 
@@ -448,11 +448,11 @@ def by_acquire(run):
     return acquire(run, OTHER)[0]
 
 
-def by_beat(run):
+def by_heartbeat(run):
     return heartbeat(run, OTHER)[1]
 
 
-@pytest.mark.parametrize("look", [by_acquire, by_beat])
+@pytest.mark.parametrize("look", [by_acquire, by_heartbeat])
 def test_lock_is_left_to_guests_briefly_though_the_clock_was_set_back_meanwhile(run, redis_client, state, look):
     redis_client.zadd(QUEUE, {OTHER: 1})
     redis_client.zadd(ALIVE, {OTHER[:36]: 4e15, "guests": now_ms(redis_client) + 3_600_000})

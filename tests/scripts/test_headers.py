@@ -12,14 +12,14 @@ from django_rlock._redis.scripts import Script
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
 INCLUDED = {
     "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "java_entry", "java_queue",
-    "lease", "move_place", "owns", "permit_reclaim", "publish_always", "publish_both", "read_holds", "token", "voter",
-    "write_waiters",
+    "lease", "move_place", "owns", "permit_reclaim", "publish_always", "publish_both", "read_hold", "read_holds",
+    "token", "voter", "write_waiters",
 }  # fmt: skip
 
-SEVERAL = {"multi_acquire": 2, "multi_release": 6, "fair_beat": 5, "java_heartbeat": 3, "lock_renew": 1}
+SEVERAL = {"multi_acquire": 2, "multi_release": 6, "fair_heartbeat": 5, "java_heartbeat": 3, "lock_renew": 1}
 """Scripts for any number of locks, and how many keys each lock has there; they come sort by sort."""
 
-SHARED = {"fair_beat": 3, "lock_renew": 2}
+SHARED = {"fair_heartbeat": 3, "lock_renew": 2}
 """Those with an owner for each lock, and how many arguments come before."""
 
 

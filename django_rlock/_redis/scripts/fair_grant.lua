@@ -49,11 +49,11 @@ local function grant(lock, queue, alive, claim_ms, now)
             end
             redis.call('hset', lock, member, CLAIMED)
             redis.call('pexpire', lock, claim_ms)
-            -- pcall: a user without the right to publish still hands the lock on, and a beat finds the grant.
+            -- pcall: a user without the right to publish still hands the lock on, and a heartbeat finds it.
             redis.pcall('publish', 'rlock_wake:' .. client, ticket .. ' ' .. member .. ' ' .. lock)
             return member
         end
-        -- If the process was only slow, its next beat finds the ticket gone, and wakes all its waiters to try again.
+        -- If the process was only slow, its next heartbeat finds the ticket gone, and wakes all its waiters to try again.
         redis.call('zrem', alive, client)
         dead = dead + 1
         if dead == DEAD_AT_ONCE then

@@ -11,8 +11,7 @@
 --
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
 
--- include: lease
--- include: read_holds
+-- include: read_hold
 
 local lock, holds, owner, count = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
 local left, mode = redis.call('pttl', lock), redis.call('hget', lock, 'mode')
@@ -44,13 +43,5 @@ if not again then
         return {ARGV[1], first}
     end
 end
-if left == -2 then
-    redis.call('hset', lock, 'mode', 'read')
-end
--- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
-redis.call('pexpire', lock, no_shorter(lock, ARGV[4]))
--- Under a name chosen by the caller, another process may rely on more holds, and on a longer lease.
-redis.call('hset', lock, owner, math.max(holds_in(redis.call('hget', lock, owner)), tonumber(count)))
-local hold = hold_key(holds, owner, count)
-redis.call('set', hold, 1, 'px', no_shorter(hold, ARGV[4]))
+add_read_hold(lock, holds, owner, count, ARGV[4], left)
 return {ARGV[1], 'OK'}

@@ -26,7 +26,7 @@ local function state_of(lock, queue, member, by_java)
     return redis.call('hexists', lock, member) * 2
 end
 
-local function beat(lock, queue, alive, member, waiting, deadlines)
+local function note_alive(lock, queue, alive, member, waiting, deadlines)
     -- PEXPIRE first: it is allowed when memory is full, and after a write the rest is allowed too.
     redis.call('pexpire', queue, ARGV[3] * 6)
     mark_alive(alive, member, ARGV[3], now)
@@ -39,7 +39,7 @@ local function beat(lock, queue, alive, member, waiting, deadlines)
         else
             local member = grant(lock, queue, alive, ARGV[2])
             if member ~= nil then
-                left = member and tonumber(ARGV[2]) or 0 -- 0 brings the next beat at once
+                left = member and tonumber(ARGV[2]) or 0 -- 0 brings the next heartbeat at once
             end
             leave_javas(waiting, deadlines)
         end
@@ -51,7 +51,7 @@ end
 
 local states = {}
 for i = 1, n do
-    local state, left = beat(KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[3 + i], KEYS[3 * n + i], KEYS[4 * n + i])
+    local state, left = note_alive(KEYS[i], KEYS[n + i], KEYS[2 * n + i], ARGV[3 + i], KEYS[3 * n + i], KEYS[4 * n + i])
     states[2 * i - 1], states[2 * i] = state, left
 end
 return {ARGV[1], unpack(states)}
