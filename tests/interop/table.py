@@ -17,6 +17,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "redisson.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end of what was measured -->"
 KINDS = {
     "`getLock`": r"test_(locks|contention)\b.*-(plain|spin)\b|redissons_fair|fair_waiters|neither_side",
+    "`getFairLock`": r"fair_lock_of_java|javas_queue|redissons_fair|fair_waiters",
+    "`getSpinLock`": r"-spin\b|spin_lock_of_java",
     "`getFencedLock`": r"fenced",
     "`getReadWriteLock`": r"test_read_write|-(write|read-write|write-read)\b",
     "`getSemaphore`": r"test_semaphores",

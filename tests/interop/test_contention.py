@@ -18,7 +18,7 @@ from tests.eventually import UNTIL_SERVED, eventually
 from tests.forms import long
 from tests.interop.pairs import ALIKE, helper
 from tests.interop.redisson import fair_lock, lock, spin_lock
-from tests.interop.sites import PLACES, PLAIN, waiting_here
+from tests.interop.sites import FIELD, PLACES, PLAIN, waiting_here
 
 VISITS = 15
 LEASE = 60
@@ -89,7 +89,7 @@ def test_fair_lock_that_is_always_waited_for_lets_java_in(kind, name, site, java
             each.result()
 
 
-@pytest.mark.parametrize("scene", [*PLACES, *long(PLAIN)], indirect=True, ids=str)
+@pytest.mark.parametrize("scene", [*PLACES, *long(*FIELD)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", [RLock, FairLock, *long(FencedLock)])
 async def test_fair_lock_of_java_that_is_always_waited_for_lets_us_in(kind, name, site, java, face):
     """Its release notifies only the first waiter in its queue."""
@@ -117,7 +117,7 @@ async def test_fair_lock_of_java_that_is_always_waited_for_lets_us_in(kind, name
     assert not set(site.names()) & {queue, helper("redisson_lock_timeout", name)}
 
 
-@pytest.mark.parametrize("scene", PLACES, indirect=True, ids=str)
+@pytest.mark.parametrize("scene", [*PLACES, *long(*FIELD)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", [RLock, *long(FairLock, FencedLock)])
 async def test_spin_lock_of_java_is_taken_soon_after_its_release(kind, name, site, java, face):
     """Its release notifies nobody."""
@@ -134,7 +134,7 @@ async def test_spin_lock_of_java_is_taken_soon_after_its_release(kind, name, sit
     await face.result(visiting)
 
 
-@pytest.mark.parametrize("scene", PLACES, indirect=True, ids=str)
+@pytest.mark.parametrize("scene", [*PLACES, *long(*FIELD)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", [RLock, *long(FairLock, FencedLock)])
 async def test_waiter_that_gives_up_leaves_javas_queue(kind, name, site, java, face):
     alice, bob, theirs, queue = java("alice"), java("bob"), fair_lock(name), helper("redisson_lock_queue", name)

@@ -231,7 +231,7 @@ async def test_redissons_fair_lock_excludes_ours(face, ours, name, site, java):
 
 
 @pytest.mark.parametrize("scene", [Scene("sync", "cluster", "bare")], ids=str)
-@pytest.mark.parametrize("name", ["{a", "a}", "a{b", "{}a"])
+@pytest.mark.parametrize("name", ["{a", "a}", "a{b", "{}a", "}a"])
 async def test_names_with_a_lone_brace_are_refused_by_both(face, name, site, java):
     """Redisson's helper keys are in other slots than the lock, which it cannot unlock."""
     alice = java("alice")
