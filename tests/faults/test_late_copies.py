@@ -253,7 +253,7 @@ async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(face, pr
 async def test_force_release_that_failed_frees_no_later_holder(face, kind, proxy, redis_client, monkeypatch):
     redis_client.hset(KEY, "somebody", 1)
     with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.force.RELEASE_PATIENCE", 0.0)
+        patch.setattr("django_rlock.locks.forced.RELEASE_PATIENCE", 0.0)
         late = proxy.copy_late(scripts.LOCK_FORCE_RELEASE)
         for _ in range(3):
             proxy.cut_before(scripts.LOCK_FORCE_RELEASE)
