@@ -10,6 +10,7 @@ from django_rlock._monitoring import parsing, survey
 from django_rlock._monitoring.reading import State
 from django_rlock.inspection import force_release
 from tests.admin.pages import JSON, LIST, commands_of, detail, rows, text
+from tests.background import forget_clean_up
 from tests.inspection.crowd import plant_locks
 from tests.inspection.reporting import held
 
@@ -21,7 +22,9 @@ LONGEST = survey.MAX_AGE, parsing.MAX_AGE
 
 @pytest.fixture(autouse=True)
 def readings_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readings count for as long as a slow machine needs for a test, and none is dropped for those of earlier tests."""
+    """Readings count for as long as a slow machine needs for a test, and none is dropped for those of earlier tests.
+    Nor do these clean up meanwhile, by commands that would be counted."""
+    forget_clean_up()
     for module in (survey, parsing):
         monkeypatch.setattr(module, "MAX_AGE", 600.0)
     for kept in (survey._seen, parsing._known):

@@ -3,11 +3,12 @@
 import asyncio
 import re
 import sys
-from functools import cache
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery
 from django.core.cache import cache as django_cache
 from django.test import RequestFactory
 
@@ -26,10 +27,13 @@ def example(containing: str) -> SimpleNamespace:
     return run(source)
 
 
-@cache  # a task of one name can be defined only once
 def run(source: str) -> SimpleNamespace:
+    """Its tasks belong to an app of their own: another test's may be the current one."""
     names: dict[str, object] = {"INSTALLED_APPS": [], "MIDDLEWARE": [], "__name__": "readme"}
-    exec(compile(source, "README.md", "exec"), names)
+    app = Celery("readme", broker="memory://", set_as_current=False, fixups=[])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("celery.shared_task", partial(app.task, shared=False))
+        exec(compile(source, "README.md", "exec"), names)
     return SimpleNamespace(**names)
 
 

@@ -35,6 +35,7 @@ def test_proxy_keeps_no_socket_of_a_connection_that_ended(tmp_path: Path, server
 
 
 def test_calls_that_are_kept_for_the_next_time_are_no_leak() -> None:
+    left_by_others = {*too_many_objects()}
     kinds: list[type] = [RLock, FairLock]
     for kind in kinds:
         for number in range(MOST_KEPT):
@@ -42,7 +43,7 @@ def test_calls_that_are_kept_for_the_next_time_are_no_leak() -> None:
             kept = lock._kind
             kept.acquire(lock, "somebody", 1, 30.0)
             kept.release(lock, "somebody", 0, 30.0)
-    assert too_many_objects() == {}
+    assert {*too_many_objects()} <= left_by_others
     leaked = [Prepared.__new__(Prepared) for _ in range(20 * MOST_OBJECTS)]
-    assert list(too_many_objects()) == ["objects of Prepared"]
+    assert "objects of Prepared" in too_many_objects()
     del leaked
