@@ -82,7 +82,8 @@ class HiredisReader:
     def gets(self) -> Any:
         try:
             reply = self._gets()
-        except (MemoryError, TypeError) as error:  # lists of billions; keys of RESP3's maps that have no hash
+        # Lists of billions (PyPy raises SystemError); keys of RESP3's maps that have no hash.
+        except (MemoryError, SystemError, TypeError) as error:
             raise InvalidResponse(f"Protocol Error: {type(error).__name__}") from error
         if reply is not INCOMPLETE:
             self._held = 0

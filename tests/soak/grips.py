@@ -19,6 +19,8 @@ from tests.soak.records import ALONE, PERMIT, READ, now
 
 ONE, PAIR, QUORUM = "one", "pair", "quorum"
 """Aliases of RLOCK, and the places where locks live."""
+SETS = 4
+"""How many names there are of each kind: with one, most turns would end as others hold the lock for a second."""
 WATCHDOG_TIMEOUT, CLAIM_TIME, WAITER_ALIVE_TIME = 3.0, 1.0, 3.0
 OPTIONS = {"WATCHDOG_TIMEOUT": WATCHDOG_TIMEOUT, "CLAIM_TIME": CLAIM_TIME, "WAITER_ALIVE_TIME": WAITER_ALIVE_TIME}
 """Of all aliases, in seconds: short, so that leases end and are renewed all the time."""
@@ -132,14 +134,20 @@ class NamedGrip(Grip):
 
     async def release(self, face: Face) -> None:
         failures: list[BaseException] = []
+        begun: list[bool] = []
 
         async def give_back() -> None:
+            begun.append(True)
             try:
                 await face.call(self.lock, "release")
             except Exception as error:  # noqa: BLE001 - raised by who waits for it
                 failures.append(error)
 
-        await face.elsewhere(give_back)
+        try:
+            await face.elsewhere(give_back)
+        finally:
+            if not begun:  # cancelled before; a name has no end, so its lock would be renewed for ever
+                await face.call(self.lock, "release")
         if failures:
             raise failures[0]
 
@@ -205,18 +213,28 @@ def _lock(kind: Any, name: str, place: str, **options: Any) -> Grip:
     return side(kind, place, [name], rlock(name, kind=kind, using=place, **options))
 
 
+def _set(chance: Random) -> str:
+    return str(chance.randrange(SETS))
+
+
+def _one_of(kind: Any, name: str, place: str) -> Callable[[Random], Grip]:
+    return lambda chance: _lock(kind, name + _set(chance), place)
+
+
 def _mixed(chance: Random) -> Grip:
-    return _lock(chance.choice(("fair", "rlock", "spin")), "mixed", ONE)
+    return _lock(chance.choice(("fair", "rlock", "spin")), "mixed:" + _set(chance), ONE)
 
 
 def _named(chance: Random) -> Grip:
-    choices: Any = ("fair", "fair:0"), ("rlock", "plain"), ("fair", "mixed")
+    choices: Any = ("fair", "fair:"), ("rlock", "plain:"), ("fair", "mixed:")
     kind, name = chance.choice(choices)
+    name += _set(chance)
     return NamedGrip("named", ONE, [name], rlock(name, kind=kind, using=ONE, owner=str(uuid4())))
 
 
-def _side(name: str, **options: Any) -> Callable[[Random], Grip]:
+def _side(kept: str, **options: Any) -> Callable[[Random], Grip]:
     def make(chance: Random) -> Grip:
+        name = kept + _set(chance)
         lock = ReadWriteLock(name, using=ONE, **options)
         if chance.random() < 0.7:
             return ReadGrip("read", ONE, [name], lock.read_lock)
@@ -226,13 +244,16 @@ def _side(name: str, **options: Any) -> Callable[[Random], Grip]:
 
 
 def _multi(chance: Random) -> Grip:
-    members: Any = [("fair", "fair:0"), ("fair", "fair:1"), ("rlock", "plain"), ("fair", "mixed"), ("rlock", "mixed")]
-    chosen = {name: kind for kind, name in chance.sample(members, chance.randint(2, 4))}
+    members: Any = [
+        *(("fair", "fair:"), ("fair", "queue:"), ("rlock", "plain:")),
+        *(("fair", "mixed:"), ("rlock", "mixed:")),
+    ]
+    chosen = {name + _set(chance): kind for kind, name in chance.sample(members, chance.randint(2, 4))}
     return Grip("multi", ONE, list(chosen), MultiLock(*(rlock(name, kind=chosen[name], using=ONE) for name in chosen)))
 
 
-def _multi_fair(_chance: Random) -> Grip:
-    names = "fair:0", "fair:1"
+def _multi_fair(chance: Random) -> Grip:
+    names = "fair:" + _set(chance), "queue:" + _set(chance)
     return Grip("multi", ONE, names, rlock(*names, using=ONE))
 
 
@@ -246,22 +267,22 @@ def last_semaphore(chance: Random) -> Grip:
 
 
 KINDS: dict[str, Callable[[Random], Grip]] = {
-    "fair": lambda _: _lock("fair", "fair:0", ONE),
-    "fair beside a multi": lambda _: _lock("fair", "fair:1", ONE),
-    "fair of the pair": lambda _: _lock("fair", "fair", PAIR),
-    "rlock": lambda _: _lock("rlock", "plain", ONE),
-    "rlock of the pair": lambda _: _lock("rlock", "plain", PAIR),
-    "spin": lambda _: _lock("spin", "spin", ONE),
-    "fenced": lambda _: _lock("fenced", "fenced", ONE),
-    "fenced of the pair": lambda _: _lock("fenced", "fenced", PAIR),
+    "fair": _one_of("fair", "fair:", ONE),
+    "fair beside a multi": _one_of("fair", "queue:", ONE),
+    "fair of the pair": _one_of("fair", "fair:", PAIR),
+    "rlock": _one_of("rlock", "plain:", ONE),
+    "rlock of the pair": _one_of("rlock", "plain:", PAIR),
+    "spin": _one_of("spin", "spin:", ONE),
+    "fenced": _one_of("fenced", "fenced:", ONE),
+    "fenced of the pair": _one_of("fenced", "fenced:", PAIR),
     "mixed": _mixed,
     "named": _named,
-    "read or write": _side("prices"),
-    "read or write, writers first": _side("stocks", prefer="writer"),
+    "read or write": _side("prices:"),
+    "read or write, writers first": _side("stocks:", prefer="writer"),
     "multi": _multi,
     "multi of fair locks": _multi_fair,
-    "redlock": lambda _: _lock("redlock", "red:0", QUORUM),
-    "redlock, the other": lambda _: _lock("redlock", "red:1", QUORUM),
+    "redlock": _one_of("redlock", "red:", QUORUM),
+    "redlock, the other": _one_of("redlock", "black:", QUORUM),
     "semaphore": _semaphore,
     "permits": lambda chance: PermitGrip("permits", chance.randint(1, 2)),
 }

@@ -36,7 +36,7 @@ LATE = 30.0
 """How long after its sending a command without a reply may still be executed, in seconds."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Hold:
     """What an owner took: from when until when it was promised to it. ``names`` are those of all members.
 

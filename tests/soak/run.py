@@ -49,7 +49,8 @@ class Report:
         holds = self.verdict.holds
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s: {self.deeds.total()} deeds of {len(self.deeds)} kinds",
-            f"{holds.total()} holds, {len(self.verdict.violations)} violations, {self.verdict.known.total()} known",
+            f"{holds.total()} holds, {holds.total() / self.seconds:.0f} a second",
+            f"{len(self.verdict.violations)} violations, {self.verdict.known.total()} known",
             f"holds: {counts(holds)}",
             f"met: {counts(self.met)}",
             f"deeds: {counts(self.deeds)}",

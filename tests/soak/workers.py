@@ -28,8 +28,8 @@ from tests.soak.control import NO_LOCKS
 from tests.soak.grips import EXTENSIONS, KINDS, LEASES, ONE, Face, Grip, Tasks, Threads, last_semaphore
 from tests.soak.records import Log, now
 
-THREADS, TASKS = 2, 3
-"""Of each process."""
+MANY, FEW = (5, 10), (2, 3)
+"""Threads and tasks of each process; there are few where nothing locks, because all of them overlap then."""
 WAITS = (*(0, 0.02, 0.05, 0.1, 0.5) * 5, 2.0, 2.0, None)
 """Wait times to choose from, in seconds; None waits for ever."""
 BRIEF, LONG = 0.02, 4.0
@@ -91,9 +91,9 @@ class Actor:
 
     async def _random_turn(self) -> None:
         dice = self.chance.random()
-        if dice < 0.01:
+        if dice < 0.003:
             await self._force()
-        elif dice < 0.03:
+        elif dice < 0.01:
             await self._open_latch()
         elif dice < 0.10 and isinstance(self.face, Tasks):
             await self._be_cancelled()
@@ -102,7 +102,7 @@ class Actor:
 
     async def _take_any(self) -> None:
         grip = self.crew.kinds[self.chance.choice(list(self.crew.kinds))](self.chance)
-        lasts = LONG if self.chance.random() < 0.01 else BRIEF
+        lasts = LONG if self.chance.random() < 0.003 else BRIEF
         await self._take(grip, self.chance.choice(WAITS), self.chance.choice(LEASES), self.chance.random() * lasts)
 
     async def _be_cancelled(self) -> None:
@@ -254,16 +254,17 @@ class Crew:
         self.last_turns = threading.Event()
         self._numbers = iter(range(1 << 60))
         self._chance = Random(seed)
-        faces: list[Face] = [*(Threads() for _ in range(THREADS)), *(Tasks() for _ in range(TASKS))]
+        threads, tasks = FEW if control else MANY
+        faces: list[Face] = [*(Threads() for _ in range(threads)), *(Tasks() for _ in range(tasks))]
         self._actors = [
             Actor(f"{name}.{number}", Random(f"{seed}/{number}"), face, self) for number, face in enumerate(faces)
         ]
         self._threads = [
             *(
                 threading.Thread(target=self._run_thread, args=(actor,), daemon=True)
-                for actor in self._actors[:THREADS]
+                for actor in self._actors[:threads]
             ),
-            threading.Thread(target=self._run_loops, args=(self._actors[THREADS:],), daemon=True),
+            threading.Thread(target=self._run_loops, args=(self._actors[threads:],), daemon=True),
         ]
         for thread in self._threads:
             thread.start()
