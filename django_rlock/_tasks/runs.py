@@ -23,7 +23,7 @@ from django_rlock._core.text import reason_of
 from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing
 from django_rlock._tasks.holders import Holders, erase, label, note_of, write
 from django_rlock._tasks.reservations import Place, logged, mark_of
-from django_rlock._tasks.skipped import Skipped, end_chain, held_by, skipped
+from django_rlock._tasks.skipped import REPLACED, Skipped, end_chain, held_by, skipped
 from django_rlock._transport.identity import thread_owner
 from django_rlock._transport.interruptions import run_when_dropped
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
@@ -232,8 +232,8 @@ class Run:
 
     def leave_to_another(self) -> Skipped | None:
         """Return the result of a message that another message has replaced."""
-        self._tell(task_deduplicated, "was dropped: %s", "another message has replaced it")
-        return skipped(self.task, self.lock.name, None)
+        self._tell(task_deduplicated, "was dropped: %s", REPLACED)
+        return skipped(self.task, self.lock.name, None, is_replaced=True)
 
     # --- the lock is taken -------------------------------------------------------------------------------------------
 

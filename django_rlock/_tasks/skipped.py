@@ -10,6 +10,8 @@ from celery.canvas import Signature, signature
 
 _TAKE_IT = {"json", "pickle", "application/json", "application/x-python-serialize"}
 """The serializers that can encode ``Skipped``; with others the result is None from the start."""
+REPLACED = "another message has replaced it"
+"""Why a message was dropped that another one has replaced."""
 
 
 class Skipped:
@@ -17,19 +19,21 @@ class Skipped:
     own; it is false, and null in JSON.
 
     ``lock_name`` is the lock, ``holder`` the id of the task that held it, or None if that was not a task.
+    ``is_replaced`` says that another message has replaced the task's; then there is no ``holder``.
     """
 
-    __slots__ = ("holder", "lock_name")
+    __slots__ = ("holder", "is_replaced", "lock_name")
 
-    def __init__(self, lock_name: str, holder: str | None = None) -> None:
+    def __init__(self, lock_name: str, holder: str | None = None, is_replaced: bool = False) -> None:
         self.lock_name = lock_name
         self.holder = holder
+        self.is_replaced = is_replaced
 
     def __bool__(self) -> bool:
         return False
 
     def __repr__(self) -> str:
-        return f"<Skipped: {held_by(self.lock_name, self.holder)}>"
+        return f"<Skipped: {REPLACED if self.is_replaced else held_by(self.lock_name, self.holder)}>"
 
     def __json__(self) -> Any:
         return None
@@ -41,10 +45,10 @@ def held_by(lock_name: str, holder: str | None, other: str | None = None) -> str
     return f"lock {lock_name!r} is held by " + (other or "another owner" if holder is None else f"task {holder}")
 
 
-def skipped(task: Any, lock_name: str, holder: str | None) -> Skipped | None:
+def skipped(task: Any, lock_name: str, holder: str | None, is_replaced: bool = False) -> Skipped | None:
     """The result of a skipped task: ``Skipped`` if the app's serializers can encode it, otherwise None."""
     serializers = {task.app.conf.result_serializer, task.app.conf.task_serializer, task.serializer}
-    return Skipped(lock_name, holder) if serializers <= _TAKE_IT else None
+    return Skipped(lock_name, holder, is_replaced) if serializers <= _TAKE_IT else None
 
 
 def end_chain(task: Any, message: Context, result: Skipped | None) -> None:

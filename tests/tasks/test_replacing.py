@@ -80,6 +80,7 @@ def test_the_last_message_that_is_sent_during_a_run_runs_after_it(worker, log):
     sent += [tasks.queues_the_last.delay(log, number) for number in (1, 2, 3)]
     for replaced in sent[1:3]:
         assert replaced.get(timeout=records.WAIT) is None
+    until(lambda: "<Skipped: another message has replaced it>" in worker.last_lines(50))
     go(log)
     assert [each.get(timeout=records.WAIT) for each in (sent[0], sent[3])] == [f"done {log}"] * 2
     assert numbers(log) == [0, 3]

@@ -99,6 +99,25 @@ def test_a_run_counts_to_its_end(worker, log, unread, task):
     assert not records.count(f"{log}:starts")
 
 
+@pytest.mark.parametrize(
+    ("task", "options", "was_sent"),
+    [
+        (tasks.queues, {}, False),
+        (tasks.queues, {"on_queued": "earlier"}, True),
+        (tasks.queues_again, {}, False),
+        (tasks.queues_the_earlier, {}, True),
+        (tasks.queues_the_earlier, {"countdown": 3600}, False),
+        (tasks.queues_the_last, {}, True),
+    ],
+)
+def test_the_result_says_whether_the_message_was_sent(unread, log, task, options, was_sent):
+    args = [log] if task in {tasks.queues, tasks.queues_again} else [log, 1]
+    first = task.apply_async(args, queue=unread, countdown=60)
+    second = task.apply_async(args, queue=unread, **options)
+    assert (first.was_sent, second.was_sent) == (True, was_sent)
+    assert (second.id != first.id, waiting(unread)) == (was_sent, 1 + was_sent)
+
+
 def test_it_raises_if_it_is_to(unread, log):
     first = tasks.queues_or_raises.apply_async([log], queue=unread)
     with pytest.raises(TaskQueuedError, match=first.id) as raised:
