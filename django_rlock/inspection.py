@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._core import threads
 from django_rlock._monitoring.building import Builder
 from django_rlock._monitoring.queued import free_places, queued_messages, with_queued
-from django_rlock._monitoring.reading import asking, listed_aliases
+from django_rlock._monitoring.reading import State, asking, listed_aliases
 from django_rlock._monitoring.survey import Problem, Survey, edges, mark, own_report
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks import rlock
@@ -193,6 +193,19 @@ def _describe(lock: BaseLock) -> LockInfo | None:
 def describe_holder(lock: Named) -> str | None:
     """A lock's holder in one line; None if the lock is free, or Redis is unreachable or slow."""
     return threads.within(ANSWER_WITHIN, _read_holder, lock)
+
+
+def describe_owner(lock: Named, owner: str) -> str | None:
+    """A known holder of a lock, in one line, by one round trip; None when Redis is unreachable or slow."""
+    return threads.within(ANSWER_WITHIN, _read_owner, lock, owner)
+
+
+def _read_owner(lock: Named, owner: str) -> str | None:
+    with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
+        now, reports = server.read_reports({owner[:CLIENT_LENGTH]})
+        [info] = Builder(lock.using, now, [*reports, own_report(now)]).infos({lock.key: State({owner: 1}, 0, (), 0)})
+        return str(info.holder)
+    return None
 
 
 def _whom(lock: Named, owner: str | None) -> str:

@@ -10,7 +10,7 @@ import selectors
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property
@@ -27,7 +27,7 @@ from django_rlock._core.process import on_fork
 from django_rlock._redis.keys import is_kept
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
-from django_rlock.inspection import iter_locks
+from django_rlock.inspection import describe_owner, iter_locks
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.settings import get_settings
 
@@ -78,7 +78,12 @@ def label(task_id: str, mark: str = "") -> str:
 
 def holders_of(lock: BaseLock) -> list[TaskHolder]:
     """The tasks that hold a lock, by one command. Raises LockUnavailableError when Redis is unreachable."""
-    return [holder for owner_id in lock.holders() if (holder := TaskHolder.of(owner_id)) is not None]
+    return tasks_among(lock.holders())
+
+
+def tasks_among(owner_ids: Iterable[str]) -> list[TaskHolder]:
+    """The tasks among some owners."""
+    return [holder for owner_id in owner_ids if (holder := TaskHolder.of(owner_id)) is not None]
 
 
 def overlapping_runs(lock: BaseLock) -> LockInfo | None:
@@ -381,12 +386,16 @@ class Holders:
         self._lock = lock
 
     @cached_property
-    def _found(self) -> list[TaskHolder] | None:
-        """The holders; None if they are unknown."""
+    def _owners(self) -> list[str] | None:
+        """The owner ids of all holders; None if they are unknown."""
         try:
-            return holders_of(self._lock)
+            return self._lock.holders()
         except LockUnavailableError:
             return None
+
+    @cached_property
+    def _found(self) -> list[TaskHolder] | None:
+        return None if self._owners is None else tasks_among(self._owners)
 
     def has(self, task_id: str) -> bool:
         """Whether the task itself is among them; True if they are unknown, because skipping could lose work."""
@@ -394,15 +403,18 @@ class Holders:
 
     def seems_dead(self, options: TaskOptions, error: LockTimeoutError) -> bool:
         """Whether the holder has not renewed the lock in time; none has to renew one that stays taken."""
-        try:
-            return seems_dead(options, error.retry_after) and not any(map(is_kept, self._lock.holders()))
-        except LockUnavailableError:
+        if self._owners is None:
             return True
+        return seems_dead(options, error.retry_after) and not any(map(is_kept, self._owners))
 
     @property
     def first_task(self) -> str | None:
         """The id of a task that holds it; None if that is not known."""
         return next((holder.task_id for holder in self._found or ()), None)
+
+    def describe(self) -> str | None:
+        """A holder of a single lock, in one line, by one round trip; None if unknown."""
+        return describe_owner(self._lock, self._owners[0]) if self._owners and len(self._lock.parts) == 1 else None
 
     def frees_the_dead(self) -> bool:
         """Free the holds of ended processes of this machine; returns whether there were any."""
