@@ -102,12 +102,14 @@ def test_list_narrows(redis_client: redis.Redis) -> None:
 
 def test_list_finds_locks_without_a_report_when_told_to(redis_client: redis.Redis) -> None:
     redis_client.hset("rlock:java:1", JAVA, 1)
-    assert fails("rlock_list")[0] == NOTHING_MATCHED
+    status, message, _ = fails("rlock_list")
+    assert status == NOTHING_MATCHED
+    assert "--scan also finds" in message
     assert [lock["name"] for lock in run_json("rlock_list", "--scan")] == ["java:1"]
 
 
 def test_no_match_has_a_status_of_its_own_and_json_stays_json() -> None:
-    status, message, printed = fails("rlock_list", "nothing:*", "--format", "json")
+    status, message, printed = fails("rlock_list", "nothing:*", "--scan", "--format", "json")
     assert (status, message, json.loads(printed)) == (NOTHING_MATCHED, "No lock matches.", [])
 
 

@@ -31,6 +31,8 @@ from django_rlock.management.output import (
     unread,
 )
 
+_SCANNED = " --scan also finds locks that no report names, and free locks for which messages are queued."
+
 
 class Command(BaseCommand):
     help = (
@@ -93,7 +95,7 @@ class Command(BaseCommand):
         if errors:
             raise unread(errors)
         if not locks:
-            raise CommandError("No lock matches.", returncode=NOTHING_MATCHED)
+            raise CommandError(f"No lock matches.{'' if scan else _SCANNED}", returncode=NOTHING_MATCHED)
 
     def _list_queued(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
         if format == "csv":
