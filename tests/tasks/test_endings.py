@@ -319,8 +319,8 @@ def send(request, broker, celery_servers):
         def send(task, queue, log, how):
             place = Place(task, f"work:{log}", uuid.uuid4().hex, "token")
             assert place.take() is None
-            if how == "damaged":
-                send_damaged(publisher, place, queue)
+            if how in WRONG_BODIES:
+                send_damaged(publisher, place, queue, how)
                 place.keep(3600)
                 return
             headers = {PLACE: place.header}
