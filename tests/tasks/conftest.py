@@ -65,6 +65,14 @@ def worker(celery_servers, tmp_path_factory):
         yield started
 
 
+@pytest.fixture(scope="session")
+def busy(celery_servers, tmp_path_factory):
+    """A worker with one process, to be kept busy; Celery drops there what has succeeded before."""
+    log, environ = tmp_path_factory.mktemp("busy") / "log", {celery_app.DEDUPLICATES: "1"}
+    with Worker("busy", "--pool", "prefork", "-c", "1", log=log, environ=environ) as started:
+        yield started
+
+
 @pytest.fixture
 def log():
     """A name for the records, and the lock, of one test."""

@@ -10,7 +10,6 @@ from kombu import Producer, serialization
 from django_rlock._tasks.reservations import PLACE, Place
 from django_rlock.celery import LockedTask
 from tests.celery_app import (
-    DEDUPLICATES,
     RABBIT,
     RABBIT_QUEUES,
     SOFT_SHUTDOWN,
@@ -204,23 +203,21 @@ def test_what_is_terminated(worker, log, is_left, has_place):
     is_left()
 
 
-def test_what_is_revoked_although_its_request_is_of_another_class(start_worker, log, is_left):
-    with start_worker("busy", "--pool", "prefork", "-c", "1") as busy:
-        tasks.skips.apply_async([f"{log}-first", True], queue=busy.queue)
-        starts(f"{log}-first", 1)
-        result = endings.ends_with_its_own_request.apply_async([log, "returns"], queue=busy.queue)
-        until(lambda: (app.control.inspect([busy.hostname]).query_task(result.id) or {}).get(busy.hostname))
-        app.control.revoke(result.id, destination=[busy.hostname], reply=True)
-        go(f"{log}-first")
-        is_left()
+def test_what_is_revoked_although_its_request_is_of_another_class(busy, log, is_left):
+    tasks.skips.apply_async([f"{log}-first", True], queue=busy.queue)
+    starts(f"{log}-first", 1)
+    result = endings.ends_with_its_own_request.apply_async([log, "returns"], queue=busy.queue)
+    until(lambda: (app.control.inspect([busy.hostname]).query_task(result.id) or {}).get(busy.hostname))
+    app.control.revoke(result.id, destination=[busy.hostname], reply=True)
+    go(f"{log}-first")
+    is_left()
 
 
-def test_a_success_that_celery_does_not_run_again(worker, start_worker, log, is_left):
+def test_a_success_that_celery_does_not_run_again(worker, busy, log, is_left):
     task_id = uuid.uuid4().hex
     tasks.text_of.apply_async(("another run",), task_id=task_id).get(timeout=records.WAIT)
-    with start_worker("strict", "--pool", "prefork", "-c", "1", **{DEDUPLICATES: "1"}) as strict:
-        endings.ends_late.apply_async([log, "before it: requeue"], task_id=task_id, queue=strict.queue)
-        is_left()
+    endings.ends_late.apply_async([log, "before it: requeue"], task_id=task_id, queue=busy.queue)
+    is_left()
     assert not records.count(f"{log}:starts")
 
 
