@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 from playwright.sync_api import Page, Route, expect
+from pytest_django import Settings
 
 from django_rlock._monitoring.history import read_history
 from django_rlock.inspection import iter_locks
@@ -181,6 +182,22 @@ def test_no_page_is_wider_than_the_screen(page: Page, redis_client: redis.Redis,
         page.wait_for_url("**/force-release/")
         widths.append(_width(page))
     assert max(widths) <= width
+
+
+def test_the_list_fits_a_desktop_where_words_are_long(
+    page: Page, redis_client: redis.Redis, settings: Settings
+) -> None:
+    plant_locks(redis_client, 2, 1, longer=7300)
+    plant_locks(redis_client, 2, 1, prefix="rlock:old:", silent=7200, longer=7300)
+    redis_client.persist("rlock:stock:1")
+    too_wide = {}
+    for language in ("ar", "de", "pt-br", "ru"):  # those with the longest words
+        settings.LANGUAGE_CODE = language
+        page.goto(LIST)
+        table = page.locator(".results")
+        assert table.locator(".rlock-state").count() == 4
+        too_wide[language] = table.evaluate("table => table.scrollWidth - table.clientWidth")
+    assert not any(too_wide.values()), too_wide
 
 
 @pytest.mark.parametrize(("direction", "side"), [("ltr", "left"), ("rtl", "right")])
