@@ -103,7 +103,7 @@ def describe(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], 
 
 
 def shorten(*args: Any) -> tuple[str | None, str | None]:
-    """Options that a signature does not name are those of BaseLock; those that no lock has are refused by name."""
+    """Options that a signature does not name are those of BaseLock; unknown options are refused by name."""
     *_, signature, returned = args
     if signature:
         signature = re.sub(r", \*\*(options: [^)]*LockOptions\]|unknown: [\w.~]*Never)", "", signature)

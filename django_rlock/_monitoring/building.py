@@ -255,7 +255,7 @@ class Builder:
         return found + [lock for key in others if key.startswith(prefix) for lock in self._filtered(key)]
 
     def hot(self, keys: Iterable[str]) -> list[LockInfo]:
-        """The hot locks among some free locks: those that are acquired many times a second."""
+        """The hot locks among some free locks: locks that are acquired many times a second."""
         return self.infos({key: _FREE for key in keys if self.is_hot(key)})
 
     def report_of(self, key: str) -> object:

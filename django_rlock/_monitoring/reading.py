@@ -476,7 +476,8 @@ def _owner(state: State | None) -> str:
 
 
 def listed_aliases(first: str | None = None) -> list[str]:
-    """The aliases, without those that show the same locks (server or nodes, prefix) as another alias or as ``first``.
+    """The aliases, without duplicates that show the same locks (server or nodes, prefix) as another alias or as
+    ``first``.
 
     Aliases with an invalid entry are included: reading their locks raises ImproperlyConfigured.
     """

@@ -57,7 +57,7 @@ def report_key(client: str) -> str:
 
 
 class Publisher:
-    """The report of this process on one server: the entries that the server has, and those that it should have.
+    """The report of this process on one server: the entries that the server has, and the entries that it should have.
 
     The report contains the oldest MAX_ENTRIES holds and waits. Items younger than MIN_AGE are in ``_young``, items that
     exceed the maximum in ``_rest``; both are only checked when the report has room.

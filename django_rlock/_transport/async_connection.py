@@ -51,9 +51,9 @@ class TaskLink:
     """A link used by an event loop, from ``attach`` until it is released or closed.
 
     A cancelled task leaves its slot in the queue, so that its reply is dropped when it comes. Each reply must echo the
-    nonce stored with its slot, and be its script's, else the link is closed. One pair of timers serves all limits. A
-    slot whose time is up gets a TimeoutError; if no reply at all has arrived since its command was sent, the link is
-    closed for all tasks.
+    nonce stored with its slot, and be a reply of its script; otherwise the link is closed. One pair of timers serves
+    all limits. A slot whose time is up gets a TimeoutError; if no reply at all has arrived since its command was sent,
+    the link is closed for all tasks.
     """
 
     def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
@@ -224,7 +224,7 @@ class TaskLink:
 
     def _look_by(self, at: float) -> None:
         now = monotonic()
-        # A time that has passed is no timer's: it has gone off, even if ``_look`` was interrupted before it began.
+        # A timer whose time has passed has gone off, even if ``_look`` was interrupted before it began.
         if at == math.inf or now < self._timers_at <= at:
             return
         timers = [self.loop.call_later(at - now + more, self._look) for more in (0.0, _LOOK_AGAIN)]

@@ -66,7 +66,7 @@ _IN_RESULT = [
 _UNLIMITED = "waiter.acquire()"
 """The line of threading at which a thread waits without a limit."""
 _LOOKS, _PAUSE = 100, 0.001
-"""How often, and with which pauses in seconds, a thread looks whether a task is suspended."""
+"""How often, and with which pauses in seconds, a thread checks whether a task is suspended."""
 
 _FUTURES = asyncio.Future, concurrent.futures.Future
 Task = asyncio.Task[Any]
@@ -357,9 +357,9 @@ _METHODS = {
 class Job:
     """One job of a pool. ``at_end`` are functions that are called when it has ended: in its thread, if the pool tells.
 
-    ``key`` is the job's future, which tells; else it differs from those of the thread's other jobs, and ``loop`` is the
-    frame of the function that runs these. ``is_of_request`` is whether the thread works for one request only, as
-    asgiref's thread-sensitive ones under Django.
+    ``key`` is the job's future, which reports its end; without a future it is unique among the thread's jobs, and
+    ``loop`` is the frame of the function that runs these jobs. ``is_of_request`` is whether the thread works for one
+    request only, as asgiref's thread-sensitive ones under Django.
     """
 
     __slots__ = ("_loop", "_turn", "at_end", "is_of_request", "is_over", "key")

@@ -295,7 +295,7 @@ def _make_source(using: str) -> Source:
 
 
 def needs_no_cache(using: str) -> bool:
-    """Whether an alias has a URL of its own or a store that is no cache."""
+    """Whether an alias has its own URL, or a store other than a cache."""
     return is_url(get_settings(using).cache) or _is_tested_without_redis(using)
 
 

@@ -38,8 +38,8 @@ def run_when_dropped(exit_block: Method) -> Method:
 
 
 _guards: dict[int, ref[Any]] = {}
-"""Those that are armed, by number. They are kept here, since Python does not call what is part of the same circle of
-garbage; so it calls none of them as the interpreter ends."""
+"""The armed guards, by number. They are kept here, because Python does not call a weak reference that is part of the
+same cycle of garbage; so it calls none of them as the interpreter ends."""
 _numbers = count()
 
 
@@ -124,6 +124,6 @@ class _ExitMethod:
     def __get__(self, block: Block | None, _kind: type) -> Callable[..., object]:
         if block is None:
             return self._exit_block
-        if block.is_entered:  # what looks at the block's attributes is no statement that enters it
+        if block.is_entered:  # attribute access, by a debugger for example, does not enter it
             return partial(self._exit_block, block)
         return guarded(self._exit_block, block, partial(_leave_entered, self._exit_block, block))

@@ -443,9 +443,9 @@ def _plain(party: Party) -> dict[str, Any]:
 class QueuedMessage:
     """A message that has a place in the queue of a lock: further messages with its key are not sent.
 
-    ``since`` is when it was sent, by the server's clock; ``waited`` is the time since then, and ``left`` how long its
-    place is kept unless it ends before, both in seconds. ``sender`` is host and process id. ``is_sent`` is False while
-    its sender is about to send it.
+    ``since`` is the time when it was sent, by the server's clock; ``waited`` is the time since then, and ``left`` the
+    time for which its place is still kept, both in seconds. ``sender`` is host and process id. ``is_sent`` is False
+    while its sender is about to send it.
     """
 
     name: str
@@ -463,7 +463,7 @@ class QueuedMessage:
 
     @property
     def row(self) -> list[str]:
-        """What tables show, under ``HEADINGS``."""
+        """The cells of tables, in the order of ``HEADINGS``."""
         return [
             self.task,
             self.task_id,

@@ -332,7 +332,7 @@ class _Server:
         yield self._finding("pubsub", "ok", "a message arrives")
 
     def _channels(self) -> Iterator[tuple[str, bool]]:
-        """Names of channels like those that waiters listen to, and whether they are sharded."""
+        """Names of channels as waiters use them, and whether they are sharded."""
         name = f"{self._options.key_prefix}doctor-{uuid.uuid4()}"
         if not is_cluster(self._options.alias):
             yield wake_channel(name), False

@@ -47,7 +47,7 @@ class Script:
     ``joins`` says whether calls with the same first argument may be joined into one: it then has all their keys, and
     after that argument all their others; its reply has one value for each call. ``reply`` is a pattern of what may
     follow the nonce: ``int``, ``bytes``, ``texts`` (a list of bytes), ``numbers`` (a list of int), ``empty`` (a list),
-    or the word itself, as ``OK``. ``usual`` are the values most often replied, of those that may follow it alone.
+    or the word itself, as ``OK``. ``usual`` are the most frequent replies that are a single value.
     """
 
     name: str

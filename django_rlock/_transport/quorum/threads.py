@@ -35,7 +35,7 @@ from django_rlock._transport.quorum.votes import (
 from django_rlock.exceptions import RLockError
 
 _LOOK_AGAIN = 0.001
-"""How often a conversation looks whether a new connection is open, in seconds."""
+"""The interval at which a conversation checks whether a new connection is open, in seconds."""
 
 
 class NodeLink:
@@ -145,7 +145,7 @@ class Session:
             self._answers += (Answer(node, call, error) for call in calls)
 
     def _ask_again(self) -> None:
-        """Send what the connections to some nodes have cost over those that are open by now."""
+        """Repeat the calls that failed with their connections over the new connections that are open by now."""
         for node in [node for node, (opening, _) in self._to_repeat.items() if opening.wait(0)]:
             _, calls = self._to_repeat.pop(node)
             for call in calls:
