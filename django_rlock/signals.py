@@ -44,7 +44,7 @@ lock_released = LockSignal("released")  # owner, held (seconds); after the last 
 lock_timed_out = LockSignal("timed_out")  # owner, waited (seconds)
 lock_unavailable = LockSignal("unavailable")  # waited (seconds), reason; Redis was unreachable, or refused
 lock_lost = LockSignal("lost")  # owner, reason
-lock_force_released = LockSignal("force_released")  # owner (None: whoever held it), reason
+lock_force_released = LockSignal("force_released")  # owner (None: any owner), reason
 
 # For a LockedTask; each has task, task_id and reason, a text.
 task_skipped = LockSignal("skipped")  # the lock was taken, and the task ended without running

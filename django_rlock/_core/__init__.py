@@ -1,1 +1,1 @@
-"""What every other room needs of this process: its clock, threads and texts. It knows nothing of locks."""
+"""The foundations of all other packages: the process's clock, threads and texts. Nothing here depends on locks."""

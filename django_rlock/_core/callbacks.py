@@ -2,8 +2,8 @@
 
 Code that keeps locks alive must not wait for a user's function, nor for a mutex of ``logging`` or of a metrics exporter
 that an interrupted caller left locked. So the threads that renew and listen, and callers during acquire and release,
-hand such work over to this thread. A slow function delays only the functions after it. Each sees the context variables
-of the code that has handed it over, so a filter of log records finds the request's id.
+hand such work over to this thread. A slow function delays only the functions after it. Each function sees the context
+variables of the code that handed it over, so a filter of log records finds the request's id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Callbacks:
             try:
                 threads.start(self._run, name="rlock-callbacks")
             except RuntimeError:  # interpreter exit, or no threads left
-                with suppress(queue.Empty):  # a thread that has just started was faster
+                with suppress(queue.Empty):  # a thread that has just started took the call
                     self._call(*self._queue.get(block=False))
 
     def flush(self, within: float) -> bool:
@@ -58,7 +58,7 @@ class Callbacks:
 
     def _run(self) -> None:
         if not self._seat.quiet():
-            return  # another thread has the seat
+            return  # another thread already runs
         self._runs = True
         while True:
             self._call(*self._queue.get())

@@ -1,11 +1,12 @@
-"""The clock of this process: each deadline and each duration of the package is measured by it.
+"""The clock of this process, which measures all deadlines and durations of the package.
 
-It goes on while the machine is suspended, as a server's clock does, and is never set. On Linux that is CLOCK_BOOTTIME,
-on macOS and the BSDs CLOCK_MONOTONIC; ``time.monotonic`` stands still during a suspension on both. Libraries that fake
-the time in tests do not reach it: freezegun replaces ``time.monotonic``, and time-machine answers for CLOCK_REALTIME.
+It continues while the machine is suspended, as a server's clock does, and is never set. On Linux that is
+CLOCK_BOOTTIME, on macOS and the BSDs CLOCK_MONOTONIC; ``time.monotonic`` stands still during a suspension on both.
+Libraries that fake the time in tests do not affect it: freezegun replaces ``time.monotonic``, and time-machine
+CLOCK_REALTIME.
 
-A virtual machine that is paused, or moved to another host, may come back with a clock that stood still. Its wall clock
-is then set by its host or by NTP, so it jumps against this clock. No decision uses the wall clock; after a jump of it,
+A virtual machine that is paused, or moved to another host, may come back with a clock that stood still. The host or NTP
+then sets its wall clock, so that it jumps against this clock. No decision uses the wall clock; but after such a jump,
 the servers are queried.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 JUMP = 0.25
-"""By how many seconds the wall clock may move against this clock unnoticed: two readings may be that far apart."""
+"""The tolerated movement of the wall clock against this clock, in seconds: two readings may be that far apart."""
 
 
 def _suspension_proof() -> int:
@@ -44,7 +45,7 @@ def wall_offset() -> float:
 
 
 def pretend_jump(seconds: float) -> None:
-    """For tests: let the wall clock jump, in the eyes of this package."""
+    """For tests: make this package see a jump of the wall clock."""
     global _pretended  # noqa: PLW0603 - there is one clock
     _pretended += seconds
 

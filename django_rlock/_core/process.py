@@ -1,8 +1,8 @@
 """Resources of a process: created once, replaced after a fork and when the settings change, closed at exit.
 
-Modules register what they keep here, under one of the STAGES; nothing else in the package hooks into forks, settings or
-the interpreter's exit. Each of these events goes through the stages in their order, so that an object made again finds
-the objects that it depends on already replaced.
+Modules register their resources here, under one of the STAGES; nothing else in the package hooks into forks, settings
+or the interpreter's exit. Each of these events handles the stages in order, so that the dependencies of a recreated
+object have already been replaced.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ def on_exit(stage: Stage, hook: Callable[[float], object]) -> None:
 def remembered(stage: Stage) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: ``functools.cache``, cleared in a forked child and when the settings change.
 
-    Threads that are the first to ask, at the same time, get the same result; ``functools.cache`` gives each of them one
-    of its own. Each of them makes one as well, without a mutex that an interruption could leave locked: to make it and
-    to drop it must do no harm. Arguments that are left out are the same as their defaults. A thread that is computing a
-    result while all are cleared computes it again, since it may have read the old settings.
+    Threads that make the first call at the same time get the same result, unlike with ``functools.cache``. Each of them
+    computes a result, without a mutex that an interruption could leave locked, so computing and dropping a result must
+    do no harm. Omitted arguments equal their defaults. A thread that is computing a result while the cache is cleared
+    computes it again, because it may have read the old settings.
     """
 
     def decorate(make: Callable[P, T]) -> Callable[P, T]:
@@ -159,7 +159,7 @@ def notice_fork() -> None:
 
 
 def _notice_fork() -> None:
-    """Runs in a thread of its own, since an interrupted caller might leave the mutex locked."""
+    """Runs in a separate thread, because an interrupted caller could leave the mutex locked."""
     with _noticing:
         if os.getpid() != _pid:
             _after_fork()
@@ -174,15 +174,16 @@ def _after_fork() -> None:
     global _is_forked, _pid  # noqa: PLW0603 - see above
     _is_forked = True
     _run("fork")
-    _pid = os.getpid()  # last, since other threads of the child go on when they see it
+    _pid = os.getpid()  # last, because other threads of the child continue when they see it
 
 
 def end(**_: object) -> None:
-    """End what this process owns: before it exits."""
+    """End the resources of this process, before it exits."""
     notice_fork()
     give_up_at = monotonic() + EXIT_WITHIN
     for hook in _hooks_of("exit"):
-        # Half of what is left: the first hooks free locks, and the others still get something if those are blocked.
+        # Half of the remaining time: the first hooks free locks, and the others still get some time if those are
+        # blocked.
         hook(max(give_up_at - monotonic(), 0.0) / 2)
 
 
@@ -194,7 +195,7 @@ def _end_child() -> None:
 
 
 def _in_child(_: object = None) -> None:
-    """Have a child of ``multiprocessing`` end as the interpreter does; it leaves by ``os._exit``, without atexit."""
+    """Make a child of ``multiprocessing`` end as the interpreter does: it exits by ``os._exit``, without atexit."""
     util.Finalize(None, _end_child, exitpriority=-sys.maxsize)  # after all others
 
 

@@ -1,4 +1,4 @@
-"""Texts that may be shown: without passwords, and without characters that are not printable.
+"""Texts for display: without passwords and unprintable characters.
 
 Every URL or setting's value in an error, a check or a page is shown through this. Anything that may be part of a
 password is hidden: the text may lose a part of a URL, but never shows a password. Names come from clients and from
@@ -30,7 +30,7 @@ _IN_DICT = rf"""(?is)(['"]{_SECRET_NAME}\\*['"]:\s*)(?:{_QUOTED}|.*)"""
 
 
 def printable(text: object) -> str:
-    """A text that begins no line, moves no cursor and colours nothing: control characters are written as escapes."""
+    """A text without line breaks, cursor movements and colours: control characters become escapes."""
     plain = str(text)
     return plain if plain.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in plain)
 

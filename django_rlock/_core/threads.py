@@ -127,8 +127,8 @@ class Call:
 class Alive:
     """Counts those of the objects added to it that are still there.
 
-    A WeakSet removes them by Python code, in which a signal's exception would be swallowed and the object counted for
-    ever. Here each change is one call into C.
+    A WeakSet removes objects by Python code, in which a signal's exception would be swallowed and the object counted
+    forever. Here each change is one call into C.
     """
 
     __slots__ = ("_refs",)
@@ -214,7 +214,7 @@ def elsewhere(function: Callable[..., T], *args: Any) -> T:
 
 
 def within(seconds: float, function: Callable[..., T], *args: Any) -> T | None:
-    """The same; None if it takes longer than ``seconds``. Its thread then goes on without the caller."""
+    """The same; None if it takes longer than ``seconds``. The thread then continues without the caller."""
     call = Call(partial(function, *args)).start()
     return call.result() if call.wait(seconds) else None
 

@@ -88,7 +88,7 @@ class State:
 
 
 class RecentText(NamedTuple):
-    """What a process remembers of a lock, as JSON, and which process that is."""
+    """A process's memory of a lock, as JSON, and the client id of the process."""
 
     client: str
     text: str
@@ -410,7 +410,7 @@ class Nodes(Server):
         return now, found
 
     def read_recent(self, key: str) -> tuple[float, list[RecentText]]:
-        """What each node has: one that was down meanwhile lacks some, and all have it by their own clocks."""
+        """The data of each node: a node that was down lacks some of them, and each node uses its own clock."""
         answers = list(self._ask_each(lambda client: read_recent(client, key)).values())
         return answers[0][0], [text for _, texts in answers for text in texts]
 

@@ -52,7 +52,7 @@ def recent_key(client: str) -> str:
 
 
 class Recent:
-    """What happened to one lock in this process, the last of it last."""
+    """The events of one lock in this process, the latest last."""
 
     __slots__ = ("freed", "holds", "touched", "waits")
 
@@ -107,7 +107,8 @@ class Recents:
         self._forget(now)
 
     def commands(self, cache: str, clock: float) -> list[Command]:
-        """What to send to a server, after which it is ``sent``, or has to be sent everything (``failed``)."""
+        """The commands for a server, after which the caller calls ``sent``, or ``failed``, after which everything is
+        sent again."""
         unsent = self._unsent.get(cache)
         here = {lock: recent for lock, recent in self._locks.items() if cache in self._homes_of(lock[0])}
         wanted = [lock for lock in here if unsent is None or lock in unsent]

@@ -52,7 +52,7 @@ class Span(PastHold):
 
     @property
     def verb(self) -> str:
-        """What happened, in one word or two."""
+        """The event, in one word or two."""
         return ("lost" if self.failed else "held") if self.what == "hold" else "gave up" if self.failed else "waited"
 
 
@@ -71,7 +71,7 @@ class Timeline:
 
     @property
     def listed(self) -> list[Span | LockEvent]:
-        """What has ended, the latest first."""
+        """The entries that have ended, the latest first."""
         holds = [hold for hold in self.holds if not hold.is_now][-MAX_SHOWN:]
         waits = [wait for wait in self.waits if not wait.is_now and wait.is_named][-MAX_SHOWN:]
         return sorted([*holds, *waits, *self.freed[-MAX_SHOWN:]], key=lambda happening: -happening.at)
@@ -149,7 +149,7 @@ def _latest(found: Iterable[T]) -> list[T]:
 
 
 def _by_client(texts: Iterable[RecentText]) -> dict[str, dict[str, Any]]:
-    """What each process remembers; of what several nodes have, the latest."""
+    """The memory of each process; if several nodes have it, the latest version."""
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
         document = document_in(text.text, MAX_JSON) | {"host": text.host, "pid": text.pid, "role": text.role}

@@ -142,7 +142,7 @@ def requests_key(key: str) -> str:
 
 
 def drained_key(key: str, request: str) -> str:
-    """The key of what a request to drain a semaphore took."""
+    """The key of the number of permits that a request to drain a semaphore took."""
     return f"{tagged('rlock_drained', key)}:{request}"
 
 
@@ -207,7 +207,7 @@ def fair_keys(key: str) -> tuple[str, str, str]:
 
 
 def task_keys(prefix: str, task_id: str) -> tuple[str, str]:
-    """The keys for a Celery task's success, and for the copy of its message that is to come."""
+    """The keys for a Celery task's success, and for the pending copy of its message."""
     return tagged("rlock_done", prefix + task_id), tagged("rlock_copy", prefix + task_id)
 
 

@@ -80,7 +80,7 @@ _OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED, CONTENT_TYPE
 
 
 class Standing(enum.Enum):
-    """What to do with a delivery, given the record of its task."""
+    """The state of a delivery, given the record of its task."""
 
     COUNTS = "it will run"
     SETTLING = "its task has succeeded, and may be about to store its result"

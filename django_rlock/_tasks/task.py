@@ -1,4 +1,4 @@
-"""What the modules of this room use of a ``LockedTask``, which is above them."""
+"""The part of a ``LockedTask``, which is in a higher layer, that the modules of this package use."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Slot(Protocol):
     """
 
     def done(self) -> bool:
-        """Whether nothing waits for it any more."""
+        """Whether nothing waits for the result."""
 
     def set_result(self, reply: Any, /) -> None: ...
 
@@ -80,7 +80,7 @@ class TaskLink:
 
     def ask(self, packed: bytes, expected: tuple[bytes, Script], limit: float) -> asyncio.Future[Any]:
         """Return a future for the reply, which comes within ``limit`` seconds. A server's error is an ErrorReply. That
-        of the connection is a result, too, which many commands share: whoever raises it drops its traceback."""
+        of the connection is a result, too, which many commands share: code that raises it drops its traceback."""
         future = self.loop.create_future()
         now = monotonic()
         until = now + limit
@@ -277,7 +277,7 @@ class TaskLink:
         """
         self.break_off(RedisConnectionError("The connection was closed, because its use was interrupted."))
 
-    # What follows may be interrupted anywhere, and is then done once more.
+    # What follows may be interrupted anywhere, and is then done again.
 
     def _detach(self) -> None:
         self.is_open = False

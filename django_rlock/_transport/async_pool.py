@@ -71,7 +71,7 @@ class LoopLinks:
             await anext(self._lifeline)
         link = await take_link(server, limit)
         known = self.shared.get(server)
-        if known is not None and known.is_open:  # whoever began to open it was interrupted before that was noted
+        if known is not None and known.is_open:  # the task that opened it was interrupted before it noted that
             server.give_back(link)
             return known
         opened = self.shared[server] = TaskLink(link, self.loop)
@@ -147,9 +147,9 @@ _set_result = methodcaller("set_result", None)
 class Sleep:
     """A sleep of the running task, which ``end`` ends, in its loop; or ``end_after``, which takes an argument.
 
-    A loop logs what a signal's handler raises inside a callback, and goes on; the task would sleep on. So both are made
-    of functions written in C, which no exception cuts short, unlike callbacks of ours, or asyncio's in sleep(), wait()
-    and gather().
+    A loop logs an exception that a signal's handler raises inside a callback, and continues; the task would keep
+    sleeping. So both are made of functions written in C, which no exception cuts short, unlike callbacks of ours, or
+    asyncio's in sleep(), wait() and gather().
     """
 
     __slots__ = ("_future", "end", "end_after")

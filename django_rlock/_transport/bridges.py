@@ -31,8 +31,8 @@ from django_rlock._transport.identity import Owner, running_loop
 # Which threads and tasks of this process are blocked until the running code has ended.
 #
 # ``async_to_sync()`` blocks its thread until a coroutine has ended; ``sync_to_async()``, ``to_thread()`` and
-# ``run_in_executor()`` keep their task until a function has. What they run has an owner of its own, so it would wait
-# for ever for a lock of its caller.
+# ``run_in_executor()`` keep their task until a function has. The function or coroutine has its own owner, so it would
+# wait forever for a lock of its caller.
 #
 # What a task waits for is read from its future, and from the coroutines of tasks that are suspended. The frames of
 # other threads are left alone: ``sys._current_frames()`` may stop the process if garbage is collected meanwhile
@@ -44,7 +44,7 @@ _PLUMBING = (
     *(str(each.__file__) for each in (contextlib, queue, selectors, threading)),
     str(Path(__file__).parents[1]),
 )
-"""Where no line says what a thread or a task is doing."""
+"""The text for a thread or a task without a line of code."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b")
 _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """Of faulthandler."""
@@ -56,7 +56,7 @@ _LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_
 _RESULT = "_chain_future.<locals>._call_set_state"
 """That by which asyncio hands the result of a task to the future that stands for it."""
 _MOST_DUMPED = 100
-"""Of so many threads faulthandler tells where they are."""
+"""The number of threads whose stacks faulthandler shows."""
 
 _IN_RESULT = [
     [(str(threading.__file__), "wait"), (str(concurrent.futures._base.__file__), function)]  # noqa: SLF001
@@ -75,7 +75,7 @@ Call = tuple[str, int, str]
 
 
 def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
-    """Whether an owner, a thread or a task, goes on only when the running code has ended.
+    """Whether an owner, a thread or a task, continues only when the running code has ended.
 
     A task that awaits another one counts only if that ``is_patient``: else it ends when its own wait is over.
     """
@@ -122,7 +122,7 @@ def stack_of(owner: Owner) -> list[str]:
 
 
 def _calls_of_task(task: Task) -> list[Call]:
-    """Those of its coroutines, the innermost last; and those inside of them, if a thread runs them now."""
+    """The frames of a task's coroutines, the innermost last, with the frames inside them if a thread runs them now."""
     calls = _calls_in(_coroutine_frames(task))
     if calls and getattr(task.get_coro(), "cr_running", False):
         running = calls_of(getattr(task.get_loop(), "_thread_id", None) or 0)[::-1]
@@ -276,12 +276,12 @@ def _thread_of(executor: CurrentThreadExecutor) -> int | None:
 
 
 def _cells(functions: Iterable[Any]) -> list[Any]:
-    """What functions were made with."""
+    """The values of closures."""
     return [cell.cell_contents for each in functions for cell in getattr(each, "__closure__", None) or ()]
 
 
 def _coroutine_frames(task: Task) -> Iterator[FrameType]:
-    """Those of a task that is suspended, from the outermost to the innermost; of the running one, its stack."""
+    """The frames of a suspended task, from the outermost to the innermost; for the running task, its stack."""
     if running_loop() is not None and task is asyncio.current_task():
         yield from _stack(sys._getframe())  # noqa: SLF001 - documented
         return
@@ -376,7 +376,7 @@ class Job:
 
     @property
     def tells(self) -> bool:
-        """Whether its end is told by the pool."""
+        """Whether the pool reports the end of the job."""
         return isinstance(self.key, Future)
 
     @property
@@ -386,7 +386,7 @@ class Job:
         return loop is not None and not self.is_over and self.key != _progress(loop)
 
     def end(self, _future: object = None) -> None:
-        """Do what is to be done at its end; who comes second waits for that."""
+        """Call the functions for the job's end; a second caller waits for that."""
         with self._turn:
             self.is_over = True
             self._loop = None
@@ -439,6 +439,6 @@ def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType 
 
 
 def _progress(loop: FrameType) -> object:
-    """What differs for each job of a pool's thread, for what initializes the thread, and while it has no job: the
-    instruction, and the number of jobs or anyio's future."""
+    """A value that differs for each job of a pool's thread, for what initializes the thread, and while it has no job:
+    the instruction, and the number of jobs or anyio's future."""
     return loop.f_lasti, _local(loop, "completed"), _local(loop, "future")

@@ -83,12 +83,12 @@ class Prepared:
         self.head = b""
 
     def pack(self) -> None:
-        """Pack what is before the nonce of a call by ``EVALSHA``, and what follows its first argument."""
+        """Pack the part before the nonce of a call by ``EVALSHA``, and the part after its first argument."""
         self.tail = _kept_tail(self.args) if len(self.keys) <= _MOST_KEYS_KEPT else pack_words(self.args)
         self.head = self.beginning("EVALSHA")  # last, since an interrupted caller must leave both or neither
 
     def beginning(self, verb: str) -> bytes:
-        """What is before the nonce, with its length, if the script is called by ``EVALSHA``, or sent by ``EVAL``."""
+        """The part before the nonce, with its length, if the script is called by ``EVALSHA``, or sent by ``EVAL``."""
         keys = self.keys
         packed = keys.packed if isinstance(keys, ManyKeys) else _pack_keys(keys)
         start = _kept_start(verb, self.script, len(keys), 1 + len(self.args) + self.has_fresh)
@@ -176,7 +176,7 @@ def pack_command(*words: Argument) -> bytes:
 
 @lru_cache(maxsize=MOST_KEPT)
 def _kept_start(verb: str, script: Script, keys: int, args: int) -> bytes:
-    """What is before the keys; kept for locks of new names, whose heads are not."""
+    """The part before the keys; kept for locks with new names, whose heads are not kept."""
     words: tuple[Argument, ...] = (verb, script.sha if verb == "EVALSHA" else script.source, keys)
     return b"*%d\r\n%b" % (len(words) + keys + 1 + args, pack_words(words))
 
@@ -188,7 +188,7 @@ def _kept_owner(owner: str) -> bytes:
 
 
 def _between(first: bytes) -> bytes:
-    """What is between the nonce and the other arguments."""
+    """The part between the nonce and the other arguments."""
     return b"\r\n$%d\r\n%b\r\n" % (len(first), first)
 
 

@@ -151,7 +151,7 @@ class SlotMap:
         many seconds the caller has: no further node is asked after that, but the last one may take ASK_WITHIN longer.
         """
         before = self.rounds if rounds is None else rounds
-        # Callers that waited for a round without a reply would learn nothing by asking once more, one after the other.
+        # Callers that waited for a round without a reply would learn nothing by asking again, one after the other.
         if not self.stale or self.rounds != before:
             return
         asking = self._round

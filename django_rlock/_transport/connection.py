@@ -1,4 +1,4 @@
-"""One connection: a socket that redis-py has connected and logged in, and the parser of what arrives on it."""
+"""One connection: a socket that redis-py has connected and logged in, and the parser of its replies."""
 
 from __future__ import annotations
 
@@ -176,11 +176,11 @@ _READ_FIRST = 448
 """How many bytes are read first. A lock's reply is shorter, and Python allocates 512 bytes several times as fast."""
 
 LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
-"""What a socket raises when it has nothing to read, or cannot accept more, at the moment."""
+"""The errors of a socket that currently has nothing to read, or cannot accept more data."""
 
 
 Expected = tuple[bytes, Script] | type | None
-"""What a reply must be: a script's that echoes a nonce, or of a type; None accepts any."""
+"""The expected reply: a script's reply that echoes a nonce, or a reply of a type; None accepts any reply."""
 
 
 class StaleReplyError(RedisConnectionError):
@@ -389,7 +389,7 @@ class Link:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the socket, and let the kernel drop unsent data, which must not be executed any more."""
+        """Close the socket, and let the kernel drop unsent data, which must no longer be executed."""
         place, self._place = self._place, None
         if place is not None:
             place.free()

@@ -66,7 +66,7 @@ SENTINEL_WITHIN = 0.5
 """How long one sentinel may take to name the primary, in seconds, before the next one is asked."""
 
 SERVER_ERRORS = redis.RedisError, RedisClusterException, OSError
-"""What clients raise when a server is unreachable or refuses; a cluster without nodes raises no RedisError."""
+"""The errors of clients if a server is unreachable or refuses; a cluster without nodes does not raise a RedisError."""
 
 PROBES = 32
 """How many keys are used to find out where a project's own client writes them."""
@@ -81,7 +81,7 @@ Purpose = Literal["calls", "keeping", "listening", "reports"]
 
 
 class NoPlaceError(ImproperlyConfigured):
-    """The project has not said where its locks are to live."""
+    """The project has not configured a server for its locks."""
 
 
 def _disconnect(clients: Collection[redis.Redis]) -> None:
@@ -237,7 +237,7 @@ def slot_map(using: str) -> SlotMap:
 
 
 def _ask_slots(using: str, node: Address) -> Any:
-    """Return a node's reply to CLUSTER SLOTS. Raises what redis-py raises."""
+    """Return a node's reply to CLUSTER SLOTS. Raises redis-py's errors."""
     reached = server(using, node)
     link = reached.take(ASK_WITHIN)
     try:
@@ -417,7 +417,7 @@ _when_left: list[Callable[[str, Address | None], object]] = []
 
 
 def when_left(tell: Callable[[str, Address | None], object]) -> None:
-    """Call a function with the alias, and the node of its cluster, whenever all links to a server are to be closed."""
+    """Call a function with the alias, and the node of its cluster, whenever all links to a server must be closed."""
     _when_left.append(tell)
 
 

@@ -48,7 +48,7 @@ class Undo(Protocol):
 
 
 class Driver(Protocol):
-    """What a flow uses. The coroutines of a blocking driver block instead of suspending."""
+    """The interface that flows use. The coroutines of a blocking driver block instead of suspending."""
 
     def now(self) -> float:
         """Monotonic time, in seconds."""
@@ -95,7 +95,7 @@ class Driver(Protocol):
 
 
 class Face(Protocol):
-    """Who is calling, how that caller sleeps, and how it exchanges commands with a server."""
+    """The caller: its owner, how it sleeps, and how it exchanges commands with a server."""
 
     def owner(self) -> Owner:
         """The owner on whose behalf the current thread or task calls."""
@@ -123,7 +123,7 @@ class Face(Protocol):
 
 
 class Topology(Protocol):
-    """Where the locks of an alias live, as seen by one face. ``Driver`` describes what the methods promise."""
+    """The servers of an alias's locks, for one face. ``Driver`` describes the methods."""
 
     def place(self, key: str) -> object: ...
 

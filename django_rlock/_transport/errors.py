@@ -1,4 +1,4 @@
-"""What the errors of a server mean: one table for all faces and topologies, the background threads and the doctor.
+"""The meanings of a server's errors: one table for all faces and topologies, the background threads and the doctor.
 
 An error is looked up by its code, the first word of its text, for which redis-py may have a class; or by a part of its
 text, if its code is only ERR.
@@ -22,9 +22,9 @@ Retry = Literal["here", "elsewhere", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an error is about, and where a second try may succeed: at the same server, once it has changed its state;
+    """The subject of an error, and where a second try may succeed: at the same server, once it has changed its state;
     over a new connection, which may lead to another server; or never. ``advice`` says what to do, and ``text`` what has
-    happened, if the server's own words do not; ``{noun}`` stands for what was asked for, usually a lock.
+    happened, if the server's own text does not; ``{noun}`` stands for the requested object, usually a lock.
     """
 
     about: About
@@ -39,7 +39,7 @@ class Meaning:
 
     @property
     def is_demotion(self) -> bool:
-        """Whether the server has become a replica: then no connection to it is of any more use."""
+        """Whether the server has become a replica: then connections to it are useless."""
         return self.about == "server" and self.retry == "elsewhere"
 
 
@@ -126,7 +126,7 @@ _TOLD: dict[str, str] = {
 _OTHER = Meaning("command", "never")
 
 _WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)", re.DOTALL)
-"""How Redis 6.2 tells of an error inside a script."""
+"""The form in which Redis 6.2 reports an error inside a script."""
 
 
 def server_error(text: str) -> RedisError:
@@ -136,7 +136,7 @@ def server_error(text: str) -> RedisError:
 
 
 def meaning_of(error: BaseException) -> Meaning | None:
-    """What an error means; None if no server has sent it."""
+    """The meaning of an error; None if no server has sent it."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return MEANINGS[code]

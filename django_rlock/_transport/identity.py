@@ -214,7 +214,7 @@ def for_its_owner(method: AsyncMethod) -> AsyncMethod:
 
 
 def task_owner() -> Owner:
-    """The owner for the running asyncio task. RuntimeError outside of a task, or if the task is the call itself."""
+    """The owner for the running asyncio task. RuntimeError outside a task, or if the task is the call itself."""
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("The async methods need a running asyncio task: it is the owner of what they take.")

@@ -1,4 +1,4 @@
-"""What runs although a signal interrupted the code that should have run it: ``__exit__`` methods, and other ends.
+"""Guards for code that must run even if a signal interrupts its caller: ``__exit__`` methods, and other ends.
 
 A signal handler may raise after ``__enter__`` has done its work and before the block has begun, or after the block has
 ended and before ``__exit__`` has done anything. In both cases Python drops the ``__exit__`` that the statement looked
@@ -26,7 +26,7 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 
 class Block(Protocol):
-    """What ``with`` enters. ``is_entered`` is whether it was entered and not left yet."""
+    """The block that ``with`` enters. ``is_entered`` is whether it was entered and not left yet."""
 
     @property
     def is_entered(self) -> bool: ...
@@ -102,7 +102,7 @@ def guarded(exit_block: Callable[..., object], block: object, act: Callable[[], 
 
 
 def _leave(number: int, exit_block: Callable[..., object], block: object, *args: Any) -> object:
-    """Leave a block, and disarm when that is done: what else was begun inside may go on for longer."""
+    """Leave a block, and disarm when that is done: other work that began inside it may continue for longer."""
     try:
         outcome = exit_block(block, *args)
     except RLockError:

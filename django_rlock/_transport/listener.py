@@ -236,7 +236,7 @@ class Listener:
                     waiter.wake()
 
     def refuse(self, name: str) -> None:
-        """A channel is not subscribed, and will not be: its waiters go on without messages."""
+        """A channel is not subscribed, and will not be: its waiters continue without messages."""
         if channel := self.channels.get(name):
             self._wake_settling(channel)
 

@@ -37,7 +37,7 @@ from django_rlock._transport.redis_internals import connection_of, take_socket
 # calls into C. A link that an interruption left unused, and its place, are free again when the link is collected.
 
 Connect = Callable[[Place | None], Link]
-"""Opens a link; raises what redis-py does."""
+"""Opens a connection; raises redis-py's errors."""
 
 FRESH = 1.0
 """A link used within this time is assumed to be alive, in seconds."""
@@ -262,7 +262,7 @@ NOT_FOR_LINKS = (
     *OF_ONE_POOL,
 )
 OVERRIDES = {"protocol": 2, "health_check_interval": 0}
-"""Options of links, whatever the entry says: replies as the scripts' readers expect them, and no PING beside a call."""
+"""Fixed options of connections: replies in the form that the scripts' readers expect, and no PING beside a call."""
 
 _LOGIN = "username", "password", "credential_provider"
 _WANTS_NONE = "without any password configured"
@@ -475,7 +475,7 @@ def let_go(server: Server, link: Link, error: BaseException) -> None:
 
 
 def value_of(outcome: T | BaseException) -> T:
-    """Return what a call returned, or raise what it raised."""
+    """Return the result of a call, or raise its error."""
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

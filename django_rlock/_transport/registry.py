@@ -204,7 +204,7 @@ def _topology(face: Face, using: str, purpose: Purpose) -> Topology:
 
 @remembered("drivers")
 def _division(_using: str) -> Division:
-    """What all faces know about the alias's server."""
+    """The knowledge about the alias's server that all faces share."""
     return Division()
 
 

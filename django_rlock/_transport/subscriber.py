@@ -50,7 +50,7 @@ _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.s
 
 
 class Audience(Protocol):
-    """What a subscriber reports to its listener; see ``Listener``."""
+    """A subscriber's reports to its listener; see ``Listener``."""
 
     def deliver(self, name: str, payload: str) -> None: ...
 
@@ -304,7 +304,7 @@ def _text(value: Any) -> str:
 
 
 class Lines(Protocol):
-    """What a waiter needs from its listener."""
+    """The part of a listener that waiters use."""
 
     def remove(self, waiter: ListenerWaiter) -> None:
         """Take a waiter out of its queue."""

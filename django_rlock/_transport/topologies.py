@@ -1,4 +1,4 @@
-"""What an alias's calls go to: one server, a cluster, or a server with replicas that must confirm."""
+"""The targets of an alias's calls: one server, a cluster, or a server with replicas that must confirm."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[
 
 
 async def alone(run: Callable[..., Any], call: ScriptCall, reply: Any) -> Any:
-    """The reply; if it is the server's error, the result of sending the call once more by itself."""
+    """The reply; if it is an error of the server, the result of sending the call again by itself."""
     if not isinstance(reply, RedisError):
         return reply
     call.sends -= 1  # certainly not executed
@@ -209,9 +209,9 @@ async def alone(run: Callable[..., Any], call: ScriptCall, reply: Any) -> Any:
 
 # A node of a cluster for the background thread, which must not wait for a silent node again and again.
 #
-# All nodes of a cluster share one background thread. Each of its jobs asks all nodes at once, and goes on when the
-# last one has replied or its time is up. So a node that has kept the thread waiting in vain gets no further calls:
-# they fail at once, until it has replied to a PING, which is sent in a thread of its own.
+# All nodes of a cluster share one background thread. Each of its jobs asks all nodes at once, and continues when the
+# last one has replied or its time is up. So a node that has kept the thread waiting in vain gets no further calls: they
+# fail at once, until it has replied to a PING, which is sent in a thread of its own.
 
 P = ParamSpec("P")
 

@@ -49,7 +49,7 @@ class Job(Protocol):
         """Do what is due at the monotonic time ``now``; return when to run next (inf: not by itself)."""
 
     def at_exit(self) -> None:
-        """Release what must not outlive the process."""
+        """Release the locks that must not outlive the process."""
 
 
 _makers: list[Callable[[BackgroundWorker], Job]] = []
@@ -292,7 +292,7 @@ class CleanUps:
         return not self.inbox and not self._due
 
     def clear(self) -> None:
-        """Drop what is left, because its server is gone."""
+        """Drop the remaining jobs, because their server is gone."""
         self.inbox.clear()
         self._due = []
 
@@ -342,7 +342,7 @@ class CleanUps:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether a cluster refuses all calls for that name, and therefore refused the call that is to be undone."""
+    """Whether a cluster refuses all calls for that name, and therefore refused the call to undo."""
     return isinstance(error.__cause__, ClusterCrossSlotError)
 
 

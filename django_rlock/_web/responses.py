@@ -42,7 +42,7 @@ class MissingValueError(BadRequest):
 
 
 class Problem(NamedTuple):
-    """The content of a response. ``retry_after`` is whole seconds; ``holder`` is None outside of DEBUG."""
+    """The content of a response. ``retry_after`` is whole seconds; ``holder`` is None without DEBUG."""
 
     status: int
     code: str

@@ -98,11 +98,10 @@ def rlock(
     """Make a lock of the alias's default kind, or of ``kind``.
 
     Several names make a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds. With
-    ``wait_time=None`` acquire waits for ever; with ``lease_time=None`` the watchdog renews the lease. ``owner``,
-    ``at_least``, ``until_commit`` and further options are those of the lock classes. With ``permits``, so many owners
-    may hold each lock at once (see ``LimitedLock``). Raises ValueError for an unknown
-    kind or no name, and ImproperlyConfigured for a bad alias, or for a kind that does not work there: with NODES only
-    RedLock does.
+    ``wait_time=None`` acquire waits forever; with ``lease_time=None`` the watchdog renews the lease. ``owner``,
+    ``at_least``, ``until_commit`` and further options are those of the lock classes. With ``permits``, that many owners
+    may hold each lock at once (see ``LimitedLock``). Raises ValueError for an unknown kind or without a name, and
+    ImproperlyConfigured for a bad alias, or for a kind that the alias does not support: with NODES only RedLock works.
     """
     if not names:
         raise ValueError("No lock was named: give one name or several, as in rlock('stock:42').")
@@ -112,7 +111,7 @@ def rlock(
         options["permits"] = permits
     chosen = kind or options_of_alias.kind
     if chosen not in KINDS:
-        raise ValueError(f"There is no lock kind {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
+        raise ValueError(f"Unknown kind of lock {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
     options_of_alias.check_kind(chosen)
     times: Any = {
         "wait_time": wait_time,

@@ -21,7 +21,7 @@ LEAST_LEFT = 1.0
 """How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
 
 LOOK_AGAIN = 1.0
-"""After how many seconds a pool's thread that waits looks again for a deadlock; then when twice the time has passed."""
+"""After how many seconds a waiting thread of a pool first checks again for a deadlock; the intervals double."""
 
 
 class Attempt(Candidate):
@@ -167,7 +167,7 @@ class Attempt(Candidate):
         return self.kind.leave(self.lock, self.asker)
 
     def undo(self) -> ScriptCall | None:
-        """Undoes what it may have taken, as far as that can be distinguished from what is wanted."""
+        """Undoes a hold that the attempt may have taken, as far as it can be distinguished from a wanted hold."""
         return self.kind.undo(self.lock, self.owner, self.asker)
 
     async def wait(self) -> bool:
@@ -262,7 +262,7 @@ class _Sleeper:
         return False
 
     def wake(self) -> None:
-        """Do nothing: it wakes by itself soon."""
+        """Do nothing: it wakes itself soon."""
 
     def close(self, asked: bool = True) -> None:
         """Do nothing: it is in no queue."""

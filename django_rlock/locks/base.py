@@ -76,18 +76,18 @@ class BaseLock(HeldLock):
     a process all of them share one hold, which needs as many releases as acquires; the first process whose hold ends
     frees the lock (see ``hand_over``). ``on_lost(lock)`` is called in the thread for callbacks when a hold is lost.
     After ``max_hold_time`` seconds (None: MAX_HOLD_TIME) the lock is no longer renewed, so that it is lost when its
-    lease ends; the report names the line that acquired it. A lock that is released earlier than ``at_least``
-    seconds after it was acquired stays taken until then, for all owners, also for the one that has released it.
+    lease ends; the report names the line that acquired it. A lock that is released earlier than ``at_least`` seconds
+    after it was acquired stays taken until then: no owner can take it meanwhile, not even the one that released it.
 
     With ``until_commit``, True or the alias of a database, releasing the lock or leaving its block takes effect when
-    the surrounding transaction has been committed or rolled back (sync code only), or at once if none is open. What
-    ``acquire()`` takes inside a transaction needs no release then. Without ``until_commit`` a release before COMMIT
-    logs a warning, once for each line and caller; False accepts that.
+    the surrounding transaction has been committed or rolled back (sync code only), or at once if none is open. A lock
+    that ``acquire()`` takes inside a transaction then needs no release. Without ``until_commit`` a release before
+    COMMIT logs a warning, once for each line and caller; False accepts that.
 
     Guaranteed: no two owners hold the lock at once while leases last and the server keeps its data. A holder learns of
     a lost lock through ``lost``, ``check()``, the signal, ``on_lost``, and LockLostError at the end of its ``with``
     block. Not guaranteed: if a process is paused for longer than its lease, or a failover loses writes, a second owner
-    can take the lock; then only a check by the protected resource itself can stop the first one.
+    can take the lock; then only a check by the protected resource itself can stop the first owner.
     """
 
     __slots__ = (
@@ -225,13 +225,13 @@ class BaseLock(HeldLock):
         await self._release_for(driver, self._owner(driver))
 
     async def _release_for(self, driver: Driver, owner: Owner) -> None:
-        """Release one hold of an owner, who may have ended."""
+        """Release one hold of an owner, which may have ended."""
         if not self.until_commit or not (is_released_at_end(self, owner) or keep_until_commit(self, owner)):
             await self._engine.give_back(self, driver, owner)
 
     def leave(self, seconds: Duration) -> None:
-        """Release one hold as ``release`` does; after the last one the lock stays taken for ``seconds`` from now, for
-        all owners, also for this one. A block releases its lock itself: use ``at_least=`` there.
+        """Release one hold as ``release`` does; after the last hold, the lock stays taken for ``seconds`` from now: no
+        owner can take it meanwhile, not even this one. A block releases its lock itself: use ``at_least=`` there.
 
         If Redis is unreachable, the lock is free when its lease ends.
         """
@@ -283,7 +283,7 @@ class BaseLock(HeldLock):
         self._end_block(error, owner)
 
     def _end_block(self, error: BaseException | None, owner: Owner | None = None) -> None:
-        """What ``__exit__`` does, for a block whose own ``__exit__`` is guarded."""
+        """The body of ``__exit__``, for a block whose own ``__exit__`` is guarded."""
         owner = self._named_owner or owner or thread_owner()
         if must_not_block():
             # A generator that other code entered is dropped here.
@@ -325,7 +325,7 @@ class BaseLock(HeldLock):
             )
 
     def _depth(self, key: Key) -> tuple[int, int]:
-        """How often a part is held, apart from what the end of a transaction releases; and by how many blocks."""
+        """The count of a part, without the holds that the end of a transaction releases, and its number of blocks."""
         count, blocks = HOLDS.depth(key)
         return (count - given_back_later(key) if self.until_commit else count), blocks
 
@@ -387,7 +387,7 @@ class BaseLock(HeldLock):
         return None if left_ms == ENDLESS else max(left_ms, 0) / 1000
 
     def info(self) -> LockInfo | None:
-        """Who holds the lock, since when and for what work, and who waits; None when it is free."""
+        """The holders of the lock, since when and for which work they hold it, and the waiters; None if it is free."""
         return run_flow(self._info, (blocking_driver(self),))
 
     async def ainfo(self) -> LockInfo | None:
@@ -409,8 +409,8 @@ class BaseLock(HeldLock):
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def extend(self, lease_time: Duration, **unknown: Never) -> None:
-        """Replace the lease of the hold: it ends ``lease_time`` seconds from now, and is not renewed any more. Under
-        ``owner=`` it only prolongs: a longer lease, on which another process may count, stays as it is.
+        """Replace the lease of the hold: it ends ``lease_time`` seconds from now, and is no longer renewed. Under
+        ``owner=`` it only prolongs the lease: a longer lease, on which another process may rely, stays as it is.
 
         Raises LockNotOwnedError when the owner does not hold the lock; LockLostError when the hold was lost meanwhile.
         """
@@ -442,7 +442,7 @@ class BaseLock(HeldLock):
         hand_over(self, self._named_owner)
 
     def force_release(self, owner: str | None = None, *, reason: str = "") -> bool:
-        """Free the lock whoever holds it, and let the next waiter take it; returns whether it was held.
+        """Free the lock from any holder, and let the next waiter take it; returns whether it was held.
 
         With ``owner``, an owner id as in ``info()``, the lock is freed only if that owner holds it. An owner that has
         held it for more than a second is notified within milliseconds, through ``lost``, ``on_lost`` and the signal

@@ -19,7 +19,7 @@ from django_rlock.settings import settings_of
 T = TypeVar("T")
 
 MOST_TOGETHER = 1000
-"""How many locks one script takes or frees at most; the server does nothing else meanwhile."""
+"""How many locks one script takes or frees at most; it blocks the server meanwhile."""
 
 
 class LockGroup:
@@ -52,7 +52,7 @@ class LockGroup:
         self._to_free = self._to_take.followed_by(waiting + alive + channels + deadlines)
 
     def divide(self, driver: Driver) -> list[LockGroup]:
-        """Its parts by place, after its server refused it; none if they are all in one place."""
+        """The group's parts by slot, after its server refused it; empty if they are all in one slot."""
         if not self.divided:
             parts: dict[object, list[AbstractLock]] = {}
             place_of = places(driver)
@@ -63,7 +63,7 @@ class LockGroup:
 
     @property
     def counted(self) -> set[Group]:
-        """With which groups of locks these are counted."""
+        """The groups of statistics in which these locks are counted."""
         if self._counted is None:
             self._counted = {group_of(lock) for lock in self.locks}
         return self._counted
@@ -84,7 +84,7 @@ class LockGroup:
 
 
 def places(driver: Driver) -> Callable[[AbstractLock], tuple[str, object]]:
-    """Returns a function from a lock to its alias and place. Values that depend on the alias alone are looked up
+    """Returns a function from a lock to its alias and place. Values that depend only on the alias are looked up
     once."""
 
     @cache
@@ -160,7 +160,7 @@ class BatchHold:
     @property
     def members(self) -> dict[Key, Hold]:
         """Its holds, one for each lock."""
-        # If two threads get here at once, both get what one of them made.
+        # If two threads get here at once, both get the members that one of them made.
         return self._split.get("members") or self._split.setdefault("members", self._make_members())
 
     @property

@@ -1,4 +1,4 @@
-"""The ends of blocks, which come although a ``with`` statement was interrupted or its generator was dropped."""
+"""The ends of blocks, which run even if a ``with`` statement was interrupted or its generator was dropped."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from django_rlock.locks.records import Hold, key_of
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
-# The ends of blocks. A block belongs to the owner that entered it, wherever its end runs: the end of a generator that
-# is dropped runs in another thread or task. And a block is left although its ``with`` statement was interrupted
-# before it could do so.
+# The ends of blocks. A block belongs to the owner that entered it, also if its end runs elsewhere: the end of a dropped
+# generator may run in another thread or task. And a block is left even if its ``with`` statement was interrupted before
+# it could leave it.
 #
 # Python looks up ``__exit__`` before it calls ``__enter__``; so that is the time to note the owner.
 
 
 def released_when_dropped(exit_block: Method) -> Method:
-    """Tell an ``__exit__`` that wants it the ``owner`` that enters its block, and make it release the lock if it is
-    dropped. The class is a lock, or has a ``lock``, which ``__enter__`` takes.
+    """Pass the ``owner`` that enters the block to an ``__exit__`` with such a parameter, and make it release the lock
+    if it is dropped. The class is a lock, or has a ``lock`` that ``__enter__`` takes.
 
     A lock with ``owner=`` is not released, because other threads may have entered blocks under the same name.
     """
@@ -57,7 +57,7 @@ class _ExitMethod:
 
 
 def left_by_its_owner(exit_block: Method) -> Method:
-    """Tell an ``__aexit__`` the ``owner`` that enters the block."""
+    """Pass the ``owner`` that enters the block to an ``__aexit__``."""
     return cast("Method", _AsyncExitMethod(exit_block))
 
 
@@ -79,7 +79,7 @@ def _for(owner: Owner, exit_block: Callable[..., object]) -> Callable[..., objec
 
 
 class _GiveBack:
-    """Releases what a statement has taken of a lock since this object was created."""
+    """Releases the holds that a statement has taken since this object was created."""
 
     __slots__ = ("_around", "_keys", "_lock", "owner")
 
@@ -121,7 +121,7 @@ logger = logging.getLogger("django_rlock.locks")
 class Section(Generic[SomeLock]):
     """A block under a lock. ``is_entered`` and ``is_committed`` say how far its work has got.
 
-    ``left`` is what is released at its end; it is less than the lock if a response keeps some of it.
+    ``left`` is the lock to release at its end; a part of the lock if a response keeps the rest.
     """
 
     __slots__ = ("is_committed", "is_entered", "left", "lock")
@@ -167,7 +167,7 @@ class Section(Generic[SomeLock]):
                 self._note(failure)
 
     def _note(self, failure: RLockError) -> None:
-        """Log a failure that comes too late to undo anything; raise any other."""
+        """Log a failure that comes too late to undo the work; raise other failures."""
         if isinstance(failure, LockUnavailableError) or (self.is_committed and isinstance(failure, LockLostError)):
             log(logger, logging.ERROR, "The work under lock %r is done, but: %s", self.lock.name, failure)
         else:

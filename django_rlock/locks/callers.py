@@ -32,8 +32,7 @@ from django_rlock.locks.records import Key, Line, key_of
 # The code around a call of a lock's method: a call that it interrupts, a job of a thread pool.
 #
 # A signal handler, ``__del__`` or a receiver of signals may run inside a call, in its thread and so for its owner.
-# While a call takes or releases a lock, what its owner holds is not known, so a nested call for the same lock is
-# refused.
+# While a call takes or releases a lock, its owner's holds are not known, so a nested call for the same lock is refused.
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -41,20 +40,20 @@ Flow = TypeVar("Flow", bound=Callable[..., object])
 
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _BETWEEN = 5
-"""How many frames there are at least between ``calling_line`` and the project's code: to look at one costs time."""
+"""The smallest number of frames between ``calling_line`` and the project's code: reading a frame takes time."""
 _calls: set[CodeType] = set()
-"""Of the flows that take or release a lock: their argument ``lock``."""
+"""The code objects of flows that take or release a lock, with the index of their argument ``lock``."""
 
 
 def a_call(flow: Flow) -> Flow:
-    """Mark a flow that no other one for the same lock and owner may interrupt."""
+    """Mark a flow that no other flow for the same lock and owner may interrupt."""
     _calls.add(flow.__code__)
     return flow
 
 
 def refuse_nested(lock: AbstractLock) -> bool:
-    """Raise RuntimeError if the running flow interrupts one for the same lock and owner; returns whether it interrupts
-    any.
+    """Raise RuntimeError if the running flow interrupts a flow for the same lock and owner; returns whether it
+    interrupts any flow.
     """
     names = {(part.using, part.name) for part in lock.parts}
     frame = _current_frame(1)
@@ -79,8 +78,8 @@ _current_frame: Callable[[int], FrameType | None] = sys._getframe
 
 
 def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> None:
-    """Before an owner waits for a lock, without a limit if it ``is_patient``: raise RuntimeError if the holder goes on
-    only when the running code ends, and the watchdog renews its lease until then.
+    """Before an owner waits for a lock (without a limit if it ``is_patient``), raise RuntimeError if the holder
+    continues only when the running code ends, and the watchdog renews its lease until then.
     """
     if lock.noun != Named.noun:
         return
@@ -88,7 +87,7 @@ def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> None:
         if holder is not owner and is_blocked_on_caller(holder, is_patient):
             raise RuntimeError(
                 f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.place!r} has ended. So "
-                f"{owner.place!r} would wait for the lock for ever. Take it on one side only, or with the same owner= "
+                f"{owner.place!r} would wait for the lock forever. Take it on one side only, or with the same owner= "
                 f"on both."
             )
 
@@ -102,7 +101,7 @@ def calling_line() -> Line:
 
 
 def describe_holder(lock: Named) -> str | None:
-    """The holder in a line; if it is in this process, with where it is now."""
+    """The holder in one line, with its current place in the code if it is in this process."""
     here = next((whereabouts(each.owner) for each in HOLDS.held_against(lock)), None)
     return ", in this process: ".join(filter(None, (INSPECTOR.holder(lock), here))) or None
 
@@ -110,7 +109,7 @@ def describe_holder(lock: Named) -> str | None:
 def give_back_at_job_end(lock: AbstractLock, owner: Owner) -> None:
     """Before a pool's thread takes a lock: make sure that the end of its job releases locks that are still held.
 
-    Raises RuntimeError if the job is nothing but the call that takes the lock.
+    Raises RuntimeError if the job consists only of the call that takes the lock.
     """
     job = running_job(owner)
     if job is None:
@@ -126,7 +125,7 @@ def _give_back(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, forme
     for _ in range(lock._depth(key)[0] - former.depth):
         hold = HOLDS.at(key)
         if hold is None or (job.is_of_request and hold.context is not None):
-            return  # at the end of the request the middleware gives it back
+            return  # the middleware releases it at the end of the request
         log(
             logger, logging.WARNING,
             "Lock %r was still held when a job of the pool's thread %r ended; it is released now. Use 'with', release "
@@ -148,7 +147,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE = 1.0
-"""How long a call waits at least for an earlier one that does not sleep, in seconds: it takes a command's time."""
+"""How long a call waits at least for an earlier call that does not sleep, in seconds: that call takes the time of a
+command."""
 _PAUSES = 0.001, 0.02
 
 
@@ -164,7 +164,8 @@ class Turn:
 
     async def comes(self, lock: AbstractLock, driver: Driver, until: float | None) -> bool:
         """Wait for the turn until the monotonic time ``until`` (None: no limit), or a little longer for a call that is
-        about to end; returns False if it has not come. RuntimeError if it would wait for a call that it interrupts.
+        about to end; returns False if the turn has not come. Raises RuntimeError if this call interrupts the call that
+        it would wait for.
         """
         if not self._is_first():
             refuse_nested(lock)
@@ -225,7 +226,7 @@ def in_turn(
 ) -> Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]]:
     """Make calls of a flow wait for each other if they come from a named owner that several threads or tasks share.
 
-    A call does not wait for one that waits for the lock itself: in that case nothing is held here.
+    A call does not wait for another call that itself waits for the lock: in that case this process holds nothing.
     """
 
     run: Any = flow
@@ -276,7 +277,7 @@ def blocking_driver(of: Named) -> Driver:
 
 
 def awaited_driver(of: Named) -> Driver:
-    """The async driver. Raises ImproperlyConfigured for a wrong alias, RuntimeError outside of asyncio."""
+    """The async driver. Raises ImproperlyConfigured for a wrong alias, RuntimeError outside asyncio."""
     notice_fork()
     if running_loop() is None:
         raise RuntimeError(

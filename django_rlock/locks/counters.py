@@ -1,4 +1,4 @@
-"""What semaphores and latches share: a number in Redis, and requests that are executed once.
+"""The common part of semaphores and latches: a number in Redis, and requests that are executed once.
 
 A number has no owner, so a decrement that is sent twice looks like two decrements. Therefore every request that changes
 the number has a name. The server remembers it until the client confirms that it has the reply, or for a while; a
@@ -50,7 +50,8 @@ MOST_ANSWERED, MOST_COUNTERS = 10, 1000
 """How many confirmed requests one command may carry, and for how many semaphores they are kept."""
 
 _answered: dict[tuple[str, str], deque[str]] = {}
-"""Alias and name of a semaphore → requests that will not come again. One that gets lost expires on the server."""
+"""Alias and name of a semaphore → requests that will never be repeated. A request that is lost here expires on the
+server."""
 
 
 def with_answered(counter: Named, request: str) -> str:
@@ -181,7 +182,8 @@ def is_refusal(error: BaseException) -> bool:
 
 
 class Requests(Kind[Any]):
-    """Of all that ask for permits, any may be the next one: what is too little for one may be enough for another."""
+    """Any request may be the next one to be served: permits that are too few for one request may suffice for
+    another."""
 
     patience = PATIENCE
 
@@ -229,7 +231,7 @@ def undo(request: Request, error: BaseException) -> None:
 
 
 def give_back(request: Request) -> None:
-    """Release, in the background, what a request took or may still take."""
+    """Release, in the background, the permits that a request took or may still take."""
     # The order does not matter: if the request arrives after this, it takes nothing.
     clean_up(request.using, request._kind.leave(request, request.id), monotonic() + SENT_AGAIN)
 

@@ -1,4 +1,4 @@
-"""The flows that all kinds share: take, release, extend, ask; each a coroutine over a driver.
+"""The flows of all kinds: take, release, extend, query; each is a coroutine over a driver.
 
 Waiting is in ``attempt``, the forced release in ``forced``. An unknown outcome never leaves a lock without renewal, or
 one renewed forever. Only what a flow returns as held is renewed; anything else that may have been granted is undone in
@@ -43,8 +43,8 @@ logger = logging.getLogger("django_rlock.locks")
 
 
 class Engine(Protocol):
-    """The flows of a lock: this module, or ``several`` for a MultiLock. A MultiLock's members are handled by this one,
-    so what only one lock needs is not here."""
+    """The flows of a lock: this module, or ``several`` for a MultiLock. This module also handles the members of a
+    MultiLock, so the protocol omits flows that only a single lock needs."""
 
     def take(self, lock: Any, driver: Driver, claim: Claim, /) -> Coroutine[Any, Any, bool]: ...
     def give_back(self, lock: Any, driver: Driver, owner: Owner, /) -> Coroutine[Any, Any, None]: ...
@@ -61,9 +61,9 @@ class Claim:
     """The parameters of one acquire.
 
     ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
-    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once``
-    there is no waiting for another owner, only for an unreachable server. ``tells`` is whether a lock that is taken is
-    news to the log; if not, the caller logs it.
+    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
+    acquire waits only for an unreachable server, not for another owner. ``tells`` is whether to log that the lock is
+    taken; otherwise the caller logs it.
 
     After an acquire that did not succeed, ``failed`` is the attempt.
     """
@@ -128,7 +128,7 @@ async def ask_for(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
 
 
 def check_keep(lock: AbstractLock, seconds: float) -> None:
-    """Raise ValueError if the lock cannot be kept for so long after its release."""
+    """Raise ValueError if the lock cannot be kept for that time after its release."""
     for part in lock.parts:
         part._kind.check_keep(part, seconds)
 
@@ -338,7 +338,7 @@ def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: f
 
 
 async def _give_back_unknown(lock: AbstractLock, driver: Driver, owner: Owner) -> None:
-    """Release a lock that this process has no hold of: it may be that of a named owner, else none is held."""
+    """Release a lock of which this process has no hold: a named owner may have taken it in another process."""
     if owner.is_named:
         if lock.at_least is None:
             call = lock._kind.release(lock, owner.owner_id, 0, lock._settings.watchdog_timeout)
@@ -385,8 +385,8 @@ def _drop_lost(hold: Hold) -> None:
 
 
 def leave_later(lock: AbstractLock, owner: Owner) -> None:
-    """Leave a block where nothing may wait for the server: the background releases the lock."""
-    if owner.is_named:  # who shares the name may take its turn before
+    """Leave a block in code that must not wait for the server: the background thread releases the lock."""
+    if owner.is_named:  # another thread or task with the name may release first
         post(run_flow, lock._exit, (sync_driver(lock.using), owner, InterruptedError()))
         return
     for part in lock.parts:

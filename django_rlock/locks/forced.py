@@ -1,4 +1,4 @@
-"""Forced releases: the flow that frees a lock whoever holds it, and the watcher that hears of them."""
+"""Forced releases: the flow that frees a lock from any holder, and the watcher that notices forced releases."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner
 
 
 def _how(reason: str) -> str:
-    """What a holder is told of its loss."""
+    """The reason of the loss, for the holder."""
     by, why, _ = operator.get() or ("", reason, "")
     return (f"{by} freed it by force" if by else "another owner freed it by force") + (f": {why}" if why else "")
 
@@ -124,7 +124,7 @@ MOST_CHANNELS = 1000
 their forced release at their next renewal.
 """
 _MOST_TOLD = 100
-"""How many messages of forced releases are kept, to say of a loss how it came."""
+"""How many messages of forced releases are kept, as reasons of losses."""
 UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
 ANSWER_WITHIN = 1.0
 """How long a caller waits for the server to confirm its holds after a clock has jumped, in seconds."""
@@ -148,15 +148,15 @@ class Subscription:
 
 
 class ForcedReleaseWatcher:
-    """The holds of an alias that may be gone unnoticed, so that the server must be asked.
+    """Finds the holds of an alias that may have ended unnoticed, and queries the server about them.
 
-    When a hold is as old as LISTEN_AFTER, its process listens to forced releases. A message is only a reason to ask the
-    server, until it replies. So a message that is late, forged or meant for another owner does no harm. A message that
-    was missed while not subscribed is made up for: the server is asked about all holds that are not known to be younger
-    than the last subscription.
+    When a hold is as old as LISTEN_AFTER, its process listens to forced releases. A message only causes queries, until
+    the server replies. So a message that is late, forged or meant for another owner does no harm. A message that was
+    missed while not subscribed does no harm either: the server is queried about all holds that may be older than the
+    last subscription.
 
-    All holds are doubted when a clock has jumped: then more time may have passed than this process's clock says.
-    ``clocks`` is the distance of the clocks at which none is doubted.
+    After a jump of a clock all holds are queried, because more time may have passed than this process's clock shows.
+    ``clocks`` is the distance of the clocks at which no hold is in doubt.
     """
 
     def __init__(self, worker: BackgroundWorker) -> None:
@@ -243,7 +243,8 @@ class ForcedReleaseWatcher:
         return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._worker.using and _is_meant(hold, heard)]
 
     def how_freed(self, hold: Hold) -> str | None:
-        """How a hold was freed by force, where a message has told that; the last one, as earlier ones may come late."""
+        """How a hold was freed by force, if a message said so; the last message counts, because earlier ones may be
+        late."""
         told = (Forced.parse(message) for at, message in [*self._told][::-1] if at >= hold.since)
         fields = "", hold.hash_field
         return next((each.how for each in told if each.key == hold.lock.key and each.field in fields), None) or None
@@ -254,11 +255,11 @@ class ForcedReleaseWatcher:
             self._again_at = monotonic() + _RETRY
 
     def at_exit(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing: there is nothing to clean up."""
 
 
 async def _ask_about(holds: Sequence[Hold]) -> list[Hold]:
-    """Ask the server about holds of one alias; return those of which nothing was learned."""
+    """Query the server about holds of one alias; return the holds without a result."""
     driver = background_driver(holds[0].lock.using)
     deadlines = [hold.deadline for hold in holds]
     calls = [hold.state_call() for hold in holds]

@@ -1,4 +1,4 @@
-"""Several locks that one script takes or frees, and what an owner holds of them."""
+"""Several locks that one script takes or frees, and an owner's holds of them."""
 
 from __future__ import annotations
 

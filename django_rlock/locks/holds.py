@@ -1,4 +1,4 @@
-"""What this process holds and waits for: the client's own tables, which the watchdog and the reports read."""
+"""The holds and waits of this process: tables that the watchdog and the reports read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 class Before(NamedTuple):
-    """What an owner has of a lock before an attempt or a block: its record, and how often and by how many blocks it is
-    held.
-    """
+    """The hold of an owner before an attempt or a block: its record, its count, and its number of blocks."""
 
     record: Hold | BatchHold | None = None
     depth: int = 0
@@ -59,8 +57,8 @@ class Holds:
         return found.members[key] if isinstance(found, BatchHold) else found
 
     def before(self, keys: Sequence[Key], depth: Callable[[Key], tuple[int, int]]) -> Mapping[Key, Before]:
-        """What there is of the locks with these keys, if anything; ``depth`` returns how often and by how many blocks.
-        Does not split groups.
+        """The records of the locks with these keys, where they exist; ``depth`` returns how often and by how many
+        blocks they are held. Does not split groups.
         """
         return {} if self.has_none(keys) else {key: Before(self._table.get(key), *depth(key)) for key in keys}
 
@@ -167,7 +165,7 @@ class Holds:
         return [hold for part in lock.parts if (hold := self.get(part, owner)) is not None]
 
     def held_against(self, lock: Named) -> list[Hold | BatchHold]:
-        """What this process holds under a lock's name; of readers, those for whom ``lock`` has to wait."""
+        """This process's holds under a lock's name; of readers, only the holds for which ``lock`` has to wait."""
         scopes = ("", "write") if lock._kind.scope == "read" else ("", "read", "write")
         held = self._table.copy().items()
         return [each for key, each in held if key[:2] == (lock.using, lock.name) and key[2] in scopes]
@@ -179,7 +177,7 @@ class Holds:
 
     def _where(self, wanted: Callable[[Hold | BatchHold], bool]) -> list[Hold]:
         # Groups that are not wanted are not split. A list of the items would make a tuple for each: then the collector
-        # may run, and with it whoever changes the table. A copy is made in one go.
+        # may run, and with it code that changes the table. A copy is a single call into C.
         if not self._table:
             return []
         found = self._table.copy().items()
@@ -232,7 +230,7 @@ class Newcomers:
 
 
 class Inspector:
-    """What the inspection layer does for the locks: describe one, and name its holder in a line."""
+    """The functions of the inspection layer for locks: describe a lock, and name its holder in one line."""
 
     describe: Callable[[Any], Any] = staticmethod(lambda _lock: None)
     holder: Callable[[Named], str | None] = staticmethod(lambda _lock: None)

@@ -1,8 +1,9 @@
-"""What makes one kind of lock differ from another: which scripts it runs, what wakes its waiters, how long they sleep.
+"""The differences between the kinds of locks: their scripts, the messages that wake their waiters, how long these
+sleep.
 
 A lock is one public class (``base``) over the flows that all locks share (``engine``) and a kind. A kind is an object
-without state: its methods turn a lock's name and settings, an owner's name and a lease into script calls. It writes no
-loop, does no I/O, and knows neither faces nor holds. Each kind stands beside its public class, in a file of its own.
+without state: its methods turn a lock's name and settings, an owner's name and a lease into script calls. It contains
+no loops, does no I/O, and knows neither faces nor holds. Each kind is in the file of its public class.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ REPOLL = 30.0
 JAVA_POLL = 0.1
 """How often a waiting process checks a lock that a Java client holds, in seconds: its release may send no message."""
 LONGEST_ALIVE = 300.0
-"""For how long a process that waits for many locks counts as alive after a heartbeat at most, in seconds."""
+"""The longest time for which a process that waits for many locks counts as alive after a heartbeat, in seconds."""
 _MAX_TEXT = 300
-"""How much holders are told of a forced release, in characters."""
+"""The maximum length of the reason that holders get for a forced release, in characters."""
 RENEW, EXTEND, SETTLE = 1, 0, 2
 """How a command changes a lease: prolong it, replace it, or disable replacements that may come late."""
 
@@ -72,7 +73,7 @@ class Handle(Named):
 
 
 class AbstractLock(Handle):
-    """What the flows use of a lock; ``BaseLock`` describes it."""
+    """The part of a lock that the flows use; ``BaseLock`` describes it."""
 
     __slots__ = ()
 
@@ -148,7 +149,7 @@ def note_templates(lock: AbstractLock, templates: Mapping[str, str]) -> None:
 
 
 class Candidate:
-    """Who asks for which lock.
+    """An owner that asks for a lock.
 
     ``asker`` is the owner's name in the queue, where that is not its owner id, and ``beside`` its owner id on the other
     side of a read-write lock.
@@ -172,8 +173,8 @@ L = TypeVar("L", bound=Named)
 class Kind(Generic[L]):
     """One kind of lock. The methods get the lock (``lock``) and say which call to send; durations are seconds.
 
-    ``acquire``, ``leave`` and ``channel`` have to be filled in, and for what is held ``release``. The others stand for
-    what Redisson's plain lock does: a hash owner → holds at the lock's key, and no queue.
+    A kind must implement ``acquire``, ``leave`` and ``channel``, and ``release`` if it is held. The other methods
+    implement Redisson's plain lock: a hash owner → count at the lock's key, and no queue.
     """
 
     scope: ClassVar[str] = ""
@@ -185,17 +186,18 @@ class Kind(Generic[L]):
     writes: ClassVar[bool] = True
     """Whether an acquire writes to the server, so that replicas may have to confirm it."""
     fresh_names: ClassVar[bool] = False
-    """Whether each try needs an owner id of its own, because the clean-up of an earlier try may arrive later."""
+    """Whether each try needs a new owner id, because the clean-up of an earlier try may arrive later."""
     hears_forced: ClassVar[bool] = True
     """Whether a process that holds it for long listens to forced releases."""
     patience: ClassVar[float] = math.inf
-    """How long an acquire is retried at most, even if the wait is longer: the server must still know it."""
+    """The longest time for which an acquire is retried, even if the wait is longer: the server must still remember
+    it."""
     heartbeats_together: ClassVar[int] = 1
     """How many locks of the same place one heartbeat may serve."""
     java_poll: ClassVar[float] = math.inf
     """JAVA_POLL for a kind whose heartbeats check that."""
     votes: ClassVar[Mapping[scripts.Script, Callable[..., ScriptCall]]] = {}
-    """For a kind that asks several servers: what the replies to each script mean together."""
+    """For a kind with several servers: how the replies to each script are combined."""
 
     # --- take it, wait for it ----------------------------------------------------------------------------------------
 
@@ -243,16 +245,17 @@ class Kind(Generic[L]):
     # --- give it up, give it back ------------------------------------------------------------------------------------
 
     def leave(self, lock: L, asker: str) -> ScriptCall:
-        """Undoes an attempt whose outcome is not wanted: it leaves no hold and no place in a queue."""
+        """Undoes an attempt whose outcome is unwanted: afterwards there is no hold and no ticket in a queue."""
         raise NotImplementedError
 
     def withdraw(self, lock: L, asker: str) -> ScriptCall | None:
-        """Undoes what a named owner left in the queue while it waited, but no hold: that may belong to another process
-        or a later call. None for a kind that does not remember waiters."""
+        """Removes the ticket that a named owner left in the queue, but no hold: that may belong to another process or a
+        later call. None for a kind that does not remember waiters."""
         return None
 
     def undo(self, lock: L, owner: Owner, asker: str) -> ScriptCall | None:
-        """Undoes what an unwanted acquire may have taken, as far as it can be distinguished from wanted ones."""
+        """Undoes a hold that an unwanted acquire may have taken, as far as it can be distinguished from wanted
+        holds."""
         return self.withdraw(lock, asker) if owner.is_named else self.leave(lock, asker)
 
     def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:
@@ -292,7 +295,7 @@ class Kind(Generic[L]):
         return call_for(lock, scripts.LOCK_STATE, (lock.key,), owner_id)
 
     def lease_left(self, reply: list[Any]) -> int:
-        """What a reply of ``state`` says of the owner's lease: the ms that are left, ENDLESS, or ABSENT if it holds
+        """The owner's lease in a reply of ``state``: the remaining ms, ENDLESS, or ABSENT if the owner holds
         nothing."""
         left: int = reply[2] if reply[1] else scripts.ABSENT
         return left
@@ -317,8 +320,8 @@ def holders_call(lock: Named) -> ScriptCall:
 
 
 class Forced(NamedTuple):
-    """What holders are told of a forced release: the lock's key, the owner's field there ("" for any), and how it was
-    freed, for people."""
+    """The message to holders about a forced release: the lock's key, the owner's field there ("" for any), and a text
+    about how it was freed."""
 
     key: str
     field: str = ""
@@ -356,7 +359,7 @@ def retire_call(lock: Named, request: str | bytes) -> ScriptCall:
 
 
 def settled_keys(lock: Named, owner_id: str, mode: int) -> tuple[str, ...]:
-    """The key that records which extensions must not be executed any more, for the calls that need it."""
+    """The key that records which extensions must no longer be executed, for the calls that need it."""
     return () if mode == RENEW else (keys.settled_key(lock.key, client_id(), owner_id),)
 
 
@@ -371,11 +374,11 @@ def owner_id_in(field: str, lock: Named) -> str:
 
 
 Group = tuple[str, str, str]
-"""Alias, and key template, or "" and what names begin with, up to their first colon."""
+"""Alias, key template or "", and the prefix of names up to the first colon."""
 
 
 def group_of(lock: Named) -> Group:
-    """The group of locks with which one is counted."""
+    """The group in which a lock is counted."""
     if template := lock.template:
         return lock.using, template, ""
     return lock.using, "", lock.name[: lock.name.find(":") + 1]

@@ -20,7 +20,7 @@ UNHEARD_REPOLL = 1.0
 
 
 class Latch(Kind["CountDownLatch"]):
-    """To pass is to acquire, and takes nothing."""
+    """Passing the latch is an acquire that takes nothing."""
 
     writes = False
 
@@ -53,7 +53,7 @@ class CountDownLatch(Counter):
     task dies before it counts down, the latch stays closed until it is deleted. Calls raise LockUnavailableError when
     Redis is unreachable, or when the name's key holds another type of value.
 
-    A name with a hash tag of its own (``{``) works in a cluster too, but Redisson's channel for it is in another slot,
+    A name that contains a hash tag (``{``) also works in a cluster, but Redisson's channel for it is in another slot,
     so its waiters poll every second instead of being notified. Java clients cannot use such a name there.
 
     State in Redis: an integer at the latch's key, the channel ``redisson_countdownlatch__channel__{key}``, and for two

@@ -1,4 +1,4 @@
-"""A lock that a limited number of owners may hold at once: what ``permits=`` takes."""
+"""A lock that a limited number of owners may hold at once, for ``permits=``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.readwrite import Reading
 
 EACH_RELEASE = 1
-"""Says to a reader's release that each owner which leaves lets another one in."""
+"""Tells a reader's release that each owner that leaves makes room for another one."""
 
 
 class Limited(Reading):
-    """Readers of a read-write lock, as many as the lock that asks permits."""
+    """The readers of a read-write lock, limited to the number that the asking lock permits."""
 
     other = ""
 
@@ -49,10 +49,10 @@ class LimitedLock(BaseLock):
         with rlock("printers", permits=3):
             ...
 
-    ``distributed_lock(..., permits=3)`` and ``lock_permits = 3`` of a ``LockedTask`` take it. Each caller names the
-    number, which is stored nowhere: a changed one counts from the next acquire on, without ``set_permits()``. Holds
-    are renewed, so those of dead processes come back when their leases end. A release wakes one waiter of each process;
-    waiters are served in no order.
+    ``distributed_lock(..., permits=3)`` and ``lock_permits = 3`` of a ``LockedTask`` take it. Each caller passes the
+    number, which is stored nowhere: a changed number applies from the next acquire, without ``set_permits()``. Holds
+    are renewed, so the permits of dead processes come back when their leases end. A release wakes one waiter of each
+    process; waiters are served in no order.
 
     State in Redis: that of a ``ReadWriteLock`` whose readers are the holders. So a ``write_lock`` of the same name
     waits for all of them, and keeps all of them out. Semaphores have another state: they must have another name.

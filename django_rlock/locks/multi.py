@@ -23,21 +23,21 @@ class MultiLock(BaseLock, several.SeveralLocks):
         with MultiLock(FairLock("account:1"), FairLock("account:2"), wait_time=3):
             ...
 
-    ``rlock("account:1", "account:2")`` makes one as well. The order of the arguments does not matter, and two
+    ``rlock("account:1", "account:2")`` also makes a MultiLock. The order of the arguments does not matter, and two
     MultiLocks cannot deadlock. If a member is taken, the MultiLock releases the others, waits in that member's own
     queue, and tries the others again. If another member is taken by then, it waits for all members in the order of
     their names and keeps the members it has, so members that are often taken do not starve it. If that takes longer
     than ``KEEP_FOR`` (2) seconds, it releases all and starts again, so that an owner that holds one member and waits
-    for another can go on.
+    for another can continue.
 
-    Plain, spin and fair locks that share a server (in a cluster: a slot) are taken by one script and freed by one;
-    others one after another. A member named twice counts once.
+    Plain, spin and fair locks that share a server (in a cluster: a slot) are taken by one script and freed by one
+    script; other locks one after another. A member named twice counts once.
 
-    Each member is a hold of its own, which is renewed, re-entered and lost separately. The MultiLock counts as lost
-    when one member is; its release still releases the others. With a lease time, all leases end no earlier than if they
-    had begun when the last member was taken. ``wait_time``, ``lease_time``, ``owner``, ``at_least`` and
-    ``until_commit`` are those of the MultiLock; the members' own are ignored. ``max_hold_time`` replaces the members'
-    own if it is given.
+    Each member is a separate hold, which is renewed, re-entered and lost separately. The MultiLock counts as lost when
+    one member is; its release still releases the others. With a lease time, all leases end no earlier than if they had
+    begun when the last member was taken. ``wait_time``, ``lease_time``, ``owner``, ``at_least`` and ``until_commit``
+    are those of the MultiLock; the members' own are ignored. ``max_hold_time`` replaces the members' own if it is
+    given.
     """
 
     __slots__ = ("_grouping", "_parts")

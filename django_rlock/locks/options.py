@@ -1,4 +1,4 @@
-"""What callers give: durations, options and texts, each checked once."""
+"""The arguments of callers: durations, options and texts, each checked once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Unset:
 
 
 UNSET: Any = _Unset()
-"""Stands for a duration that was not given, because None has a meaning of its own."""
+"""Stands for a duration that was not given, because None has another meaning."""
 
 
 def wait_seconds(value: Duration | None) -> float | None:
@@ -75,7 +75,7 @@ def _seconds(argument: str, value: Duration, expected: str) -> float:
 
 # --- options ----------------------------------------------------------------------------------------------------------
 
-# What callers give when they make a lock: its options, and the checks of its texts.
+# The options of locks, and the checks of their texts.
 
 _MOST_SHOWN = 60
 """How many characters of a wrong name an error shows."""
@@ -89,17 +89,17 @@ _ELSEWHERE = {
     "alias": "using=",
     "cache": "using=, the alias in RLOCK",
 }
-"""What stands here for the options of other lock libraries."""
+"""The equivalents of other lock libraries' options."""
 _IN_CALLS = {
     "timeout": _FOR_WAITS,  # as in Python's own locks
     "token": "owner= of the lock",
     "replace_ttl": "lease_time= alone",
 }
-"""The same where it differs for methods."""
+"""The equivalents that differ for methods."""
 
 
 KindName = Literal["fair", "rlock", "spin", "fenced", "redlock", "read", "write", "limited"]
-"""What ``kind=`` names."""
+"""The values of ``kind=``."""
 
 
 class LockOptions(TypedDict, total=False):

@@ -30,7 +30,7 @@ _MILLISECOND = 0.001
 
 
 class HeldLock(AbstractLock):
-    """What this process's records say of a lock's holds."""
+    """A lock's holds according to this process's records."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ class HeldLock(AbstractLock):
     def lost(self) -> bool:
         """Whether the running thread's or task's hold was lost or has outlived its lease; sends no command.
 
-        Only after a clock has jumped is Redis asked; without a reply within a second, the hold counts as lost.
+        Only after a jump of a clock, Redis is queried; without a reply within a second, the hold counts as lost.
         """
         holds = HOLDS.of_lock(self, self._present_owner())
         return not sure_of(holds) or any(hold.is_lost(monotonic()) for hold in holds)
@@ -47,7 +47,7 @@ class HeldLock(AbstractLock):
     def held(self) -> bool:
         """Whether the running thread or task holds the lock, or all locks of a MultiLock, by this process's record.
 
-        Sends no command: a loss of which nobody has told this process yet is not seen. ``owned()`` asks Redis.
+        Sends no command, so it does not see a loss that this process has not noticed yet. ``owned()`` asks Redis.
         """
         owner = self._present_owner()
         now = monotonic()
@@ -67,7 +67,7 @@ class HeldLock(AbstractLock):
             part._hold_of(owner)
 
     def _present_owner(self) -> Owner:
-        """Whose hold ``lost`` and ``check()`` are about."""
+        """The owner whose hold ``lost`` and ``check()`` concern."""
         owner = self._named_owner or current_owner()
         if may_block_loops() and not HOLDS.of_lock(self, owner):
             return thread_owner()  # a blocking method may have taken it
@@ -128,15 +128,15 @@ def _question(hold: Hold, now: float) -> ScriptCall:
 
 # --- holds that are handed over ---------------------------------------------------------------------------------------
 
-# Holds that outlast their thread or task: to be released elsewhere, or by the end of a time.
+# Holds that outlast their thread or task: they are released elsewhere, or after some time.
 
 
 class TransferredHold:
-    """A hold that no longer belongs to the thread or task that took it. Whoever keeps this object may release it, in
-    any thread or task.
+    """A hold that no longer belongs to the thread or task that took it. Code that has this object may release the hold,
+    in any thread or task.
 
-    When the object is dropped, the background releases what is still held. Since the object is there before the hold
-    changes, an interruption leaves nothing that is renewed forever.
+    When the object is dropped, the background thread releases a hold that is left. Because the object exists before the
+    hold changes, an interruption leaves no hold that is renewed forever.
     """
 
     def __init__(self, hold: Hold) -> None:
@@ -149,7 +149,7 @@ class TransferredHold:
         # The next acquire of this thread must not look like a re-entry of the hold, nor be undone with it.
         hold.owner.renew_name()
         hold.owner = owner
-        hold.scoped = 0  # no block encloses it any more
+        hold.scoped = 0  # no block encloses it now
         hold.subscription = None  # it refers to the hold by its old key
         HOLDS.move(hold, keys[1])
         watch(hold)
@@ -160,7 +160,7 @@ class TransferredHold:
         disarm(self._guard)
 
     def drop(self) -> None:
-        """Release in the background what is still held. It does not wait, so it may be called anywhere."""
+        """Release the rest of the hold in the background. This does not wait, so any code may call it."""
         self._drop()
         disarm(self._guard)
 

@@ -1,4 +1,4 @@
-"""The permits of an expirable semaphore: what an acquire took, by ids."""
+"""The permits of an expirable semaphore, identified by ids."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from django_rlock.locks.records import Hold, key_of
 from django_rlock.locks.semaphore import BaseSemaphore, timed_out
 
 MOST_AT_ONCE = 10_000
-"""How many permits one acquire may take; the server does nothing else while it writes them."""
+"""How many permits one acquire may take; writing them blocks the server."""
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class PermitSemaphore(BaseSemaphore):
-    """What permits use of their semaphore; ``PermitExpirableSemaphore`` describes it."""
+    """The part of a semaphore that its permits use; ``PermitExpirableSemaphore`` describes it."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class PermitSemaphore(BaseSemaphore):
         raise NotImplementedError
 
     def try_release(self, permits: Permit | str | Iterable[str]) -> int:
-        """Release those of the permits that are held; returns their number."""
+        """Release the permits that are held; returns their number."""
         raise NotImplementedError
 
     async def atry_release(self, permits: Permit | str | Iterable[str]) -> int:
@@ -68,13 +68,13 @@ class PermitSemaphore(BaseSemaphore):
 
 
 class Permit:
-    """What one ``acquire`` of a ``PermitExpirableSemaphore`` took: one or more permits.
+    """One or more permits that one ``acquire`` of a ``PermitExpirableSemaphore`` took.
 
     ``ids`` are the permits' ids, 32 hexadecimal digits each; any process may release them by id. ``deadline`` is when
     the lease ends that they were taken with, in monotonic seconds. ``given_back`` is whether this object was released.
 
-    It can be pickled for another process of this machine, which then counts the lease as it is now; this process goes
-    on renewing it. Send the ids to other machines, whose monotonic clocks differ.
+    It can be pickled for another process of this machine, which then sees the lease as it is now; this process
+    continues to renew it. Send the ids to other machines, whose monotonic clocks differ.
     """
 
     __slots__ = ("__weakref__", "_clocks", "_holds", "deadline", "given_back", "ids", "semaphore")

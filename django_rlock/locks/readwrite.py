@@ -20,7 +20,7 @@ Preference = Literal["writer"] | None
 
 
 class Side(Kind["_Side"]):
-    """What both sides of a read-write lock share."""
+    """The common part of both sides of a read-write lock."""
 
     def channel(self, lock: _Side) -> str:
         return keys.readwrite_channel(lock.key)
@@ -170,7 +170,7 @@ class ReadWriteLock:
 
 
 class _Side(BaseLock):
-    """What both sides of a read-write lock share."""
+    """The common part of both sides of a read-write lock."""
 
     __slots__ = ("prefer",)
 

@@ -1,4 +1,4 @@
-"""What this process knows of each lock that it holds (``Hold``, ``BatchHold``) or waits for (``Wait``).
+"""This process's records of the locks that it holds (``Hold``, ``BatchHold``) or waits for (``Wait``).
 
 The tables of these records are in ``holds``.
 """
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from django_rlock._transport.driver import Waiter
 
 context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
-"""What the process is working on, for reports: route and user of a request, name and id of a task."""
+"""The current work, for reports: route and user of a request, name and id of a task."""
 
 _SHORTEST = 0.001
 """For how long a released lock is kept at least, in seconds: servers count whole milliseconds."""
 
 
 class WorkingOn:
-    """A block in which the process works on something. A generator would take twice as long, in each request."""
+    """A block that describes the work of the process, for reports. A generator would take twice as long, in each
+    request."""
 
     __slots__ = ("_about", "_outer")
 
@@ -181,7 +182,7 @@ class Hold:
         return lease - self.kind.drift(self.lock, lease)
 
     def leave_call(self) -> ScriptCall:
-        """Undoes it on the server, whatever became of it there."""
+        """Undoes it on the server, in any state."""
         return self.kind.leave(self.lock, self.owner_id)
 
     def undo_call(self) -> ScriptCall | None:

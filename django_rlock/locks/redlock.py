@@ -32,7 +32,7 @@ _BACKOFF = 0.005, 0.5
 
 
 class Majority(Kind["RedLock"]):
-    """Each call goes to all nodes, and says what their votes mean. Nothing wakes a waiter."""
+    """Each call goes to all nodes, and combines their votes. Waiters are not woken."""
 
     fresh_names = True
     votes = {

@@ -34,7 +34,7 @@ from django_rlock.settings import DEFAULT_ALIAS
 
 
 class BaseSemaphore(Counter):
-    """What both kinds of semaphore do with the number of their permits."""
+    """The common part of both kinds of semaphore: the number of permits."""
 
     __slots__ = ()
 
@@ -116,7 +116,7 @@ class Semaphore(BaseSemaphore):
         with printers:
             ...
 
-    Permits have no owners: any client may release them, and those of a process that dies are not released. If that
+    Permits have no owners: any client may release them, and the permits of a dead process are not released. If that
     matters, use ``PermitExpirableSemaphore`` with ``renewed=True``.
 
     A change is applied once, even if its reply is lost and it is sent again; an interrupted acquire is undone in the
@@ -140,7 +140,8 @@ class Semaphore(BaseSemaphore):
         """Take permits, all or none; returns False if not enough become free within the wait.
 
         ``wait_time`` is in seconds and defaults to the semaphore's own. With ``blocking=False`` or ``wait_time=0`` it
-        tries once. Zero permits are always granted. A caller that needs many may wait long while others take few.
+        tries once. Zero permits are always granted. A caller that needs many permits may wait long while others take
+        few.
         """
         return run_flow(self._acquire, (blocking_driver(self), permits, blocking, wait_time, unknown))
 

@@ -226,7 +226,7 @@ class AllOrNone:
         self.taken, self._begun, self._left = [], set(), 0
 
     def _leave_blocks(self) -> None:
-        """Count the blocks of what was taken no more; after an interruption, the rest of them."""
+        """Stop counting the blocks of the locks that were taken; after an interruption, continue with the rest."""
         for held in held_of(self.taken, self.owner)[self._left :]:
             # Python looks for signals after calls and as a loop starts over: not between these two statements.
             held.scoped -= self.claim.scoped
@@ -242,7 +242,7 @@ class AllOrNone:
             self._forget()
 
     def _drop(self) -> None:
-        """Release what is held more often than before, whether or not it was noted as taken."""
+        """Release the locks whose count has risen, whether or not they were noted as taken."""
         for key in self._keys:
             hold, former = HOLDS.at(key), self._before.get(key, NOTHING)
             if hold is not None and former.is_exceeded(hold, HOLDS.depth(key)[0]):
@@ -250,7 +250,7 @@ class AllOrNone:
                 engine.release_later(hold)
 
     def _forget(self) -> None:
-        """The same for a name that others may have used for the same locks meanwhile."""
+        """The same for a named owner, under whose name others may have taken the same locks meanwhile."""
         self._leave_blocks()
         for lock in self.taken:
             if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
@@ -261,7 +261,7 @@ class AllOrNone:
 
 
 class SeveralLocks(AbstractLock):
-    """What these flows use of a MultiLock, besides what they use of any lock."""
+    """The part of a MultiLock that only these flows use."""
 
     __slots__ = ()
 

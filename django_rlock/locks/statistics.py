@@ -1,4 +1,4 @@
-"""What this process has done with locks: counted for the reports, logged, and told to receivers of signals."""
+"""Statistics, log records and signals about what this process does with locks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 
-# What this process has done with locks, counted where that happens, for the reports.
+# Statistics about locks, for the reports, counted where the events happen.
 #
 # Callers count without a mutex: by single calls into C, or by a comparison that may go wrong without harm. Only the
-# reporter's thread takes anything out. Locks have any number of names, so they are counted by template; those without
-# one by what their names begin with.
+# reporter's thread takes anything out. The number of names is unlimited, so locks are counted by template; without a
+# template, by the prefix of their names.
 
 MAX_GROUPS = 50
-"""How many groups are counted; the locks of further ones are counted together, for each alias."""
+"""How many groups are counted; the locks of further groups are counted together, for each alias."""
 MAX_RECENT = 500
 MAX_EVENTS = 50
 LONG_WAIT = 0.001
@@ -41,9 +41,9 @@ _MAX_NAMES = 1000
 
 
 class Past(NamedTuple):
-    """A hold or wait that is over: how many seconds it lasted and, as in ``Hold``, whose it was.
+    """A hold or wait that has ended: its duration in seconds and, as in ``Hold``, its owner.
 
-    ``failure`` is the reason of a hold's loss, "" of a wait that ended without the lock, else None.
+    ``failure`` is the reason of a hold's loss, "" for a wait that ended without the lock, otherwise None.
     """
 
     seconds: float
@@ -58,8 +58,8 @@ class Past(NamedTuple):
 class Event:
     """A lock that was ``lost`` by this process, or ``freed`` by force by it, at the monotonic time ``at``.
 
-    ``owner`` is the owner id that lost it, "" for whoever held it. ``by`` is who freed it, where an operator did, and
-    ``whom`` the holder, for people.
+    ``owner`` is the owner id that lost it, "" for any holder. ``by`` is the operator that freed it, if any, and
+    ``whom`` describes the holder.
     """
 
     what: str
@@ -108,7 +108,7 @@ class LockStatistics:
 
 
 class Statistics:
-    """All groups of this process, its last holds and waits since the reporter looked, and what went wrong."""
+    """All groups of this process, its last holds and waits since the reporter looked, and the losses."""
 
     def __init__(self) -> None:
         self.groups: dict[Group, LockStatistics] = {}
@@ -118,7 +118,7 @@ class Statistics:
         self._by_name: dict[str, LockStatistics] = {}
 
     def of(self, lock: Named) -> LockStatistics:
-        """The tally of a lock's group."""
+        """The statistics of a lock's group."""
         if lock.template:
             return self.at(group_of(lock))
         # To find it by the lock's own name is faster than to make the group's.
@@ -131,7 +131,7 @@ class Statistics:
         return tally
 
     def at(self, group: Group) -> LockStatistics:
-        """The tally of a group; where there are too many, that of other locks."""
+        """The statistics of a group; if there are too many groups, the statistics of other locks."""
         tally = self.groups.get(group)
         if tally is None:
             if len(self.groups) >= MAX_GROUPS:
@@ -140,7 +140,7 @@ class Statistics:
         return tally
 
     def forget(self, group: Group) -> None:
-        """Forget a group in which nothing has happened for long."""
+        """Forget a group without events for a long time."""
         self.groups.pop(group, None)
         self._by_name.clear()
 
@@ -154,7 +154,7 @@ class Statistics:
 
 STATISTICS = Statistics()
 operator: ContextVar[tuple[str, str, str] | None] = ContextVar("rlock_operator", default=None)
-"""Who frees locks by force now, the reason given, and the holder, for people."""
+"""The operator that frees locks by force in this context, the reason, and a description of the holder."""
 
 
 def count_hold(hold: Hold, now: float) -> None:
@@ -184,7 +184,7 @@ def count_group(held: BatchHold, now: float) -> None:
 
 
 def count_wait(lock: Named, key: Key, place: str, waited: float, failure: str | None = None) -> None:
-    """Count a wait of so many seconds that has ended."""
+    """Count a wait that has ended after ``waited`` seconds."""
     past = Past(waited, monotonic(), key, place, context.get(), failure)
     STATISTICS.waits.append(past)
     tally = STATISTICS.of(lock)
@@ -214,7 +214,7 @@ on_fork("holds", STATISTICS.clear)
 
 # --- logs and signals -------------------------------------------------------------------------------------------------
 
-# What the log and the receivers of signals hear of locks that are taken, released or given up.
+# Log records and signals about locks that are taken, released or given up.
 
 logger = logging.getLogger("django_rlock.locks")
 

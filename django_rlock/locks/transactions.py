@@ -2,8 +2,8 @@
 
 If a lock is taken inside a transaction and released before its end, the next owner reads the old rows. So ``atomic()``
 opens the transaction inside the lock, and ``until_commit`` keeps the lock until the end of a transaction that is open
-already. Django reports only COMMIT; but after a rollback it drops the functions registered for COMMIT, and Python
-notifies their guards of that.
+already. Django reports only COMMIT; but after a rollback it drops the functions registered for COMMIT, and Python calls
+their guards.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ OFTEN = 100
 """How often a line or a function is checked each time, and then each how many times: whether it runs inside a
 transaction hardly ever changes, and checking takes time."""
 SELDOM = 10
-"""Of so many releases by a line that was looked at OFTEN, one is looked at with its caller; of so many of these, again,
-one is checked for a transaction."""
+"""After OFTEN checks of a line, only one in this number of its releases is checked with its caller, and of these only
+one in this number is checked for a transaction."""
 _entries: dict[tuple[int, ...], int] = {}
 """How often a lock was released at each place of the project's code, and with the place that called it: the ids of code
 objects, and the instructions in them."""
 _told: set[tuple[str, str]] = set()
-"""Of which lines, and lines that called them, a warning was logged."""
+"""The lines, with the lines that called them, for which a warning was logged."""
 _BETWEEN = PACKAGE, contextlib.__file__
-"""Files whose frames are neither a helper's nor its caller's."""
+"""Files whose frames are neither a helper nor its caller."""
 
 
 def is_to_be_checked(entries: int) -> bool:
-    """Whether what was entered so many times before is to be checked for an open transaction."""
+    """Whether to check for an open transaction after this number of entries."""
     return entries < OFTEN or entries % OFTEN == 0
 
 
@@ -79,7 +79,7 @@ def _is_open(connection: BaseDatabaseWrapper) -> bool:
 
 
 class AtomicBlock(ContextDecorator, Generic[SomeLock]):
-    """What a lock's ``atomic()`` returns: for one ``with`` after another, or as a decorator."""
+    """The return value of a lock's ``atomic()``: a context manager that can be used again, and a decorator."""
 
     def __init__(self, lock: SomeLock, using: str, nested: bool) -> None:
         self._lock, self._using, self._nested = lock, using, nested
@@ -91,7 +91,7 @@ class AtomicBlock(ContextDecorator, Generic[SomeLock]):
     def __call__(self, func: F) -> F:
         """A function that runs inside the block; each call enters it separately."""
         if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-            raise TypeError("A lock's atomic() decorates plain functions: others would run outside of the transaction.")
+            raise TypeError("A lock's atomic() decorates plain functions: others would run outside the transaction.")
         return super().__call__(func)
 
     @property
@@ -121,7 +121,7 @@ def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
         if not nested:
             raise RuntimeError(
                 f"Lock {lock.name!r} would be released before the COMMIT of the transaction of database {using!r} "
-                f"that is already open. Call it outside of that transaction, or use atomic(nested=True), which keeps "
+                f"that is already open. Call it outside that transaction, or use atomic(nested=True), which keeps "
                 f"the lock until the end of the outer transaction."
             )
         lock = copy(lock)
@@ -162,7 +162,7 @@ def check_until_commit(lock: AbstractLock, driver: Driver) -> None:
 
 
 def release_at_end(lock: AbstractLock, owner: Owner) -> None:
-    """Release what was just acquired at the end of the open transaction, if there is one."""
+    """Release the lock that was just acquired at the end of the open transaction, if there is one."""
     keep_until_commit(lock, owner, unasked=True)
 
 
@@ -209,7 +209,7 @@ def _waiting(connection: BaseDatabaseWrapper) -> list[_GiveBack]:
 
 
 class _Registered:
-    """What Django calls after COMMIT, and drops after ROLLBACK."""
+    """The function that Django calls after COMMIT, and drops after ROLLBACK."""
 
     def __init__(self, give_back: _GiveBack) -> None:
         self.give_back = give_back
@@ -316,8 +316,8 @@ def _tell_once(lock: AbstractLock, alias: str, line: str, caller: str) -> None:
         logger,
         logging.WARNING,
         "%s, called at %s, releases lock %r inside an open transaction of database %r, before COMMIT: the next owner "
-        "reads the old rows. Write 'with rlock(...).atomic():' outside of the transaction, or rlock(..., "
-        "until_commit=True). To accept that, say until_commit=False.",
+        "reads the old rows. Write 'with rlock(...).atomic():' outside the transaction, or rlock(..., "
+        "until_commit=True). To accept that, write until_commit=False.",
         line,
         caller,
         lock.name,

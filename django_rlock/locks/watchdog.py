@@ -32,7 +32,7 @@ from django_rlock.signals import lock_lost
 logger = logging.getLogger("django_rlock.watchdog")
 
 REMEMBER_LOST = 60.0
-"""How long a lost hold outside of a block is remembered, in seconds, so that its release can report the loss."""
+"""How long a lost hold outside a block is remembered, in seconds, so that its release can report the loss."""
 TOGETHER = 1 / 12
 """Holds that are due within this share of the watchdog time are renewed in one round."""
 PAUSE = 1 / 300
@@ -46,7 +46,7 @@ FREED = "another owner or an operator freed it, or the server lost it"
 
 
 class ForcedReleases:
-    """What is noticed of forced releases; ``forced`` registers itself."""
+    """The watcher of forced releases; ``forced`` registers itself."""
 
     listen: Callable[[Hold], object] = staticmethod(lambda _hold: None)
     """Called with a hold that was taken, or whose lease has changed."""
@@ -226,7 +226,7 @@ def _limit(hold: Hold, held_for: float) -> None:
         return
     hold.overdue = True
     if limit is None:
-        outcome = "is renewed for ever if nobody releases it; max_hold_time= or MAX_HOLD_TIME sets a limit"
+        outcome = "is renewed forever unless it is released; max_hold_time= or MAX_HOLD_TIME sets a limit"
     else:
         hold.renewed = False
         outcome = "has reached its max_hold_time, and is no longer renewed"
@@ -269,7 +269,7 @@ def _free_what_was_renewed(hold: Hold) -> None:
 
 
 def free_behind(hold: Hold, ended: float) -> None:
-    """Undo what late copies of its acquire may take after its end, until the lease of such a copy has passed."""
+    """Undo holds that late copies of its acquire may take after its end, until the lease of such a copy has ended."""
     undo = hold.undo_call() if hold.late_lease else None
     if undo is not None:
         clean_up(hold.lock.using, undo, ended + hold.late_lease, again=True)

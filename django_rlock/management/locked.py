@@ -165,8 +165,8 @@ class LockedCommand(BaseCommand):
     at_least: float = 0
 
     lock: BaseLock
-    """The lock that the running command holds; ``self.lock.check()`` raises once it is lost. There is none outside of a
-    run."""
+    """The lock that the running command holds; ``self.lock.check()`` raises once it is lost. It does not exist outside
+    a run."""
 
     def get_lock_name(self, **_options: Any) -> str:
         """The lock's name for a run with these options."""

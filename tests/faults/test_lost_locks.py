@@ -345,7 +345,7 @@ async def test_hold_of_an_hour_is_named_once_and_renewed(face, kind, caplog, mon
             renew_now(hold)
             await face.until(lambda: hold.deadline > monotonic() + 25)
         lock.check()
-    [told] = [record.getMessage() for record in caplog.records if "renewed for ever" in record.getMessage()]
+    [told] = [record.getMessage() for record in caplog.records if "renewed forever" in record.getMessage()]
     assert f"acquired at {TESTS}/" in told
 
 

@@ -147,7 +147,7 @@ def test_front_door_chooses_the_kind(settings):
     settings.RLOCK = {"default": {"KIND": "rlock"}}
     lock = rlock("stock:42", wait_time=1, lease_time=2, owner="me")
     assert (type(lock), lock.wait_time, lock.lease_time, lock.owner) == (RLock, 1.0, 2.0, "me")
-    with pytest.raises(ValueError, match="no lock kind 'sping'; choose one of 'fair', 'rlock'"):
+    with pytest.raises(ValueError, match="nknown kind of lock 'sping'; choose one of 'fair', 'rlock'"):
         rlock("stock:42", kind="sping")  # type: ignore[call-overload]
 
 

@@ -20,9 +20,10 @@ from functools import cache
 from typing import Any, cast
 
 OK, LOST, QUEUED = b"OK", b"LOST", b"QUEUED"
-"""What scripts reply in words: taken; a hold that was to be entered again is gone; a free lock has to be handed on."""
+"""The words in scripts' replies: the lock was taken; the hold to re-enter is gone; a free lock must be granted to a
+waiter."""
 ENDLESS, ABSENT = -1, -2
-"""What scripts reply instead of a lease left in ms, as PTTL does: it has no end; there is nothing."""
+"""The values in place of a remaining lease in ms, as for PTTL: the lease has no end; the key does not exist."""
 
 _WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
@@ -42,7 +43,7 @@ _SHARDED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """One Lua script; ``sha`` is what EVALSHA calls it by.
+    """One Lua script; ``sha`` is its digest for EVALSHA.
 
     ``joins`` says whether calls with the same first argument may be joined into one: it then has all their keys, and
     after that argument all their others; its reply has one value for each call. ``reply`` is a pattern of what may

@@ -131,7 +131,7 @@ class Vouch(QuorumCall):
 
 
 class AcquireAgain(QuorumCall):
-    """Takes a lock once more for the owner that holds it: OK, or LOST when no quorum has it."""
+    """Takes a lock again for the owner that holds it: OK, or LOST when no quorum has it."""
 
     fresh = NO_PROPOSAL
 
@@ -180,7 +180,7 @@ class Renew(QuorumCall):
 
 
 NOT_HELD = -1
-"""What a node replies to a renewal when the lock is not held there."""
+"""A node's reply to a renewal if the lock is not held there."""
 
 
 class Seed(QuorumCall):
@@ -238,7 +238,7 @@ class Poll(QuorumCall):
 
 
 class ForceRelease(Poll):
-    """Frees the lock whoever holds it: 1, or 0 when no node knew of it."""
+    """Frees the lock from any holder: 1, or 0 if no node has it."""
 
     def outcome(self, votes: VoteTally) -> list[Any]:
         return [1 if votes.yes else 0]
@@ -268,8 +268,8 @@ class AskHolders(Question):
 
 
 class AskTask(Question):
-    """Returns what is known of a task: its success, and whether its outcome was stored, as known to any node; and the
-    next copy if a quorum agrees on it.
+    """Returns the record of a task: its success, and whether its outcome was stored, as known to any node; and the next
+    copy if a quorum agrees on it.
     """
 
     def outcome(self, votes: VoteTally) -> list[Any]:
@@ -358,7 +358,8 @@ class Quorum:
         return until + call.grace
 
     def _is_down(self, error: QuorumNotReachedError) -> bool:
-        """Whether too few nodes have listened for longer than callers wait for that, whoever has found it out."""
+        """Whether too few nodes have listened for longer than callers wait for them, according to all callers
+        together."""
         if not _too_few_listen(error):
             self._refused_since = None
             return False

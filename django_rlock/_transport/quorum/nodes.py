@@ -1,4 +1,4 @@
-"""What a process knows of an alias's nodes, shared by all its threads and tasks."""
+"""A process's knowledge about an alias's nodes, shared by all its threads and tasks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class NodeSet:
         self.down.pop(node, None)
 
     def note_error(self, node: int, error: Exception) -> None:
-        """Close what is open to a node, after an error that ends connections to it."""
+        """Close the connections to a node, after an error that ends them."""
         for close in self.closing:
             close(node)
         if is_demotion(error):
@@ -137,7 +137,7 @@ class NodeSet:
         return not self.is_closed and (not self.is_up(node) or bool(self._untold(node)))
 
     def _untold(self, node: int) -> list[tuple[int, QuorumCall]]:
-        """What a node has still to receive."""
+        """The calls that a node has not received yet."""
         now = monotonic()
         for key, until in list(self.untold.items()):
             if until <= now:
@@ -145,7 +145,7 @@ class NodeSet:
         return [key for key in list(self.untold) if key[0] == node]
 
     def _visit(self, node: int) -> None:
-        """Check whether a node is up, and send it what it has missed."""
+        """Check whether a node is up, and send it the calls that it has missed."""
         reached = self.server(node, "keeping")
         link = reached.take_idle() or reached.open()
         try:

@@ -30,7 +30,7 @@ class NodeRestartedError(RedisError):
 
 
 def run_id_in(info: Any) -> str:
-    """A server's run id, from its reply to WHO_ARE_YOU. Raises what redis-py raises."""
+    """A server's run id, from its reply to WHO_ARE_YOU. Raises redis-py's errors."""
     if isinstance(info, ErrorReply):
         raise server_error(str(info))
     text = info.decode(errors="replace") if isinstance(info, bytes) else str(info)
@@ -54,7 +54,7 @@ class _Seen:
 
 
 class Restarts:
-    """What this process knows of the data of an alias's nodes. Times are monotonic seconds.
+    """This process's knowledge about the data of an alias's nodes. Times are monotonic seconds.
 
     Each node has a mark among its data, which a grant returns. It is lost with the data. The first grant afterwards
     sets a new one, and the node has no vote for ``quarantine`` seconds, which is the longest lease (0: nodes that
