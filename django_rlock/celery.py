@@ -225,6 +225,7 @@ class LockedTask(AbstractTask[P, R_co]):
         refuse_of_call(str(self.name), options)
         if "headers" in options:
             options["headers"] = own_headers(self, task_id, options["headers"])
+        # A bad key fails here, in the caller, rather than later in a worker.
         naming.check(self, *arguments)
         if task_id is not None and task_id == self.request.id:
             setattr(self.request, SENT_BY_ITSELF, True)

@@ -177,6 +177,7 @@ def force_release(
     if owner == "":
         raise ValueError("The owner must be an owner of lock_info(), or None to free the lock from any owner.")
     lock = rlock(name, using=using)
+    # The history names the holder, which can only be read before the release.
     token = operator.set((by, reason, _whom(lock, owner)))
     try:
         text = f"{by}: {reason or 'no reason given'}" if by else reason

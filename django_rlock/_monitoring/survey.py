@@ -65,6 +65,7 @@ def find_deadlocks(
     first = circles(edges(read(names))) if names else []
     if not first:
         return ()
+    # Only a circle whose waits are all the same in both readings has existed as a whole.
     seen = {_links(circle) for circle in first}
     return tuple(circle for circle in circles(edges(read(names))) if _links(circle) in seen)
 

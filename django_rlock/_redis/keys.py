@@ -24,7 +24,8 @@ WRITER = ":write"
 
 
 def hash_tag(key: str) -> str:
-    """``{key}``, or the key itself if it has a hash tag already."""
+    """``{key}``, or the key itself if it already has a hash tag: all keys of a lock must be in one slot, because a
+    script runs on one node (rule 13 of docs/architecture.md)."""
     return key if "{" in key else f"{{{key}}}"
 
 

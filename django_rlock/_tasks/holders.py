@@ -111,6 +111,7 @@ def free_the_dead(lock: BaseLock, is_gone: Callable[[TaskHolder], bool], reason:
     """Free the holds of ended processes; returns whether there were any."""
     freed = False
     for part in lock.parts:
+        # By owner id: another owner may have acquired the lock meanwhile, and must keep it.
         for holder in filter(is_gone, holders_of(part)):
             freed = part.force_release(holder.owner_id, reason=reason) or freed
     return freed

@@ -209,6 +209,8 @@ class LockedCall:
             try:
                 with section:
                     if aliases:
+                        # acquire, BEGIN, body, check, COMMIT, release: the next owner must read the committed rows.
+                        # See docs/transactions.md.
                         result = in_transactions(aliases, partial(self._call_owned, section.lock, args, kwargs))
                         section.is_committed = open_database() is None
                     else:

@@ -97,7 +97,7 @@ def test_an_operator_sees_no_traceback(args: list[str], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 1025, "\udcff"], ids=["empty", "long", "not UTF-8"])
-def test_what_can_be_no_name_is_wrong_usage(redis_client: redis.Redis, name: str) -> None:
+def test_an_invalid_name_is_wrong_usage(redis_client: redis.Redis, name: str) -> None:
     plant_locks(redis_client, 1, 1)
     status, message, _ = fails("rlock_release", "stock:0", name, "--no-input")
     assert status == USAGE

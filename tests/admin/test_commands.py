@@ -154,7 +154,7 @@ def test_data_goes_to_stdout_and_notes_to_stderr(redis_client: redis.Redis) -> N
     assert shell("rlock_list", "--format", "xml").returncode == USAGE
 
 
-def test_list_shows_what_has_been_held_for_long(redis_client: redis.Redis) -> None:
+def test_list_filters_by_the_age_of_holds(redis_client: redis.Redis) -> None:
     plant_locks(redis_client, 1, 1)
     redis_client.hset("rlock:java:1", JAVA, 1)  # for how long, nothing tells
     assert [lock["name"] for lock in run_json("rlock_list", "--scan", "--older-than", "0")] == ["stock:0"]
@@ -192,7 +192,7 @@ def test_a_table_fits_the_terminal(redis_client: redis.Redis, columns: int) -> N
     assert "…" in "".join(lines)
 
 
-def test_what_is_no_terminal_gets_whole_names(redis_client: redis.Redis) -> None:
+def test_output_that_is_not_a_terminal_has_whole_names(redis_client: redis.Redis) -> None:
     redis_client.hset(f"rlock:{'x' * 300}", JAVA, 1)
     assert "x" * 300 in run("rlock_list", "--scan")
 
@@ -220,7 +220,7 @@ def test_list_is_watched_until_it_is_interrupted(redis_client: redis.Redis) -> N
         (["--watch", "--using", "nowhere"], "RLOCK has no alias 'nowhere'"),
     ],
 )
-def test_what_cannot_be_watched_is_refused(args: list[str], expected: str) -> None:
+def test_watch_is_refused_with_other_formats(args: list[str], expected: str) -> None:
     assert expected in fails("rlock_list", *args)[1]
 
 
@@ -353,7 +353,7 @@ def test_a_name_that_is_held_under_several_aliases_is_not_freed(
     assert [client.exists("rlock:stock:0") for client in two_aliases] == [1, 0]
 
 
-def test_what_is_found_beside_a_server_that_is_down(half_down: redis.Redis) -> None:
+def test_locks_of_other_aliases_are_found_while_a_server_is_down(half_down: redis.Redis) -> None:
     plant_locks(half_down, 1, 1)
     for command in (["rlock_info", "stock:0"], ["rlock_release", "stock:0", "--no-input"]):
         status, message, printed = fails(*command, "--format", "json")

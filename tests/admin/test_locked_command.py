@@ -131,7 +131,7 @@ def test_a_lost_lock_is_an_error_at_the_end_or_where_the_command_notices_it(redi
 
 
 @pytest.mark.parametrize("error", [LockTimeoutError("other"), LockLostError("other")])
-def test_the_commands_own_errors_stay_what_they_are(error: Exception) -> None:
+def test_errors_of_the_command_itself_do_not_change(error: Exception) -> None:
     class Command(Nightly):
         def work(self) -> None:
             raise error
@@ -169,7 +169,7 @@ def test_work_is_done_although_the_server_goes_down_meanwhile(own_server: OwnSer
         ({"lock_using": "nowhere"}, "RLOCK has no alias 'nowhere'"),
     ],
 )
-def test_bad_attributes_are_told(attributes: dict[str, object], expected: str) -> None:
+def test_bad_attributes_are_refused(attributes: dict[str, object], expected: str) -> None:
     status, message = fails(type("Command", (Nightly,), attributes)())
     assert (status, expected in message or message) == (USAGE, True)
     assert "test_locked_command" in message

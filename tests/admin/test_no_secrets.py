@@ -192,7 +192,7 @@ def objects() -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("_signals_as_before", "_hasty_doctor")
-def test_a_password_is_told_nowhere(
+def test_a_password_is_shown_nowhere(
     planted: redis.Redis, operator: Client, past: Past, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = CollectorRegistry()

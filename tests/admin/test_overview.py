@@ -22,7 +22,7 @@ def summary(client: Client) -> dict[str, Any]:
     return dict(client.get(JSON).json()["summary"])
 
 
-def test_a_line_on_top_says_what_there_is(operator: Client, redis_client: redis.Redis) -> None:
+def test_the_summary_counts_deadlocks_waiters_and_holders(operator: Client, redis_client: redis.Redis) -> None:
     plant_locks(redis_client, 60, 3)
     waiter = Thread(target=lambda: rlock("ours", wait_time=60).acquire() and rlock("ours").release())  # type: ignore[func-returns-value]
     with rlock("ours"):
@@ -133,7 +133,7 @@ def test_an_unchanged_page_is_not_sent_again(operator: Client, redis_client: red
         assert operator.get(url, headers={"If-None-Match": etag}).status_code == 200
 
 
-def test_locks_that_were_freed_count_no_more(operator: Client, redis_client: redis.Redis) -> None:
+def test_freed_locks_are_no_longer_counted(operator: Client, redis_client: redis.Redis) -> None:
     """Their reports outlive them: those of a dead process until its leases would have ended."""
     plant_locks(redis_client, 3, 1, silent=20)
     assert summary(operator)["silent"] == 3

@@ -55,7 +55,7 @@ def test_the_index_offers_locks_to_those_who_may_see_them(log_in) -> None:
     assert "/add/" not in text(client, "/admin/django_rlock/")
 
 
-def test_only_who_may_release_sees_how(log_in, redis_client: redis.Redis) -> None:
+def test_only_users_with_the_permission_see_the_release_button(log_in, redis_client: redis.Redis) -> None:
     plant_locks(redis_client, 1, 1)
     client = log_in("view_lock")
     [owner] = map(str, redis_client.hkeys("rlock:stock:0"))

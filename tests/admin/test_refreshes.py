@@ -62,7 +62,7 @@ def test_unchanged_tabs_ask_for_three_commands_each(operator: Client, redis_clie
     assert commands_of(redis_client) - before <= 10 * 3  # the time, the heartbeats, and whether the locks are there
 
 
-def test_tabs_with_other_filters_share_what_was_read(operator: Client, redis_client: redis.Redis) -> None:
+def test_tabs_with_different_filters_share_readings(operator: Client, redis_client: redis.Redis) -> None:
     plant(redis_client, 60, 3)
     operator.get(f"{LIST}?o=lock")
     operator.get(f"{LIST}?o=-lock")
@@ -134,7 +134,7 @@ def test_a_reading_counts_for_a_sixth_of_its_lease(
     assert [survey._lasts(State({}, pttl, (), 0)) for pttl in (-1, 60_000, 6_000)] == [5.0, 5.0, 1.0]
 
 
-def test_the_time_left_goes_on(operator: Client, redis_client: redis.Redis) -> None:
+def test_the_time_left_counts_down_between_readings(operator: Client, redis_client: redis.Redis) -> None:
     plant(redis_client, 1)
     redis_client.pexpire("rlock:stock:0", 3_600_000)
     operator.get(JSON)
@@ -146,7 +146,7 @@ def test_the_time_left_goes_on(operator: Client, redis_client: redis.Redis) -> N
     assert commands_of(redis_client) - before <= 3  # it was not read again
 
 
-def test_what_nothing_tells_is_shown_within_five_seconds(
+def test_unreported_changes_are_shown_within_five_seconds(
     operator: Client, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As docs/admin.md says. Here a report; for locks see ``test_a_reading_counts_for_a_sixth_of_its_lease``."""

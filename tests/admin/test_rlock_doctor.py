@@ -56,7 +56,7 @@ def test_it_leaves_nothing_behind(redis_client: redis.Redis) -> None:
     assert redis_client.keys("*rlock_doctor*") == []
 
 
-def test_people_are_told_what_to_do(own_server: OwnServer) -> None:
+def test_findings_come_with_advice(own_server: OwnServer) -> None:
     own_server(args=["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"])
     status, message, printed = fails("rlock_doctor")
     lines = printed.splitlines()
@@ -85,12 +85,12 @@ def test_a_replica_is_no_place_for_locks(own_server: OwnServer) -> None:
     assert {"replicas", "lock"} <= set(errors())
 
 
-def test_missing_replicas_are_told(settings: Any) -> None:
+def test_missing_replicas_are_reported(settings: Any) -> None:
     settings.RLOCK = {"default": {"REPLICA_ACKS": 2}}
     assert "REPLICA_ACKS needs 2" in errors()["replicas"]["text"]
 
 
-def test_a_server_that_is_down_is_told_and_others_are_looked_at(own_server: OwnServer) -> None:
+def test_a_server_that_is_down_is_reported_and_others_are_checked(own_server: OwnServer) -> None:
     own_server()
     own_server("reports").kill()
     assert {(finding["alias"], finding["check"]) for finding in errors().values()} == {
@@ -104,7 +104,7 @@ def test_a_silent_server_is_waited_for_for_seconds_only(own_server: OwnServer) -
     assert "connection" in errors()
 
 
-def test_wrong_settings_are_told_with_their_check(settings: Any) -> None:
+def test_wrong_settings_are_reported_with_their_check(settings: Any) -> None:
     settings.RLOCK = {"default": {"KEYPREFIX": ""}}
     told = errors()
     assert "unknown option 'KEYPREFIX'" in told["django_rlock.E001"]["text"]
@@ -144,7 +144,7 @@ def test_nodes_are_looked_at_one_by_one(nodes: list[Any]) -> None:  # noqa: F811
     assert {finding["check"]: finding["level"] for finding in told}["lock"] == "ok"
 
 
-def test_rights_that_a_lock_needs_are_told(own_server: OwnServer, settings: Any) -> None:
+def test_missing_rights_are_reported(own_server: OwnServer, settings: Any) -> None:
     server = own_server(port=0)
     command(server, "ACL SETUSER", "locks", "reset", "on", ">secret", "+@all", "-evalsha", "-eval", "~*", "&*")
     cache = settings.CACHES["default"] | {"LOCATION": f"redis://locks:secret@127.0.0.1:{server.port}/0"}
@@ -197,7 +197,7 @@ def test_traces_of_java_clients_are_found(own_server: OwnServer) -> None:
     }
 
 
-def test_java_clients_of_both_sorts_are_told_apart(started: Started, use: Callable[..., None]) -> None:  # noqa: F811
+def test_plain_and_sharded_java_clients_are_distinguished(started: Started, use: Callable[..., None]) -> None:  # noqa: F811
     topology = started("cluster")  # noqa: F811
     use(replace(topology, options={**topology.options, "USERNAME": None, "PASSWORD": None}))
     channel = "redisson_lock__channel:{rlock:books}"

@@ -245,7 +245,7 @@ def test_a_server_that_is_down_runs_nothing(own_server: OwnServer) -> None:
         (["job", "--using", "nowhere", "--", "true"], USAGE, "RLOCK has no alias 'nowhere'"),
     ],
 )
-def test_bad_input_is_told(args: list[str], status: int, expected: str) -> None:
+def test_bad_input_is_refused(args: list[str], status: int, expected: str) -> None:
     found, message, _ = fails("rlock_run", *args)
     assert (found, expected in message or message) == (status, True)
 

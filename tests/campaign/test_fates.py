@@ -32,7 +32,7 @@ def test_a_lost_task(state, way):
 
 
 @pytest.mark.parametrize("way", [[(SENT, "a")], [(SENT, "a"), (NOTED, "a"), (SENT, "b"), (DROPPED, "a")]])
-def test_what_kombu_lost_is_known(way):
+def test_messages_that_kombu_lost_are_recognised(way):
     judgement = judge({}, {"1": "a task"}, {"1": "RETRY"}, {"1": way})
     assert not judgement.violations
     assert judgement.known.total() == 1

@@ -79,7 +79,7 @@ def test_a_deadlock_is_found_and_goes_away(forks: tuple[str, ...], kind: str) ->
     assert find_locks() == ([], {})
 
 
-def test_one_that_waits_for_a_deadlock_is_no_part_of_it() -> None:
+def test_a_waiter_behind_a_deadlock_is_not_part_of_it() -> None:
     philosophers = Philosophers("a", "b")
     bystander = Thread(target=lambda: rlock("a", wait_time=60).acquire() and rlock("a").release())  # type: ignore[func-returns-value]
     with rlock("c"):

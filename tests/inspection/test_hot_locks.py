@@ -78,7 +78,7 @@ def take(name: str, times: int) -> None:
             pass
 
 
-def test_a_lock_that_cooled_down_is_reported_no_more(past: Past, redis_client: redis.Redis) -> None:
+def test_a_lock_that_is_no_longer_hot_is_not_reported(past: Past, redis_client: redis.Redis) -> None:
     take("stock:42", 1)
     past.publish(0.0)
     take("stock:42", 20)
@@ -107,7 +107,7 @@ def fields(recent: list[Hold | BatchHold], since: float = 0.0, now: float = 1.0)
     return {field: json.loads(text) for field, text in (lock.field(0.0) for lock in hot_locks(recent, since, now))}
 
 
-def test_what_is_not_taken_each_second_is_not_hot() -> None:
+def test_a_lock_that_is_taken_rarely_is_not_hot() -> None:
     recent = [*holds("stock:1", 10), *holds("stock:2", 9)]
     assert fields(recent, now=10.0).keys() == {"hot rlock:stock:1"}
     assert fields(recent, now=20.0) == {}

@@ -308,7 +308,7 @@ def test_redis_py_is_not_used_in_the_callers_thread(redis_client: redis.Redis) -
         assert threading.get_ident() not in users
 
 
-def test_a_server_that_is_down_is_said_so(own_server: OwnServer) -> None:
+def test_a_server_that_is_down_raises_an_error(own_server: OwnServer) -> None:
     own_server().kill()
     with pytest.raises(LockUnavailableError):
         list(iter_locks())
@@ -343,6 +343,6 @@ def test_the_client_id_of_this_process_is_not_asked_for_at_the_server(redis_clie
 
 
 @pytest.mark.parametrize(("name", "error"), [(5, TypeError), ("", ValueError)])
-def test_what_is_no_name_is_refused_as_by_a_lock(name: Any, error: type[Exception]) -> None:
+def test_an_invalid_name_is_refused_as_by_a_lock(name: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="name must"):
         lock_info(name)

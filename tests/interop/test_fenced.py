@@ -26,7 +26,7 @@ async def test_tokens_rise_from_owner_to_owner(face, name, site, java):
     assert tokens == sorted(set(tokens))
 
 
-async def test_python_goes_on_from_javas_token(face, name, site, java):
+async def test_python_continues_javas_tokens(face, name, site, java):
     """Also where that is above its own clock."""
     ahead = 2**52
     site.client.set(helper("redisson_lock_token", name), ahead)

@@ -48,7 +48,7 @@ async def test_wait_ends(face, done):
 
 
 @pytest.mark.parametrize("how", ["count_down", "delete"])
-async def test_open_latch_lets_all_waiters_go(face, done, how):
+async def test_an_open_latch_releases_all_waiters(face, done, how):
     await face.call(done, "try_set_count", 1)
     waiters = [face.start(wait, face, done) for _ in range(3)]
     await waiting(face, 3)

@@ -134,7 +134,7 @@ async def test_failed_release_does_not_hide_the_error_of_the_block(face, printer
         redis_client.delete(KEY)
 
 
-async def test_no_permits_are_always_there(face, printers, redis_client):
+async def test_zero_permits_are_always_granted(face, printers, redis_client):
     assert await face.call(printers, "acquire", 0) is True
     await face.call(printers, "release", 0)
     assert not redis_client.exists(KEY)

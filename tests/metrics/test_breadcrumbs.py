@@ -54,7 +54,7 @@ async def test_a_wait(face: Face, crumbs: Any, monkeypatch: pytest.MonkeyPatch) 
     assert crumb["data"]["kind"] == "rlock"
 
 
-def test_short_waits_are_not_told(crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_waits_leave_no_breadcrumbs(crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breadcrumbs, "WORTH_TELLING", 10)
     with (
         RLock("stock:42"),

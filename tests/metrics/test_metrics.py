@@ -71,7 +71,7 @@ def test_a_lock_by_its_name_is_counted_and_measured(measured: Measured) -> None:
     assert measured.value("rlock_hold_seconds_sum") == told[1]["held"]
 
 
-def test_one_that_is_taken_again_is_one_hold(measured: Measured) -> None:
+def test_a_re_entered_lock_counts_as_one_hold(measured: Measured) -> None:
     with rlock("stock:42") as lock, lock:
         assert measured.value("rlock_held") == 1
     assert measured.value("rlock_acquisitions_total", outcome="acquired") == 1
@@ -79,7 +79,7 @@ def test_one_that_is_taken_again_is_one_hold(measured: Measured) -> None:
     assert measured.value("rlock_hold_seconds_count") == 1
 
 
-def test_who_waits_is_shown_and_then_counted(measured: Measured) -> None:
+def test_a_wait_is_shown_while_it_lasts_and_counted_afterwards(measured: Measured) -> None:
     with ThreadPoolExecutor(1) as pool:
         with rlock("stock:42", kind="rlock"):
             waiting = pool.submit(rlock("stock:42", kind="rlock", lease_time=60, owner="another").acquire)
@@ -110,7 +110,7 @@ def test_a_server_that_is_away_is_counted(measured: Measured, own_server: Any, n
     assert measured.value("rlock_wait_seconds_count", outcome="unavailable") == 1
 
 
-def test_a_lost_hold_is_counted_and_held_no_more(measured: Measured, redis_client: Any) -> None:
+def test_a_lost_hold_is_counted_and_no_longer_held(measured: Measured, redis_client: Any) -> None:
     lock = rlock("stock:42")
     lock.acquire()
     assert measured.value("rlock_held") == 1
@@ -139,7 +139,7 @@ def test_members_of_a_multi_lock_count_each(measured: Measured) -> None:
     assert measured.value("rlock_hold_seconds_count") == 2
 
 
-def test_to_count_what_is_held_takes_no_group_apart() -> None:
+def test_counting_holds_does_not_split_groups() -> None:
     with no_threads(), MultiLock(FairLock("stock:1"), FairLock("stock:2")) as lock:
         held = HOLDS.record(lock.parts[0], current_owner())
         assert isinstance(held, BatchHold)

@@ -205,7 +205,7 @@ def test_force_release_compares_the_owner(held, nodes):
     eventually(lambda: not any(holders(nodes)))  # a quorum decides, and the others hear of it as well
 
 
-def test_what_a_refresh_counts_is_counted_on_all_nodes(held, nodes):
+def test_a_refresh_counts_keys_on_all_nodes(held, nodes):
     with asking("*", "quorum") as server:
         [state] = server.read_states([held.key]).values()
         assert server.count_present([held.key]) == state.present == 5

@@ -86,7 +86,7 @@ def test_a_member_of_several(verdict):
     assert verdict(got("1", 10, names=["x", "y"]), got("2", 11, names=["y"])).violations
 
 
-def test_who_enters_again(verdict):
+def test_re_entries_of_an_owner(verdict):
     assert not verdict(got("1", 10), got("2", 11, owner="w1.1.1")).violations
 
 
@@ -102,7 +102,7 @@ def test_a_reader_beside_a_writer(verdict, modes):
 # --- until when a hold is promised ------------------------------------------------------------------------------------
 
 
-def test_who_died_has_it_until_its_lease_ends(verdict):
+def test_a_dead_process_holds_its_lock_until_the_lease_ends(verdict):
     assert verdict(got("1", 10), got("2", 12.9)).violations
     assert not verdict(got("1", 10), got("2", 13.0)).violations
 
@@ -154,7 +154,7 @@ def test_forgotten_before_it_was_known_of(verdict):
         event(10.5, 11, name="y"),
     ],
 )
-def test_what_explains_nothing(verdict, unrelated):
+def test_events_that_explain_no_overlap(verdict, unrelated):
     assert verdict(got("1", 10), unrelated, got("2", 11.5)).violations
 
 
@@ -186,19 +186,19 @@ def test_a_loss_without_a_reply_while_clocks_are_wrong(verdict):
     assert verdict(*records, doubt).violations, "the server would have confirmed it"
 
 
-def test_told_of_a_loss_for_nothing(verdict):
+def test_a_reported_loss_without_a_loss(verdict):
     assert "for nothing" in texts(verdict(got("1", 10), line("lost", "1", 11)))[0]
     assert not verdict(got("1", 10), line("lost", "1", 13)).violations
 
 
 @pytest.mark.parametrize("effect", [FORGETS, NODE_FORGETS])
-def test_told_of_a_loss(verdict, effect):
+def test_a_reported_loss(verdict, effect):
     found = verdict(got("1", 10), event(10.5, 10.6, effect), line("lost", "1", 11))
     assert not found.violations
     assert found.known == {"fair lost before its lease ended: crash": 1}
 
 
-def test_what_a_worker_saw(verdict):
+def test_an_error_that_a_worker_saw_is_a_violation(verdict):
     wrong = {"line": "wrong", "what": "opened too soon", "at": 11, "place": "one", "since": 10}
     assert texts(verdict(wrong)) == ["opened too soon"]
     assert not verdict(wrong, event(10.5, 10.6)).violations

@@ -209,7 +209,7 @@ def test_the_mounts_of_macos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert folders.file_system(Path("/Users/ann/project/.rlock")) == "apfs"
 
 
-def test_damaged_data_is_told_with_advice(folder: Path) -> None:
+def test_damaged_data_is_reported_with_advice(folder: Path) -> None:
     with RLock("stock:1"):
         pid = server_pid()
     os.kill(pid, signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_without_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         rlock("stock:1").acquire()
 
 
-def test_a_deployment_is_told_what_its_locks_exclude(folder: Path) -> None:
+def test_a_deployment_check_warns_of_the_embedded_store(folder: Path) -> None:
     assert check_settings() == []
     [message] = check_deployment()
     assert message.id == "django_rlock.W009"

@@ -124,7 +124,7 @@ def made(app, base=LockedTask, **options):
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_whoever_calls_run_has_the_lock_once(app, taken, way, base):
+def test_every_way_to_run_takes_the_lock_once(app, taken, way, base):
     calls.clear()
     task = made(app, BASES[base])
     result = way(task, 7)

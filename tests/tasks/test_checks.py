@@ -62,7 +62,7 @@ def test_nothing_is_wrong(found):
         ({"lock_using": "quorum", "lock_scope": "queue"}, "E020", "'quorum' has NODES"),
     ],
 )
-def test_it_tells_what_is_wrong(found, options, number, text):
+def test_problems_of_tasks_are_reported(found, options, number, text):
     ((told, message),) = found(**options)
     assert told == number
     assert text in message

@@ -90,7 +90,7 @@ def test_all_locks_of_a_call_within_a_call_are_free(log):
             pass
 
 
-def test_who_has_the_lock_by_then_keeps_it(log):
+def test_the_next_holder_keeps_the_lock_of_a_dead_child(log):
     tasks.dies.delay(log, "killed")
     (first,) = starts(log, 1)
     lock = FairLock(f"work:{log}")

@@ -195,7 +195,7 @@ def test_a_time_limit_leaves_the_place_unless_the_message_comes_again(
     is_left()
 
 
-def test_what_is_terminated(worker, log, is_left, has_place):
+def test_a_terminated_run_leaves_its_place(worker, log, is_left, has_place):
     result = endings.ends_late.delay(log, "gated")
     starts(log, 1)
     assert has_place()

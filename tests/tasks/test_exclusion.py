@@ -113,7 +113,7 @@ ENDED = [
 
 
 @pytest.mark.parametrize(("make", "outcome"), ENDED)
-def test_who_waits_for_a_chain_that_a_skipped_member_ended_goes_on(log, make, outcome):
+def test_a_chain_that_a_skipped_member_ended_has_a_result(log, make, outcome):
     with FairLock(f"work:{log}"):
         result = make(tasks.stops_its_chain.si(log), tasks.text_of.s(), tasks.all_of.s()).apply_async()
         assert result.get(timeout=records.WAIT) == outcome

@@ -155,7 +155,7 @@ def test_a_skip_names_the_task_that_holds_it(make, caplog):
 @pytest.mark.parametrize(
     ("call", "on_locked"), [*((call, "wait") for call in DELAY_APPLY_CALL), (DELAY_APPLY_CALL[2], "retry")]
 )
-def test_waiting_without_limit_is_said(make, somebody_else, call, on_locked, caplog):
+def test_waiting_without_limit_is_logged(make, somebody_else, call, on_locked, caplog):
     task = make(lambda self: somebody_else.is_set(), max_retries=0, on_locked=on_locked)
     told = threading.Event()
 
@@ -197,7 +197,7 @@ def test_eager_retry_runs_when_the_lock_is_free(make):
     ],
     ids=str,
 )
-def test_what_is_given_up_raises(app, make, somebody_else, call, options):
+def test_a_call_that_gives_up_raises(app, make, somebody_else, call, options):
     app.conf.task_eager_propagates = True
     with pytest.raises(LockTimeoutError, match="job"):
         call(make(lambda self: "ran", **options))

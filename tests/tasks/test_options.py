@@ -121,7 +121,7 @@ def test_arguments_that_are_not_json_need_a_key(lock_name):
         lock_name(report, {}, object())
 
 
-def test_arguments_that_do_not_fit_are_told_as_ever(lock_name):
+def test_arguments_that_do_not_fit_raise_as_without_a_lock(lock_name):
     with pytest.raises(TypeError, match="account_id"):
         lock_name(bound, {"bind": True})
 

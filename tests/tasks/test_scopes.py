@@ -395,7 +395,7 @@ def test_it_is_freed_by_hand(unread, log):
 # --- again, and until the start --------------------------------------------------------------------------------------
 
 
-def test_what_comes_during_a_run_runs_once_after_it(worker, log):
+def test_messages_sent_during_a_run_cause_one_more_run(worker, log):
     first = tasks.queues_again.delay(log, gated=True)
     starts(log, 1)
     others = {tasks.queues_again.delay(log).id for _ in range(10)}
@@ -430,7 +430,7 @@ def test_no_change_is_missed(worker, log, kills, task):
     assert not overlaps(starts(log, records.count(f"{log}:starts")))
 
 
-def test_what_comes_while_one_waits_is_dropped(unread, log):
+def test_a_message_sent_while_another_waits_is_dropped(unread, log):
     first = tasks.queues_again.apply_async([log], queue=unread)
     assert tasks.queues_again.apply_async([log], queue=unread).id == first.id
 
@@ -493,7 +493,7 @@ def test_members_of_a_chain_all_run(worker, log, unread, unwarned, send):
         ({"on_queue": "again"}, TypeError, "Did you mean 'on_queued'"),
     ],
 )
-def test_what_is_refused(options, error, text):
+def test_unsupported_combinations_of_options_are_refused(options, error, text):
     with pytest.raises(error, match=text):
         type("job", (LockedTask,), {"name": "job", "lock_key": "job", "run": lambda self: None, **options})
 

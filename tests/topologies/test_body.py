@@ -70,7 +70,7 @@ async def test_renewed(face, topology):
         assert topology.redis.exists(KEY)
 
 
-async def test_loss_is_told(face, topology):
+async def test_loss_is_reported(face, topology):
     lock = RLock("stock:42")
     with pytest.raises(LockLostError):
         async with face.inside(lock):

@@ -294,7 +294,7 @@ def test_locks_are_listed_and_found_on_all_nodes(topology, use):
         eventually(lambda: [info.name for info in iter_locks()] == ["stock:42"])
 
 
-def test_what_a_refresh_counts_is_counted_on_all_nodes(topology):
+def test_a_refresh_counts_keys_on_all_nodes(topology):
     for number in range(9):
         topology.redis.hset(f"rlock:{number}", f"{uuid4()}:1", 1)
     topology.redis.zadd("rlock_queue:{rlock:7}", {f"{uuid4()}:1": 1})
@@ -403,7 +403,7 @@ def test_the_map_is_not_asked_for_over_a_connection_that_was_refused(topology):
     assert _ask_slots("default", node)
 
 
-async def test_without_the_factory_a_cluster_is_told_at_once(face, kind, topology, settings):
+async def test_a_cluster_without_the_factory_is_an_error_at_once(face, kind, topology, settings):
     """To an entry that names one node only, most keys are elsewhere."""
     login = {name: topology.options[name] for name in ("USERNAME", "PASSWORD")}
     settings.CACHES = {"default": {**topology.cache, "OPTIONS": login}}

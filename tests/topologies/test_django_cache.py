@@ -192,7 +192,7 @@ async def test_a_cache_that_is_out_of_connections_stops_no_lock(face, topology, 
     ],
     ids=str,
 )
-def test_what_cannot_be_kept_is_refused_with_the_reason(settings, changes, reason):
+def test_unsupported_options_are_refused_with_the_reason(settings, changes, reason):
     entry = {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
         "LOCATION": ["redis://:secret@one", "redis://two:6380"],

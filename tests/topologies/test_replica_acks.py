@@ -95,7 +95,7 @@ async def test_given_back_by_an_owner_with_a_name(face, group, behind, use):
     assert not group.redis.exists(KEY)
 
 
-async def test_waiter_of_one_that_was_given_back_gets_its_turn(face, group, behind, use):
+async def test_waiter_tries_again_after_an_unconfirmed_lock_was_released(face, group, behind, use):
     """A waiter learns that it is free again, and tries for itself."""
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
     group.redis.hset(KEY, "somebody", 1)

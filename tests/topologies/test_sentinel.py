@@ -37,7 +37,7 @@ async def visit(face, lock, inside):
         inside.append(lock)
 
 
-async def test_what_was_replicated_is_kept(face, kind, topology):
+async def test_a_replicated_lock_survives_a_failover(face, kind, topology):
     """The holder goes on, and is renewed; its waiter goes on waiting, and is woken by the new primary."""
     primary, replica = topology.servers
     lock = kind("stock:42")

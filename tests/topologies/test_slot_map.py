@@ -93,7 +93,7 @@ def interrupted_at(place: int, function: Any, *args: Any) -> bool:
     return False
 
 
-def test_all_wait_for_the_one_that_asks(client, reply):
+def test_all_callers_wait_for_one_request_for_the_slots(client, reply):
     node = Node(reply)
     known = SlotMap(client, node.ask)
     asking = in_a_thread(known.refresh)
@@ -132,7 +132,7 @@ def test_another_asks_when_one_hangs(client, reply, short):
     assert ended(asking)
 
 
-def test_the_one_that_asks_may_be_interrupted_anywhere(client, reply, short):
+def test_the_caller_that_requests_the_slots_may_be_interrupted_anywhere(client, reply, short):
     node = Node(reply)
     node.may_reply.set()
     for place in itertools.count():
@@ -144,7 +144,7 @@ def test_the_one_that_asks_may_be_interrupted_anywhere(client, reply, short):
     assert place > 100
 
 
-def test_one_that_waits_may_be_interrupted_anywhere(client, reply):
+def test_a_caller_that_waits_for_the_slots_may_be_interrupted_anywhere(client, reply):
     for place in itertools.count():
         node = Node(reply)
         known = SlotMap(client, node.ask)
@@ -161,7 +161,7 @@ def test_one_that_waits_may_be_interrupted_anywhere(client, reply):
     assert place > 50
 
 
-def test_nobody_waits_for_one_that_has_ended_meanwhile():
+def test_no_caller_waits_for_a_request_that_has_ended():
     asking = cluster._Round(1000)
     asking.end()
     asking.wait(1000)

@@ -23,7 +23,7 @@ local alive = lease >= 0
 if left == 0 or not alive then
     drop(lock, holds, owner)
 else
-    -- PEXPIRE first: it is allowed when memory is full, and after a write the others are allowed too.
+    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     lease = math.max(lease, tonumber(ARGV[4]))
     redis.call('pexpire', lock, math.max(redis.call('pttl', lock), lease))
     redis.call('hset', lock, owner, left)

@@ -19,7 +19,7 @@
 -- include: voter
 
 if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
-    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us(), KEYS[4] and mark_of(KEYS[4], ARGV[2])}

@@ -20,7 +20,7 @@ if redis.call('exists', KEYS[1]) == 0 then
     return {ARGV[1], 'OK'}
 end
 if owns(KEYS[1], ARGV[2]) then
-    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     return {ARGV[1], 'OK'}

@@ -22,7 +22,7 @@ local field = owner .. ':write'
 local mode = redis.call('hget', lock, 'mode')
 
 if mode == 'write' and redis.call('hexists', lock, field) == 1 then
-    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', lock, no_shorter(lock, ARGV[4]))
     redis.call('hset', lock, field, count)
     return {ARGV[1], 'OK'}

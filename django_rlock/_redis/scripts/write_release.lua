@@ -28,7 +28,7 @@ if ARGV[3] == '0' then
     -- pcall: without the right to publish, waiters wake when the lease that they know of ends.
     redis.pcall('publish', KEYS[4], '1')
 else
-    -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
+    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', lock, no_shorter(lock, ARGV[4]))
     redis.call('hset', lock, field, ARGV[3])
 end
