@@ -73,7 +73,7 @@ def _view_problems(entry: URLPattern, route: str, names: tuple[str, ...]) -> Ite
 
 
 def _without_template(function: Any) -> Any:
-    """What a ``@distributed_lock`` without a key template was put above, at once or below other decorators."""
+    """The functions above which a ``@distributed_lock`` without a key template was put, at once or over others."""
     inner = inspect.unwrap(function, stop=lambda each: isinstance(each, Decorator))
     if isinstance(inner, Decorator):
         return inner.options.templates[0]
