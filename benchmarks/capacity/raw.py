@@ -33,7 +33,7 @@ class Sent(NamedTuple):
         return self.packets / self.seconds
 
 
-class Link:
+class Connection:
     """A connection and what it sends, again and again."""
 
     def __init__(self, sock: socket.socket, sequel: Sequel) -> None:
@@ -66,22 +66,22 @@ class Link:
 
 
 @contextmanager
-def links(url: str, count: int, sequel: Callable[[int], Sequel]) -> Iterator[list[Link]]:
+def links(url: str, count: int, sequel: Callable[[int], Sequel]) -> Iterator[list[Connection]]:
     """Connections to a server; ``sequel`` is called with the number of each."""
     address = urlsplit(url)
-    opened: list[Link] = []
+    opened: list[Connection] = []
     try:
         for number in range(count):
             sock = socket.create_connection((address.hostname or "", address.port or 0))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            opened.append(Link(sock, sequel(number)))
+            opened.append(Connection(sock, sequel(number)))
         yield opened
     finally:
         for link in opened:
             link.sock.close()
 
 
-def drive(opened: Sequence[Link], seconds: float, rate: float | None = None) -> Sent:
+def drive(opened: Sequence[Connection], seconds: float, rate: float | None = None) -> Sent:
     """Let all send for a number of seconds: at random times, at a rate per second; None is as fast as they can."""
     idle, sent, done, due = deque(opened), 0, 0, time.monotonic()
     began, end = due, due + seconds
@@ -103,6 +103,6 @@ def drive(opened: Sequence[Link], seconds: float, rate: float | None = None) -> 
     return Sent(done, time.monotonic() - began)
 
 
-def _ready(selector: selectors.BaseSelector, seconds: float) -> list[Link]:
+def _ready(selector: selectors.BaseSelector, seconds: float) -> list[Connection]:
     """Those that have got all replies, within a number of seconds."""
     return [key.data for key, _ in selector.select(seconds) if key.data.receive()]

@@ -1,4 +1,5 @@
-"""A link for asyncio: it carries the commands of all tasks of a loop; replies come in the order of the commands."""
+"""A connection for asyncio: it carries the commands of all tasks of a loop; replies come in the order of the
+commands."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from django_rlock._transport.connection import (
     DOUBTED_AFTER,
     INCOMPLETE,
     LATER,
+    Connection,
     ErrorReply,
-    Link,
     check_reply,
     gone_silently,
     stray,
@@ -47,35 +48,35 @@ Owed = tuple[tuple[bytes, Script] | None, Slot, float, float]
 """A reply to come: the nonce that it echoes and its script, its slot, and the times of its limit and of its command."""
 
 
-class TaskLink:
-    """A link used by an event loop, from ``attach`` until it is released or closed.
+class TaskConnection:
+    """A connection used by an event loop, from ``attach`` until it is released or closed.
 
     A cancelled task leaves its slot in the queue, so that its reply is dropped when it comes. Each reply must echo the
-    nonce stored with its slot, and be a reply of its script; otherwise the link is closed. One pair of timers serves
-    all limits. A slot whose time is up gets a TimeoutError; if no reply at all has arrived since its command was sent,
-    the link is closed for all tasks.
+    nonce stored with its slot, and be a reply of its script; otherwise the connection is closed. One pair of timers
+    serves all limits. A slot whose time is up gets a TimeoutError; if no reply at all has arrived since its command was
+    sent, the connection is closed for all tasks.
     """
 
-    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
-        self.link = link
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self.connection = connection
         self.loop = loop
         self.is_open = False
         self._is_attached = False
         self._is_given = False
-        self._fileno = link.fileno()
+        self._fileno = connection.fileno()
         self._owed: deque[Owed] = deque()
         self._unsent = bytearray()
         self._timers: list[asyncio.TimerHandle] = []
         self._timers_at = -math.inf
-        self._heard_at = -math.inf if link.is_doubted else monotonic()
+        self._heard_at = -math.inf if connection.is_doubted else monotonic()
 
     def attach(self) -> None:
-        """Have the loop read the link. Record it first, since from now on the loop refers to it; and break it off after
-        an exception."""
+        """Have the loop read the connection. Record it first, since from now on the loop refers to it; and break it off
+        after an exception."""
         self._is_attached = True
-        self.link.sock.settimeout(0)
+        self.connection.sock.settimeout(0)
         # The loop polls again by itself; but what TLS has decrypted already makes no socket readable.
-        self.loop.add_reader(self._fileno, self.read, self.link.is_plain)
+        self.loop.add_reader(self._fileno, self.read, self.connection.is_plain)
         self.is_open = True
 
     def ask(self, packed: bytes, expected: tuple[bytes, Script], limit: float) -> asyncio.Future[Any]:
@@ -119,7 +120,7 @@ class TaskLink:
         return bool(self._owed)
 
     def was_idle(self, now: float, seconds: float) -> bool:
-        """Whether the link owes nothing, and has brought nothing for some time."""
+        """Whether the connection owes nothing, and has brought nothing for some time."""
         return not self._owed and now - self._heard_at > seconds
 
     def silent_since(self) -> float | None:
@@ -149,7 +150,7 @@ class TaskLink:
 
     def _send(self, data: bytes | bytearray) -> int:
         try:
-            return self.link.sock.send(data)
+            return self.connection.sock.send(data)
         except LATER:
             return 0
         except OSError as error:
@@ -168,8 +169,8 @@ class TaskLink:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, once: bool = False) -> bool:
-        """Give what has arrived to its slots: all of it, or with ``once`` one piece. Returns whether the link is still
-        open; it is closed if the connection has ended, or brings stray data.
+        """Give what has arrived to its slots: all of it, or with ``once`` one piece. Returns whether the connection is
+        still open; it is closed if the connection has ended, or brings stray data.
         """
         try:
             self._read_or_break_off(once)
@@ -185,11 +186,11 @@ class TaskLink:
             self.break_off(error)
 
     def _read(self, once: bool) -> None:
-        link = self.link
-        while link.receive():
+        connection = self.connection
+        while connection.receive():
             if not self._owed:
                 raise stray()
-            for reply in iter(link.next_reply, INCOMPLETE):
+            for reply in iter(connection.next_reply, INCOMPLETE):
                 self._heard_at = monotonic()  # of a whole reply: what begins another one may never end
                 self._take(reply)
             if once:
@@ -204,14 +205,14 @@ class TaskLink:
             check_reply(reply, *expected)
         if not slot.done():
             slot.set_result(reply)
-        # Last, since a slot must be found until it has its reply; a slot may have broken the link off.
+        # Last, since a slot must be found until it has its reply; a slot may have broken the connection off.
         if owed:
             owed.popleft()
 
     # --- signs of life -----------------------------------------------------------------------------------------------
 
     def _expect_life(self, now: float) -> None:
-        """Look soon whether anything has come, if the link was idle for long until now."""
+        """Look soon whether anything has come, if the connection was idle for long until now."""
         if not self._owed and now - self._heard_at > DOUBTED_AFTER:
             self.loop.call_later(ALIVE_WITHIN, self._look_for_life, now)
 
@@ -255,16 +256,16 @@ class TaskLink:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def give(self) -> Link:
-        """Detach the link from the loop, and return it for use by others. It must not owe any reply."""
+    def give(self) -> Connection:
+        """Detach the connection from the loop, and return it for use by others. It must not owe any reply."""
         self._detach()
         self._is_given = True
-        self.link.block()
-        self.link.used_at = monotonic()
-        return self.link
+        self.connection.block()
+        self.connection.used_at = monotonic()
+        return self.connection
 
     def break_off(self, error: Exception) -> None:
-        """Close the link, unless it was given away; everything that waits for a reply gets the error."""
+        """Close the connection, unless it was given away; everything that waits for a reply gets the error."""
         try:
             self._end(error)
         except BaseException:  # from a signal handler
@@ -272,8 +273,8 @@ class TaskLink:
             raise
 
     def break_off_interrupted(self) -> None:
-        """Close the link after a signal handler has raised inside it: half a command may have been sent, or a reply
-        have been read for nobody. The loop may log what was raised, and go on.
+        """Close the connection after a signal handler has raised inside it: half a command may have been sent, or a
+        reply have been read for nobody. The loop may log what was raised, and go on.
         """
         self.break_off(RedisConnectionError("The connection was closed, because its use was interrupted."))
 
@@ -291,7 +292,7 @@ class TaskLink:
     def _end(self, error: Exception) -> None:
         self._detach()
         if not self._is_given:
-            self.link.close()
+            self.connection.close()
         self._unsent.clear()
         owed = self._owed
         while owed:

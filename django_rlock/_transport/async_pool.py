@@ -19,14 +19,15 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
-from django_rlock._transport import connections
-from django_rlock._transport.async_connection import TaskLink
+from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.calls import SHORTEST, ScriptCall, next_nonce, pack
 from django_rlock._transport.cluster import Address
-from django_rlock._transport.connection import ErrorReply, Expected, Link, replies_of
-from django_rlock._transport.errors import ends_link, link_end_in, server_error
+from django_rlock._transport.connection import Connection, ErrorReply, Expected, replies_of
+from django_rlock._transport.connections import server as server_of
+from django_rlock._transport.connections import when_left
+from django_rlock._transport.errors import connection_end_in, ends_connection, server_error
 from django_rlock._transport.identity import task_owner
-from django_rlock._transport.pool import LinkWait, Server, let_go, value_of
+from django_rlock._transport.pool import ConnectionWait, Server, let_go, value_of
 
 T = TypeVar("T")
 
@@ -38,17 +39,17 @@ _LOOK_AGAIN = 0.05
 """How often a task checks for a free connection by itself, in seconds."""
 
 
-class LoopLinks:
-    """The links of one event loop, which are released when the loop ends."""
+class LoopConnections:
+    """The connections of one event loop, which are released when the loop ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.shared: dict[Server, TaskLink] = {}
-        self._opening: dict[Server, asyncio.Future[TaskLink]] = {}
+        self.shared: dict[Server, TaskConnection] = {}
+        self._opening: dict[Server, asyncio.Future[TaskConnection]] = {}
         self._lifeline: AsyncGenerator[None] | None = None
 
-    async def get(self, server: Server, limit: float) -> TaskLink:
-        """The loop's link to a server; if there is none, one is opened once for all tasks."""
+    async def get(self, server: Server, limit: float) -> TaskConnection:
+        """The loop's connection to a server; if there is none, one is opened once for all tasks."""
         opening = self._opening.get(server)
         if opening is None or opening.done():  # nobody notes its end if its first caller was interrupted here
             opening = self._opening[server] = asyncio.ensure_future(self._open(server, limit))
@@ -58,23 +59,23 @@ class LoopLinks:
             raise RedisTimeoutError("Timeout connecting to the server")
         return opening.result()
 
-    def _note_opened(self, server: Server, opened: asyncio.Future[TaskLink]) -> None:
+    def _note_opened(self, server: Server, opened: asyncio.Future[TaskConnection]) -> None:
         if self._opening.get(server) is opened:
             del self._opening[server]
         if not opened.cancelled():
             opened.exception()  # all tasks that waited for it may have left
 
-    async def _open(self, server: Server, limit: float) -> TaskLink:
+    async def _open(self, server: Server, limit: float) -> TaskConnection:
         if self._lifeline is None:
             # asyncio.run(), asgiref and the ASGI servers close a loop's async generators before they close the loop.
             self._lifeline = self._end_with_loop()
             await anext(self._lifeline)
-        link = await take_link(server, limit)
+        connection = await take_connection(server, limit)
         known = self.shared.get(server)
         if known is not None and known.is_open:  # the task that opened it was interrupted before it noted that
-            server.give_back(link)
+            server.give_back(connection)
             return known
-        opened = self.shared[server] = TaskLink(link, self.loop)
+        opened = self.shared[server] = TaskConnection(connection, self.loop)
         try:
             opened.attach()
         except BaseException:
@@ -91,7 +92,7 @@ class LoopLinks:
                 _loops.value.pop(self.loop, None)
 
     def give_back(self) -> None:
-        """Return the links to their servers, for the next loop or for threads."""
+        """Return the connections to their servers, for the next loop or for threads."""
         for server, shared in list(self.shared.items()):
             if shared.is_open and not shared.owes:
                 server.give_back(shared.give())
@@ -100,44 +101,44 @@ class LoopLinks:
             self.shared.pop(server, None)
 
 
-def _give_all_back(loops: dict[asyncio.AbstractEventLoop, LoopLinks]) -> None:
-    for links in list(loops.values()):
+def _give_all_back(loops: dict[asyncio.AbstractEventLoop, LoopConnections]) -> None:
+    for connections in list(loops.values()):
         with contextlib.suppress(RuntimeError):  # the loop was closed
-            links.loop.call_soon_threadsafe(links.give_back)
+            connections.loop.call_soon_threadsafe(connections.give_back)
 
 
-_loops: Owned[dict[asyncio.AbstractEventLoop, LoopLinks]] = Owned("connections", dict, stop=_give_all_back)
+_loops: Owned[dict[asyncio.AbstractEventLoop, LoopConnections]] = Owned("connections", dict, stop=_give_all_back)
 
 
 def _leave(using: str, node: Address | None) -> None:
-    """Break off the links of all loops to a server that has become a replica."""
-    left = connections.server(using, node)
+    """Break off the connections of all loops to a server that has become a replica."""
+    left = server_of(using, node)
     error = RedisConnectionError("The connection was closed, because its server has become a replica.")
-    for links in list(_loops.value.values()):
-        link = links.shared.get(left)
-        if link is not None and link.is_open:
+    for connections in list(_loops.value.values()):
+        connection = connections.shared.get(left)
+        if connection is not None and connection.is_open:
             with contextlib.suppress(RuntimeError):  # the loop was closed
-                links.loop.call_soon_threadsafe(link.break_off, error)
+                connections.loop.call_soon_threadsafe(connection.break_off, error)
 
 
-connections.when_left(_leave)
+when_left(_leave)
 
 
-def links_of(loop: asyncio.AbstractEventLoop) -> LoopLinks:
-    """The links of a loop, made on first use."""
+def connections_of(loop: asyncio.AbstractEventLoop) -> LoopConnections:
+    """The connections of a loop, made on first use."""
     known = _loops.value.get(loop)
     if known is None:
         _drop_closed_loops()
-        known = _loops.value[loop] = LoopLinks(loop)
+        known = _loops.value[loop] = LoopConnections(loop)
     return known
 
 
 def _drop_closed_loops() -> None:
     """Forget loops that were closed without their async generators being closed."""
-    for loop, links in _loops.value.copy().items():
+    for loop, connections in _loops.value.copy().items():
         if loop.is_closed():
             _loops.value.pop(loop, None)
-            links.give_back()
+            connections.give_back()
 
 
 _is_done = methodcaller("done")
@@ -218,20 +219,21 @@ class LoopEvent:
         return True
 
 
-async def take_link(server: Server, limit: float) -> Link:
-    """Return an idle or a new link, within ``limit`` seconds. Raises what redis-py raises if it cannot connect."""
-    link = server.take_idle()
-    if link is not None:
-        return link
+async def take_connection(server: Server, limit: float) -> Connection:
+    """Return an idle or a new connection, within ``limit`` seconds. Raises what redis-py raises if it cannot
+    connect."""
+    connection = server.take_idle()
+    if connection is not None:
+        return connection
     event = LoopEvent()
-    claim = LinkWait(event.ring)
+    claim = ConnectionWait(event.ring)
     try:
         return await _await(server, claim, event, monotonic() + limit)
     finally:
         server.forget(claim)
 
 
-async def _await(server: Server, claim: LinkWait, event: LoopEvent, until: float) -> Link:
+async def _await(server: Server, claim: ConnectionWait, event: LoopEvent, until: float) -> Connection:
     while True:
         opens = server.ask_for(claim)
         left = until - monotonic()
@@ -239,9 +241,9 @@ async def _await(server: Server, claim: LinkWait, event: LoopEvent, until: float
             raise server.none_in_time(opens)
         await event.wait(left if opens else min(left, _LOOK_AGAIN))
         claim.check()
-        link = server.take_idle()
-        if link is not None:
-            return link
+        connection = server.take_idle()
+        if connection is not None:
+            return connection
 
 
 class TaskFace:
@@ -271,58 +273,58 @@ class TaskFace:
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
-        links = links_of(asyncio.get_running_loop())
-        link = links.shared.get(server)
-        if link is None or not link.is_open:
+        connections = connections_of(asyncio.get_running_loop())
+        connection = connections.shared.get(server)
+        if connection is None or not connection.is_open:
             started = monotonic()
-            link = await links.get(server, limit)
+            connection = await connections.get(server, limit)
             limit = max(limit - (monotonic() - started), SHORTEST)
         call.sends += 1
-        reply = await link.ask(packed, (nonce, call.prepared.script), limit)
+        reply = await connection.ask(packed, (nonce, call.prepared.script), limit)
         if type(reply) is list:
             return reply
-        if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT") and link.is_open:
-            reply = await self._ask_by_source(link, call, limit)
+        if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT") and connection.is_open:
+            reply = await self._ask_by_source(connection, call, limit)
             if type(reply) is list:
                 return reply
         error: Exception = server_error(str(reply)) if isinstance(reply, ErrorReply) else reply
-        if ends_link(error):
-            link.break_off(error)
-            let_go(server, link.link, error)
+        if ends_connection(error):
+            connection.break_off(error)
+            let_go(server, connection.connection, error)
         raise error.with_traceback(None)  # it may be others' as well, whose frames it would keep
 
-    async def _ask_by_source(self, link: TaskLink, call: ScriptCall, limit: float) -> Any:
-        """Send a call over the same link with its script, as in ``threads``."""
+    async def _ask_by_source(self, connection: TaskConnection, call: ScriptCall, limit: float) -> Any:
+        """Send a call over the same connection with its script, as in ``threads``."""
         call.sends += 1
         nonce = next_nonce()
-        reply = await link.ask(pack(call, nonce, with_source=True), (nonce, call.script), limit)
+        reply = await connection.ask(pack(call, nonce, with_source=True), (nonce, call.script), limit)
         if type(reply) is list:
             call.sends -= 1  # the first one was certainly not executed
         return reply
 
     async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
-        link = TaskLink(await take_link(server, limit), asyncio.get_running_loop())
+        connection = TaskConnection(await take_connection(server, limit), asyncio.get_running_loop())
         try:
-            return await self._converse(server, link, packed, expected, limit)
-        except BaseException:  # also from a signal handler just before the link was broken off
-            link.break_off_interrupted()
+            return await self._converse(server, connection, packed, expected, limit)
+        except BaseException:  # also from a signal handler just before the connection was broken off
+            connection.break_off_interrupted()
             raise
 
     async def _converse(
-        self, server: Server, link: TaskLink, packed: bytes, expected: Sequence[Expected], limit: float
+        self, server: Server, connection: TaskConnection, packed: bytes, expected: Sequence[Expected], limit: float
     ) -> list[Any]:
         try:
-            link.attach()
-            replies = replies_of(await link.ask_all(packed, len(expected), limit), expected)
+            connection.attach()
+            replies = replies_of(await connection.ask_all(packed, len(expected), limit), expected)
         except BaseException:
-            link.break_off_interrupted()
+            connection.break_off_interrupted()
             raise
-        if end := link_end_in(replies):
-            link.break_off(end)
-            let_go(server, link.link, end)
-        elif link.is_open:  # or a signal has interrupted the loop since it read the replies
-            server.give_back(link.give())
+        if end := connection_end_in(replies):
+            connection.break_off(end)
+            let_go(server, connection.connection, end)
+        elif connection.is_open:  # or a signal has interrupted the loop since it read the replies
+            server.give_back(connection.give())
         return replies
 
 

@@ -155,9 +155,9 @@ def _too_long() -> InvalidResponse:
 
 # One connection: a socket that redis-py has connected and logged in, and a reader for what arrives on it.
 #
-# An open link is in its server's deque of idle links, or is used by one call. A call that ends in an exception closes
-# its link, because replies may still be on their way. A link that an interruption left unused is closed when it is
-# collected.
+# An open connection is in its server's deque of idle connections, or is used by one call. A call that ends in an
+# exception closes its connection, because replies may still be on their way. A connection that an interruption left
+# unused is closed when it is collected.
 
 TICK = 1.0
 """The time limit that the kernel applies to a plain socket, in seconds; smaller limits are set on the socket."""
@@ -204,7 +204,7 @@ class Place:
         self._taken.discard(self)
 
 
-class Link:
+class Connection:
     """A connection for commands and their replies, in order. Time limits are seconds.
 
     The kernel limits the waits of a plain blocking socket to TICK, so that the usual call neither sets a limit nor
@@ -213,7 +213,8 @@ class Link:
 
     ``next_reply`` returns the next reply of the bytes that have been received, or INCOMPLETE.
 
-    A link that was idle for long ``is_doubted``: its next reply must begin soon; otherwise the link is broken.
+    A connection that was idle for long ``is_doubted``: its next reply must begin soon; otherwise the connection is
+    broken.
     """
 
     is_plain: bool
@@ -255,7 +256,7 @@ class Link:
         self._is_swift = self.is_plain and not self.is_doubted
 
     def doubt(self) -> None:
-        """Expect the next reply soon, because the link was idle for long."""
+        """Expect the next reply soon, because the connection was idle for long."""
         self.is_doubted, self._is_swift = True, False
 
     def fileno(self) -> int:
@@ -264,9 +265,9 @@ class Link:
     # --- blocking exchanges ------------------------------------------------------------------------------------------
 
     def ask(self, packed: bytes, limit: float) -> Any:
-        """Return the reply to one command; a server's error is an ErrorReply. Close the link after any exception.
+        """Return the reply to one command; a server's error is an ErrorReply. Close the connection after any exception.
 
-        ``limit`` begins when the link was taken.
+        ``limit`` begins when the connection was taken.
         """
         if not self._is_swift or limit < TICK or len(packed) > _AT_ONCE:
             return self.ask_all(packed, 1, limit)[0]
@@ -428,7 +429,7 @@ def stray() -> RedisConnectionError:
 
 
 def gone_silently() -> RedisConnectionError:
-    """The exception for a link that was idle for long, and got no reply."""
+    """The exception for a connection that was idle for long, and got no reply."""
     return RedisConnectionError("The connection was idle for long, and then got no reply; it was closed.")
 
 

@@ -74,10 +74,11 @@ PROBES = 32
 _CLUSTER_SLOTS = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n"
 
 Purpose = Literal["calls", "keeping", "listening", "reports"]
-"""The use of a link. Callers share the alias's MAX_CONNECTIONS; each background thread has links of its own."""
+"""The use of a connection. Callers share the alias's MAX_CONNECTIONS; each background thread has connections of its
+own."""
 
 
-# --- clients ---------------------------------------------------------------------------------------------------------
+# --- clients ----------------------------------------------------------------------------------------------------------
 
 
 class NoPlaceError(ImproperlyConfigured):
@@ -239,16 +240,16 @@ def slot_map(using: str) -> SlotMap:
 def _ask_slots(using: str, node: Address) -> Any:
     """Return a node's reply to CLUSTER SLOTS. Raises redis-py's errors."""
     reached = server(using, node)
-    link = reached.take(ASK_WITHIN)
+    connection = reached.take(ASK_WITHIN)
     try:
-        reply = link.ask(_CLUSTER_SLOTS, ASK_WITHIN)
+        reply = connection.ask(_CLUSTER_SLOTS, ASK_WITHIN)
     except BaseException:
-        link.close()
+        connection.close()
         raise
     if isinstance(reply, ErrorReply):
-        link.close()
+        connection.close()
         raise server_error(str(reply))
-    reached.give_back(link)
+    reached.give_back(connection)
     return reply
 
 
@@ -258,7 +259,7 @@ def check_entry(using: str) -> None:
     source(using)
 
 
-# --- servers ---------------------------------------------------------------------------------------------------------
+# --- servers ----------------------------------------------------------------------------------------------------------
 
 
 @remembered("connections")
@@ -407,7 +408,7 @@ _servers: Owned[dict[_Key, Server]] = Owned("connections", dict, stop=_close)
 
 
 def server(using: str, node: Address | None = None, purpose: Purpose = "calls") -> Server:
-    """This process's links to an alias's server, or to a node of its cluster. Errors as ``source``."""
+    """This process's connections to an alias's server, or to a node of its cluster. Errors as ``source``."""
     key = using, node, purpose
     known = _servers.value.get(key)
     return known or _servers.value.setdefault(key, _make_server(*key))
@@ -417,14 +418,16 @@ _when_left: list[Callable[[str, Address | None], object]] = []
 
 
 def when_left(tell: Callable[[str, Address | None], object]) -> None:
-    """Call a function with the alias, and the node of its cluster, whenever all links to a server must be closed."""
+    """Call a function with the alias, and the node of its cluster, whenever all connections to a server must be
+    closed."""
     _when_left.append(tell)
 
 
 def _leave(using: str, node: Address | None) -> None:
-    """Close all links to a server that has become a replica: it may leave them open, and refuses what they ask for.
+    """Close all connections to a server that has become a replica: it may leave them open, and refuses what they ask
+    for.
 
-    Threads find out by themselves that the links they use at the moment are closed.
+    Threads find out by themselves that the connections they use at the moment are closed.
     """
     for (alias, address, _), each in _servers.value.copy().items():
         if (alias, address) == (using, node):
@@ -434,7 +437,7 @@ def _leave(using: str, node: Address | None) -> None:
 
 
 def servers_of(using: str) -> list[Server]:
-    """The servers to which callers of an alias, or of its nodes, have links."""
+    """The servers to which callers of an alias, or of its nodes, have connections."""
     aliases = {using, *server_aliases(using)}
     return [each for (alias, _, _), each in _servers.value.copy().items() if alias in aliases]
 

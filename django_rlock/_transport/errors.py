@@ -33,7 +33,7 @@ class Meaning:
     text: str | None = None
 
     @property
-    def ends_link(self) -> bool:
+    def ends_connection(self) -> bool:
         """Whether the connection that brought it is of no more use."""
         return self.about == "connection" or self.retry == "elsewhere"
 
@@ -156,16 +156,16 @@ def is_final(error: BaseException) -> bool:
     return meaning is not None and meaning.retry == "never"
 
 
-def ends_link(error: BaseException) -> bool:
+def ends_connection(error: BaseException) -> bool:
     """Whether the connection that brought this error, or broke with it, is of no more use."""
     meaning = meaning_of(error)
-    return isinstance(error, theirs.ConnectionError) if meaning is None else meaning.ends_link
+    return isinstance(error, theirs.ConnectionError) if meaning is None else meaning.ends_connection
 
 
-def is_reply_that_ends_link(reply: Any) -> bool:
+def is_reply_that_ends_connection(reply: Any) -> bool:
     """Whether it is a server's error after which the connection is of no more use: the command was refused."""
     meaning = meaning_of(reply) if isinstance(reply, RedisError) else None
-    return meaning is not None and meaning.ends_link
+    return meaning is not None and meaning.ends_connection
 
 
 def is_demotion(error: BaseException) -> bool:
@@ -174,6 +174,6 @@ def is_demotion(error: BaseException) -> bool:
     return meaning is not None and meaning.is_demotion
 
 
-def link_end_in(replies: Sequence[Any]) -> RedisError | None:
+def connection_end_in(replies: Sequence[Any]) -> RedisError | None:
     """The first error among replies after which their connection is of no more use."""
-    return next((reply for reply in replies if isinstance(reply, RedisError) and ends_link(reply)), None)
+    return next((reply for reply in replies if isinstance(reply, RedisError) and ends_connection(reply)), None)

@@ -16,7 +16,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import is_redissons, marked, plain_mark
 from django_rlock._transport.calls import pack_command
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
-from django_rlock._transport.connection import Link
+from django_rlock._transport.connection import Connection
 from django_rlock._transport.driver import EVERYBODY
 from django_rlock._transport.subscriber import CallingWaiter, ListenerWaiter, Subscriber
 
@@ -325,7 +325,7 @@ _TURN_BACK_AFTER = 0.05
 class ClusterListener(Listener):
     """Has a subscriber for each node. A channel moves to another subscriber when its slot moves."""
 
-    def __init__(self, slots: SlotMap, connect: Callable[[Address], Link], reply_limit: float) -> None:
+    def __init__(self, slots: SlotMap, connect: Callable[[Address], Connection], reply_limit: float) -> None:
         super().__init__(lambda _, place: ShardSubscriber(self, cast("Address", place), connect, reply_limit))
         self.slots = slots
 
@@ -347,7 +347,7 @@ class ShardSubscriber(Subscriber):
     _listener: ClusterListener
 
     def __init__(
-        self, listener: ClusterListener, address: Address, connect: Callable[[Address], Link], reply_limit: float
+        self, listener: ClusterListener, address: Address, connect: Callable[[Address], Connection], reply_limit: float
     ) -> None:
         super().__init__(listener, lambda: connect(address), reply_limit)
         self._address = address

@@ -22,34 +22,43 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import hide_secrets, shown
 from django_rlock._transport.calls import SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
-from django_rlock._transport.connection import DOUBTED_AFTER, Expected, Link, Place, check_reply, keep_alive, replies_of
-from django_rlock._transport.errors import ends_link, is_demotion, link_end_in
+from django_rlock._transport.connection import (
+    DOUBTED_AFTER,
+    Connection,
+    Expected,
+    Place,
+    check_reply,
+    keep_alive,
+    replies_of,
+)
+from django_rlock._transport.errors import connection_end_in, ends_connection, is_demotion
 from django_rlock._transport.identity import thread_owner
 from django_rlock._transport.redis_internals import connection_of, take_socket
 
 # --- the connections of a server --------------------------------------------------------------------------------------
 
-# One server as this process reaches it: its idle links, their limit, and the callers that wait for one.
+# One server as this process reaches it: its idle connections, their limit, and the callers that wait for one.
 #
-# A link is opened in a thread of its own, where threads can be started. So no signal interrupts redis-py while it
+# A connection is opened in a thread of its own, where threads can be started. So no signal interrupts redis-py while it
 # connects and logs in (it then holds mutexes that all threads share, and hiredis packs the login), and a server that
 # accepts a connection but never replies delays no caller beyond its own time limit. Shared state is changed by single
-# calls into C. A link that an interruption left unused, and its place, are free again when the link is collected.
+# calls into C. A connection that an interruption left unused, and its place, are free again when the connection is
+# collected.
 
-Connect = Callable[[Place | None], Link]
+Connect = Callable[[Place | None], Connection]
 """Opens a connection; raises redis-py's errors."""
 
 FRESH = 1.0
-"""A link used within this time is assumed to be alive, in seconds."""
+"""A connection used within this time is assumed to be alive, in seconds."""
 KEEP_IDLE = 60.0
-"""How long an unused link is kept, in seconds."""
+"""How long an unused connection is kept, in seconds."""
 _LOOK_AGAIN = 0.05
 """How often a caller checks for a free place by itself, in seconds: the thread that should wake it may have been
 interrupted."""
 
 
-class LinkWait:
-    """A caller that waits for a link; ``opening`` is whether one is being opened for it."""
+class ConnectionWait:
+    """A caller that waits for a connection; ``opening`` is whether one is being opened for it."""
 
     __slots__ = ("_error", "opening", "wake")
 
@@ -63,7 +72,7 @@ class LinkWait:
         self._error = error
 
     def check(self) -> None:
-        """Raise the error with which opening a link has failed, if it has."""
+        """Raise the error with which opening a connection has failed, if it has."""
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -73,10 +82,10 @@ class LinkWait:
 
 
 class Server:
-    """Links to one server. ``reply_limit`` is the maximum time for a reply, ``places`` the maximum number of
+    """Connections to one server. ``reply_limit`` is the maximum time for a reply, ``places`` the maximum number of
     connections (None: no limit). Times are seconds.
 
-    ``leave`` closes all links to the server, those of other purposes too, because it has become a replica.
+    ``leave`` closes all connections to the server, those of other purposes too, because it has become a replica.
     """
 
     def __init__(
@@ -87,65 +96,66 @@ class Server:
         self.reply_limit = reply_limit
         self._places = math.inf if places is None else places
         self._taken = threads.Alive()
-        self._claims: deque[LinkWait] = deque()
+        self._claims: deque[ConnectionWait] = deque()
         self._closed = False
-        self.idle: deque[Link] = deque()
+        self.idle: deque[Connection] = deque()
 
-    # --- taking a link -----------------------------------------------------------------------------------------------
+    # --- taking a connection -----------------------------------------------------------------------------------------
 
-    def take(self, limit: float) -> Link:
-        """Return an idle or a new link, within ``limit`` seconds. Raises what redis-py raises if it cannot connect."""
-        link = self.take_idle()
-        if link is not None:
-            return link
+    def take(self, limit: float) -> Connection:
+        """Return an idle or a new connection, within ``limit`` seconds. Raises what redis-py raises if it cannot
+        connect."""
+        connection = self.take_idle()
+        if connection is not None:
+            return connection
         event = threads.AutoResetEvent()
-        claim = LinkWait(event.ring)
+        claim = ConnectionWait(event.ring)
         try:
             return self._await(claim, event, monotonic() + limit)
         finally:
             self.forget(claim)
 
-    def _await(self, claim: LinkWait, event: threads.AutoResetEvent, until: float) -> Link:
+    def _await(self, claim: ConnectionWait, event: threads.AutoResetEvent, until: float) -> Connection:
         while True:
             opens = self.ask_for(claim)
-            link = self.take_idle()
-            if link is not None:
-                return link
+            connection = self.take_idle()
+            if connection is not None:
+                return connection
             left = until - monotonic()
             if left <= 0:
                 raise self.none_in_time(opens)
             event.wait(left if opens else min(left, _LOOK_AGAIN))
             claim.check()
-            link = self.take_idle()
-            if link is not None:
-                return link
+            connection = self.take_idle()
+            if connection is not None:
+                return connection
 
     def none_in_time(self, opens: bool) -> RedisTimeoutError:
-        """The error for a caller whose time is up; ``opens`` is whether a link was being opened for it."""
+        """The error for a caller whose time is up; ``opens`` is whether a connection was being opened for it."""
         return RedisTimeoutError(
             "Timeout connecting to the server"
             if opens
             else f"All {self._places} connections are in use; raise MAX_CONNECTIONS, or use locks in fewer threads"
         )
 
-    def take_idle(self) -> Link | None:
-        """Return an idle link that is alive, if there is one."""
+    def take_idle(self) -> Connection | None:
+        """Return an idle connection that is alive, if there is one."""
         while True:
             try:
-                link = self.idle.pop()
+                connection = self.idle.pop()
             except IndexError:
                 return None
             now = monotonic()
-            if now - link.used_at < FRESH or link.is_quiet:
-                if now - link.used_at > DOUBTED_AFTER:
-                    link.doubt()
-                link.used_at = now
-                return link
-            link.close()
+            if now - connection.used_at < FRESH or connection.is_quiet:
+                if now - connection.used_at > DOUBTED_AFTER:
+                    connection.doubt()
+                connection.used_at = now
+                return connection
+            connection.close()
 
-    def ask_for(self, claim: LinkWait) -> bool:
-        """Start opening a link for a claim, which is woken when the link is open. Returns False if the limit is
-        reached; the claim is then queued for the next link that is released."""
+    def ask_for(self, claim: ConnectionWait) -> bool:
+        """Start opening a connection for a claim, which is woken when the connection is open. Returns False if the
+        limit is reached; the claim is then queued for the next connection that is released."""
         if claim.opening:
             return True
         place = Place(self._taken)
@@ -161,12 +171,12 @@ class Server:
             self._open_for(claim, place)
         return True
 
-    def forget(self, claim: LinkWait) -> None:
+    def forget(self, claim: ConnectionWait) -> None:
         """Remove a claim from the queue."""
         with contextlib.suppress(ValueError):
             self._claims.remove(claim)
 
-    def _open_for(self, claim: LinkWait, place: Place) -> None:
+    def _open_for(self, claim: ConnectionWait, place: Place) -> None:
         try:
             self.idle.append(self.open(place))
         except BaseException as error:  # noqa: BLE001 - the claim raises it
@@ -177,8 +187,8 @@ class Server:
         if self._closed:
             self.close()
 
-    def open(self, place: Place | None = None) -> Link:
-        """Open a new link in this thread. Raises what redis-py raises."""
+    def open(self, place: Place | None = None) -> Connection:
+        """Open a new connection in this thread. Raises what redis-py raises."""
         try:
             return self._connect(place)
         except TimeoutError as error:
@@ -188,48 +198,49 @@ class Server:
 
     # --- giving it back ----------------------------------------------------------------------------------------------
 
-    def give_back(self, link: Link) -> None:
-        """Keep a link for the next caller, after all its replies have been read."""
-        self.idle.append(link)
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next caller, after all its replies have been read."""
+        self.idle.append(connection)
         if self._claims:
             with contextlib.suppress(IndexError):
                 self._claims.popleft().wake()
         if self._closed:
             self.close()
 
-    def drop(self, link: Link, broken: bool) -> None:
-        """Close a link. If its connection is ``broken``, close the idle links too, which are probably broken."""
-        link.close()
+    def drop(self, connection: Connection, broken: bool) -> None:
+        """Close a connection. If it is ``broken``, close the idle connections too, which are probably broken."""
+        connection.close()
         if broken:
             self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the idle links."""
+        """Close the idle connections."""
         with contextlib.suppress(IndexError):
             while True:
                 self.idle.popleft().close()
 
     def prune(self, now: float) -> float:
-        """Close all links but one that were unused for KEEP_IDLE; return when to check again."""
+        """Close all connections but one that were unused for KEEP_IDLE; return when to check again."""
         while len(self.idle) > 1:
             try:
-                link = self.idle.popleft()
+                connection = self.idle.popleft()
             except IndexError:  # callers have taken them meanwhile
                 break
-            if link.used_at + KEEP_IDLE > now:
-                self.idle.appendleft(link)
-                return link.used_at + KEEP_IDLE
-            link.close()
+            if connection.used_at + KEEP_IDLE > now:
+                self.idle.appendleft(connection)
+                return connection.used_at + KEEP_IDLE
+            connection.close()
         return math.inf
 
     def close(self) -> None:
-        """Close idle links now, and links in use when they are returned: the settings no longer name the server."""
+        """Close idle connections now, and connections in use when they are returned: the settings no longer name the
+        server."""
         self._closed = True
         self.close_idle()
 
     @property
     def may_grow(self) -> bool:
-        """Whether a place is free; if not, a failure to get a link proves nothing about the server."""
+        """Whether a place is free; if not, a failure to get a connection proves nothing about the server."""
         return len(self._taken) < self._places
 
     @property
@@ -254,7 +265,7 @@ OF_ONE_POOL = (
     "maintenance_state",
     "oss_cluster_maint_notifications_handler",
 )
-NOT_FOR_LINKS = (
+NOT_FOR_CONNECTIONS = (
     # The flows retry themselves, within their callers' time; redis-py's retries would only block a thread.
     "retry",
     "retry_on_error",
@@ -274,7 +285,7 @@ class Source:
     """How to connect to one server. ``longest`` limits connecting and each reply, in seconds; None leaves the pool's
     limits.
 
-    The pool's options are read for each link, as a pool may change them: it may renew a password.
+    The pool's options are read for each connection, as a pool may change them: it may renew a password.
     """
 
     pool: Any
@@ -285,11 +296,11 @@ class Source:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of a link's connection."""
-        return self._for_links(self.pool.connection_kwargs)
+        """The options of a connection."""
+        return self._for_connections(self.pool.connection_kwargs)
 
-    def _for_links(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        found = without(NOT_FOR_LINKS, options) | OVERRIDES
+    def _for_connections(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        found = without(NOT_FOR_CONNECTIONS, options) | OVERRIDES
         return found if self.longest is None else found | limits(found, self.longest)
 
     @property
@@ -301,22 +312,22 @@ class Source:
         """The same with limits: connecting, and each reply, may take at most ``longest`` seconds."""
         return Source(self.pool, longest)
 
-    def connect(self, place: Place | None = None) -> Link:
-        """Open a new link. Raises what redis-py raises."""
+    def connect(self, place: Place | None = None) -> Connection:
+        """Open a new connection. Raises what redis-py raises."""
         try:
-            return self._open(place, self._for_links)
+            return self._open(place, self._for_connections)
         except AuthenticationError as error:
             if _WANTS_NONE not in str(error):
                 raise
-        # The server takes any password by HELLO, and so the cache works; it refuses AUTH, by which links log in.
-        return self._open(place, lambda options: without(_LOGIN, self._for_links(options)))
+        # The server takes any password by HELLO, and so the cache works; it refuses AUTH, by which connections log in.
+        return self._open(place, lambda options: without(_LOGIN, self._for_connections(options)))
 
-    def _open(self, place: Place | None, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Link:
-        connection = None
+    def _open(self, place: Place | None, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Connection:
+        opened = None
         try:
-            connection = self._make(prepare)
-            connection.connect()
-            return self._link(take_socket(connection), place)
+            opened = self._make(prepare)
+            opened.connect()
+            return self._connection(take_socket(opened), place)
         except MasterNotFoundError:  # whose text lists the objects of redis-py
             asked = ", ".join(":".join(map(str, place)) for place in self._sentinels())
             raise MasterNotFoundError(f"No sentinel names the primary of {self.pool.service_name!r}: {asked}") from None
@@ -324,14 +335,14 @@ class Source:
             hide_secrets(error)  # redis-py 6.4 shows the sentinels' password where none of them replies
             raise
         finally:
-            if connection is not None:
-                connection.disconnect()
+            if opened is not None:
+                opened.disconnect()
 
-    def _link(self, sock: socket.socket, place: Place | None) -> Link:
+    def _connection(self, sock: socket.socket, place: Place | None) -> Connection:
         try:
             if self.options.get("socket_keepalive", True) and not self.options.get("socket_keepalive_options"):
                 keep_alive(sock)  # redis-py does so from version 8 on
-            return Link(sock, place)
+            return Connection(sock, place)
         except BaseException:  # the other end may be gone by now
             sock.close()
             raise
@@ -345,7 +356,7 @@ class Source:
         if not _makes_its_own(self.pool):
             return self.pool.connection_class(**prepare(self.pool.connection_kwargs))
         # The project's class decides how to connect, as it does for the cache. The copy shares its options, but keeps
-        # books of its own, since a link never returns to a pool.
+        # books of its own, since a connection never returns to a pool.
         pool = copy(self.pool)
         pool.reset()
         pool.connection_class = _prepared(pool.connection_class, prepare)
@@ -402,42 +413,42 @@ class ThreadFace:
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
-        link = server.take_idle()
-        if link is None:
-            link, limit = self._open(server, limit)
+        connection = server.take_idle()
+        if connection is None:
+            connection, limit = self._open(server, limit)
         try:
             call.sends += 1
             try:
-                reply = check_reply(link.ask(packed, limit), nonce, call.prepared.script)
+                reply = check_reply(connection.ask(packed, limit), nonce, call.prepared.script)
             except NoScriptError:
-                reply = _ask_by_source(link, call, limit)
+                reply = _ask_by_source(connection, call, limit)
         except BaseException as error:
-            let_go(server, link, error)
+            let_go(server, connection, error)
             raise
-        server.give_back(link)
+        server.give_back(connection)
         return reply
 
     async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
-        link = server.take_idle()
-        if link is None:
-            link, limit = self._open(server, limit)
+        connection = server.take_idle()
+        if connection is None:
+            connection, limit = self._open(server, limit)
         try:
-            replies = replies_of(link.ask_all(packed, len(expected), limit), expected)
+            replies = replies_of(connection.ask_all(packed, len(expected), limit), expected)
         except BaseException as error:
-            let_go(server, link, error)
+            let_go(server, connection, error)
             raise
-        if end := link_end_in(replies):
-            let_go(server, link, end)
+        if end := connection_end_in(replies):
+            let_go(server, connection, end)
         else:
-            server.give_back(link)
+            server.give_back(connection)
         return replies
 
-    def _open(self, server: Server, limit: float) -> tuple[Link, float]:
-        """A new link, and what is left of the limit."""
+    def _open(self, server: Server, limit: float) -> tuple[Connection, float]:
+        """A new connection, and what is left of the limit."""
         started = monotonic()
-        link = server.take(limit)
-        return link, max(limit - (monotonic() - started), SHORTEST)
+        connection = server.take(limit)
+        return connection, max(limit - (monotonic() - started), SHORTEST)
 
 
 class BackgroundFace(ThreadFace):
@@ -450,26 +461,27 @@ class BackgroundFace(ThreadFace):
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         return await super().exchange(server, call, packed, nonce, UNLIMITED)
 
-    def _open(self, server: Server, limit: float) -> tuple[Link, float]:
+    def _open(self, server: Server, limit: float) -> tuple[Connection, float]:
         return server.open(), limit
 
 
-def _ask_by_source(link: Link, call: ScriptCall, limit: float) -> list[Any]:
-    """Send a call over the same link with its script, which the server said that it does not have.
+def _ask_by_source(connection: Connection, call: ScriptCall, limit: float) -> list[Any]:
+    """Send a call over the same connection with its script, which the server said that it does not have.
 
     That error echoed no nonce. If it was another command's, the next reply is that to the first call, and so is stale.
     """
     call.sends += 1
     nonce = next_nonce()
-    left = max(link.used_at + limit - monotonic(), SHORTEST)
-    reply = check_reply(link.ask_all(pack(call, nonce, with_source=True), 1, left)[0], nonce, call.script)
+    left = max(connection.used_at + limit - monotonic(), SHORTEST)
+    reply = check_reply(connection.ask_all(pack(call, nonce, with_source=True), 1, left)[0], nonce, call.script)
     call.sends -= 1  # the first one was certainly not executed
     return reply
 
 
-def let_go(server: Server, link: Link, error: BaseException) -> None:
-    """Close a link after an error, even an error reply: it echoes no nonce, so it may belong to another command."""
-    server.drop(link, broken=ends_link(error))
+def let_go(server: Server, connection: Connection, error: BaseException) -> None:
+    """Close a connection after an error, even an error reply: it echoes no nonce, so it may belong to another
+    command."""
+    server.drop(connection, broken=ends_connection(error))
     if is_demotion(error):
         server.leave()
 

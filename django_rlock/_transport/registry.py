@@ -17,7 +17,7 @@ from django_rlock._core.process import Owned, remembered
 from django_rlock._transport.async_pool import TASKS
 from django_rlock._transport.calls import UNLIMITED, Argument, pack_command, run_sync
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
-from django_rlock._transport.connection import Link
+from django_rlock._transport.connection import Connection
 from django_rlock._transport.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
 from django_rlock._transport.driver import Driver, Face, Topology, Waiter
 from django_rlock._transport.listener import ClusterListener, Listener, MakeWaiter
@@ -187,7 +187,7 @@ def _async_driver(using: str) -> AliasDriver:
 
 @remembered("drivers")
 def background_driver(using: str) -> AliasDriver:
-    """The driver of a background thread, which uses links of its own."""
+    """The driver of a background thread, which uses connections of its own."""
     if get_settings(using).nodes:
         return AliasDriver(BACKGROUND, _quorum(using), background_driver)
     return AliasDriver(BACKGROUND, _topology(BACKGROUND, using, "keeping"), background_driver)
@@ -227,11 +227,11 @@ def commands_to(using: str, purpose: Purpose) -> Commands:
 
 @remembered("drivers")
 def _quorum(using: str) -> Quorum:
-    """The quorum shared by callers in threads and the background thread, including its open links."""
+    """The quorum shared by callers in threads and the background thread, including its open connections."""
     return Quorum(using, ThreadSessions(using))
 
 
-# --- listening -------------------------------------------------------------------------------------------------------
+# --- listening --------------------------------------------------------------------------------------------------------
 
 
 def _stop_all(listeners: dict[str, Listener]) -> None:
@@ -266,9 +266,9 @@ def listeners(using: str) -> list[Listener]:
 def _make_listener(using: str) -> Listener:
     limit = background_limit(using)
     if is_cluster(using):
-        return ClusterListener(slot_map(using), lambda address: _listening_link(using, address), limit)
-    return Listener(lambda known, _: Subscriber(known, lambda: _listening_link(using), limit))
+        return ClusterListener(slot_map(using), lambda address: _listening_connection(using, address), limit)
+    return Listener(lambda known, _: Subscriber(known, lambda: _listening_connection(using), limit))
 
 
-def _listening_link(using: str, address: Address | None = None) -> Link:
+def _listening_connection(using: str, address: Address | None = None) -> Connection:
     return server(using, address, "listening").open()

@@ -24,7 +24,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import is_redissons, plain_mark
 from django_rlock._transport.async_pool import LoopEvent
 from django_rlock._transport.calls import backoff, pack_command
-from django_rlock._transport.connection import ErrorReply, Link
+from django_rlock._transport.connection import Connection, ErrorReply
 from django_rlock._transport.driver import EVERYBODY
 from django_rlock._transport.errors import server_error
 from django_rlock._transport.interruptions import disarm, guard
@@ -66,12 +66,13 @@ class Audience(Protocol):
 
 
 class Subscriber:
-    """Subscribes to the channels that its listener wants from one server, over a link that ``connect`` opens.
+    """Subscribes to the channels that its listener wants from one server, over a connection that ``connect`` opens.
 
-    A link that brings no reply to SUBSCRIBE or PING within ``reply_limit`` seconds is closed, and a new one is opened.
+    A connection that brings no reply to SUBSCRIBE or PING within ``reply_limit`` seconds is closed, and a new one is
+    opened.
     """
 
-    def __init__(self, listener: Audience, connect: Callable[[], Link], reply_limit: float) -> None:
+    def __init__(self, listener: Audience, connect: Callable[[], Connection], reply_limit: float) -> None:
         self._listener = listener
         self._open = connect
         self._reply_limit = reply_limit
@@ -81,7 +82,7 @@ class Subscriber:
         self._inner, self._outer = socket.socketpair()
         self._inner.setblocking(False)
         self._outer.setblocking(False)
-        self.link: Link | None = None
+        self.connection: Connection | None = None
         self._heard_at = self._prune_at = self._connected_at = 0.0
         self._leave_at = math.inf
         self._reply_by: float | None = None
@@ -149,22 +150,22 @@ class Subscriber:
 
     def _round(self) -> None:
         now = monotonic()
-        if self._inbox or self.link is None:
+        if self._inbox or self.connection is None:
             self._subscribe_to_new()
-        if self.link is not None:
+        if self.connection is not None:
             self._look_after(now)
         for key, _ in self._selector.select(self._sleep_for(now)):
             if key.fileobj is self._inner:
                 self._drain()
-            elif self.link is not None:
-                self._read(self.link)
+            elif self.connection is not None:
+                self._read(self.connection)
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._inner.recv(4096)  # what is left makes it readable again
 
     def _sleep_for(self, now: float) -> float | None:
-        if self.link is None:
+        if self.connection is None:
             return None
         due = min(self._prune_at, self._leave_at)
         due = min(due, self._heard_at + PING_AFTER if self._reply_by is None else self._reply_by)
@@ -175,7 +176,7 @@ class Subscriber:
         with contextlib.suppress(IndexError):
             while True:
                 names.append(self._inbox.popleft())
-        if self.link is None:
+        if self.connection is None:
             names = self._listener.wanted(self)
             if not names:
                 return
@@ -200,29 +201,29 @@ class Subscriber:
 
     def _connect(self) -> None:
         self._leave_at = math.inf
-        self.link = link = self._open()  # first, so that it is closed if the rest fails
-        self._selector.register(link.sock, selectors.EVENT_READ)
+        self.connection = connection = self._open()  # first, so that it is closed if the rest fails
+        self._selector.register(connection.sock, selectors.EVENT_READ)
         self._heard_at = self._connected_at = now = monotonic()
         self._reply_by = None
         self._prune_at = now + _PRUNE_EVERY
 
     def _send(self, *commands: bytes) -> None:
-        if self.link is not None:
-            self.link.send(b"".join(commands), self._reply_limit)
-            self.link.sock.settimeout(0)
+        if self.connection is not None:
+            self.connection.send(b"".join(commands), self._reply_limit)
+            self.connection.sock.settimeout(0)
             # Further commands do not put this off: a process that sends them all the time would never notice a dead
             # connection. An arriving message clears the limit; after that, PING checks that the connection still lives.
             if self._reply_by is None:
                 self._reply_by = monotonic() + self._reply_limit
 
-    def _read(self, link: Link) -> None:
-        while replies := link.arrived():
+    def _read(self, connection: Connection) -> None:
+        while replies := connection.arrived():
             self._heard_at = monotonic()
             self._reply_by = None
             for reply in replies:
                 self._take(reply)
             _yield_processor()
-            if link.is_plain:
+            if connection.is_plain:
                 return
 
     def _take(self, reply: Any) -> None:
@@ -272,12 +273,12 @@ class Subscriber:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        link, self.link = self.link, None
+        connection, self.connection = self.connection, None
         self._asked.clear()
-        if link is not None:
+        if connection is not None:
             with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(link.sock)
-            link.close()
+                self._selector.unregister(connection.sock)
+            connection.close()
 
     def _lose(self, error: BaseException) -> None:
         self._hang_up()

@@ -346,8 +346,8 @@ def _is_refused(error: Exception) -> bool:
     return isinstance(error.__cause__, ClusterCrossSlotError)
 
 
-class IdleLinks:
-    """Closes the links of an alias that callers have not used for a while."""
+class IdleConnections:
+    """Closes the connections of an alias that callers have not used for a while."""
 
     def __init__(self, worker: BackgroundWorker) -> None:
         self._using = worker.using
@@ -356,7 +356,7 @@ class IdleLinks:
         return min((server.prune(now) for server in servers_of(self._using)), default=math.inf)
 
     def at_exit(self) -> None:
-        """Nothing to do: the interpreter closes the links."""
+        """Nothing to do: the interpreter closes the connections."""
 
 
 def clean_up(using: str, call: ScriptCall, until: float, again: bool = False) -> None:
@@ -370,4 +370,4 @@ def clean_up(using: str, call: ScriptCall, until: float, again: bool = False) ->
 
 
 add_job(CleanUps)
-add_job(IdleLinks)
+add_job(IdleConnections)

@@ -19,10 +19,10 @@ from redis.exceptions import RedisError
 from django_rlock import RLock
 from django_rlock._core.threads import Alive
 from django_rlock._redis.scripts import RLOCK_ACQUIRE
-from django_rlock._transport.async_connection import TaskLink
-from django_rlock._transport.async_pool import TASKS, LoopLinks, links_of
+from django_rlock._transport.async_connection import TaskConnection
+from django_rlock._transport.async_pool import TASKS, LoopConnections, connections_of
 from django_rlock._transport.calls import pack_command
-from django_rlock._transport.connection import ErrorReply, Expected, Link, Place
+from django_rlock._transport.connection import Connection, ErrorReply, Expected, Place
 from django_rlock._transport.connections import server
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.opcode_faces import IN_ASYNCIO
@@ -50,7 +50,7 @@ def strike() -> None:
     raise LimitError
 
 
-Ends = tuple[TaskLink, socket.socket]
+Ends = tuple[TaskConnection, socket.socket]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def new_ends() -> Iterator[Callable[[], Ends]]:
     def make() -> Ends:
         ours, servers = socket.socketpair()
         servers.setblocking(False)
-        link = TaskLink(Link(ours), loop)
+        link = TaskConnection(Connection(ours), loop)
         link.attach()
         made.append((link, servers))
         return made[-1]
@@ -111,7 +111,7 @@ def test_reading(new_ends: Callable[[], Ends]) -> None:
             assert answer == [nonce, 1] or isinstance(answer, RedisConnectionError)
 
 
-def arrived(link: TaskLink, servers: socket.socket) -> bytes:
+def arrived(link: TaskConnection, servers: socket.socket) -> bytes:
     """All that reaches the server over a link that is open, else nothing."""
     found = bytearray()
     while link.is_open:
@@ -152,7 +152,7 @@ def test_writing_on(new_ends: Callable[[], Ends]) -> None:
 
 def test_asking(new_ends: Callable[[], Ends]) -> None:
     """The others still have time limits."""
-    links: list[TaskLink] = []
+    links: list[TaskConnection] = []
 
     def prepare() -> Callable[[], object]:
         links[:] = [new_ends()[0]]
@@ -190,7 +190,7 @@ def test_error_goes_to_the_command_that_it_answers(new_ends: Callable[[], Ends],
 
 
 def test_looking_for_late_replies(new_ends: Callable[[], Ends]) -> None:
-    links: list[TaskLink] = []
+    links: list[TaskConnection] = []
     asked: list[asyncio.Future[object]] = []
 
     def prepare() -> Callable[[], object]:
@@ -215,7 +215,7 @@ LOST = RedisConnectionError("the server is gone")
 @pytest.mark.parametrize("is_ours", [False, True], ids=["by a wrong reply", "by a caller"])
 def test_ending(new_ends: Callable[[], Ends], is_ours: bool) -> None:
     """All that waits gets the error, and nothing stays behind in the loop."""
-    links: list[TaskLink] = []
+    links: list[TaskConnection] = []
     asked: list[asyncio.Future[object]] = []
 
     def prepare() -> Callable[[], object]:
@@ -239,7 +239,11 @@ def test_error_that_tasks_share_keeps_no_frames_of_others() -> None:
 
 
 async def share_an_error() -> None:
-    node, links, call = server("default"), links_of(asyncio.get_running_loop()), RLock("x")._kind.state(RLock("x"), "")
+    node, links, call = (
+        server("default"),
+        connections_of(asyncio.get_running_loop()),
+        RLock("x")._kind.state(RLock("x"), ""),
+    )
 
     async def ask() -> None:
         with pytest.raises(RedisConnectionError):
@@ -258,7 +262,7 @@ def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
     (link, _), (other, servers) = new_ends(), new_ends()
     link.break_off(LOST)
     os.dup2(other._fileno, link._fileno)
-    following = TaskLink(Link(socket.socket(fileno=link._fileno)), link.loop)
+    following = TaskConnection(Connection(socket.socket(fileno=link._fileno)), link.loop)
     following.attach()
     link.break_off(LOST)
     answer = following.ask(b"PING", REPLIES[0], LIMIT)
@@ -268,14 +272,14 @@ def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
     following.break_off(LOST)
 
 
-@pytest.mark.parametrize("use", [TaskLink.attach, TaskLink.give])
-def test_use_by_one_who_breaks_it_off(new_ends: Callable[[], Ends], use: Callable[[TaskLink], object]) -> None:
+@pytest.mark.parametrize("use", [TaskConnection.attach, TaskConnection.give])
+def test_use_by_one_who_breaks_it_off(new_ends: Callable[[], Ends], use: Callable[[TaskConnection], object]) -> None:
     """Who records a link and breaks it off after an interruption leaves nothing in the loop."""
-    links: list[TaskLink] = []
+    links: list[TaskConnection] = []
 
     def prepare() -> Callable[[], object]:
         link, _ = new_ends()
-        if use is TaskLink.attach:
+        if use is TaskConnection.attach:
             link._detach()
         links[:] = [link]
         return lambda: use(link)
@@ -297,8 +301,8 @@ def test_opening() -> None:
 
 async def has_opened(at: int) -> bool:
     """Whether nothing is interrupted there."""
-    links, left, node = LoopLinks(asyncio.get_running_loop()), count(at - 1, -1), server("default")
-    places = {each.__code__ for each in (LoopLinks.get, LoopLinks._open, TaskLink.attach)}
+    links, left, node = LoopConnections(asyncio.get_running_loop()), count(at - 1, -1), server("default")
+    places = {each.__code__ for each in (LoopConnections.get, LoopConnections._open, TaskConnection.attach)}
 
     def meet(frame: FrameType, has_called: bool) -> None:
         code = frame.f_code
@@ -348,7 +352,7 @@ async def gather() -> None:
 
 
 async def open_link() -> None:
-    await links_of(asyncio.get_running_loop()).get(server("default"), LIMIT)
+    await connections_of(asyncio.get_running_loop()).get(server("default"), LIMIT)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")

@@ -26,7 +26,7 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring.reports import report_key
 from django_rlock._transport.calls import pack_command, run_sync
-from django_rlock._transport.connection import Link
+from django_rlock._transport.connection import Connection
 from django_rlock._transport.connections import server
 from django_rlock._transport.driver import EVERYBODY
 from django_rlock._transport.identity import client_id, current_owner
@@ -181,7 +181,7 @@ def test_interrupted_release_of_a_lock_that_was_lost_before_reports_that(monkeyp
     outer, lock = RLock("stock:42"), make()
     lose_hold_of(outer)
     lock.acquire()
-    monkeypatch.setattr(Link, "ask", interrupted_once(monkeypatch))
+    monkeypatch.setattr(Connection, "ask", interrupted_once(monkeypatch))
     with pytest.raises(Interruption):
         lock.release()
     with pytest.raises(LockLostError):
@@ -580,9 +580,9 @@ def test_stale_answer_to_a_release_is_not_believed(kind, redis_client, stale):
 def test_interrupted_link_is_closed(kind, redis_client, monkeypatch):
     """Its reply may still be on the way, and belongs to no caller."""
     lock = kind("stock:42")
-    interrupted: list[Link] = []
+    interrupted: list[Connection] = []
 
-    def ask(link: Link, packed: bytes, limit: float) -> None:
+    def ask(link: Connection, packed: bytes, limit: float) -> None:
         link.sock.sendall(packed)
         interrupted.append(link)
         raise Interruption
@@ -590,7 +590,7 @@ def test_interrupted_link_is_closed(kind, redis_client, monkeypatch):
     with lock:
         pass
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "ask", ask)
+        patch.setattr(Connection, "ask", ask)
         with pytest.raises(Interruption):
             lock.acquire(blocking=False)
     (link,) = interrupted

@@ -287,11 +287,11 @@ def test_listening_connection_that_dies_silently_is_replaced(own_server, monkeyp
         waiting.start()
         waiting.join(UNTIL_SERVED)
     (subscriber,) = listener("default").subscribers.values()
-    first = eventually(lambda: subscriber.link)  # a server that stalled was given up as well
+    first = eventually(lambda: subscriber.connection)  # a server that stalled was given up as well
     own.pause()
-    eventually(lambda: subscriber.link is not first)
+    eventually(lambda: subscriber.connection is not first)
     own.resume()
-    eventually(lambda: subscriber.link is not None and subscriber.link is not first)
+    eventually(lambda: subscriber.connection is not None and subscriber.connection is not first)
 
 
 def test_listening_connection_that_is_used_all_the_time_is_replaced_too(own_server, settings):
@@ -302,13 +302,13 @@ def test_listening_connection_that_is_used_all_the_time_is_replaced_too(own_serv
     kept = [known.call_at("first", str)]
     eventually(lambda: known.channels["first"].confirmed)
     (subscriber,) = known.subscribers.values()
-    first = subscriber.link
+    first = subscriber.connection
     own.pause()
 
     def is_replaced() -> bool:
         time.sleep(0.3)  # a buffer that is full would be noticed in any case
         kept.append(known.call_at(f"channel {len(kept)}", str))
-        return subscriber.link is not first
+        return subscriber.connection is not first
 
     eventually(is_replaced)
     own.resume()

@@ -6,7 +6,7 @@ import pytest
 
 from django_rlock import RLock
 from django_rlock._redis import scripts
-from django_rlock._transport.async_pool import links_of
+from django_rlock._transport.async_pool import connections_of
 from django_rlock._transport.calls import ScriptCall, pack_command, prepare, run_sync
 from django_rlock._transport.connections import server
 from django_rlock._transport.registry import background_driver, listener
@@ -64,12 +64,12 @@ async def test_no_connection_to_a_server_that_became_a_replica_is_kept(face, kin
     waiting = face.start(visit, face, kind("stock:42"))
     await face.until(WAITS.snapshot)
     (subscriber,) = listener("default").subscribers.values()
-    await face.until(lambda: subscriber.link and next(iter(listener("default").channels.values())).confirmed)
-    before = {subscriber.link, *server("default", purpose="keeping").idle}
-    before |= {shared.link for shared in shared_links(face)}
+    await face.until(lambda: subscriber.connection and next(iter(listener("default").channels.values())).confirmed)
+    before = {subscriber.connection, *server("default", purpose="keeping").idle}
+    before |= {shared.connection for shared in shared_links(face)}
     proxy.refuse(ACQUIRE[kind.kind], error)
     async with face.inside(kind("stock:43")):
-        await face.until(lambda: subscriber.link not in before)
+        await face.until(lambda: subscriber.connection not in before)
         assert all(link and link.sock.fileno() == -1 for link in before)
     await face.release(lock)
     await face.result(waiting)
@@ -104,7 +104,7 @@ def test_many_calls_of_a_script_that_the_server_does_not_have_send_it_once(redis
 async def test_another_commands_error_about_a_script_is_told_from_ones_own(face, kind, redis_client):
     async with face.inside(kind("warm")):
         pass
-    link = next(iter(shared_links(face))).link if face.name == "async" else server("default").idle[-1]
+    link = next(iter(shared_links(face))).connection if face.name == "async" else server("default").idle[-1]
     link.sock.send(pack_command("EVALSHA", "0" * 40, 0))
     lock = kind("stock:42")
     assert await face.acquire(lock, blocking=False)
@@ -115,7 +115,7 @@ async def test_another_commands_error_about_a_script_is_told_from_ones_own(face,
 
 
 def shared_links(face):
-    return links_of(asyncio.get_running_loop()).shared.values() if face.name == "async" else []
+    return connections_of(asyncio.get_running_loop()).shared.values() if face.name == "async" else []
 
 
 async def visit(face, lock):
@@ -129,7 +129,7 @@ def test_loops_leave_a_server_that_became_a_replica(proxy):
     async def body():
         async with RLock("warm"):
             pass
-        (shared,) = links_of(asyncio.get_running_loop()).shared.values()
+        (shared,) = connections_of(asyncio.get_running_loop()).shared.values()
         async with RLock("stock:42"):
             until_renewed(*HOLDS.snapshot())
             proxy.refuse(scripts.LOCK_RENEW, REPLICA)

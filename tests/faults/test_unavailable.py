@@ -228,7 +228,7 @@ def test_waiters_are_heard_again_after_an_outage(own_server):
     waiting.join(UNTIL_SERVED)
     server.kill()
     (subscriber,) = listener("default").subscribers.values()
-    eventually(lambda: subscriber.link is None)
+    eventually(lambda: subscriber.connection is None)
     server.restart()
     with server.client() as client:
         eventually(lambda: client.pubsub_channels("redisson*"))

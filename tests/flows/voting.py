@@ -171,7 +171,7 @@ class StepwiseQuorum(Quorum):
         self.names = [str(number) for number in range(NODES)]
         self.timeout = NODE_TIMEOUT
         self.proposals = Proposals()
-        self.lost_links = False
+        self.lost_connections = False
         self.clock = 0.0
         self.talk: Talk
 

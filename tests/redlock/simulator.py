@@ -377,7 +377,7 @@ class SimDriver(Quorum):
         self.proposals: Proposals = SimProposals(client)
 
     @property
-    def lost_links(self) -> bool:
+    def lost_connections(self) -> bool:
         return False
 
     def now(self) -> float:

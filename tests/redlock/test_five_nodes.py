@@ -256,8 +256,8 @@ async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, has
 
     async def stall_and_listen(self, count, until) -> None:
         if not stalled:
-            links = self._links.values() if face.name == "sync" else self._links
-            stalled.extend(link.link.fileno() for link in links)
+            links = self._connections.values() if face.name == "sync" else self._connections
+            stalled.extend(link.connection.fileno() for link in links)
             for fileno in stalled:
                 assert select.select([fileno], [], [], PATIENCE)[0]
             time.sleep(max(until - time.monotonic(), 0.0) + 0.01)  # noqa: ASYNC251 - nothing else runs either
@@ -318,7 +318,7 @@ def test_stale_replies_are_not_counted(nodes, lock):
     driver: Any = sync_driver("quorum")
     for links in driver.topology.transport._kept:
         for link in links:
-            link.link.sock.sendall(pack_command("EVAL", "return {'1', 'OK', 1}", 0))
+            link.connection.sock.sendall(pack_command("EVAL", "return {'1', 'OK', 1}", 0))
     take_away(nodes)
     assert not lock.acquire(wait_time=0)
 
@@ -348,7 +348,7 @@ def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
     """Whatever it interrupts, no connection is lost to the pool."""
 
     def interrupted(self, link):
-        if len(self._links) == 2 and threading.current_thread() is threading.main_thread():
+        if len(self._connections) == 2 and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         return add(self, link)
 

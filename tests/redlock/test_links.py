@@ -15,12 +15,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._redis import scripts
 from django_rlock._transport import connection
-from django_rlock._transport.async_connection import TaskLink
-from django_rlock._transport.async_pool import _loops, links_of
-from django_rlock._transport.connection import Link
+from django_rlock._transport.async_connection import TaskConnection
+from django_rlock._transport.async_pool import _loops, connections_of
+from django_rlock._transport.connection import Connection
 from django_rlock._transport.pool import KEEP_IDLE
 from django_rlock._transport.quorum.nodes import node_set
-from django_rlock._transport.quorum.threads import NodeLink
+from django_rlock._transport.quorum.threads import NodeConnection
 from django_rlock._transport.quorum.votes import QuorumCall
 from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
@@ -40,7 +40,7 @@ def lock(nodes):
 
 
 def links():
-    shared = links_of(asyncio.get_running_loop()).shared
+    shared = connections_of(asyncio.get_running_loop()).shared
     found = {node: shared[node_set("quorum").server(node, "calls")] for node in range(len(shared))}
     assert len(found) == 5
     return found
@@ -77,7 +77,7 @@ def test_a_reply_that_nobody_asked_for_is_no_vote(lock, nodes):
         give_away(nodes)
         for server, link in zip(nodes, links().values(), strict=True):
             server.pause()
-            link.link.sock.send(GRANT)  # whose reply comes when the next call has been sent
+            link.connection.sock.send(GRANT)  # whose reply comes when the next call has been sent
         attempt = asyncio.ensure_future(try_once())
         await asyncio.sleep(0)
         for server in nodes:
@@ -93,8 +93,8 @@ def test_what_came_while_the_loop_was_blocked_is_no_vote(lock, nodes):
         await acquire_and_release(lock)
         give_away(nodes)
         for link in links().values():
-            link.link.sock.send(GRANT)
-            select.select([link.link.sock], [], [])
+            link.connection.sock.send(GRANT)
+            select.select([link.connection.sock], [], [])
         assert not await lock.aacquire(wait_time=0)
 
     asyncio.run(body())
@@ -162,7 +162,7 @@ VOTE = b"*2\r\n$1\r\n1\r\n:1\r\n"
 )
 def test_a_thread_counts_the_votes_before_the_end_of_a_link(brought, once, votes, error):
     ours, theirs = socket.socketpair()
-    link = NodeLink(0, Link(ours))
+    link = NodeConnection(0, Connection(ours))
     link.owed.append((b"1", ASK, object()))
     theirs.sendall(brought)
     theirs.close()
@@ -175,7 +175,7 @@ def test_a_thread_counts_the_votes_before_the_end_of_a_link(brought, once, votes
 
 def test_an_idle_link_that_brings_a_part_of_a_reply_is_not_used():
     ours, theirs = socket.socketpair()
-    link = NodeLink(0, Link(ours))
+    link = NodeConnection(0, Connection(ours))
     theirs.sendall(b"-ERR str")
     with pytest.raises(RedisConnectionError, match="reply without a command"):
         list(link.read(limit=1))
@@ -187,7 +187,7 @@ def test_a_loop_does_not_use_an_idle_link_that_brings_a_part_of_a_reply():
     ours, theirs = socket.socketpair()
 
     async def body():
-        link = TaskLink(Link(ours), asyncio.get_running_loop())
+        link = TaskConnection(Connection(ours), asyncio.get_running_loop())
         link.attach()
         theirs.sendall(b"-ERR str")
         assert not link.read()
@@ -288,7 +288,7 @@ def test_over_tls(settings):
         async def body():
             for _ in range(3):
                 await acquire_and_release(lock)
-            assert all(link.is_open for link in links_of(asyncio.get_running_loop()).shared.values())
+            assert all(link.is_open for link in connections_of(asyncio.get_running_loop()).shared.values())
 
         asyncio.run(body())
 
@@ -355,7 +355,7 @@ async def test_connections_that_were_idle_for_long_are_replaced(face, proxies):
         for link in kept:
             link.since -= KEEP_IDLE
     if face.name == "async":
-        for link in links_of(asyncio.get_running_loop()).shared.values():
+        for link in connections_of(asyncio.get_running_loop()).shared.values():
             link._heard_at -= KEEP_IDLE
     assert await face.acquire(lock, wait_time=0)
     await face.release(lock)

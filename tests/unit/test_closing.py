@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_rlock._transport import connections, pool
-from django_rlock._transport.connection import Link
+from django_rlock._transport.connection import Connection
 from django_rlock._transport.listener import Channel, Listener
 from django_rlock._transport.subscriber import Subscriber
 
@@ -20,7 +20,7 @@ def test_one_that_fails_as_it_is_taken_over_from_redis_py(redis_client, monkeypa
         taken.append(sock)
         raise OSError("Invalid argument")
 
-    monkeypatch.setattr(pool, "Link", refuse)
+    monkeypatch.setattr(pool, "Connection", refuse)
     with pytest.raises(RedisConnectionError, match="Invalid argument"):
         connections.server("default").open()
     assert [sock.fileno() for sock in taken] == [-1]
@@ -28,7 +28,7 @@ def test_one_that_fails_as_it_is_taken_over_from_redis_py(redis_client, monkeypa
 
 def test_one_that_a_listener_cannot_wait_for(monkeypatch):
     ours, theirs = socket.socketpair()
-    subscriber = Subscriber(mock.Mock(), lambda: Link(ours), 1.0)
+    subscriber = Subscriber(mock.Mock(), lambda: Connection(ours), 1.0)
     monkeypatch.setattr(selectors.DefaultSelector, "register", mock.Mock(side_effect=OSError("Too many open files")))
     with theirs, selectors.DefaultSelector() as subscriber._selector:
         with pytest.raises(OSError, match="Too many"):

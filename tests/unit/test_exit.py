@@ -12,9 +12,9 @@ class Circle:
 """
 LINK = """
 import socket
-from django_rlock._transport.connection import Link
+from django_rlock._transport.connection import Connection
 ours, theirs = socket.socketpair()
-kept, circle = Link(ours), Circle(Link(theirs))
+kept, circle = Connection(ours), Circle(Connection(theirs))
 """
 WAITER = """
 from django_rlock._transport.listener import Listener

@@ -13,13 +13,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._redis import scripts
 from django_rlock._transport import connection
 from django_rlock._transport import connection as link
-from django_rlock._transport.async_connection import TaskLink
-from django_rlock._transport.connection import Link, StaleReplyError, check_reply
+from django_rlock._transport.async_connection import TaskConnection
+from django_rlock._transport.connection import Connection, StaleReplyError, check_reply
 
 SIZES = [*range(link._READ_FIRST - 20, link._READ_FIRST + 20), 5_000, 100_000]
 """Of replies: below, at and above what is read first."""
 
-Ends = tuple[Link, socket.socket]
+Ends = tuple[Connection, socket.socket]
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def ends() -> Iterator[Ends]:
     ours, servers = socket.socketpair()
     with ours, servers:
         servers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
-        yield Link(ours), servers
+        yield Connection(ours), servers
 
 
-def ask(ours: Link) -> list[object]:
+def ask(ours: Connection) -> list[object]:
     return [ours.ask(b"PING", 60)]
 
 
-def wait_for(ours: Link) -> list[object]:
+def wait_for(ours: Connection) -> list[object]:
     ours.sock.settimeout(0)
     found: list[object] = []
     while not found:
@@ -44,7 +44,7 @@ def wait_for(ours: Link) -> list[object]:
 
 @pytest.mark.parametrize("receive", [ask, wait_for])
 @pytest.mark.parametrize("size", SIZES)
-def test_reply_of_any_size_arrives_whole(ends: Ends, receive: Callable[[Link], list[object]], size: int) -> None:
+def test_reply_of_any_size_arrives_whole(ends: Ends, receive: Callable[[Connection], list[object]], size: int) -> None:
     ours, servers = ends
     reply = b"x" * size
     for _ in range(2):  # the first leaves nothing behind
@@ -126,7 +126,7 @@ def test_a_loop_gives_up_a_connection_on_which_a_reply_never_ends(ends: Ends) ->
     ours, servers = ends
 
     async def body() -> None:
-        link = TaskLink(ours, asyncio.get_running_loop())
+        link = TaskConnection(ours, asyncio.get_running_loop())
         link.attach()
         answer = link.ask(b"PING", (b"7", scripts.RLOCK_ACQUIRE), 0.1)
         servers.sendall(b"$9999999999\r\nabc")

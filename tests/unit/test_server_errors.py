@@ -5,7 +5,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from django_rlock._transport.calls import unavailable
-from django_rlock._transport.errors import ends_link, is_demotion, is_final, meaning_of, server_error
+from django_rlock._transport.errors import ends_connection, is_demotion, is_final, meaning_of, server_error
 
 IN_62 = "ERR Error running script (call to f_caeeee01384f6b04384c56d69c27aa65287fb306): @user_script:1: "
 IN_7 = " script: caeeee01384f6b04384c56d69c27aa65287fb306, on @user_script:1."
@@ -29,7 +29,7 @@ TABLE = [
     (REPLICA, "server", "elsewhere", "primary"),
     (REPLICA + IN_7, "server", "elsewhere", "primary"),
     (f"{IN_62}@user_script: 1: -{REPLICA}", "server", "elsewhere", "primary"),
-    ("MASTERDOWN Link with MASTER is down.", "server", "elsewhere", "primary"),
+    ("MASTERDOWN Connection with MASTER is down.", "server", "elsewhere", "primary"),
     ("UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)", "server",
      "elsewhere", "primary"),
     ("ERR WAIT cannot be used with replica instances.", "server", "elsewhere", "primary"),
@@ -63,7 +63,7 @@ def test_each_has_its_meaning(text: str, about: str, retry: str, advice: str) ->
     assert meaning is not None
     assert (meaning.about, meaning.retry) == (about, retry)
     assert is_final(error) == (retry == "never")
-    assert ends_link(error) == (about == "connection" or retry == "elsewhere")
+    assert ends_connection(error) == (about == "connection" or retry == "elsewhere")
     assert is_demotion(error) == (retry == "elsewhere")
     assert advice in unavailable("stock:42", error).advice
     assert unavailable("stock:42", error).advice.startswith("Nothing was changed; ")
@@ -73,11 +73,11 @@ def test_others_are_refusals() -> None:
     for text in ("ERR value is not an integer or out of range", "NEVERSEEN of a server to come"):
         error = server_error(text)
         assert is_final(error)
-        assert not ends_link(error)
+        assert not ends_connection(error)
 
 
 def test_what_no_server_said_is_no_refusal() -> None:
     for error in (RedisConnectionError("NOAUTH is what it might have said"), RedisError("x"), OSError("x")):
         assert meaning_of(error) is None
         assert not is_final(error)
-    assert ends_link(RedisConnectionError("Connection reset by peer"))
+    assert ends_connection(RedisConnectionError("Connection reset by peer"))

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._redis.scripts import ENDLESS, LOST, OK
 from django_rlock._transport.calls import PATIENCE, REMEMBERED, REPLY_GRACE, ScriptCall, backoff, refused_until
 from django_rlock._transport.driver import Undo
-from django_rlock._transport.errors import ends_link, is_final
+from django_rlock._transport.errors import ends_connection, is_final
 from django_rlock._transport.quorum.votes import NodeDownError, QuorumCall, QuorumTransport, VoteTally, VotingRound
 from django_rlock.exceptions import QuorumNotReachedError
 
@@ -200,7 +200,7 @@ class Release(QuorumCall):
         return Release(self.name, self.script, self.keys, (owner, left, lease_ms, refused), lease=self.lease)
 
     async def over(self, voting: VotingRound) -> list[Any]:
-        told = self.lasting() if voting.lost_links else self
+        told = self.lasting() if voting.lost_connections else self
         votes = await voting.tell(told)
         if told is not self:
             self.sends += told.sends  # of nodes that were asked again
@@ -406,7 +406,7 @@ def _suited(call: ScriptCall) -> QuorumCall:
 
 def _is_refused(error: QuorumNotReachedError) -> bool:
     """Whether retrying cannot help, because the nodes understood the call and refused it."""
-    return all(is_final(each) and not ends_link(each) for each in error.errors.values())
+    return all(is_final(each) and not ends_connection(each) for each in error.errors.values())
 
 
 def _too_few_listen(error: QuorumNotReachedError) -> bool:

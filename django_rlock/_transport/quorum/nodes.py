@@ -14,7 +14,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
 from django_rlock._core.text import reason_of, redacted
 from django_rlock._transport.calls import REMEMBERED, is_down, next_nonce, pack, pack_command
-from django_rlock._transport.connection import ErrorReply, Link
+from django_rlock._transport.connection import Connection, ErrorReply
 from django_rlock._transport.connections import Purpose, connect_within, server
 from django_rlock._transport.errors import is_demotion
 from django_rlock._transport.pool import Server
@@ -52,7 +52,7 @@ class NodeSet:
         self.is_closed = False
 
     def server(self, node: int, purpose: Purpose) -> Server:
-        """The links to a node."""
+        """The connections to a node."""
         return server(self.aliases[node], None, purpose)
 
     def is_up(self, node: int) -> bool:
@@ -71,17 +71,17 @@ class NodeSet:
             raise NodeDownError(*known)
 
     @property
-    def lost_links(self) -> bool:
+    def lost_connections(self) -> bool:
         """See ``votes.QuorumTransport``."""
         return monotonic() < self._lost_until
 
-    def note_lost_link(self) -> None:
+    def note_lost_connection(self) -> None:
         """Record that a connection was given up on which a command may still be under way."""
         self._lost_until = monotonic() + self._late
 
     def note_down(self, node: int, error: Exception) -> None:
         """Do not use a node until it has been reached again."""
-        self.note_lost_link()
+        self.note_lost_connection()
         if node not in self.down:
             self.server(node, "calls").close_idle()
             self.down[node] = reason_of(error), is_down(error)
@@ -147,23 +147,25 @@ class NodeSet:
     def _visit(self, node: int) -> None:
         """Check whether a node is up, and send it the calls that it has missed."""
         reached = self.server(node, "keeping")
-        link = reached.take_idle() or reached.open()
+        connection = reached.take_idle() or reached.open()
         try:
-            (info,) = link.ask_all(_WHO_ARE_YOU, 1, self.connect_within)  # a link that was idle proves nothing
+            (info,) = connection.ask_all(
+                _WHO_ARE_YOU, 1, self.connect_within
+            )  # a connection that was idle proves nothing
             run_id_in(info)
             self.note_up(node)
             for key in self._untold(node):
-                _obey(link, key[1], self.connect_within)
+                _obey(connection, key[1], self.connect_within)
                 self.untold.pop(key, None)
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        reached.give_back(link)
+        reached.give_back(connection)
 
 
-def _obey(link: Link, call: QuorumCall, limit: float) -> None:
+def _obey(connection: Connection, call: QuorumCall, limit: float) -> None:
     for with_source in (False, True):
-        (reply,) = link.ask_all(pack(call, next_nonce(), with_source), 1, limit)
+        (reply,) = connection.ask_all(pack(call, next_nonce(), with_source), 1, limit)
         if not isinstance(reply, ErrorReply):
             return
     raise RedisError(str(reply))

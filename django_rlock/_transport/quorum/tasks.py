@@ -1,4 +1,5 @@
-"""RedLock's nodes for asyncio: one link to each, shared by all tasks of a loop; replies are counted on arrival."""
+"""RedLock's nodes for asyncio: one connection to each, shared by all tasks of a loop; replies are counted on
+arrival."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
-from django_rlock._transport.async_connection import TaskLink
-from django_rlock._transport.async_pool import TASKS, Sleep, links_of, sleep
+from django_rlock._transport.async_connection import TaskConnection
+from django_rlock._transport.async_pool import TASKS, Sleep, connections_of, sleep
 from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
 from django_rlock._transport.connection import ErrorReply, gone_silently
-from django_rlock._transport.errors import is_reply_that_ends_link, server_error
+from django_rlock._transport.errors import is_reply_that_ends_connection, server_error
 from django_rlock._transport.pool import KEEP_IDLE
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.votes import (
@@ -35,11 +36,11 @@ from django_rlock._transport.quorum.votes import (
 class _Slot:
     """Hands the reply of one node to the conversation that sent the call."""
 
-    __slots__ = ("_call", "_link", "_node", "_session")
+    __slots__ = ("_call", "_connection", "_node", "_session")
 
-    def __init__(self, node: int, link: TaskLink | None, call: QuorumCall, session: Session) -> None:
+    def __init__(self, node: int, connection: TaskConnection | None, call: QuorumCall, session: Session) -> None:
         self._node = node
-        self._link = link
+        self._connection = connection
         self._call = call
         self._session = session
 
@@ -48,11 +49,11 @@ class _Slot:
         return False
 
     def send(self, packed: bytes, nonce: bytes, down: Exception | None) -> None:
-        """Send the call; ``down`` is why there is no link."""
-        if self._link is None or not self._link.is_open:
+        """Send the call; ``down`` is why there is no connection."""
+        if self._connection is None or not self._connection.is_open:
             self.set_result(down or RedisConnectionError("Its connection broke"))
         else:
-            self._link.send(packed, (nonce, self._call.script), self)
+            self._connection.send(packed, (nonce, self._call.script), self)
 
     def set_result(self, reply: Any, /) -> None:
         if isinstance(reply, ErrorReply):
@@ -61,9 +62,9 @@ class _Slot:
                 self.send(pack(self._call, nonce, with_source=True), nonce, None)
                 return
             reply = server_error(str(reply))
-            if is_reply_that_ends_link(reply) and self._link is not None:
+            if is_reply_that_ends_connection(reply) and self._connection is not None:
                 self._session.note_error(self._node, reply)
-                self._link.break_off(reply)  # which gives it to this slot, too
+                self._connection.break_off(reply)  # which gives it to this slot, too
                 return
         if isinstance(reply, Exception) and self._session.will_ask_again(self, self._node, self._call, reply):
             return
@@ -73,13 +74,13 @@ class _Slot:
 class Session:
     """A conversation with the nodes; see ``votes.Conversation``. Replies that come after its end are dropped.
 
-    Calls on one link are executed in order: a late grant is followed by the release that undoes it.
+    Calls on one connection are executed in order: a late grant is followed by the release that undoes it.
     """
 
     def __init__(self, sessions: TaskSessions) -> None:
         self._sessions = sessions
         self._loop = asyncio.get_running_loop()
-        self._links: list[TaskLink | None] = []
+        self._connections: list[TaskConnection | None] = []
         self._down: dict[int, Exception] = {}
         self._awaited: set[_Slot] = set()
         self._to_repeat: dict[int, list[QuorumCall]] = {}
@@ -100,12 +101,13 @@ class Session:
                 self._send(node, call, packed, nonce)
 
     def _send(self, node: int, call: QuorumCall, packed: bytes, nonce: bytes) -> None:
-        slot = _Slot(node, self._links[node], call, self)
+        slot = _Slot(node, self._connections[node], call, self)
         self._awaited.add(slot)
         slot.send(packed, nonce, self._down.get(node))
 
     def hear(self, slot: _Slot, answer: Answer) -> None:
-        """Take an answer from a link. It is counted here, so that the task is woken once, when enough have come."""
+        """Take an answer from a connection. It is counted here, so that the task is woken once, when enough have
+        come."""
         self._answers.append(answer)
         self._awaited.discard(slot)
         self._end_if_enough()
@@ -131,7 +133,7 @@ class Session:
             await self._open(node)
         except Exception as error:  # noqa: BLE001 - such as two names of one server; for the task that listens
             self._error = error
-        self._links = self._sessions.links(self._loop)
+        self._connections = self._sessions.connections(self._loop)
         self._asked_again.add(node)
         for call in self._to_repeat[node]:
             call.sends += 1
@@ -141,7 +143,7 @@ class Session:
         self._end_if_enough()
 
     def note_error(self, node: int, error: Exception) -> None:
-        """Let others learn of an error that concerns their links to a node as well."""
+        """Let others learn of an error that concerns their connections to a node as well."""
         self._sessions.nodes.note_error(node, error)
 
     def _end_if_enough(self) -> None:
@@ -154,7 +156,7 @@ class Session:
         """Count the answers that have come; returns whether there is nothing more to listen for."""
         try:
             return self._decides(count) or not (self._awaited or self._to_repeat)
-        except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the link
+        except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the connection
             self._error = error
             return True
 
@@ -181,15 +183,15 @@ class Session:
             del error  # its traceback refers to this frame
 
     async def __aenter__(self) -> Session:
-        self._links = self._sessions.links(self._loop)
-        closed = [node for node, link in enumerate(self._links) if link is None]
+        self._connections = self._sessions.connections(self._loop)
+        closed = [node for node, connection in enumerate(self._connections) if connection is None]
         if closed:
             await self._open_all(closed)
         return self
 
     async def _open_all(self, nodes: Iterable[int]) -> None:
         await TASKS.gather([self._open(node) for node in nodes])
-        self._links = self._sessions.links(self._loop)
+        self._connections = self._sessions.connections(self._loop)
 
     async def _open(self, node: int) -> None:
         try:
@@ -216,11 +218,11 @@ class TaskSessions:
         self.restarts = self.nodes.restarts
         self.proposals = self.nodes.proposals
         self._servers = [self.nodes.server(node, "calls") for node in range(len(self.names))]
-        self._introduced: WeakSet[TaskLink] = WeakSet()
+        self._introduced: WeakSet[TaskConnection] = WeakSet()
 
     @property
-    def lost_links(self) -> bool:
-        return self.nodes.lost_links
+    def lost_connections(self) -> bool:
+        return self.nodes.lost_connections
 
     def conversation(self) -> Session:
         return Session(self)
@@ -228,26 +230,28 @@ class TaskSessions:
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.nodes.tell_later(undo, nodes)
 
-    def links(self, loop: asyncio.AbstractEventLoop) -> list[TaskLink | None]:
-        """The running loop's open link to each node; a link without a reply in time is given up."""
-        shared, now = links_of(loop).shared, self.now()
+    def connections(self, loop: asyncio.AbstractEventLoop) -> list[TaskConnection | None]:
+        """The running loop's open connection to each node; a connection without a reply in time is given up."""
+        shared, now = connections_of(loop).shared, self.now()
         return [self._usable(node, shared.get(server), now) for node, server in enumerate(self._servers)]
 
-    def _usable(self, node: int, link: TaskLink | None, now: float) -> TaskLink | None:
-        if link is None or not link.is_open or link not in self._introduced:
+    def _usable(self, node: int, connection: TaskConnection | None, now: float) -> TaskConnection | None:
+        if connection is None or not connection.is_open or connection not in self._introduced:
             return None
-        if not link.read():  # while the loop was blocked, the link may have ended, or have brought what it owes
+        if (
+            not connection.read()
+        ):  # while the loop was blocked, the connection may have ended, or have brought what it owes
             return None
-        if link.was_idle(now, KEEP_IDLE):  # a vote has no time to wait for a connection that may be gone
-            link.break_off(gone_silently())
+        if connection.was_idle(now, KEEP_IDLE):  # a vote has no time to wait for a connection that may be gone
+            connection.break_off(gone_silently())
             return None
-        since = link.silent_since()
+        since = connection.silent_since()
         if since is not None and now > since + self.timeout:
             error = RedisTimeoutError("did not reply in time")
             self.nodes.note_down(node, error)
-            link.break_off(error)
+            connection.break_off(error)
             return None
-        return link
+        return connection
 
     async def open(self, node: int) -> None:
         """Connect to a node, unless another task already has; raises NodeDownError when that fails."""
@@ -264,22 +268,22 @@ class TaskSessions:
             raise NodeDownError(reason_of(error), is_down(error)) from error
 
     async def _connect(self, node: int) -> None:
-        links = links_of(asyncio.get_running_loop())
-        link = links.shared.get(self._servers[node])
-        if link is None or not link.is_open:
-            if link is not None:
-                self.nodes.note_lost_link()
-            link = await links.get(self._servers[node], self.nodes.connect_within)
-        if link not in self._introduced:
-            await self._introduce(node, link)
+        connections = connections_of(asyncio.get_running_loop())
+        connection = connections.shared.get(self._servers[node])
+        if connection is None or not connection.is_open:
+            if connection is not None:
+                self.nodes.note_lost_connection()
+            connection = await connections.get(self._servers[node], self.nodes.connect_within)
+        if connection not in self._introduced:
+            await self._introduce(node, connection)
 
-    async def _introduce(self, node: int, link: TaskLink) -> None:
-        """Identify the server that a link leads to."""
+    async def _introduce(self, node: int, connection: TaskConnection) -> None:
+        """Identify the server that a connection leads to."""
         try:
-            (info,) = await link.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
+            (info,) = await connection.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
             self.restarts.meet(node, run_id_in(info))
         except Exception as error:
-            link.break_off(error)
+            connection.break_off(error)
             raise
-        self._introduced.add(link)
+        self._introduced.add(connection)
         self.nodes.note_up(node)

@@ -1,4 +1,5 @@
-"""RedLock's nodes for threads: one link to each, all read by the same poll, so that they work at the same time."""
+"""RedLock's nodes for threads: one connection to each, all read by the same poll, so that they work at the same
+time."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
 from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
-from django_rlock._transport.connection import INCOMPLETE, Link, replies_of, stray
-from django_rlock._transport.errors import is_reply_that_ends_link
+from django_rlock._transport.connection import INCOMPLETE, Connection, replies_of, stray
+from django_rlock._transport.errors import is_reply_that_ends_connection
 from django_rlock._transport.pool import KEEP_IDLE, Server
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.votes import (
@@ -38,41 +39,41 @@ _LOOK_AGAIN = 0.001
 """The interval at which a conversation checks whether a new connection is open, in seconds."""
 
 
-class NodeLink:
-    """A link to a node, with the nonces, calls and askers of the replies still to come, in order.
+class NodeConnection:
+    """A connection to a node, with the nonces, calls and askers of the replies still to come, in order.
 
     An asker identifies a conversation without keeping it alive.
     """
 
-    __slots__ = ("fileno", "link", "node", "owed", "since")
+    __slots__ = ("connection", "fileno", "node", "owed", "since")
 
-    def __init__(self, node: int, link: Link) -> None:
+    def __init__(self, node: int, connection: Connection) -> None:
         self.node = node
-        self.link = link
-        link.sock.settimeout(0)
-        self.fileno = link.fileno()
+        self.connection = connection
+        connection.sock.settimeout(0)
+        self.fileno = connection.fileno()
         self.owed: deque[tuple[bytes, QuorumCall, object]] = deque()
         self.since = monotonic()
 
     def send(self, packed: bytes, nonce: bytes, call: QuorumCall, asker: object, limit: float) -> None:
         self.owed.append((nonce, call, asker))  # before it may fail
-        self.link.send_now(packed, limit)
+        self.connection.send_now(packed, limit)
         self.since = monotonic()
 
     def close(self) -> None:
         self.owed.clear()
-        self.link.close()
+        self.connection.close()
 
     def read(self, limit: float, once: bool = False) -> Iterator[tuple[QuorumCall, object, Any]]:
         """Read what has arrived: all of it, or with ``once`` one piece. Yields the calls, their askers and the replies.
 
-        Raises an error if the link has ended, or brings stray data. A call whose script the node does not know is sent
-        again.
+        Raises an error if the connection has ended, or brings stray data. A call whose script the node does not know is
+        sent again.
         """
-        while self.link.receive():
+        while self.connection.receive():
             if not self.owed:
                 raise stray()
-            for reply in iter(self.link.next_reply, INCOMPLETE):
+            for reply in iter(self.connection.next_reply, INCOMPLETE):
                 if not self.owed:
                     raise stray()
                 nonce, call, asker = self.owed.popleft()
@@ -89,18 +90,18 @@ class NodeLink:
 class Session:
     """A conversation with the nodes; see ``votes.Conversation``.
 
-    A slow node may still owe a reply when the conversation ends. The next conversation on the link skips that reply.
-    Calls on one link are executed in order: a late grant is followed by the release that undoes it.
+    A slow node may still owe a reply when the conversation ends. The next conversation on the connection skips that
+    reply. Calls on one connection are executed in order: a late grant is followed by the release that undoes it.
     """
 
     def __init__(self, sessions: ThreadSessions) -> None:
         self._sessions = sessions
         self._asker = object()
-        self._links: dict[int, NodeLink] = {}
+        self._connections: dict[int, NodeConnection] = {}
         self._answers: deque[Answer] = deque()
         self._to_repeat: dict[int, tuple[threads.Call, list[QuorumCall]]] = {}
         self._asked_again: dict[int, Exception] = {}
-        self._by_fileno: dict[int, NodeLink] = {}
+        self._by_fileno: dict[int, NodeConnection] = {}
         self._poll = select.poll()
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
@@ -113,30 +114,30 @@ class Session:
         if node in self._to_repeat:  # after the calls before it
             self._to_repeat[node][1].append(call)
             return
-        link = self._links.get(node)
+        connection = self._connections.get(node)
         try:
-            link = link or self._add(self._sessions.take_link(node))
-            link.send(packed, nonce, call, self._asker, self._sessions.send_within)
+            connection = connection or self._add(self._sessions.take_connection(node))
+            connection.send(packed, nonce, call, self._asker, self._sessions.send_within)
         except (RedisError, OSError) as error:
-            if link is None:
+            if connection is None:
                 # If the node was asked before, it may have executed the call, and NodeDownError would deny that.
                 self._answers.append(Answer(node, call, self._asked_again.get(node, error)))
             else:
-                self._part(link, error)
+                self._part(connection, error)
 
-    def _add(self, link: NodeLink) -> NodeLink:
-        self._links[link.node] = self._by_fileno[link.fileno] = link
-        self._poll.register(link.fileno, select.POLLIN)
-        return link
+    def _add(self, connection: NodeConnection) -> NodeConnection:
+        self._connections[connection.node] = self._by_fileno[connection.fileno] = connection
+        self._poll.register(connection.fileno, select.POLLIN)
+        return connection
 
-    def _part(self, link: NodeLink, error: Exception) -> None:
-        """Give up a link. The calls that have no reply yet are sent over a new one, once in a conversation."""
-        node = link.node
-        del self._links[node]
-        self._poll.unregister(link.fileno)
-        calls = [call for _, call, asker in link.owed if asker is self._asker]
-        link.close()
-        self._sessions.nodes.note_lost_link()
+    def _part(self, connection: NodeConnection, error: Exception) -> None:
+        """Give up a connection. The calls that have no reply yet are sent over a new one, once in a conversation."""
+        node = connection.node
+        del self._connections[node]
+        self._poll.unregister(connection.fileno)
+        calls = [call for _, call, asker in connection.owed if asker is self._asker]
+        connection.close()
+        self._sessions.nodes.note_lost_connection()
         if calls and may_ask_again(error) and node not in self._asked_again:
             self._asked_again[node] = error
             # In a thread: meanwhile the other nodes vote.
@@ -160,7 +161,7 @@ class Session:
                     return
             if self._to_repeat:
                 self._ask_again()
-            if not self._to_repeat and not any(link.owed for link in self._links.values()):
+            if not self._to_repeat and not any(connection.owed for connection in self._connections.values()):
                 if answers:
                     continue
                 return
@@ -172,60 +173,60 @@ class Session:
             for fileno, _ in arrived:
                 self._read(self._by_fileno[fileno])
 
-    def _read(self, link: NodeLink) -> None:
+    def _read(self, connection: NodeConnection) -> None:
         # It is polled again; but what TLS has decrypted already makes no socket readable.
-        arrived = link.read(self._sessions.send_within, once=link.link.is_plain)
+        arrived = connection.read(self._sessions.send_within, once=connection.connection.is_plain)
         try:
-            self._hear(link, arrived)
+            self._hear(connection, arrived)
         except (RedisError, OSError) as error:  # the answers before it count
-            self._part(link, error)
+            self._part(connection, error)
 
-    def _hear(self, link: NodeLink, arrived: Iterator[tuple[QuorumCall, object, Any]]) -> None:
+    def _hear(self, connection: NodeConnection, arrived: Iterator[tuple[QuorumCall, object, Any]]) -> None:
         for call, asker, reply in arrived:
-            if is_reply_that_ends_link(reply):
-                link.owed.appendleft((b"", call, asker))  # the connection has refused it, not the node
-                self._sessions.nodes.note_error(link.node, reply)
+            if is_reply_that_ends_connection(reply):
+                connection.owed.appendleft((b"", call, asker))  # the connection has refused it, not the node
+                self._sessions.nodes.note_error(connection.node, reply)
                 raise reply
             if asker is self._asker:
-                self._answers.append(Answer(link.node, call, reply))
+                self._answers.append(Answer(connection.node, call, reply))
 
     async def __aenter__(self) -> Session:
         try:
-            self._take_links()
+            self._take_connections()
         except BaseException:
             self._close()
             raise
         return self
 
-    def _take_links(self) -> None:
-        self._connect(self._sessions.without_link())
+    def _take_connections(self) -> None:
+        self._connect(self._sessions.without_connection())
         for node in range(len(self._sessions.names)):
-            if node not in self._links:
+            if node not in self._connections:
                 with suppress(RedisError):  # reported when a call is sent to this node
-                    self._add(self._sessions.take_link(node))
+                    self._add(self._sessions.take_connection(node))
 
     def _connect(self, nodes: Sequence[int]) -> None:
         """Connect to several nodes at once, so that an unreachable one does not delay the others."""
         if len(nodes) < 2:
             return
-        outcomes = threads.gather([partial(self._sessions.take_link, node) for node in nodes])
-        for link in outcomes:
-            if isinstance(link, NodeLink):
-                self._add(link)
+        outcomes = threads.gather([partial(self._sessions.take_connection, node) for node in nodes])
+        for connection in outcomes:
+            if isinstance(connection, NodeConnection):
+                self._add(connection)
         for error in outcomes:
-            if not isinstance(error, NodeLink | RedisError):
+            if not isinstance(error, NodeConnection | RedisError):
                 raise error
 
     def _close(self) -> None:
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         # Any other exception, such as one raised by a signal handler, may have cut off a reply half way.
         if error is None or isinstance(error, RLockError):
-            while self._links:
-                self._sessions.keep_link(self._links.popitem()[1])
+            while self._connections:
+                self._sessions.keep_connection(self._connections.popitem()[1])
         else:
             self._close()
 
@@ -243,11 +244,11 @@ class ThreadSessions:
         self.send_within = self.nodes.connect_within
         self.restarts = self.nodes.restarts
         self.proposals = self.nodes.proposals
-        self._kept: list[deque[NodeLink]] = [deque() for _ in self.names]
+        self._kept: list[deque[NodeConnection]] = [deque() for _ in self.names]
 
     @property
-    def lost_links(self) -> bool:
-        return self.nodes.lost_links
+    def lost_connections(self) -> bool:
+        return self.nodes.lost_connections
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -258,15 +259,15 @@ class ThreadSessions:
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.nodes.tell_later(undo, nodes)
 
-    def take_link(self, node: int) -> NodeLink:
-        """Return an idle or a new link; replies still owed on an idle one have been read or are on their way."""
+    def take_connection(self, node: int) -> NodeConnection:
+        """Return an idle or a new connection; replies still owed on an idle one have been read or are on their way."""
         while True:
             try:
-                link = self._kept[node].pop()
+                connection = self._kept[node].pop()
             except IndexError:
                 break
-            if self._is_alive(link):
-                return link
+            if self._is_alive(connection):
+                return connection
         self.nodes.require_up(node)
         reached = self.nodes.server(node, "calls")
         try:
@@ -280,48 +281,48 @@ class ThreadSessions:
                 self.nodes.note_down(node, error)
             raise NodeDownError(reason_of(error), is_down(error)) from error
 
-    def _connected(self, node: int, reached: Server) -> NodeLink:
-        """A new link, once the server that it leads to has been identified."""
-        link = reached.take(self.nodes.connect_within)
+    def _connected(self, node: int, reached: Server) -> NodeConnection:
+        """A new connection, once the server that it leads to has been identified."""
+        connection = reached.take(self.nodes.connect_within)
         try:
-            (info,) = link.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
+            (info,) = connection.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
             self.restarts.meet(node, run_id_in(info))
         except BaseException:
-            link.close()
+            connection.close()
             raise
         self.nodes.note_up(node)
-        return NodeLink(node, link)
+        return NodeConnection(node, connection)
 
-    def _is_alive(self, link: NodeLink) -> bool:
+    def _is_alive(self, connection: NodeConnection) -> bool:
         try:
-            deque(link.read(self.send_within), maxlen=0)  # nobody waits for these replies any more
+            deque(connection.read(self.send_within), maxlen=0)  # nobody waits for these replies any more
             # A vote has no time to wait for a connection that may be gone.
-            is_usable = self.nodes.is_up(link.node) and self.now() < link.since + KEEP_IDLE
+            is_usable = self.nodes.is_up(connection.node) and self.now() < connection.since + KEEP_IDLE
         except (RedisError, OSError):
             is_usable = False
         if not is_usable:
-            if link.owed:
-                self.nodes.note_lost_link()
-            link.close()
+            if connection.owed:
+                self.nodes.note_lost_connection()
+            connection.close()
             return False
-        if link.owed and self.now() > link.since + self.timeout:
-            link.close()
-            self.nodes.note_down(link.node, RedisTimeoutError("did not reply in time"))
+        if connection.owed and self.now() > connection.since + self.timeout:
+            connection.close()
+            self.nodes.note_down(connection.node, RedisTimeoutError("did not reply in time"))
             return False
         return True
 
     def connect(self, node: int) -> None:
-        """Have a link for a conversation that needs one; raises NodeDownError when that fails."""
-        self.keep_link(self.take_link(node))
+        """Have a connection for a conversation that needs one; raises NodeDownError when that fails."""
+        self.keep_connection(self.take_connection(node))
 
-    def keep_link(self, link: NodeLink) -> None:
-        """Keep a link for the next conversation."""
-        self._kept[link.node].append(link)
+    def keep_connection(self, connection: NodeConnection) -> None:
+        """Keep a connection for the next conversation."""
+        self._kept[connection.node].append(connection)
         if self.nodes.is_closed:
-            self._close_kept(link.node)
+            self._close_kept(connection.node)
 
-    def without_link(self) -> list[int]:
-        """The nodes to which no link is kept, and which may be up."""
+    def without_connection(self) -> list[int]:
+        """The nodes to which no connection is kept, and which may be up."""
         return [node for node, kept in enumerate(self._kept) if not kept and self.nodes.may_be_up(node)]
 
     def _close_kept(self, node: int) -> None:

@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import Argument, ScriptCall, prepare
 from django_rlock._transport.connection import ErrorReply
-from django_rlock._transport.errors import ends_link, server_error
+from django_rlock._transport.errors import ends_connection, server_error
 from django_rlock.exceptions import QuorumNotReachedError
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def may_ask_again(error: BaseException) -> bool:
 
     Scripts are safe to repeat: an owner's second acquire finds its hold, and a second release finds none.
     """
-    return ends_link(error) and not isinstance(error, NodeDownError)
+    return ends_connection(error) and not isinstance(error, NodeDownError)
 
 
 class Answer(NamedTuple):
@@ -224,7 +224,7 @@ class QuorumTransport(Protocol):
         """Which tokens are proposed to them."""
 
     @property
-    def lost_links(self) -> bool:
+    def lost_connections(self) -> bool:
         """Whether a connection was given up recently on which a command may still be under way."""
 
     def now(self) -> float: ...
@@ -355,8 +355,8 @@ class VotingRound:
         self._tallies: dict[QuorumCall, VoteTally] = {}
 
     @property
-    def lost_links(self) -> bool:
-        return self._transport.lost_links
+    def lost_connections(self) -> bool:
+        return self._transport.lost_connections
 
     async def ask(
         self, call: QuorumCall, voters: Collection[int] | None = None, until: float | None = None
@@ -438,7 +438,7 @@ class VotingRound:
         if call.undo is None:
             return
         # A copy of the call may still be under way on a connection that broke before the node was asked again.
-        told = await self.tell(call.undo.lasting() if self.lost_links else call.undo)
+        told = await self.tell(call.undo.lasting() if self.lost_connections else call.undo)
         innocent = {node for node, error in asked.errors.items() if isinstance(error, NodeDownError)} | asked.no.keys()
         # Nodes that did not reply may still execute the call after the undo.
         unheard = set(range(self._size)) - asked.answered.keys()
