@@ -36,7 +36,7 @@ class LockSignal(Signal):
         """Make Django cache a sender's receivers. It takes a mutex to find them, which an interrupted caller could
         leave locked, so this runs in a separate thread."""
         if self._dead_receivers or sender not in self.sender_receivers_cache:  # type: ignore[attr-defined]
-            threads.elsewhere(self.has_listeners, sender)
+            threads.run_in_thread(self.has_listeners, sender)
 
 
 lock_acquired = LockSignal("acquired")  # owner, count, waited (seconds); outcome "reentered" where count is above 1

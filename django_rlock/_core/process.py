@@ -155,7 +155,7 @@ def notice_fork() -> None:
     would enter each other's locks. So every call of a lock begins here.
     """
     if os.getpid() != _pid:
-        threads.elsewhere(_notice_fork)
+        threads.run_in_thread(_notice_fork)
 
 
 def _notice_fork() -> None:

@@ -207,7 +207,7 @@ class _Mark:
     __slots__ = ("__weakref__",)
 
 
-def elsewhere(function: Callable[..., T], *args: Any) -> T:
+def run_in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own, where no signal interrupts it; return or raise its outcome."""
     (outcome,) = gather([partial(function, *args)])
     return _value(outcome)

@@ -329,7 +329,7 @@ class Server:
         self._client = get_client(using)
 
     def _ask(self, question: Callable[[redis.Redis], T]) -> T:
-        return threads.elsewhere(question, self._client)
+        return threads.run_in_thread(question, self._client)
 
     def read_all_reports(self, is_refresh: bool = False) -> tuple[float, list[Report]]:
         return self._ask(lambda client: read_all_reports(client, self._using, is_refresh))
@@ -380,7 +380,7 @@ class Nodes(Server):
         return self._ask_by_name(lambda client, _: question(client))
 
     def _ask_by_name(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
-        answers = threads.elsewhere(self._answers, question)
+        answers = threads.run_in_thread(self._answers, question)
         if len(answers) <= len(self._clients) // 2:
             raise QuorumNotReachedError(self._name, dict(self._errors), len(self._clients))
         return answers

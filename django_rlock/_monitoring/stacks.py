@@ -118,7 +118,7 @@ def holder_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
     None if its process does not reply within ANSWER_WITHIN seconds: it is paused or disconnected, its SHOW_STACKS
     setting is off, or it is a Java client. Raises LockUnavailableError if Redis is unreachable.
     """
-    return threads.elsewhere(_ask, lock, holder)
+    return threads.run_in_thread(_ask, lock, holder)
 
 
 def _ask(lock: LockInfo, holder: Holder) -> list[str] | None:

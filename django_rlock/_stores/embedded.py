@@ -80,7 +80,7 @@ class Embedded:
             try:
                 return self._dial(limit)
             except (FileNotFoundError, ConnectionRefusedError):
-                threads.elsewhere(self._start)  # in a thread that no signal interrupts
+                threads.run_in_thread(self._start)  # in a thread that no signal interrupts
         return self._dial(limit)
 
     def _dial(self, limit: float) -> socket.socket:

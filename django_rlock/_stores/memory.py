@@ -171,7 +171,7 @@ class _Own:
         self.servers: dict[str, InProcessServer] = {}
 
     def server(self, place: str) -> InProcessServer:
-        return self.servers.get(place) or threads.elsewhere(self._start, place)
+        return self.servers.get(place) or threads.run_in_thread(self._start, place)
 
     def _start(self, place: str) -> InProcessServer:
         with self._mutex:

@@ -164,7 +164,7 @@ class Hearing:
 def sync_driver(using: str) -> AliasDriver:
     """The driver for callers in threads."""
     # Making a driver may import modules and take redis-py's mutexes, which an interrupted caller would leave locked.
-    return threads.elsewhere(_sync_driver, using)
+    return threads.run_in_thread(_sync_driver, using)
 
 
 def _sync_driver(using: str) -> AliasDriver:
@@ -176,7 +176,7 @@ def _sync_driver(using: str) -> AliasDriver:
 @remembered("drivers")
 def async_driver(using: str) -> AliasDriver:
     """The driver for callers in asyncio tasks."""
-    return threads.elsewhere(_async_driver, using)
+    return threads.run_in_thread(_async_driver, using)
 
 
 def _async_driver(using: str) -> AliasDriver:

@@ -441,7 +441,7 @@ def _both_inside(alias: str, first: str, other: str) -> bool:
     """Whether another owner gets two locks together, although this owner holds one of them."""
     try:
         with RLock(other, using=alias, wait_time=WITHIN, lease_time=60):
-            return threads.elsewhere(_takes, alias, first, other)
+            return threads.run_in_thread(_takes, alias, first, other)
     except RLockError:
         return False
 

@@ -25,7 +25,7 @@ from asgiref.sync import sync_to_async
 from django.test.utils import TestContextDecorator
 
 from django_rlock._core.clock import pretend_jump
-from django_rlock._core.threads import elsewhere
+from django_rlock._core.threads import run_in_thread
 from django_rlock._stores import memory
 from django_rlock._transport.identity import running_loop
 from django_rlock.inspection import LockInfo, find_locks, lock_info
@@ -179,7 +179,7 @@ class hold:  # noqa: N801 - read as a verb
 
 def _beside_the_loop(function: Callable[..., T], *args: Any) -> T:
     """Call a blocking function, in a thread of its own if this one runs an event loop."""
-    return function(*args) if running_loop() is None else elsewhere(function, *args)
+    return function(*args) if running_loop() is None else run_in_thread(function, *args)
 
 
 def assert_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
