@@ -31,7 +31,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Context, Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
-        self._seat = threads.free_seat()
+        self._instance = threads.SingleInstance()
         self._runs = False
         self._dropped = 0
 
@@ -57,7 +57,7 @@ class Callbacks:
         return done.wait(within)
 
     def _run(self) -> None:
-        if not self._seat.quiet():
+        if not self._instance.enter():
             return  # another thread already runs
         self._runs = True
         while True:

@@ -63,11 +63,25 @@ class AutoResetEvent:
         return self._gate.acquire(False)
 
 
-def free_seat() -> AutoResetEvent:
-    """A bell that has rung: of several threads, the one that quiets it has the seat, until it rings it again."""
-    seat = AutoResetEvent()
-    seat.ring()
-    return seat
+class SingleInstance:
+    """Lets one thread at a time do something: of several that try to enter, the others are refused until it leaves."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+
+    def enter(self) -> bool:
+        """Whether the caller may do it; it must leave in the end. Never blocks."""
+        return self._lock.acquire(False)
+
+    def leave(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has left already
+            self._lock.release()
+
+    @property
+    def is_entered(self) -> bool:
+        return self._lock.locked()
 
 
 def start(function: Callable[..., object], *args: Any, name: str | None = None) -> None:

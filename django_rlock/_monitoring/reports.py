@@ -226,7 +226,7 @@ class Reporter:
         self.stacks = Stacks(self._wake)
         self._homes: dict[str, dict[str, str]] = {}
         self._event = threads.AutoResetEvent()
-        self._seat = threads.free_seat()
+        self._instance = threads.SingleInstance()
         self._began = self._runs = self._stopped = False
         self._leaving: threads.AutoResetEvent | None = None
         self.wakes_at = math.inf
@@ -268,7 +268,7 @@ class Reporter:
             done.wait(within)
 
     def _run(self) -> None:
-        if not self._seat.quiet():
+        if not self._instance.enter():
             return  # another thread already runs
         self._runs = True
         while not self._stopped:

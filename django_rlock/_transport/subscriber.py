@@ -77,7 +77,7 @@ class Subscriber:
         self._open = connect
         self._reply_limit = reply_limit
         self._inbox: deque[str] = deque()
-        self._seat = threads.free_seat()
+        self._instance = threads.SingleInstance()
         self._runs = self._stopped = False
         self._inner, self._outer = socket.socketpair()
         self._inner.setblocking(False)
@@ -111,7 +111,7 @@ class Subscriber:
     def stop(self) -> None:
         """End the thread."""
         self._stopped = True
-        if self._seat.quiet():  # no thread has started, and none will
+        if self._instance.enter():  # no thread has started, and none will
             self._close()
         else:
             self._wake()
@@ -126,8 +126,8 @@ class Subscriber:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if not self._seat.quiet():
-            return  # another thread has the seat
+        if not self._instance.enter():
+            return  # another thread runs it
         self._runs = True
         with selectors.DefaultSelector() as selector:
             self._selector = selector

@@ -226,7 +226,7 @@ class CircuitBreaker(PlainNode):
     def __init__(self, face: Face, server: Server) -> None:
         super().__init__(face, server)
         self._silence: str | None = None
-        self._seat = threads.free_seat()
+        self._instance = threads.SingleInstance()
         # The PING goes out in any case, so it takes the node's own method, before that is replaced.
         self._send_ping = partial(self.converse, _PING, [None], UNLIMITED)
         self.exchange = partial(self._unless_silent, self.exchange)
@@ -247,11 +247,11 @@ class CircuitBreaker(PlainNode):
             raise
 
     def _look_again(self) -> None:
-        if self._seat.quiet():  # otherwise another thread is looking
+        if self._instance.enter():  # otherwise another thread is looking
             try:
                 threads.start(self._ping)
             except RuntimeError:  # interpreter exit, or no threads left
-                self._seat.ring()
+                self._instance.leave()
 
     def _ping(self) -> None:
         try:
@@ -260,7 +260,7 @@ class CircuitBreaker(PlainNode):
         except (RedisError, OSError) as error:
             self._silence = reason_of(error)
         finally:
-            self._seat.ring()
+            self._instance.leave()
 
 
 # --- a cluster --------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class BackgroundWorker:
         self.wakes_at = math.inf
         self.late_at = math.inf
         self._event = threads.AutoResetEvent()
-        self._seat: threads.AutoResetEvent = threads.free_seat()
+        self._instance = threads.SingleInstance()
         self._runs = False
         self._leaving: threads.AutoResetEvent | None = None
         self._began = False
@@ -107,14 +107,14 @@ class BackgroundWorker:
         self.late_at = now + lease * LATE
         self._log_late(late)
         if late >= lease * _HUNG or not self._runs:
-            # A hanging thread that continues later sees that the seat has changed, and ends.
-            self._seat, self._runs = threads.free_seat(), False
+            # A hanging thread that continues later sees that it was replaced, and ends.
+            self._instance, self._runs = threads.SingleInstance(), False
             self._start()
 
     def _start(self) -> None:
         self._began = True
         try:
-            threads.start(self._run, self._seat, name=f"rlock-worker-{self.using}")
+            threads.start(self._run, self._instance, name=f"rlock-worker-{self.using}")
         except RuntimeError as error:  # the interpreter ends, or the system has no thread left
             log(logger, logging.ERROR, "Locks of %r are not renewed, no thread can be started: %s", self.using, error)
 
@@ -134,21 +134,21 @@ class BackgroundWorker:
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
-    def _run(self, seat: threads.AutoResetEvent) -> None:
-        if not seat.quiet():
-            return  # another thread has the seat
+    def _run(self, instance: threads.SingleInstance) -> None:
+        if not instance.enter():
+            return  # another thread runs it
         self._runs = True
         try:
-            while self._seat is seat and not self._stopped:
+            while self._instance is instance and not self._stopped:
                 try:
                     self._turn()
                 except BaseException as error:  # noqa: BLE001 - nothing would be renewed any more
                     self._log_failure(error)
                     time.sleep(SLOWEST_TICK)
         finally:
-            if self._seat is seat:  # the next acquire starts another thread
+            if self._instance is instance:  # the next acquire starts another thread
                 self._runs = False
-                seat.ring()
+                instance.leave()
                 self.late_at = self.wakes_at = math.inf
 
     def _turn(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from django_rlock import FairLock, RLock
 from django_rlock._core.clock import monotonic
-from django_rlock._core.threads import AutoResetEvent
+from django_rlock._core.threads import SingleInstance
 from django_rlock._transport.worker import BackgroundWorker, CleanUps, worker
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import watch
@@ -55,9 +55,9 @@ def test_one_that_hangs_is_replaced(monkeypatch, settings, redis_client, caplog)
     hangs, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
     run, clean_up_now = BackgroundWorker._run, CleanUps.round
 
-    def run_and_say_so(self: BackgroundWorker, seat: AutoResetEvent) -> None:
+    def run_and_say_so(self: BackgroundWorker, instance: SingleInstance) -> None:
         first = not hangs.is_set()
-        run(self, seat)
+        run(self, instance)
         if first:
             ended.set()
 
@@ -94,8 +94,8 @@ def test_how_late_one_may_be(is_unconfirmed, redis_client, caplog):
         its = worker("default")
         its._runs = True
         its._promise(hold.deadline - hold.runs_for - 3)
-        before = its._seat
+        before = its._instance
         watch(hold)
-        assert (its._seat is not before) == is_unconfirmed
+        assert (its._instance is not before) == is_unconfirmed
         lock.release()
     assert ("is late by 3.0 s" in caplog.text) == is_unconfirmed

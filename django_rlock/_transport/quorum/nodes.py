@@ -48,7 +48,7 @@ class NodeSet:
         self._late = max(options.longest_lease or options.watchdog_timeout, REMEMBERED)
         self.untold: dict[tuple[int, QuorumCall], float] = {}
         self.closing: list[Callable[[int], object]] = []
-        self._seats = [threads.free_seat() for _ in self.names]
+        self._instances = [threads.SingleInstance() for _ in self.names]
         self.is_closed = False
 
     def server(self, node: int, purpose: Purpose) -> Server:
@@ -115,13 +115,13 @@ class NodeSet:
     # --- visits ------------------------------------------------------------------------------------------------------
 
     def _see_to(self, node: int) -> None:
-        if self._seats[node].has_rung:
+        if not self._instances[node].is_entered:
             with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left: leases expire
                 threads.start(self._visit_until_done, node)
 
     def _visit_until_done(self, node: int) -> None:
-        seat = self._seats[node]
-        while self._needs_visits(node) and seat.quiet():  # otherwise another thread has the seat
+        instance = self._instances[node]
+        while self._needs_visits(node) and instance.enter():  # otherwise another thread does
             while self._needs_visits(node):
                 time.sleep(LOOK_AGAIN)
                 if self.is_closed:  # by now the node's alias may be another server's
@@ -131,7 +131,7 @@ class NodeSet:
                 except Exception as error:  # noqa: BLE001 - still down, perhaps for another reason
                     if node in self.down:
                         self.down[node] = reason_of(error), is_down(error)
-            seat.ring()
+            instance.leave()
 
     def _needs_visits(self, node: int) -> bool:
         return not self.is_closed and (not self.is_up(node) or bool(self._untold(node)))
