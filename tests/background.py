@@ -30,7 +30,7 @@ class RoundEnds:
 
     def round(self, now: float) -> float:
         for _ in range(len(self.waiting)):
-            self.waiting.popleft().ring()
+            self.waiting.popleft().set()
         return float("inf")
 
     def at_exit(self) -> None:
@@ -42,13 +42,13 @@ add_job(RoundEnds)
 
 def nudge(using: str = "default") -> None:
     """Start a round now."""
-    worker(using).ring()
+    worker(using).wake()
 
 
 def look_at(hold: Hold) -> None:
     """Make the watchdog check a hold whose times a test has changed."""
     watch(hold)
-    worker(hold.lock.using).ring()
+    worker(hold.lock.using).wake()
 
 
 def renew_now(*holds: Hold) -> None:
@@ -92,7 +92,7 @@ def _end_rounds() -> None:
     for each in workers():
         end = threads.AutoResetEvent()
         each.jobs[RoundEnds].waiting.append(end)
-        each.ring()
+        each.wake()
         assert end.wait(PATIENCE)
 
 

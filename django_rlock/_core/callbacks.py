@@ -53,7 +53,7 @@ class Callbacks:
         if self._queue.empty() and not self._runs:
             return True
         done = threads.AutoResetEvent()
-        self.post(done.ring)
+        self.post(done.set)
         return done.wait(within)
 
     def _run(self) -> None:

@@ -25,7 +25,7 @@ SIGNALS_WITHIN = 1.0
 
 
 class AutoResetEvent:
-    """Wakes the one thread that waits for it. One ring is kept until it is used."""
+    """Wakes the one thread that waits for it. It stays set until that thread has woken."""
 
     __slots__ = ("_gate",)
 
@@ -33,12 +33,12 @@ class AutoResetEvent:
         self._gate = _thread.allocate_lock()
         self._gate.acquire()
 
-    def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has rung already
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is set already
             self._gate.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until it rings (True) or for ``timeout`` seconds (False); None means no time limit."""
+        """Sleep until it is set (True) or for ``timeout`` seconds (False); None means no time limit."""
         return self._gate.acquire(True, -1 if timeout is None else min(max(timeout, 0.0), _thread.TIMEOUT_MAX))
 
     def wait_for_long(self, timeout: float | None = None) -> bool:
@@ -54,12 +54,12 @@ class AutoResetEvent:
         return self.wait(None if left == math.inf else left)
 
     @property
-    def has_rung(self) -> bool:
-        """Whether there is an unused ring."""
+    def is_set(self) -> bool:
+        """Whether it was set, and nothing has woken since."""
         return not self._gate.locked()
 
-    def quiet(self) -> bool:
-        """Take back an unused ring; returns whether there was one."""
+    def clear(self) -> bool:
+        """Reset it; returns whether it was set."""
         return self._gate.acquire(False)
 
 
@@ -106,7 +106,7 @@ class Call:
     def __init__(self, function: Callable[[], object], notify: Callable[[], object] | None = None) -> None:
         self._event = AutoResetEvent()
         self._function = function
-        self._notify = notify or self._event.ring
+        self._notify = notify or self._event.set
         self.error: BaseException | None = None
         self.value: Any = None
 

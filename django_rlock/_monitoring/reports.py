@@ -248,7 +248,7 @@ class Reporter:
             self._wake()
 
     def _wake(self) -> None:
-        self._event.ring()
+        self._event.set()
         if not self._runs:
             self._began = True
             with contextlib.suppress(RuntimeError):  # interpreter exit, or no threads left
@@ -257,14 +257,14 @@ class Reporter:
     def stop(self) -> None:
         """End the thread, because the settings have changed."""
         self._stopped = True
-        self._event.ring()
+        self._event.set()
 
     def leave(self, within: float) -> None:
         """At a clean exit, write the history, and delete the reports if the process holds nothing. Otherwise the
         reports stay until they expire."""
         if self._began:
             self._leaving = done = threads.AutoResetEvent()
-            self._event.ring()
+            self._event.set()
             done.wait(within)
 
     def _run(self) -> None:
@@ -272,7 +272,7 @@ class Reporter:
             return  # another thread already runs
         self._runs = True
         while not self._stopped:
-            self._event.quiet()
+            self._event.clear()
             self.wakes_at = monotonic() + MIN_AGE
             try:
                 due = self.round(monotonic())
@@ -327,7 +327,7 @@ class Reporter:
         for publisher in () if HOLDS else self.publishers.values():
             publisher.take_back()
         if self._leaving is not None:
-            self._leaving.ring()
+            self._leaving.set()
 
 
 _reporter: Owned[Reporter] = Owned("reports", Reporter, stop=Reporter.stop)

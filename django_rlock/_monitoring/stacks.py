@@ -52,10 +52,10 @@ def stack_key(request: str) -> str:
 
 
 class Stacks:
-    """The requests to this process without a reply yet; ``ring`` wakes the thread that replies."""
+    """The requests to this process without a reply yet; ``wake`` wakes the thread that replies."""
 
-    def __init__(self, ring: Callable[[], object]) -> None:
-        self._ring = ring
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
         self._asked: deque[tuple[str, str]] = deque(maxlen=_MOST_ASKED)
         self.heard: dict[str, ListenerWaiter] = {}
 
@@ -66,7 +66,7 @@ class Stacks:
     def _hear(self, using: str, message: str) -> None:
         if message:
             self._asked.append((using, message))
-            self._ring()
+            self._wake()
 
     def answer(self) -> None:
         """Reply to all requests."""

@@ -188,34 +188,34 @@ async def _wait_for(future: asyncio.Future[Any], limit: float) -> None:
 
 
 class LoopEvent:
-    """Wakes the one task that waits for it, from any thread. One ring is kept until it is used.
+    """Wakes the one task that waits for it, from any thread. It stays set until that task has woken.
 
     asyncio.Event takes a mutex of all loops when a task first waits for it, and a signal may leave that locked.
     """
 
-    __slots__ = ("_loop", "_sleep", "has_rung")
+    __slots__ = ("_loop", "_sleep", "is_set")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._sleep: Sleep | None = None
-        self.has_rung = False
+        self.is_set = False
 
-    def ring(self) -> None:
-        self.has_rung = True
+    def set(self) -> None:
+        self.is_set = True
         sleep = self._sleep
         if sleep is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed
                 self._loop.call_soon_threadsafe(sleep.end)
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until it rings (True) or for ``timeout`` seconds (False); None means no time limit."""
+        """Sleep until it is set (True) or for ``timeout`` seconds (False); None means no time limit."""
         self._sleep = sleep = Sleep(self._loop)
-        if not self.has_rung:  # looked at after that; who rings the bell sets it before looking for a sleep
+        if not self.is_set:  # looked at after that; set() sets it before it looks for a sleep
             await sleep.until_end(timeout)
         self._sleep = None
-        if not self.has_rung:
+        if not self.is_set:
             return False
-        self.has_rung = False
+        self.is_set = False
         return True
 
 
@@ -226,7 +226,7 @@ async def take_connection(server: Server, limit: float) -> Connection:
     if connection is not None:
         return connection
     event = LoopEvent()
-    claim = ConnectionWait(event.ring)
+    claim = ConnectionWait(event.set)
     try:
         return await _await(server, claim, event, monotonic() + limit)
     finally:
@@ -255,7 +255,7 @@ class TaskFace:
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         # Not by to_thread(): to start its thread, the loop takes a mutex shared by the executors of all threads.
         event = LoopEvent()
-        call = threads.Call(partial(function, *args), event.ring)
+        call = threads.Call(partial(function, *args), event.set)
         _helpers.value.take(call)
         await event.wait()
         return call.result()

@@ -218,7 +218,7 @@ class _Round:
         event = threading.Lock()  # only this thread waits for it
         event.acquire()
         self._waiting.append(event)
-        if self.goes_on():  # otherwise the bell might never ring
+        if self.goes_on():  # otherwise it might never be released
             event.acquire(timeout=max(min(seconds, self._over_at - monotonic()), 0))
 
     def end(self) -> None:

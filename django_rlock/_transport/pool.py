@@ -109,7 +109,7 @@ class Server:
         if connection is not None:
             return connection
         event = threads.AutoResetEvent()
-        claim = ConnectionWait(event.ring)
+        claim = ConnectionWait(event.set)
         try:
             return self._await(claim, event, monotonic() + limit)
         finally:

@@ -361,7 +361,7 @@ class ListenerWaiter:
 
 
 class _SleepingWaiter(ListenerWaiter):
-    """Sleeps on a bell."""
+    """Sleeps on an event."""
 
     __slots__ = ("_event", "_guard")
 
@@ -373,14 +373,14 @@ class _SleepingWaiter(ListenerWaiter):
         self._guard = guard(self, partial(lines.lose, channel, token))
 
     def wake(self) -> None:
-        self._event.ring()
+        self._event.set()
 
     def close(self, asked: bool = True) -> None:
         super().close(asked)
         disarm(self._guard)
 
     def _has_unused_wake_up(self) -> bool:
-        return self._event.has_rung
+        return self._event.is_set
 
 
 class ThreadWaiter(_SleepingWaiter):
@@ -399,7 +399,7 @@ class ThreadWaiter(_SleepingWaiter):
 
 
 class TaskWaiter(_SleepingWaiter):
-    """Sleeps on a bell of its loop."""
+    """Sleeps on an event of its loop."""
 
     __slots__ = ()
 

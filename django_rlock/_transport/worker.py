@@ -85,11 +85,11 @@ class BackgroundWorker:
     def wake_by(self, due: float) -> None:
         """Make sure that a round begins no later than the monotonic time ``due``."""
         if due < self.wakes_at:
-            self.ring()
+            self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Start a round now."""
-        self._event.ring()
+        self._event.set()
         if not self._runs:
             self._start()
 
@@ -121,15 +121,15 @@ class BackgroundWorker:
     def stop(self) -> None:
         """End the thread, because the settings have changed."""
         self._stopped = True
-        self._event.ring()
+        self._event.set()
 
     def leave(self) -> threads.AutoResetEvent:
-        """Let the thread release what must not outlive the process; the returned bell rings when that is done."""
+        """Let the thread release what must not outlive the process; the returned event is set when that is done."""
         self._leaving = done = threads.AutoResetEvent()
         if self._began:
-            self._event.ring()
+            self._event.set()
         else:
-            done.ring()
+            done.set()
         return done
 
     # --- the thread --------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class BackgroundWorker:
 
     def _turn(self) -> None:
         """One round, and the sleep after it."""
-        self._event.quiet()
+        self._event.clear()
         began = monotonic()
         late = began - self.wakes_at
         if began > self.late_at and late > self._leases()[0] * LATE:
@@ -162,7 +162,7 @@ class BackgroundWorker:
         # that are taken and released in quick succession would then wake it each time.
         may_sleep = self._idle >= _IDLE_ROUNDS
         latest = began + SLOWEST_TICK
-        # Work that arrives after a job has looked rings the bell, unless the promised next round is early enough.
+        # Work that arrives after a job has looked sets the event, unless the promised next round is early enough.
         self._promise(math.inf if may_sleep else latest)
         due = self.round()
         self._idle = self._idle + 1 if due == math.inf else 0
@@ -204,7 +204,7 @@ class BackgroundWorker:
                 job.at_exit()
             except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
                 log(logger, logging.INFO, "Not cleaned up at exit: %s", error)
-        done.ring()
+        done.set()
         self._leaving = None
         return math.inf
 
@@ -366,7 +366,7 @@ def clean_up(using: str, call: ScriptCall, until: float, again: bool = False) ->
     """
     its = worker(using)
     its.jobs[CleanUps].inbox.append(CleanUp(call, until, AGAIN_AFTER if again else 0.0))
-    its.ring()
+    its.wake()
 
 
 add_job(CleanUps)

@@ -226,7 +226,7 @@ class ForcedReleaseWatcher:
     def _hear(self, channel: str, message: str) -> None:
         self._told.append((monotonic(), message))
         self.inbox.append((channel, message))
-        self._worker.ring()
+        self._worker.wake()
 
     def _note_heard(self, heard: set[tuple[str, str]]) -> None:
         for channel, _ in heard:

@@ -264,7 +264,7 @@ def heartbeat_soon(lock: Named) -> None:
     """Beat for a lock in the next round, because it may have become free."""
     its = worker(lock.using)
     its.jobs[Heartbeats].hurried.append((LockKey(lock.key, lock.kind), 0.0))
-    its.ring()
+    its.wake()
 
 
 def heartbeat_after(wait: Wait, taken: bool) -> None:

@@ -291,7 +291,7 @@ def lose(hold: Hold, reason: str) -> None:
         # A server that has become the primary may not know of the grant, and may still have its ticket in the queue.
         clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
     its.jobs[Renewals].losses.append(hold)
-    its.ring()
+    its.wake()
 
 
 def _report_loss(hold: Hold) -> None:

@@ -18,7 +18,7 @@ def test_one_that_ended_is_replaced(kind, redis_client, caplog):
     with kind("stock:41"):
         its = worker("default")
         its._stopped = True  # as if it had died
-        its.ring()
+        its.wake()
         eventually(lambda: not its._runs)
         its._stopped = False
         its.late_at = its.wakes_at = monotonic() - 1000
@@ -41,7 +41,7 @@ def test_one_that_ended_is_replaced_by_the_next_acquire(monkeypatch, settings, r
     monkeypatch.setattr(BackgroundWorker, "_turn", fail)
     monkeypatch.setattr(BackgroundWorker, "_log_failure", fail)
     its = worker("default")
-    its.ring()
+    its.wake()
     assert failed.wait(PATIENCE)
     eventually(lambda: not its._runs)
     monkeypatch.undo()
@@ -70,7 +70,7 @@ def test_one_that_hangs_is_replaced(monkeypatch, settings, redis_client, caplog)
     monkeypatch.setattr(BackgroundWorker, "_run", run_and_say_so)
     monkeypatch.setattr(CleanUps, "round", hang_once)
     its = worker("default")
-    its.ring()
+    its.wake()
     assert hangs.wait(PATIENCE)
     its.late_at = its.wakes_at = monotonic() - 1000
     with RLock("stock:42"):

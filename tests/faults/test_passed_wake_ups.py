@@ -144,7 +144,7 @@ def bell_of(wait: Wait) -> LoopEvent:
 
 def test_task_that_is_cancelled_when_it_was_just_woken(scene, redis_client, monkeypatch):
     """Before it runs again, and so before it asks."""
-    ring = LoopEvent.ring
+    set_event = LoopEvent.set
 
     async def body() -> None:
         first = asyncio.create_task(scene.avisit())
@@ -159,14 +159,14 @@ def test_task_that_is_cancelled_when_it_was_just_woken(scene, redis_client, monk
                 sleep.end()
             first.cancel()
 
-        def ring_and_cancel(event: LoopEvent) -> None:
+        def set_and_cancel(event: LoopEvent) -> None:
             if event is not bell_of_first:
-                ring(event)
+                set_event(event)
                 return
-            event.has_rung = True
+            event.is_set = True
             event._loop.call_soon_threadsafe(end_and_cancel, event._sleep)
 
-        monkeypatch.setattr(LoopEvent, "ring", ring_and_cancel)
+        monkeypatch.setattr(LoopEvent, "set", set_and_cancel)
         await asyncio.to_thread(scene.free)
         async with asyncio.timeout(UNTIL_SERVED):
             with pytest.raises(asyncio.CancelledError):

@@ -33,7 +33,7 @@ def test_task_that_leaves_passes_its_wake_up_on(redis_client):
         driver: Any = async_driver("default")
         first, second = [await driver.listen(CHANNEL, None) for _ in range(2)]
         redis_client.publish(CHANNEL, "0")
-        await asyncio.to_thread(eventually, lambda: first._event.has_rung)
+        await asyncio.to_thread(eventually, lambda: first._event.is_set)
         first.close()
         assert await second.wait(UNTIL_SERVED) is True
         first, third = second, await driver.listen(CHANNEL, None)
