@@ -139,7 +139,7 @@ class Call:
 
 
 class Alive:
-    """Counts those of the objects added to it that are still there.
+    """Counts the added objects that still exist.
 
     A WeakSet removes objects by Python code, in which a signal's exception would be swallowed and the object counted
     forever. Here each change is one call into C.
@@ -161,7 +161,8 @@ class Alive:
 
 
 class WeakTable(Generic[T]):
-    """A value for each object that is still there. As with ``Alive``, each change is one call into C."""
+    """Maps objects to values; an entry disappears with its object. As with ``Alive``, each change is one call into
+    C."""
 
     __slots__ = ("_values",)
 

@@ -166,7 +166,7 @@ _DISCARD = struct.pack("ii", 1, 0)
 _AT_ONCE = 32_768
 """How many bytes the kernel certainly accepts without blocking."""
 DOUBTED_AFTER = 10.0
-"""After how many seconds without use the other end of a connection may be gone without a word: firewalls forget it."""
+"""After this many seconds without use, the other end may be gone without notice: firewalls forget idle connections."""
 ALIVE_WITHIN = 0.5
 """How soon the first reply after that must begin, in seconds; otherwise the connection is replaced."""
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}

@@ -5,9 +5,9 @@ ended and before ``__exit__`` has done anything. In both cases Python drops the 
 up before it called ``__enter__``. So that is an object made for the statement, with a guard: a weak reference whose
 callback runs when the object is dropped.
 
-Python drops an exception that a signal handler raises in such a callback, or in ``__del__``. So an end that comes as it
-should disarms its guard, and then no Python code runs when the object is dropped. And what is raised in a callback is
-raised again in the code around it.
+Python drops an exception that a signal handler raises in such a callback, or in ``__del__``. So a normal exit
+disarms its guard, and then no Python code runs when the object is dropped. What is raised in a callback is raised again
+in the code around it.
 """
 
 from __future__ import annotations

@@ -216,12 +216,12 @@ async def alone(run: Callable[..., Any], call: ScriptCall, reply: Any) -> Any:
 P = ParamSpec("P")
 
 SLOW = 0.25
-"""A failure that comes sooner than this is not worth sparing, in seconds: where nothing listens, for example."""
+"""Failures faster than this do not open the breaker, in seconds; for example where nothing listens."""
 _PING = pack_command("PING")
 
 
 class CircuitBreaker(PlainNode):
-    """A node that is asked nothing while it is silent."""
+    """A node that gets no commands while it does not reply."""
 
     def __init__(self, face: Face, server: Server) -> None:
         super().__init__(face, server)
