@@ -16,8 +16,7 @@ class RLockConfig(AppConfig):
 
     def ready(self) -> None:
         from django_rlock._tasks.checks import check_tasks
-        from django_rlock._web.checks import check_aliases, check_routes
-        from django_rlock.checks import check_deployment, check_settings, warn_inside_uwsgi
+        from django_rlock.checks import check_aliases, check_deployment, check_routes, check_settings, warn_inside_uwsgi
 
         checks.register(check_settings, checks.Tags.caches)
         checks.register(check_deployment, checks.Tags.caches, deploy=True)

@@ -13,8 +13,7 @@ from django.http.response import HttpResponseBase
 from django_rlock._core.callbacks import log
 from django_rlock._transport.calls import run_flow
 from django_rlock._transport.identity import Owner, task_owner, thread_owner
-from django_rlock._web.requests import reported
-from django_rlock._web.responses import LOCK_ERRORS, answer
+from django_rlock._web.http import LOCK_ERRORS, answer, reported
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.callers import awaited_driver, blocking_driver

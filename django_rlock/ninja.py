@@ -19,7 +19,7 @@ from ninja import NinjaAPI
 
 from django_rlock._web.calls import roll_back_open
 from django_rlock._web.decorator import OPERATIONS, with_transactions
-from django_rlock._web.responses import LOCK_ERRORS, MissingValueError, answer
+from django_rlock._web.http import LOCK_ERRORS, MissingValueError, answer
 
 
 def register(api: NinjaAPI) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from django_rlock._redis import scripts
 from django_rlock._redis.scripts import Script
-from django_rlock.locks import attempt, counters, engine, fair, forced, groups, latch, plain, semaphore, several
+from django_rlock.locks import attempt, counters, engine, fair, forced, groups, multi, plain, semaphore
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -48,7 +48,7 @@ def _users(function: Any) -> list[ModuleType]:
     """The modules that have a function under its name."""
     return [
         each
-        for each in (several, groups, attempt, counters, engine, forced, latch, semaphore)
+        for each in (multi, groups, attempt, counters, engine, forced, semaphore)
         if getattr(each, function.__name__, None) is function
     ]
 

@@ -9,6 +9,7 @@ into C: append to a deque, put into a SimpleQueue, release a raw lock that belon
 from __future__ import annotations
 
 import _thread
+import asyncio
 import contextlib
 import math
 import threading
@@ -16,6 +17,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import filterfalse
+from operator import methodcaller
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -246,3 +249,73 @@ def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
     for call in calls:
         call.wait()
     return [call.outcome for call in calls]
+
+
+# --- events of asyncio tasks ------------------------------------------------------------------------------------------
+
+_is_done = methodcaller("done")
+_set_result = methodcaller("set_result", None)
+
+
+class Sleep:
+    """A sleep of the running task, which ``end`` ends, in its loop; or ``end_after``, which takes an argument.
+
+    A loop logs an exception that a signal's handler raises inside a callback, and continues; the task would keep
+    sleeping. So both are made of functions written in C, which no exception cuts short, unlike callbacks of ours, or
+    asyncio's in sleep(), wait() and gather().
+    """
+
+    __slots__ = ("_future", "end", "end_after")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[None] = loop.create_future()
+        # The first call sets the future's result, unless it is done; next() returns its second argument afterwards.
+        ended = map(_set_result, filterfalse(_is_done, [self._future]))
+        self.end: Callable[[], object] = partial(next, ended, None)
+        self.end_after: Callable[[object], object] = partial(next, ended)
+
+    async def until_end(self, timeout: float | None) -> None:
+        """Sleep, but for ``timeout`` seconds at most; None means no time limit."""
+        timer = None if timeout is None else self._future.get_loop().call_later(timeout, self.end)
+        try:
+            await self._future
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
+async def sleep(seconds: float) -> None:
+    """As asyncio.sleep()."""
+    await Sleep(asyncio.get_running_loop()).until_end(seconds)
+
+
+class LoopEvent:
+    """Wakes the one task that waits for it, from any thread. It stays set until that task has woken.
+
+    asyncio.Event takes a mutex of all loops when a task first waits for it, and a signal may leave that locked.
+    """
+
+    __slots__ = ("_loop", "_sleep", "is_set")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sleep: Sleep | None = None
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+        sleep = self._sleep
+        if sleep is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(sleep.end)
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until it is set (True) or for ``timeout`` seconds (False); None means no time limit."""
+        self._sleep = sleep = Sleep(self._loop)
+        if not self.is_set:  # looked at after that; set() sets it before it looks for a sleep
+            await sleep.until_end(timeout)
+        self._sleep = None
+        if not self.is_set:
+            return False
+        self.is_set = False
+        return True

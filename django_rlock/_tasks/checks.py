@@ -15,7 +15,7 @@ from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._tasks.options import LEFTOVERS, unread
-from django_rlock._web.requests import import_views
+from django_rlock._web.http import import_views
 from django_rlock.settings import get_aliases, get_settings, unknown_alias
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._core.threads import LoopEvent
 from django_rlock._redis.keys import is_redissons, plain_mark
-from django_rlock._transport.async_pool import LoopEvent
 from django_rlock._transport.calls import backoff, pack_command
 from django_rlock._transport.connection import Connection, ErrorReply
 from django_rlock._transport.driver import EVERYBODY

@@ -17,12 +17,11 @@ from django.http import HttpResponse
 
 from django_rlock._transport.identity import thread_owner
 from django_rlock._web.arguments import Arguments
+from django_rlock._web.http import LOCK_ERRORS, answer, keep_for_response, refusal, reported, request_of
 from django_rlock._web.keytemplates import KeyTemplate
-from django_rlock._web.requests import keep_for_response, reported, request_of
-from django_rlock._web.responses import LOCK_ERRORS, answer, refusal
 from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
-from django_rlock.locks.blocks import Section
+from django_rlock.locks.callers import Section
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import UNSET, KindName

@@ -27,8 +27,13 @@ from django_rlock._transport.identity import (
 )
 from django_rlock.exceptions import LockTimeoutError, RLockError
 from django_rlock.locks import engine
-from django_rlock.locks.blocks import left_by_its_owner, released_when_dropped
-from django_rlock.locks.callers import awaited_driver, blocking_driver, describe_holder
+from django_rlock.locks.callers import (
+    awaited_driver,
+    blocking_driver,
+    describe_holder,
+    left_by_its_owner,
+    released_when_dropped,
+)
 from django_rlock.locks.engine import Claim, Engine
 from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.options import (

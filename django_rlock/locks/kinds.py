@@ -196,6 +196,8 @@ class Kind(Generic[L]):
     """How many locks of the same place one heartbeat may serve."""
     java_poll: ClassVar[float] = math.inf
     """JAVA_POLL for a kind whose heartbeats check that."""
+    drifts: ClassVar[bool] = False
+    """Whether a holder counts its lease shorter than the servers do, by ``drift``."""
     votes: ClassVar[Mapping[scripts.Script, Callable[..., ScriptCall]]] = {}
     """For a kind with several servers: how the replies to each script are combined."""
 

@@ -1,23 +1,349 @@
-"""Several locks as one: all of them, or none."""
+"""The MultiLock, and its flows in place of ``engine``'s: all of its members or none, by as few scripts as possible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import math
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Never
+from typing import TYPE_CHECKING, Any, ClassVar, Never, cast
 
-from django_rlock.locks import several
+from django_rlock._core.callbacks import log
+from django_rlock._redis.scripts import ABSENT, ENDLESS, OK, QUEUED
+from django_rlock._transport.driver import Driver
+from django_rlock._transport.identity import Owner
+from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
+from django_rlock.locks import engine
+from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.engine import Engine
-from django_rlock.locks.groups import Grouping
-from django_rlock.locks.kinds import Kind
+from django_rlock.locks.batches import BatchHold, LockGroup
+from django_rlock.locks.callers import a_call, calling_line, refuse_nested
+from django_rlock.locks.engine import Claim, Engine, expect_copies
+from django_rlock.locks.groups import Grouping, Piece, give_back_all, held_of, pieces_of
+from django_rlock.locks.holds import HOLDS, NOTHING
+from django_rlock.locks.kinds import AbstractLock, Kind, Named
 from django_rlock.locks.options import Duration, unknown_option
+from django_rlock.locks.records import Hold, key_of
+from django_rlock.locks.statistics import tell_taken
+from django_rlock.locks.watchdog import watch_group
 
 if TYPE_CHECKING:
     from django_rlock.locks.infos import LockInfo
 
+logger = logging.getLogger("django_rlock.locks")
 
-class MultiLock(BaseLock, several.SeveralLocks):
+KEEP_FOR = 2.0
+"""How long a MultiLock keeps some members while it waits for others, in seconds; it doubles with each retry."""
+
+
+class AllOrNone:
+    """One attempt at some ``locks``. ``taken`` are the locks that its owner already holds. ``lent`` are the holds among
+    them that are renewed only until the owner has all locks. ``_begun`` are the locks whose release has begun, and
+    ``_left`` is the number of locks whose block is no longer counted. ``until`` is when its time is up (None: never).
+    """
+
+    def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[AbstractLock]) -> None:
+        self.driver = driver
+        self.claim = claim
+        self.owner = claim.owner
+        self.until = until
+        self.taken: list[AbstractLock] = []
+        self.lent: list[Hold] = []
+        self._begun: set[object] = set()
+        self._left = 0
+        self._keys = [key_of(lock, claim.owner) for lock in locks]
+        self._before = HOLDS.before(self._keys, HOLDS.depth)
+
+    def may_wait(self) -> bool:
+        """Whether there is time left to wait."""
+        return not self.claim.once and (self.until is None or self.driver.now() < self.until)
+
+    async def wait_for(self, lock: AbstractLock) -> bool:
+        """Take one lock, waiting for it; returns False when the time is up."""
+        return await self._take_alone(lock, self.claim.lease, self._time_left())
+
+    async def take(self, pieces: Iterable[Piece]) -> bool:
+        """Take the locks in addition to those taken before, or release all; returns False if any lock is not free."""
+        return await self._all_or_none(lambda: self._take_at_once(pieces))
+
+    async def wait_in_order(self, locks: Sequence[AbstractLock], keep_for: float) -> bool:
+        """Take the locks in the given order, waiting for each. If they are not all taken within ``keep_for`` seconds
+        after the first new one, release all and return False.
+
+        Since all attempts wait in the same order while they hold locks, no two of them can wait for each other.
+        """
+        return await self._all_or_none(lambda: self._take_in_order(locks, keep_for))
+
+    # --- ways to take them -------------------------------------------------------------------------------------------
+
+    async def _take_at_once(self, pieces: Iterable[Piece]) -> bool:
+        for piece in self._takeable(pieces):
+            if not await (self._take_together(piece) if isinstance(piece, LockGroup) else self._take_each([piece])):
+                return False
+        return True
+
+    def _takeable(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """The locks, in parts that one script each may take."""
+        return [part for piece in pieces for part in self._parts_of(piece)]
+
+    def _parts_of(self, piece: Piece) -> Sequence[Piece]:
+        if not isinstance(piece, LockGroup):
+            return [piece]
+        if piece.divided:
+            return self._takeable(pieces_of(piece.divided))
+        if self.owner.is_named:
+            return piece.locks  # others share the name and may hold some: take one by one
+        if HOLDS.has_none(piece.keys_of(self.owner)):
+            return [piece]
+        return self._parted(piece)
+
+    def _parted(self, group: LockGroup) -> Sequence[Piece]:
+        """Separate the locks that the owner holds already: re-entering one depends on its hold count."""
+        held = {lock for lock in group.locks if HOLDS.get(lock, self.owner)}
+        rest = [lock for lock in group.locks if lock not in held]
+        return [*held, *([LockGroup(rest)] if len(rest) > 1 else rest)]
+
+    async def _take_in_order(self, locks: Sequence[AbstractLock], keep_for: float) -> bool:
+        keep_until = math.inf
+        for lock in locks:
+            is_new = HOLDS.get(lock, self.owner) is None
+            # It is unknown how long the other locks take, so a new hold is renewed until all are taken.
+            lease = None if is_new else self.claim.lease
+            if not await self._take_alone(lock, lease, self._time_left(keep_until)):
+                return False
+            if is_new and (hold := HOLDS.get(lock, self.owner)):
+                self.lent.append(hold)
+                keep_until = min(keep_until, self.driver.now() + keep_for)
+        now = self.driver.now()
+        return not any((hold := HOLDS.get(lock, self.owner)) is None or hold.is_lost(now) for lock in self.taken)
+
+    def _time_left(self, keep_until: float = math.inf) -> float | None:
+        """How long it may still wait, in seconds."""
+        until = keep_until if self.until is None else min(keep_until, self.until)
+        return None if until == math.inf else max(until - self.driver.now(), 0.0)
+
+    # --- scripts -----------------------------------------------------------------------------------------------------
+
+    async def _take_each(self, locks: Iterable[AbstractLock]) -> bool:
+        for lock in locks:
+            if not await self._take_alone(lock, self.claim.lease, self._time_left(), once=True):
+                return False
+        return True
+
+    async def _take_alone(
+        self, lock: AbstractLock, lease: float | None, wait: float | None, once: bool = False
+    ) -> bool:
+        claim = Claim(self.owner, wait, lease, self.claim.scoped, once)
+        taken = await engine.take_in_turn(lock, self.driver.at(lock.using), claim)
+        if taken:
+            self.taken.append(lock)
+        else:
+            self.claim.failed = claim.failed
+        return taken
+
+    async def _take_together(self, group: LockGroup) -> bool:
+        driver, owner = self.driver.at(group.using), self.owner
+        owner_id, lease = owner.owner_id, self.claim.lease_under(group.settings)
+        first = group.locks[0]
+        group.settings.check_kind(first.kind)
+        call = group.acquire_call(owner_id, lease)
+        held = None
+        try:
+            reply = await driver.take(call, self.until, lambda: group.release_call(owner_id))
+            now = driver.now()
+            if reply[1] == OK and now < call.sent_at + lease:
+                held = BatchHold(group, owner, owner_id, call.sent_at, lease)
+                held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
+                held.line = calling_line()
+                self._note_taken(held, call.sends > 1)
+                return True
+        except BaseException as error:
+            if held is not None:
+                HOLDS.remove_group(held)
+            if isinstance(error, LockUnavailableError) and group.divide(driver):
+                return await self._take_at_once([group])
+            engine.abandon(first, driver, owner, group.release_call(owner_id), lease)
+            raise
+        if call.sends > 1 or reply[1] == OK:
+            engine.abandon(first, driver, owner, group.release_call(owner_id), lease)
+        if reply[1] == QUEUED:
+            return await self._take_each(group.locks)
+        if reply[1] == OK:  # too late
+            failed = self._note_failed(first)
+            failed.sent_at, failed.granted_at = call.sent_at, now
+        else:
+            self._note_failed(group.locks[reply[2] - 1]).left_ms = reply[1]
+        return False
+
+    def _note_taken(self, held: BatchHold, has_copies: bool) -> None:
+        if has_copies:
+            expect_copies(held, held.lease)
+        HOLDS.put_group(held)
+        watch_group(held)
+        tell_taken(held.group.locks, held.owner_id)
+        self.taken += held.group.locks
+
+    # --- all, or none ------------------------------------------------------------------------------------------------
+
+    async def _all_or_none(self, taking: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+        self.lent = []
+        if await taking():
+            if self.claim.lease is not None:
+                await self._level_leases(self.claim.lease)
+            if not self._has_lost_any():
+                return True
+        await self._undo()
+        return False
+
+    def _has_lost_any(self) -> bool:
+        """Whether it lost a lock before it had all of them. LockLostError if its owner held that one before."""
+        now = self.driver.now()
+        for held in held_of(self.taken, self.owner):
+            if held.is_lost(now):
+                for hold in held.members.values() if isinstance(held, BatchHold) else [held]:
+                    if self._before.get(hold.key, NOTHING).record is not None:
+                        raise hold.lost_error()
+                    self._note_failed(hold.lock)
+                return True
+        return False
+
+    def _note_failed(self, lock: Named) -> Attempt:
+        lease = self.claim.lease_under(lock._settings)
+        self.claim.failed = Attempt(lock, self.driver, self.owner, self.owner.owner_id, lease, self.until)
+        return self.claim.failed
+
+    async def _level_leases(self, lease: float) -> None:
+        """Extend the leases of locks taken early to that of the last one; the watchdog takes care of renewed ones."""
+        records = [held for held in held_of(self.taken, self.owner) if not held.renewed or held in self.lent]
+        latest = max((held.deadline for held in records), default=0.0)
+        for held in records:
+            if held in self.lent or held.deadline < min(latest, self.driver.now() + lease):
+                for hold in held.members.values() if isinstance(held, BatchHold) else [held]:
+                    with suppress(LockLostError):  # which is noticed next
+                        await engine.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
+
+    async def _undo(self) -> None:
+        """Release what was taken, and wait until that is done."""
+        self._leave_blocks()
+        for failure in await give_back_all(self.driver, self.owner, self.taken, self._begun):
+            log(logger, logging.WARNING, "While releasing one of several locks: %s", failure)
+        self.taken, self._begun, self._left = [], set(), 0
+
+    def _leave_blocks(self) -> None:
+        """Stop counting the blocks of the locks that were taken; after an interruption, continue with the rest."""
+        for held in held_of(self.taken, self.owner)[self._left :]:
+            # Python looks for signals after calls and as a loop starts over: not between these two statements.
+            held.scoped -= self.claim.scoped
+            self._left += 1
+
+    async def give_up(self, error: BaseException) -> None:
+        """Release what was taken: in the background, since the attempt failed or was interrupted."""
+        if not self.owner.is_named:
+            self._drop()
+        elif isinstance(error, RLockError):
+            await self._undo()  # not possible in the background: see _release_later
+        else:
+            self._forget()
+
+    def _drop(self) -> None:
+        """Release the locks whose count has risen, whether or not they were noted as taken."""
+        for key in self._keys:
+            hold, former = HOLDS.at(key), self._before.get(key, NOTHING)
+            if hold is not None and former.is_exceeded(hold, HOLDS.depth(key)[0]):
+                hold.scoped = former.blocks
+                engine.release_later(hold)
+
+    def _forget(self) -> None:
+        """The same for a named owner, under whose name others may have taken the same locks meanwhile."""
+        self._leave_blocks()
+        for lock in self.taken:
+            if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
+                engine.release_later(hold)
+
+
+# --- the flows -------------------------------------------------------------------------------------------------------
+
+
+async def take(lock: MultiLock, driver: Driver, claim: Claim) -> bool:
+    attempt = AllOrNone(driver, claim, claim.until(driver.now()), lock.parts)
+    try:
+        return await _take_all(lock, driver, attempt)
+    except BaseException as error:
+        await attempt.give_up(error)
+        raise
+
+
+async def _take_all(lock: MultiLock, driver: Driver, attempt: AllOrNone) -> bool:
+    parts = lock.parts
+    taken = await attempt.take(_pieces(lock, driver))
+    keep_for = KEEP_FOR
+    while not taken and attempt.may_wait():
+        # Nothing is held during this wait. The awaited member is kept while the others are tried.
+        (awaited,) = [part for part in parts if part is attempt.claim.failed.lock]
+        if await attempt.wait_for(awaited):
+            taken = await attempt.take(Grouping(driver, [part for part in parts if part is not awaited]).pieces)
+        if not taken and attempt.may_wait():
+            taken = await attempt.wait_in_order(parts, keep_for)
+            keep_for *= 2  # it may have been too short for a queue
+    return taken
+
+
+def _pieces(lock: MultiLock, driver: Driver) -> list[Piece]:
+    known = lock._grouping
+    if known is None or not known.holds_good:
+        known = lock._grouping = Grouping(driver, lock.parts)
+    return known.pieces
+
+
+@a_call
+async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
+    before = owner.is_calling and refuse_nested(lock)
+    if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
+        left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
+        raise LockNotOwnedError(lock.name, owner=owner.owner_id, left_by=left_by)
+    try:
+        owner.is_calling = True
+        failures = await give_back_all(driver, owner, lock.parts, set())
+    finally:
+        owner.is_calling = before
+    if failures:
+        # That the work was not protected matters more than that Redis was unreachable.
+        raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])
+
+
+def leave_block(lock: MultiLock, owner: Owner) -> None:
+    for held in held_of(lock.parts, owner):
+        held.scoped -= 1
+
+
+async def prolong(lock: MultiLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
+    for part in lock.parts:
+        await engine.prolong(part, driver.at(part.using), owner, lease_time)
+
+
+async def free_by_force(lock: MultiLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
+    freed = [await engine.free_by_force(part, driver.at(part.using), caller, owner, reason) for part in lock.parts]
+    return any(freed)
+
+
+async def ask_state(lock: MultiLock, driver: Driver, owner: Owner) -> tuple[int, int]:
+    states = [await engine.ask_state(part, driver.at(part.using), owner) for part in lock.parts]
+    lefts = {left for _, left in states} - {ABSENT}
+    ending = lefts - {ENDLESS}
+    left = min(ending) if ending else min(lefts, default=ABSENT)
+    return min(count for count, _ in states), left
+
+
+async def ask_holders(lock: MultiLock, driver: Driver) -> list[str]:
+    return [owner for part in lock.parts for owner in await engine.ask_holders(part, driver.at(part.using))]
+
+
+# --- the public class -------------------------------------------------------------------------------------------------
+
+
+class MultiLock(BaseLock):
     """Several locks, of any kinds and aliases, that are taken together or not at all::
 
         with MultiLock(FairLock("account:1"), FairLock("account:2"), wait_time=3):
@@ -44,7 +370,7 @@ class MultiLock(BaseLock, several.SeveralLocks):
 
     kind = "multi"
     _kind = Kind()  # it has no calls of its own
-    _engine: ClassVar[Engine] = several
+    _engine: ClassVar[Engine] = cast("Engine", sys.modules[__name__])  # the flows above
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from django_rlock._transport.identity import NamedOwner, Owner, current_owner, m
 from django_rlock._transport.interruptions import disarm, guard
 from django_rlock._transport.registry import AliasDriver, sync_driver
 from django_rlock._transport.worker import clean_up
-from django_rlock.exceptions import LockUnavailableError
+from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
 from django_rlock.locks.engine import check_keep, not_owned
 from django_rlock.locks.forced import check_sure, sure_of
 from django_rlock.locks.holds import HOLDS
@@ -193,3 +193,21 @@ def kept_after_release(lock: SomeLock, owner: Owner, seconds: Duration) -> SomeL
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(kept.at_least, monotonic())
     return kept
+
+
+def _token(self: HeldLock) -> int:
+    """The fencing token of the running thread's or task's hold; sends no command.
+
+    Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
+    """
+    try:
+        token: int | None = self._hold_of(self._present_owner()).token
+    except LockNotOwnedError as error:
+        raise LockNotOwnedError(self.name, error.owner, asked_for="fencing token") from None
+    if token is None:
+        raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
+    return token
+
+
+fencing_token = property(_token)
+"""``lock.token`` of the kinds that have one."""

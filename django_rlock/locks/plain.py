@@ -12,10 +12,10 @@ from typing import Any, Unpack
 
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import Prepared, ScriptCall
-from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import JAVA_POLL, Kind, L, Named, call_for
 from django_rlock.locks.options import LockOptions, milliseconds
+from django_rlock.locks.ownership import fencing_token
 from django_rlock.settings import settings_of
 
 # --- plain ------------------------------------------------------------------------------------------------------------
@@ -180,24 +180,6 @@ class SpinLock(RLock):
 # --- fenced -----------------------------------------------------------------------------------------------------------
 
 # Redisson's fenced lock, wire for wire: its token lets the protected resource refuse a late writer.
-
-
-def _token(self: BaseLock) -> int:
-    """The fencing token of the running thread's or task's hold; sends no command.
-
-    Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
-    """
-    try:
-        token = self._hold_of(self._present_owner()).token
-    except LockNotOwnedError as error:
-        raise LockNotOwnedError(self.name, error.owner, asked_for="fencing token") from None
-    if token is None:
-        raise RuntimeError(f"The hold of lock {self.name!r} was taken by a kind of lock without tokens.")
-    return token
-
-
-fencing_token = property(_token)
-"""``lock.token`` of the kinds that have one."""
 
 
 class Fenced(Plain["FencedLock"]):

@@ -179,7 +179,7 @@ class Hold:
 
     def runs(self, lease: float) -> float:
         """For how long a lease that was requested certainly runs, in seconds."""
-        return lease - self.kind.drift(self.lock, lease)
+        return lease - self.kind.drift(self.lock, lease) if self.kind.drifts else lease
 
     def leave_call(self) -> ScriptCall:
         """Undoes it on the server, in any state."""

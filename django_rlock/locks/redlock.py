@@ -23,7 +23,7 @@ from django_rlock._transport.quorum.calls import (
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import SETTLE, Kind, settled_keys
 from django_rlock.locks.options import LockOptions, milliseconds
-from django_rlock.locks.plain import fencing_token
+from django_rlock.locks.ownership import fencing_token
 from django_rlock.settings import QUORUM_KIND, SHORTEST_LEASES, settings_of
 
 ROUNDING = 0.002
@@ -34,6 +34,7 @@ _BACKOFF = 0.005, 0.5
 class Majority(Kind["RedLock"]):
     """Each call goes to all nodes, and combines their votes. Waiters are not woken."""
 
+    drifts = True
     fresh_names = True
     votes = {
         scripts.LOCK_STATE: AskState,

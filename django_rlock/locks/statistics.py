@@ -14,12 +14,12 @@ from django_rlock import signals
 from django_rlock._core.callbacks import is_logged, log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
-from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.kinds import AbstractLock, Group, Named, group_of
 from django_rlock.locks.records import Hold, Key, context, key_of
 from django_rlock.settings import settings_of
 
 if TYPE_CHECKING:
+    from django_rlock.locks.attempt import Attempt
     from django_rlock.locks.batches import BatchHold
 
 # --- counting ---------------------------------------------------------------------------------------------------------

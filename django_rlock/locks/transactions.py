@@ -28,8 +28,7 @@ from django_rlock._transport.identity import Owner, running_loop, thread_owner
 from django_rlock._transport.interruptions import disarm, guard, run_when_dropped
 from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import RLockError
-from django_rlock.locks.blocks import Section
-from django_rlock.locks.callers import PACKAGE
+from django_rlock.locks.callers import PACKAGE, Section
 from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock, SomeLock

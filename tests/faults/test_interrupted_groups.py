@@ -12,7 +12,7 @@ from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.several import AllOrNone
+from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.watchdog import lose
 from tests.background import settle, until_clean
 from tests.faults.interrupting import Interruption, interruptions, lose_hold_of, outside_of

@@ -25,8 +25,8 @@ from django_rlock import (
     RLock,
     Semaphore,
 )
+from django_rlock._core.threads import LoopEvent, Sleep
 from django_rlock._redis.keys import redisson_channel
-from django_rlock._transport.async_pool import LoopEvent, Sleep
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.listener import Listener
 from django_rlock._transport.registry import async_driver, listener, sync_driver

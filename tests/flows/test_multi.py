@@ -12,8 +12,8 @@ from django_rlock.locks import BaseLock
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.engine import Claim
 from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.records import Hold
-from django_rlock.locks.several import AllOrNone
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import explore
 from tests.flows.stepping import LEASE, Process, Renewer, Visitor, suspend

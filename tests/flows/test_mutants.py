@@ -14,7 +14,7 @@ import pytest
 
 from django_rlock import FairLock, RLock, Semaphore
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks import attempt, counters, engine, forced, several
+from django_rlock.locks import attempt, counters, engine, forced, multi
 from tests.flows import (
     exploring,
     test_counters,
@@ -198,7 +198,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         paused, "it counts as held",
     ),
     "nothing is freed behind an acquire of a group": (
-        changed(several.AllOrNone, "_note_taken", "if has_copies:", "if False:"), sent_twice_by_a_group, "rlock:",
+        changed(multi.AllOrNone, "_note_taken", "if has_copies:", "if False:"), sent_twice_by_a_group, "rlock:",
     ),
 }  # fmt: skip
 LONG = {

@@ -12,8 +12,7 @@ from pytest_django import Settings
 
 from django_rlock import rlock
 from django_rlock._monitoring import recent
-from django_rlock._monitoring.chart import WINDOWS, Chart
-from django_rlock._monitoring.timeline import MAX_JSON, MAX_SHOWN, Timeline, read_timeline
+from django_rlock._monitoring.timeline import MAX_JSON, MAX_SHOWN, WINDOWS, Chart, Timeline, read_timeline
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import force_release, lock_info

@@ -32,7 +32,7 @@ def three(kind):
 @pytest.fixture
 def unwatched(monkeypatch):
     """The watchdog, which makes a hold of each member, has yet to look."""
-    monkeypatch.setattr("django_rlock.locks.several.watch_group", lambda _: None)
+    monkeypatch.setattr("django_rlock.locks.multi.watch_group", lambda _: None)
 
 
 def record(lock, owner=None):

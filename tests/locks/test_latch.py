@@ -8,7 +8,7 @@ import pytest
 from django_rlock import CountDownLatch, LockUnavailableError
 from django_rlock._redis import scripts
 from django_rlock.inspection import iter_locks, lock_info
-from django_rlock.locks import kinds, latch
+from django_rlock.locks import counters, kinds
 from tests.eventually import eventually
 from tests.faces import waiting
 
@@ -66,7 +66,7 @@ async def test_waiter_is_woken_by_java(face, done, redis_client):
 
 
 async def test_waiter_whose_message_was_lost_asks_again(face, done, redis_client, monkeypatch):
-    monkeypatch.setattr(latch, "REPOLL", 0.05)
+    monkeypatch.setattr(counters, "REPOLL", 0.05)
     await face.call(done, "try_set_count", 1)
     waiter = face.start(wait, face, done)
     await waiting(face)
@@ -76,7 +76,9 @@ async def test_waiter_whose_message_was_lost_asks_again(face, done, redis_client
 
 def test_wait_asks_again_sooner_where_it_may_not_be_told():
     assert CountDownLatch("import:42")._kind.pauses(CountDownLatch("import:42"), -1, 1)[0] == kinds.REPOLL
-    assert CountDownLatch("{import}:42")._kind.pauses(CountDownLatch("{import}:42"), -1, 1)[0] == latch.UNHEARD_REPOLL
+    assert (
+        CountDownLatch("{import}:42")._kind.pauses(CountDownLatch("{import}:42"), -1, 1)[0] == counters.UNHEARD_REPOLL
+    )
 
 
 async def test_name_with_a_hash_tag(face, redis_client):

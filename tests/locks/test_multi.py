@@ -21,7 +21,7 @@ from django_rlock import (
     rlock,
 )
 from django_rlock._redis.keys import redisson_channel
-from django_rlock.locks import several
+from django_rlock.locks import multi
 from django_rlock.locks.batches import LockGroup
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.watchdog import lose
@@ -373,7 +373,7 @@ async def start_keeping(face, client, body):
 
 @pytest.fixture
 def keeping(face, redis_client, monkeypatch):
-    monkeypatch.setattr(several, "KEEP_FOR", 600.0)
+    monkeypatch.setattr(multi, "KEEP_FOR", 600.0)
     return partial(start_keeping, face, redis_client)
 
 
@@ -445,7 +445,7 @@ async def test_who_waits_the_other_way_round_is_let_through(face, redis_client, 
         async with face.inside(lock):
             order.append("both")
 
-    monkeypatch.setattr(several, "KEEP_FOR", 3.0)  # longer than a stall before it is looked at
+    monkeypatch.setattr(multi, "KEEP_FOR", 3.0)  # longer than a stall before it is looked at
     started = await start_keeping(face, redis_client, body)
     async with face.inside(RLock("account:a")):
         order.append("the other way round")

@@ -17,7 +17,6 @@ from django.core.management import call_command
 
 from django_rlock import LockUnavailableError, RLock, rlock
 from django_rlock._stores import embedded, keeper
-from django_rlock._stores import folder as folders
 from django_rlock._transport.connections import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
@@ -157,7 +156,7 @@ def refused_as_another_user(folder: Path) -> None:
 
 
 def test_a_long_path_is_none_for_a_socket(settings: Any, tmp_path: Path) -> None:
-    if not folders.DESCRIPTORS.is_dir():
+    if not embedded.DESCRIPTORS.is_dir():
         pytest.skip("only Linux has short names for open folders")
     long = tmp_path / ("long" * 30)
     long.mkdir()
@@ -170,7 +169,7 @@ def test_a_long_path_is_none_for_a_socket(settings: Any, tmp_path: Path) -> None
 def test_where_it_cannot_be_reached_the_path_must_be_shorter(
     settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "DESCRIPTORS", tmp_path / "nothing")
+    monkeypatch.setattr(embedded, "DESCRIPTORS", tmp_path / "nothing")
     settings.RLOCK = {"default": {"STORE": "embedded", "FOLDER": tmp_path / ("long" * 30)}}
     assert [message.id for message in check_settings()] == ["django_rlock.E001"]
     with pytest.raises(ImproperlyConfigured, match="with a shorter path"):
@@ -190,7 +189,7 @@ def test_network_file_systems_are_refused(
     mounts = tmp_path / "mounts"
     written = str(share).replace(" ", "\\040")
     mounts.write_text(MOUNTED.format(place="/", type="ext4") + MOUNTED.format(place=written, type=kind))
-    monkeypatch.setattr(folders, "MOUNTS", mounts)
+    monkeypatch.setattr(embedded, "MOUNTS", mounts)
     settings.RLOCK = {"default": {"STORE": "embedded", "FOLDER": share / "project" / ".rlock"}}
     with pytest.raises(ImproperlyConfigured, match=rf"on a network file system \({kind}\).*'FOLDER'"):
         RLock("stock:1").acquire()
@@ -203,10 +202,10 @@ def test_the_mounts_of_macos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "/dev/disk3s1s1 on / (apfs, sealed, local, read-only, journaled)\n"
         "//ann@server/share on /Volumes/share (smbfs, nodev, nosuid, mounted by ann)\n"
     )
-    monkeypatch.setattr(folders, "MOUNTS", tmp_path / "nothing")
+    monkeypatch.setattr(embedded, "MOUNTS", tmp_path / "nothing")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=listed))
-    assert folders.file_system(Path("/Volumes/share/project/.rlock")) == "smbfs"
-    assert folders.file_system(Path("/Users/ann/project/.rlock")) == "apfs"
+    assert embedded.file_system(Path("/Volumes/share/project/.rlock")) == "smbfs"
+    assert embedded.file_system(Path("/Users/ann/project/.rlock")) == "apfs"
 
 
 def test_damaged_data_is_reported_with_advice(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Semaphores and latches on every topology: the same numbers, the same wake-ups."""
 
 from django_rlock import CountDownLatch, PermitExpirableSemaphore, Semaphore
-from django_rlock.locks import latch
+from django_rlock.locks import counters
 from django_rlock.locks.holds import WAITS
 
 
@@ -58,7 +58,7 @@ async def test_latch(face, topology):
 
 async def test_latch_whose_name_has_a_hash_tag(face, topology, monkeypatch):
     """Redisson's channel for it is in another slot of a cluster, where its waiters have to ask."""
-    monkeypatch.setattr(latch, "UNHEARD_REPOLL", 0.05)
+    monkeypatch.setattr(counters, "UNHEARD_REPOLL", 0.05)
 
     done = CountDownLatch("{import}:42")
     await face.call(done, "try_set_count", 1)

@@ -15,8 +15,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
+from django_rlock._core.threads import Sleep, sleep
 from django_rlock._transport.async_connection import TaskConnection
-from django_rlock._transport.async_pool import TASKS, Sleep, connections_of, sleep
+from django_rlock._transport.async_pool import TASKS, connections_of
 from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
 from django_rlock._transport.connection import ErrorReply, gone_silently
 from django_rlock._transport.errors import is_reply_that_ends_connection, server_error

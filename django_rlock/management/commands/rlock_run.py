@@ -8,9 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_rlock.management.locked import ON_LOCKED, Terms, run_locked
+from django_rlock.management.locked import ON_LOCKED, Program, Terms, run_locked
 from django_rlock.management.output import seconds, wait_seconds
-from django_rlock.management.programs import Program
 from django_rlock.settings import DEFAULT_ALIAS
 
 
