@@ -99,7 +99,7 @@ def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():
     until_clean()
 
 
-OUTSIDE_OF_SEVERAL = outside_of("multi.py", "several.py", "together.py")
+OUTSIDE_OF_SEVERAL = outside_of("locks/multi.py", "locks/groups.py")
 
 
 @pytest.mark.parametrize("together", [False, True])

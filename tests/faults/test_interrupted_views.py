@@ -191,7 +191,7 @@ def is_djangos(frame):
 
 
 OUTSIDE_OF_VIEWS = outside_of(
-    "locked_calls.py", "streaming.py", "requests.py", "sections.py", "detached.py", "holds.py", "exits.py", "blocks.py"
+    "_web/calls.py", "_web/http.py", "locks/ownership.py", "locks/holds.py", "locks/callers.py", "interruptions.py"
 )
 
 
@@ -202,7 +202,7 @@ def holds_left():
     return HOLDS.snapshot()
 
 
-OUTSIDE_OF_MIDDLEWARE = outside_of("middleware.py", "requests.py", "exits.py", "base.py", "flows.py")
+OUTSIDE_OF_MIDDLEWARE = outside_of("middleware.py", "_web/http.py", "interruptions.py", "locks/base.py")
 
 
 def test_interrupted_middleware_renews_nothing_of_tasks_that_have_ended():
@@ -241,7 +241,7 @@ def test_interrupted_call_of_a_locked_view_ends_its_transaction(monkeypatch):
         settle()
 
 
-OPENERS = "locked_calls.py", "transactions.py", "contextlib.py", "exits.py"
+OPENERS = "_web/calls.py", "transactions.py", "contextlib.py", "interruptions.py"
 """The modules between BEGIN and the function."""
 
 

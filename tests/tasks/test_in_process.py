@@ -363,13 +363,13 @@ def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
 
     ours = (
         "django_rlock/celery.py",
-        "bodies.py",
-        "runs.py",
-        "naming.py",
-        "children.py",
+        "_tasks/bodies.py",
+        "_tasks/runs.py",
+        "_tasks/naming.py",
+        "_tasks/holders.py",
         "identity.py",
-        "exits.py",
-        "blocks.py",
+        "interruptions.py",
+        "locks/callers.py",
     )
     task = make(body)
     task.apply()
