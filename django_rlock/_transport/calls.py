@@ -264,7 +264,7 @@ class Retrying:
         self._refused = refused
 
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
-        """See ``base.Driver``."""
+        """See ``driver.Driver``."""
         nonce = next_nonce()
         call.sent_at = now = monotonic()
         limit = math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE

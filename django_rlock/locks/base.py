@@ -108,7 +108,7 @@ class BaseLock(HeldLock):
     )
 
     _engine: ClassVar[Engine] = engine
-    """The flows: of one lock; a MultiLock has those of ``several``."""
+    """The flows: of one lock; a MultiLock has those of ``multi``."""
 
     def __init__(  # noqa: PLR0913 - each is given by its name
         self,

@@ -43,7 +43,7 @@ logger = logging.getLogger("django_rlock.locks")
 
 
 class Engine(Protocol):
-    """The flows of a lock: this module, or ``several`` for a MultiLock. This module also handles the members of a
+    """The flows of a lock: this module, or ``multi`` for a MultiLock. This module also handles the members of a
     MultiLock, so the protocol omits flows that only a single lock needs."""
 
     def take(self, lock: Any, driver: Driver, claim: Claim, /) -> Coroutine[Any, Any, bool]: ...
