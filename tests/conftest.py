@@ -11,7 +11,6 @@ import redis
 from pytest_django import Settings
 
 from django_rlock._monitoring.recorded import Recorder
-from django_rlock._transport import calls, listener
 from example_project.embedded import EmbeddedServer
 from tests.background import caplog  # noqa: F401 - a fixture
 from tests.forms import THOROUGH, is_of_the_short_form
@@ -56,26 +55,6 @@ def _no_history() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "round", lambda *_: math.inf)
         yield
-
-
-_SILENCING = {"hasty_nodes", "own_server", "proxy", "silent", "silent_alias", "topology", "own_cluster", "group", "use"}
-"""Fixtures with which a test has a server be late, or none reply."""
-
-STALL = 5.0
-"""For how many seconds a machine may stand still in a test that is not about late replies."""
-
-
-@pytest.fixture(autouse=True)
-def _replies_in_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that stalls for a second is not unavailable, but to the tests that have it be.
-
-    These are undone together with the test's own patches, in the right order. Else what a test has changed would be set
-    back to our values last of all, and stay so for the next tests.
-    """
-    if not _SILENCING & {*request.fixturenames}:
-        monkeypatch.setattr(calls, "REPLY_GRACE", STALL)
-        monkeypatch.setattr(listener, "CONFIRM_WITHIN", STALL)
-        monkeypatch.setattr("django_rlock.inspection.ANSWER_WITHIN", STALL)
 
 
 @pytest.fixture

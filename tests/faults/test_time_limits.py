@@ -14,7 +14,6 @@ from django_rlock._transport import calls, listener, subscriber
 from django_rlock._transport.connection import Connection, Place
 from django_rlock._transport.connections import server
 from tests.background import forget_clean_up
-from tests.conftest import STALL
 from tests.eventually import PATIENCE
 from tests.proxy import Proxy
 
@@ -75,7 +74,7 @@ def _refuse(_: object) -> None:
 
 async def test_a_late_reply_ends_the_wait(face, kind, proxy: Proxy, redis_client, monkeypatch):
     """There is no time to join the queue, and to leave it again."""
-    monkeypatch.setattr(calls, "REPLY_GRACE", STALL)
+    monkeypatch.setattr(calls, "REPLY_GRACE", PATIENCE)
     redis_client.hset(KEY, "somebody", 1)
     late = proxy.hold_reply(ACQUIRE[kind.kind])
     acquiring = face.start(face.acquire, kind("stock:42", wait_time=0.05))
