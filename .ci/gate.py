@@ -5,7 +5,7 @@
 
 A busy machine is no fault of the code. So what failed runs once more, alone and one test at a time, with the same seed.
 What passes then is unstable. That is a fault too, of the code or of the test, and the next thing to mend, but it does
-not stop the gate. What fails again does, and so does a ninth unstable test. Each call of ``test`` leaves its part of
+not stop the gate. What fails again does, and so does a third unstable test. Each call of ``test`` leaves its part of
 the summary in ``.ci/.results``.
 """
 
@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MOST_UNSTABLE = 8
+MOST_UNSTABLE = 2
 """In all steps together."""
 SLOWEST = 10
 LONGEST_TRACEBACK = 40
