@@ -23,6 +23,7 @@ from tests.eventually import PATIENCE, UNTIL_SERVED
 pytestmark = pytest.mark.lengthy
 
 ACQUIRE = {"fair": scripts.FAIR_ACQUIRE, "rlock": scripts.RLOCK_ACQUIRE}
+ACQUIRE_AFTER_WAIT = {"fair": scripts.FAIR_ACQUIRE, "rlock": scripts.RLOCK_WAIT}
 RELEASE = {"fair": scripts.FAIR_RELEASE, "rlock": scripts.RLOCK_RELEASE}
 KEY = "rlock:stock:42"
 
@@ -235,7 +236,7 @@ async def test_waiter_whose_grant_got_lost_is_granted_once(face, proxy, kind, re
 
     waiting = face.start(wait)
     await face.until(lambda: _waits(redis_client, kind.kind))
-    lost = proxy.lose_reply(ACQUIRE[kind.kind])
+    lost = proxy.lose_reply(ACQUIRE_AFTER_WAIT[kind.kind])
     await face.release(lock)
     await face.result(waiting)
     assert lost.served.is_set()
