@@ -54,7 +54,7 @@ def test_a_hot_lock_names_its_last_holders_and_its_rate(redis_client: redis.Redi
         assert 1 < float(row["rate"]) < 1000
         assert eventually(lambda: _listed("table", "web-2", host="web-2"))
     assert "MainThread  POST /buy/42/" in text
-    assert re.search(r"^taken [\d.]+/s, last by$", text, re.MULTILINE)
+    assert re.search(r"^acquired [\d.]+/s, last by$", text, re.MULTILINE)
 
 
 def _listed(form: str, *hosts: str, **options: str) -> str:
@@ -69,7 +69,7 @@ def _info_text() -> str:
     out = io.StringIO()
     with suppress(CommandError):  # it is free at that moment
         call_command("rlock_info", "stock:42", stdout=out)
-    return out.getvalue() if "taken" in out.getvalue() else ""
+    return out.getvalue() if "last by" in out.getvalue() else ""
 
 
 def take(name: str, times: int) -> None:

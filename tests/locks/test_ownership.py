@@ -12,7 +12,7 @@ import redis
 from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockUnavailableError, MultiLock, RLock
 from django_rlock._transport.worker import worker
 from django_rlock.inspection import force_release
-from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, forced, rlock, watchdog
+from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, forced, rlock
 from django_rlock.locks.forced import ForcedReleaseWatcher
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import forced_channel
@@ -377,7 +377,7 @@ def test_holds_listen_on_so_many_channels_at_most(monkeypatch: pytest.MonkeyPatc
     """A cluster has one for each lock."""
     settle()
     worker("default").jobs[ForcedReleaseWatcher]._subscriptions.clear()
-    monkeypatch.setattr(watchdog, "forced_channel", lambda lock: f"rlock_wake:{lock.name}:forced")
+    monkeypatch.setattr(forced, "forced_channel", lambda lock: f"rlock_wake:{lock.name}:forced")
     monkeypatch.setattr(forced, "MOST_CHANNELS", 2)
     with RLock("first"), RLock("second"):
         until_heard()
