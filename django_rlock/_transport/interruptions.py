@@ -6,7 +6,7 @@ up before it called ``__enter__``. So that is an object made for the statement, 
 callback runs when the object is dropped.
 
 Python drops an exception that a signal handler raises in such a callback, or in ``__del__``. So a normal exit
-disarms its guard, and then no Python code runs when the object is dropped. What is raised in a callback is raised again
+disarms its guard, and then no Python code runs when the object is dropped. An exception in a callback is raised again
 in the code around it.
 """
 
