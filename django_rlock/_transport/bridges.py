@@ -87,7 +87,7 @@ def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
         return False
     if running_loop() is not None and owner.thread == threading.get_ident():
         return True  # the loop runs inside of what the thread does
-    if _waits_for_result(owner.thread, _results()):
+    if _waits_for_result(owner.thread, _jobs() | _results_for_threads()):
         return True
     for each in [each for loop in _loops(owner.thread) for each in asyncio.all_tasks(loop) if _is_bridge(each)]:
         _let_it_suspend(each)
@@ -200,11 +200,16 @@ def _jobs() -> set[Any]:
     return {getattr(_local(each, "self"), "future", None) or _local(each, "future") for each in frames} - {None}
 
 
-def _results() -> set[Any]:
-    """The futures that get their results from the running code."""
+def is_of_another_thread() -> bool:
+    """Whether the running task came from another thread, which may wait for its result now or later."""
+    return bool(_results_for_threads())
+
+
+def _results_for_threads() -> set[Any]:
+    """The futures by which other threads get the result of the running task."""
     task = asyncio.current_task() if running_loop() is not None else None
     links = [each for each, _ in getattr(task, "_callbacks", None) or () if _is_link(each, _RESULT)]
-    return _jobs() | {cell for cell in _cells(links) if isinstance(cell, concurrent.futures.Future)}
+    return {cell for cell in _cells(links) if isinstance(cell, concurrent.futures.Future)}
 
 
 def _waits_for_result(thread: int, futures: Iterable[Any]) -> bool:

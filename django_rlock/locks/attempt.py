@@ -6,6 +6,7 @@ import math
 
 from django_rlock._core.clock import has_jumped, wall_offset
 from django_rlock._redis.scripts import ENDLESS, OK
+from django_rlock._transport.bridges import is_of_another_thread
 from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.driver import Driver, Waiter
 from django_rlock._transport.identity import Owner
@@ -21,7 +22,8 @@ LEAST_LEFT = 1.0
 """How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
 
 LOOK_AGAIN = 1.0
-"""After how many seconds a waiting thread of a pool first checks again for a deadlock; the intervals double."""
+"""After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is what a thread of a
+pool executes, or a task that came from another thread."""
 
 
 class Attempt(Candidate):
@@ -198,7 +200,8 @@ class Attempt(Candidate):
     async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
         refuse_deadlock(self.lock, self.owner, self.until is None)
         self.waits_since = self.driver.now()
-        self.look_at = self.waits_since + LOOK_AGAIN
+        is_job = self.owner.in_pool or is_of_another_thread()
+        self.look_at = self.waits_since + LOOK_AGAIN if is_job else math.inf
         wait = Wait(self.lock, self.owner, self.owner_id, self.waits_since, waiter, self.asker)
         taken = False
         try:
@@ -223,9 +226,9 @@ class Attempt(Candidate):
         return True
 
     async def _sleep(self, waiter: Waiter, pause: float) -> None:
-        """Sleep until woken. A holder may begin to wait for the job of a pool while the job sleeps here."""
+        """Sleep until woken. A holder may begin to wait for the result of a job while the job sleeps here."""
         now = self.driver.now()
-        while self.owner.in_pool and now + pause > self.look_at:
+        while now + pause > self.look_at:
             left = max(self.look_at - now, 0.0)
             if await waiter.wait(left):
                 return

@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
@@ -292,17 +293,22 @@ def mapped(lock):
         return list(executor.map(enter, [lock]))
 
 
-def threadsafe(lock):
-    """From a thread, into the loop of another one."""
+@contextmanager
+def loop_of_another_thread():
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        return asyncio.run_coroutine_threadsafe(aenter(lock), loop).result()
+        yield loop
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def threadsafe(lock):
+    with loop_of_another_thread() as loop:
+        return asyncio.run_coroutine_threadsafe(aenter(lock), loop).result()
 
 
 @pytest.mark.parametrize("way", [submit, mapped, threadsafe])
@@ -315,6 +321,15 @@ def test_a_job_for_whose_result_the_holder_waits_later(lock, monkeypatch):
     monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
     with ThreadPoolExecutor(1) as executor, lock:
         waiting = executor.submit(enter, lock)
+        eventually(WAITS.snapshot)
+        with refused():
+            waiting.result()
+
+
+def test_a_coroutine_for_whose_result_the_holder_waits_later(lock, monkeypatch):
+    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    with loop_of_another_thread() as loop, lock:
+        waiting = asyncio.run_coroutine_threadsafe(aenter(lock), loop)
         eventually(WAITS.snapshot)
         with refused():
             waiting.result()
