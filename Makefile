@@ -31,7 +31,7 @@ $(shell ! test -f $(VENV)/pyvenv.cfg || ! asked=$$($(PYTHON) -c $(WHICH) 2>&1) |
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test core check test-all smoke release-check soak campaign storm lint types layers docs bench
+.PHONY: help demo test core check test-all smoke release-check soak campaign storm lint types pyright layers docs bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -82,6 +82,8 @@ lint: $(VENV)/.lint ## Check style, formatting, English and workflows
 
 types: $(VENV)/.types ## Check types
 	$(BIN)/mypy $(or $(ARGS),$(SOURCES))
+
+pyright: $(VENV)/.pyright ## Check what users' type checkers see by pyright, too
 	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
 
 layers: $(VENV)/.lint ## Check which module imports which
