@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Arguments for pytest, the demo or the benchmarks: make test ARGS="tests/locks -x"
 ARGS ?=
-# Test processes, each with a server of its own: two for each core, or a number; 0 runs all in one (for debuggers).
+# Test processes, each with a server of its own: two for each core and one more, or a number; 0 runs all in one.
 JOBS ?= auto
 # How long the nemesis of a soak or a campaign rages.
 SECONDS ?= 600

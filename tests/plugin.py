@@ -68,8 +68,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)  # before the one that xdist comes with
 def pytest_xdist_auto_num_workers() -> int:
-    """Two for each core, because the tests wait more than they compute."""
-    return 2 * (os.cpu_count() or 1)
+    """Two for each core and one more, because the tests wait more than they compute."""
+    return 2 * (os.cpu_count() or 1) + 1
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
