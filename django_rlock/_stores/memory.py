@@ -136,7 +136,8 @@ def _make_server(*args: Any, **options: Any) -> Any:
 
 
 def _set_clock() -> None:
-    for name, module in list(sys.modules.items()):
+    # list() makes a tuple of each item, and may collect garbage then; another thread may import a module meanwhile.
+    for name, module in sys.modules.copy().items():
         if name.startswith("fakeredis.") and vars(module).get("time") is time:
             vars(module)["time"] = _time
 

@@ -1,7 +1,10 @@
 """Locks in the process: the store "memory", and projects that name no place for their locks and have no Redis."""
 
+import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -141,3 +144,22 @@ def test_a_cache_that_is_named_is_no_place_unless_it_has_a_redis(settings: Any, 
     assert [message.id for message in check_settings()] == ["django_rlock.E001"]
     with pytest.raises(ImproperlyConfigured, match="no Redis client"):
         rlock("stock:42").acquire()
+
+
+def test_a_module_may_be_imported_while_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, to which Python may switch when it collects garbage."""
+    modules = sys.modules.copy()
+    monkeypatch.setattr(sys, "modules", modules)
+
+    def import_one(*_: object) -> None:
+        modules[f"imported_{len(modules)}"] = ModuleType("imported")
+
+    gc.callbacks.append(import_one)
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        memory._set_clock()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(import_one)
+    assert any(name.startswith("imported_") for name in modules)

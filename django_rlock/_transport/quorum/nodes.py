@@ -139,7 +139,7 @@ class NodeSet:
     def _untold(self, node: int) -> list[tuple[int, QuorumCall]]:
         """The calls that a node has not received yet."""
         now = monotonic()
-        for key, until in list(self.untold.items()):
+        for key, until in self.untold.copy().items():
             if until <= now:
                 self.untold.pop(key, None)
         return [key for key in list(self.untold) if key[0] == node]
