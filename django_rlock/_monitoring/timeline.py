@@ -130,7 +130,7 @@ class _Lock(NamedTuple):
 
 
 def read_timeline(using: str, name: str, info: LockInfo | None) -> Timeline:
-    """What is remembered of a lock, and what it is now. LockUnavailableError when Redis cannot be asked."""
+    """Return a lock's past and its present state. Raises LockUnavailableError if Redis does not answer."""
     with asking(name, using) as server:
         now, texts = server.read_recent(get_settings(using).key_prefix + name)
     lock = _Lock(using, name, now)

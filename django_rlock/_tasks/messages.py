@@ -103,8 +103,10 @@ def _after_refusal(message: Any, **_: Any) -> None:
 
 @worker_ready.connect(weak=False)
 def _watch_decoding(sender: Any, **_: Any) -> None:
-    """Handle messages whose bodies cannot be decoded, for which there is no signal; ``sender`` is the worker's
-    consumer."""
+    """Handle messages whose bodies cannot be decoded. Celery sends no signal for them.
+
+    ``sender`` is the worker's consumer.
+    """
     on_decode_error = sender.on_decode_error
 
     def refuse(message: Any, error: Exception) -> None:

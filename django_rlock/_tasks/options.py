@@ -126,8 +126,8 @@ class TaskOptions:
         return min(self.retry_max_delay, self.retry_delay * 2.0 ** min(retries, 64))
 
     def wait_time_without_message(self, is_eager: bool) -> float | None:
-        """How long to wait if there is no message to send again: in a plain call as long as all retries would take, in
-        eager mode as long as the last retry would wait.
+        """How long to wait if the task cannot be sent again: as long as all retries would take in a plain call, and as
+        long as the last retry would wait in eager mode.
         """
         if is_eager or self.on_locked != "retry" or self.wait_time is None:
             return self.wait_time

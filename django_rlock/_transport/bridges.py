@@ -36,8 +36,8 @@ from django_rlock._transport.identity import Owner, running_loop
 #
 # What a task waits for is read from its future, and from the coroutines of tasks that are suspended. The frames of
 # other threads are left alone: ``sys._current_frames()`` may stop the process if garbage is collected meanwhile
-# (https://github.com/python/cpython/issues/106883). That a thread waits for the result of a future is told by its line,
-# but not for which; so it is known only if all threads that wait for a result wait for the same one.
+# (https://github.com/python/cpython/issues/106883). A thread's line tells that it waits for the result of a future,
+# but not of which; so it is known only if all threads that wait for a result wait for the same one.
 
 _PLUMBING = (
     *(str(Path(str(each.__file__)).parent) for each in (asgiref.sync, asyncio, concurrent.futures)),
@@ -277,7 +277,7 @@ def _blocked_thread(task: Task) -> int | None:
 
 
 def _thread_of(executor: CurrentThreadExecutor) -> int | None:
-    return executor._work_thread.ident  # noqa: SLF001 - there is no other way to it
+    return executor._work_thread.ident  # noqa: SLF001 - asgiref keeps it private
 
 
 def _cells(functions: Iterable[Any]) -> list[Any]:

@@ -337,7 +337,7 @@ class ClusterListener(Listener):
                 self.subscribe(channel)
 
     def place(self, channel: str) -> Address:
-        # According to the current map; a node that no longer serves the slot replies with the one that does.
+        # The map may be old: a node that has lost the slot replies with the address of its new node.
         return self.slots.owner(slot_of(channel))
 
 

@@ -202,7 +202,7 @@ class BackgroundWorker:
         for job in self.jobs.values():
             try:
                 job.at_exit()
-            except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
+            except Exception as error:  # noqa: BLE001 - no caller could handle it
                 log(logger, logging.INFO, "Not cleaned up at exit: %s", error)
         done.set()
         self._leaving = None

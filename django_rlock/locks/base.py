@@ -82,7 +82,7 @@ class BaseLock(HeldLock):
     frees the lock (see ``hand_over``). ``on_lost(lock)`` is called in the thread for callbacks when a hold is lost.
     After ``max_hold_time`` seconds (None: MAX_HOLD_TIME) the lock is no longer renewed, so that it is lost when its
     lease ends; the report names the line that acquired it. A lock that is released earlier than ``at_least`` seconds
-    after it was acquired stays taken until then: no owner can take it meanwhile, not even the one that released it.
+    after it was acquired stays taken until then: its former owner cannot take it, either.
 
     With ``until_commit``, True or the alias of a database, releasing the lock or leaving its block takes effect when
     the surrounding transaction has been committed or rolled back (sync code only), or at once if none is open. A lock

@@ -31,7 +31,7 @@ end
 -- Hands the free lock to the first waiter whose process is alive, for the claim time, and wakes it by a message with
 -- its ticket: see locks/attempt.py for what that proves. From now on its process counts as alive no longer than the
 -- claim, so that a dead process costs the lock a single claim. Returns the member of the queue that got the lock; nil if
--- there is no waiter; or false if the call removed as many dead waiters as it may: the next call continues.
+-- the queue is empty; or false if the call reached its limit of dead waiters to remove: the next call continues.
 local function grant(lock, queue, alive, claim_ms, now)
     local head = redis.call('zpopmin', queue)
     if not head[1] then

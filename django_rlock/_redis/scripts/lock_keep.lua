@@ -1,4 +1,4 @@
--- Releases a lock, but keeps it taken for a while: meanwhile no owner can take it, not even the one that released it.
+-- Releases a lock, but keeps it taken for a while. Its former owner cannot take it during that time, either.
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  Redisson's channel

@@ -149,9 +149,8 @@ class NodeSet:
         reached = self.server(node, "keeping")
         connection = reached.take_idle() or reached.open()
         try:
-            (info,) = connection.ask_all(
-                _WHO_ARE_YOU, 1, self.connect_within
-            )  # a connection that was idle proves nothing
+            # A connection that was idle proves nothing.
+            (info,) = connection.ask_all(_WHO_ARE_YOU, 1, self.connect_within)
             run_id_in(info)
             self.note_up(node)
             for key in self._untold(node):

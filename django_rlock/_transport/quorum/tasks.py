@@ -50,7 +50,7 @@ class _Slot:
         return False
 
     def send(self, packed: bytes, nonce: bytes, down: Exception | None) -> None:
-        """Send the call; ``down`` is why there is no connection."""
+        """Send the call. ``down`` is the error that prevented a connection."""
         if self._connection is None or not self._connection.is_open:
             self.set_result(down or RedisConnectionError("Its connection broke"))
         else:
@@ -239,9 +239,8 @@ class TaskSessions:
     def _usable(self, node: int, connection: TaskConnection | None, now: float) -> TaskConnection | None:
         if connection is None or not connection.is_open or connection not in self._introduced:
             return None
-        if (
-            not connection.read()
-        ):  # while the loop was blocked, the connection may have ended, or have brought what it owes
+        # While the loop was blocked, the connection may have ended, or replies may have arrived.
+        if not connection.read():
             return None
         if connection.was_idle(now, KEEP_IDLE):  # a vote has no time to wait for a connection that may be gone
             connection.break_off(gone_silently())
