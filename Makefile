@@ -10,7 +10,7 @@ JOBS ?= auto
 # How long the nemesis of a soak or a campaign rages.
 SECONDS ?= 600
 
-# What depends on the interpreter and the server: every kind and face on one server, scripts, forks, loops inside
+# What depends on the interpreter and the server: every kind and binding on one server, scripts, forks, loops inside
 # a try, views, tasks, pages.
 CORE := $(addprefix tests/,unit scripts web faults/test_forks.py faults/test_jumps_back.py \
   $(patsubst %,locks/test_%.py,behaviour expirable fenced groups latch multi readwrite semaphore sharing_names spin \

@@ -89,10 +89,10 @@ class Measured:
         return [*_rows(self.sync, "sync", base, sync_limit), *_rows(self.coroutines, "async", base, async_limit)]
 
 
-def _rows(costs: Costs, face: str, base: str, limit: float) -> list[Row]:
+def _rows(costs: Costs, binding: str, base: str, limit: float) -> list[Row]:
     limits = {"RedLock": limit}
     return [
-        median_row(f"{name}, {face}", ratios(costs, name, base), f"× {base}", at_most=limits.get(name))
+        median_row(f"{name}, {binding}", ratios(costs, name, base), f"× {base}", at_most=limits.get(name))
         for name in costs
         if name != base
     ]

@@ -41,7 +41,9 @@ def timed(rounds: int, pairs: int, where: str = "") -> list[Table]:
     made = time_sync(peers.sync_pairs_made_per_call(), rounds, pairs)
     coroutines = asyncio.run(time_coroutines(rounds, pairs))
     costs = {"sync": (sync, SYNC_LIMITS), MADE_PER_CALL: (made, NO_LIMITS), "async": (coroutines, ASYNC_LIMITS)}
-    return [Table(f"Uncontended acquire + release, {face}{where}", ratio_rows(*both)) for face, both in costs.items()]
+    return [
+        Table(f"Uncontended acquire + release, {binding}{where}", ratio_rows(*both)) for binding, both in costs.items()
+    ]
 
 
 async def time_coroutines(rounds: int, pairs: int) -> Costs:

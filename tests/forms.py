@@ -25,13 +25,13 @@ def is_of_the_short_form(item: pytest.Item) -> bool:
 
 
 def _is_every_other(item: pytest.Item) -> bool:
-    """Of the combinations of a face with other parameters, and of all combinations of a lengthy test, the fields of one
-    colour on a chessboard. Which colour it is differs from test to test; so each parameter has its turn.
+    """Of the combinations of a binding with other parameters, and of all combinations of a lengthy test, the fields of
+    one colour on a chessboard. Which colour it is differs from test to test; so each parameter has its turn.
     """
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return True
     indices = item.callspec.indices
-    is_crossed = "face" in indices and len(indices) > 1
+    is_crossed = "binding" in indices and len(indices) > 1
     if not is_crossed and not item.get_closest_marker("lengthy"):
         return True
     colour = zlib.crc32(item.originalname.encode())

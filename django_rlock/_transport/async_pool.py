@@ -177,8 +177,8 @@ async def _await(server: Server, claim: ConnectionWait, event: LoopEvent, until:
             return connection
 
 
-class TaskFace:
-    """The face for asyncio: it awaits, and the owner is the running task."""
+class TaskBinding:
+    """The binding for asyncio: it awaits, and the owner is the running task."""
 
     owner = staticmethod(task_owner)
     sleep = staticmethod(sleep)
@@ -266,4 +266,4 @@ async def _outcome(task: asyncio.Task[T]) -> T | Exception:
         return error
 
 
-TASKS = TaskFace()
+TASKS = TaskBinding()

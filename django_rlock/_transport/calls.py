@@ -358,7 +358,7 @@ def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavaila
 
 # The interfaces of a lock's flows to the outside world, as protocols.
 #
-# A *face* knows the caller: a thread or an asyncio task. A *topology* knows the servers of the locks: one server, a
+# A *binding* knows the caller: a thread or an asyncio task. A *topology* knows the servers of the locks: one server, a
 # cluster, or a quorum of nodes. ``registry`` joins the two into the driver that the flows of an alias use.
 
 

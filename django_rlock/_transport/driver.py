@@ -1,6 +1,6 @@
 """The interfaces of a lock's flows to the outside world.
 
-A *face* knows the caller: a thread or an asyncio task. A *topology* knows the servers of the locks: one server, a
+A *binding* knows the caller: a thread or an asyncio task. A *topology* knows the servers of the locks: one server, a
 cluster, or a quorum of nodes. ``registry`` joins the two into the driver that the flows of an alias use.
 """
 
@@ -57,7 +57,7 @@ class Driver(Protocol):
         """The owner on whose behalf the current thread or task calls."""
 
     def at(self, using: str) -> Driver:
-        """The driver of the same face for another alias."""
+        """The driver of the same binding for another alias."""
 
     def place(self, key: str) -> object:
         """Where a key lives. One script may use several keys only if their places are equal."""
@@ -94,7 +94,7 @@ class Driver(Protocol):
         """Call a blocking function without blocking an event loop."""
 
 
-class Face(Protocol):
+class Binding(Protocol):
     """The caller: its owner, how it sleeps, and how it exchanges commands with a server."""
 
     def owner(self) -> Owner:
@@ -123,7 +123,7 @@ class Face(Protocol):
 
 
 class Topology(Protocol):
-    """The servers of an alias's locks, for one face. ``Driver`` describes the methods."""
+    """The servers of an alias's locks, for one binding. ``Driver`` describes the methods."""
 
     def place(self, key: str) -> object: ...
 

@@ -1,4 +1,4 @@
-"""The meanings of a server's errors: one table for all faces and topologies, the background threads and the doctor.
+"""The meanings of a server's errors: one table for all bindings and topologies, the background threads and the doctor.
 
 An error is looked up by its code, the first word of its text, for which redis-py may have a class; or by a part of its
 text, if its code is only ERR.

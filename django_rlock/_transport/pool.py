@@ -389,12 +389,12 @@ def _prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
-# How threads and greenlets use them: their face, which blocks.
+# How threads and greenlets use them: their binding, which blocks.
 
 T = TypeVar("T")
 
 
-class ThreadFace:
+class ThreadBinding:
     """Blocks instead of suspending, so ``run_sync`` can run any flow over it."""
 
     owner = staticmethod(thread_owner)
@@ -451,8 +451,8 @@ class ThreadFace:
         return connection, max(limit - (monotonic() - started), SHORTEST)
 
 
-class BackgroundFace(ThreadFace):
-    """The face of the package's own threads, which connect directly, because no signal interrupts them.
+class BackgroundBinding(ThreadBinding):
+    """The binding of the package's own threads, which connect directly, because no signal interrupts them.
 
     No caller waits for them. So connecting and each reply have limits of their own, those of the server: however long
     it took to connect and to try before, a reply has its time.
@@ -493,5 +493,5 @@ def value_of(outcome: T | BaseException) -> T:
     return outcome
 
 
-THREADS = ThreadFace()
-BACKGROUND = BackgroundFace()
+THREADS = ThreadBinding()
+BACKGROUND = BackgroundBinding()

@@ -19,7 +19,7 @@ from django_rlock._transport.calls import UNLIMITED, Argument, pack_command, run
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
 from django_rlock._transport.connection import Connection
 from django_rlock._transport.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
-from django_rlock._transport.driver import Driver, Face, Topology, Waiter
+from django_rlock._transport.driver import Binding, Driver, Topology, Waiter
 from django_rlock._transport.listener import ClusterListener, Listener, MakeWaiter
 from django_rlock._transport.pool import BACKGROUND, THREADS
 from django_rlock._transport.quorum.calls import Quorum
@@ -116,21 +116,21 @@ class ClusterCommands(Commands):
 
 # --- drivers and listeners --------------------------------------------------------------------------------------------
 
-# Joins faces and topologies: an alias's drivers and listener, which the process keeps.
+# Joins bindings and topologies: an alias's drivers and listener, which the process keeps.
 
 
 class AliasDriver:
-    """One face on one alias. Its methods come from its face, its topology and its listener."""
+    """One binding on one alias. Its methods come from its binding, its topology and its listener."""
 
     now = staticmethod(monotonic)
 
     def __init__(
-        self, face: Face, topology: Topology, at: Callable[[str], Driver], hear: Hearing | None = None
+        self, binding: Binding, topology: Topology, at: Callable[[str], Driver], hear: Hearing | None = None
     ) -> None:
         self.topology = topology
-        self.owner = face.owner
-        self.sleep = face.sleep
-        self.call = face.call
+        self.owner = binding.owner
+        self.sleep = binding.sleep
+        self.call = binding.call
         self.place = topology.place
         self.run = topology.run
         self.take = topology.take
@@ -153,7 +153,7 @@ def _hears_nothing(_channel: str) -> bool:
 
 
 class Hearing:
-    """The alias's listener, and the kind of waiter that a face needs."""
+    """The alias's listener, and the kind of waiter that a binding needs."""
 
     def __init__(self, using: str, make: MakeWaiter) -> None:
         self.listener = listener(using)
@@ -193,29 +193,29 @@ def background_driver(using: str) -> AliasDriver:
     return AliasDriver(BACKGROUND, _topology(BACKGROUND, using, "keeping"), background_driver)
 
 
-def _topology(face: Face, using: str, purpose: Purpose) -> Topology:
+def _topology(binding: Binding, using: str, purpose: Purpose) -> Topology:
     confirms = bool(get_settings(using).replica_acks)
-    make_node = partial(_node, face, using, purpose, confirms)
+    make_node = partial(_node, binding, using, purpose, confirms)
     take = take_confirmed if confirms else None
     if is_cluster(using):
-        return Cluster(using, face, slot_map(using), make_node, take, get_settings(using).publish_to_all)
-    return OneServer(using, face, make_node(None), _division(using), take)
+        return Cluster(using, binding, slot_map(using), make_node, take, get_settings(using).publish_to_all)
+    return OneServer(using, binding, make_node(None), _division(using), take)
 
 
 @remembered("drivers")
 def _division(_using: str) -> Division:
-    """The knowledge about the alias's server that all faces share."""
+    """The knowledge about the alias's server that all bindings share."""
     return Division()
 
 
-def _node(face: Face, using: str, purpose: Purpose, confirms: bool, address: Address | None) -> Node:
-    node = _plain_node(face, using, purpose, address)
+def _node(binding: Binding, using: str, purpose: Purpose, confirms: bool, address: Address | None) -> Node:
+    node = _plain_node(binding, using, purpose, address)
     return ConfirmingNode(node, using) if confirms else node
 
 
-def _plain_node(face: Face, using: str, purpose: Purpose, address: Address | None) -> PlainNode:
+def _plain_node(binding: Binding, using: str, purpose: Purpose, address: Address | None) -> PlainNode:
     make_node = PlainNode if purpose == "calls" or address is None else CircuitBreaker
-    return make_node(face, server(using, address, purpose))
+    return make_node(binding, server(using, address, purpose))
 
 
 @remembered("drivers")

@@ -44,7 +44,7 @@ from django_rlock._transport.calls import (
 )
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
 from django_rlock._transport.connection import Expected, reply_error
-from django_rlock._transport.driver import Face, Undo
+from django_rlock._transport.driver import Binding, Undo
 from django_rlock._transport.errors import is_final, meaning_of
 from django_rlock._transport.pool import Server
 from django_rlock.exceptions import LockUnavailableError
@@ -59,7 +59,7 @@ SLICE = 20
 
 
 class Node(Protocol):
-    """A server that takes packed calls through one face. Limits and exceptions are as for ``Face``."""
+    """A server that takes packed calls through one binding. Limits and exceptions are as for ``Binding``."""
 
     async def exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         """The reply to one call."""
@@ -72,12 +72,12 @@ class Node(Protocol):
 
 
 class PlainNode:
-    """A node without REPLICA_ACKS. ``exchange`` and ``converse`` are those of its face, with its server."""
+    """A node without REPLICA_ACKS. ``exchange`` and ``converse`` are those of its binding, with its server."""
 
-    def __init__(self, face: Face, server: Server) -> None:
+    def __init__(self, binding: Binding, server: Server) -> None:
         self.server = server
-        self.exchange = partial(face.exchange, server)
-        self.converse = partial(face.converse, server)
+        self.exchange = partial(binding.exchange, server)
+        self.converse = partial(binding.converse, server)
 
     async def exchange_asking(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         call.sends += 1
@@ -137,12 +137,12 @@ class OneServer:
     """The topology of an alias with one server, or with sentinels that name it, or with one address of a cluster."""
 
     def __init__(
-        self, using: str, face: Face, node: Node, division: Division, take: Callable[..., Any] | None = None
+        self, using: str, binding: Binding, node: Node, division: Division, take: Callable[..., Any] | None = None
     ) -> None:
         self._node = node
         self._division = division
         self.place = division.place
-        self.run = Retrying(using, node.exchange, face.sleep, division.learn).run
+        self.run = Retrying(using, node.exchange, binding.sleep, division.learn).run
         self._take = take
 
     def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
@@ -223,8 +223,8 @@ _PING = pack_command("PING")
 class CircuitBreaker(PlainNode):
     """A node that gets no commands while it does not reply."""
 
-    def __init__(self, face: Face, server: Server) -> None:
-        super().__init__(face, server)
+    def __init__(self, binding: Binding, server: Server) -> None:
+        super().__init__(binding, server)
         self._silence: str | None = None
         self._instance = threads.SingleInstance()
         # The PING goes out in any case, so it takes the node's own method, before that is replaced.
@@ -279,19 +279,19 @@ class Cluster:
     def __init__(
         self,
         using: str,
-        face: Face,
+        binding: Binding,
         slots: SlotMap,
         make_node: Callable[[Address], Node],
         take: Callable[..., Any] | None = None,
         to_all: bool = False,
     ) -> None:
-        self._face = face
+        self._binding = binding
         self._slots = slots
         self._make_node = make_node
         self._nodes: dict[Address, Node] = {}
         self._take = take
         self._to_all = to_all
-        self._retrying = Retrying(using, self._exchange, face.sleep)
+        self._retrying = Retrying(using, self._exchange, binding.sleep)
 
     def place(self, key: str) -> object:
         return slot_of(key)
@@ -314,7 +314,7 @@ class Cluster:
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         by_node = self._by_node(calls)
-        found = await self._face.gather([self._ask(address, group) for address, group in by_node.items()])
+        found = await self._binding.gather([self._ask(address, group) for address, group in by_node.items()])
         grouped = itertools.chain.from_iterable(by_node.values())
         replies = dict(zip(grouped, itertools.chain.from_iterable(found), strict=True))
         return [replies[call] for call in calls]
@@ -336,7 +336,7 @@ class Cluster:
 
     async def _exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         if self._slots.stale:
-            await self._face.call(self._slots.refresh, self._slots.rounds, limit)
+            await self._binding.call(self._slots.refresh, self._slots.rounds, limit)
         slot = slot_of(call.keys[0])
         address = self._slots.owner(slot)
         asking = False

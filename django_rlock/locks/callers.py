@@ -1,4 +1,4 @@
-"""The code around a call of a lock's method: its face, its turn, its block's end, interruptions, a pool's jobs."""
+"""The code around a call of a lock's method: its binding, its turn, its block's end, interruptions, a pool's jobs."""
 
 from __future__ import annotations
 
@@ -402,9 +402,9 @@ def in_turn(
     return call
 
 
-# --- faces ------------------------------------------------------------------------------------------------------------
+# --- bindings ---------------------------------------------------------------------------------------------------------
 
-# The two faces of a flow: a blocking method, and a coroutine method with Django's ``a`` prefix.
+# The two bindings of a flow: a blocking method, and a coroutine method with Django's ``a`` prefix.
 #
 # Both are written out, so that editors, notebooks and mocks find ordinary methods. Their body is written once, in a
 # coroutine function that has the method's name with an underscore, and the driver as its first argument.

@@ -3,7 +3,7 @@ sleep.
 
 A lock is one public class (``base``) over the flows that all locks share (``engine``) and a kind. A kind is an object
 without state: its methods turn a lock's name and settings, an owner's name and a lease into script calls. It contains
-no loops, does no I/O, and knows neither faces nor holds. Each kind is in the file of its public class.
+no loops, does no I/O, and knows neither bindings nor holds. Each kind is in the file of its public class.
 """
 
 from __future__ import annotations

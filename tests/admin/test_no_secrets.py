@@ -25,8 +25,8 @@ from django_rlock.management import diagnosis
 from django_rlock.metrics import prometheus
 from tests.admin.pages import FORCE, HISTORY, HISTORY_JSON, JSON, LIST, detail
 from tests.background import settle
+from tests.bindings import BlockingBinding, TaskBinding
 from tests.conftest import OwnServer
-from tests.faces import BlockingFace, TaskFace
 from tests.inspection.past import Past
 from tests.metrics.conftest import _signals_as_before  # noqa: F401 - a fixture
 from tests.operators import free_by_force
@@ -102,31 +102,31 @@ def texts_of(error: BaseException) -> list[str]:
     return [str(error), repr(error), "".join(traceback.format_exception(error))]
 
 
-async def taken_lost_and_refused(face: Any) -> list[str]:
+async def taken_lost_and_refused(binding: Any) -> list[str]:
     """The texts of the errors."""
     told = []
     for using in UP:
         lock = FairLock("stock:1", using=using)
-        async with face.inside(lock):
+        async with binding.inside(lock):
             with pytest.raises(RLockError) as error:
-                async with face.inside(FairLock("stock:1", owner="other", using=using, wait_time=0)):
+                async with binding.inside(FairLock("stock:1", owner="other", using=using, wait_time=0)):
                     pass
             told += texts_of(error.value)
-        await face.acquire(lock)
-        await face.result(face.start(freed, face, using))
+        await binding.acquire(lock)
+        await binding.result(binding.start(freed, binding, using))
         with pytest.raises(LockLostError) as lost:
-            await face.release(lock)
+            await binding.release(lock)
         told += texts_of(lost.value)
     for using in DOWN:
         refused = RedLock("stock:1", using=using) if using == "quorum" else FairLock("stock:1", using=using)
         with pytest.raises(RLockError) as error:
-            await face.acquire(refused, blocking=False)
+            await binding.acquire(refused, blocking=False)
         told += texts_of(error.value)
     return told
 
 
-async def freed(face: Any, using: str) -> None:
-    await face.call(FairLock("stock:1", using=using), "force_release")
+async def freed(binding: Any, using: str) -> None:
+    await binding.call(FairLock("stock:1", using=using), "force_release")
 
 
 def pages(client: Client) -> Iterator[str]:
@@ -198,7 +198,11 @@ def test_a_password_is_shown_nowhere(
     registry = CollectorRegistry()
     prometheus.instrument(registry)
     with caplog.at_level(logging.DEBUG):
-        told = [text for face in (BlockingFace(), TaskFace()) for text in face.run(taken_lost_and_refused(face))]
+        told = [
+            text
+            for binding in (BlockingBinding(), TaskBinding())
+            for text in binding.run(taken_lost_and_refused(binding))
+        ]
         with rlock("stock:1", owner="somebody"), rlock("stock:1", using="query"):
             past.publish(ahead=20)
             told += pages(operator)

@@ -93,8 +93,8 @@ def check_multi(rows):
 
 
 def check_quorum(rows):
-    for face in ("sync", "async"):
-        assert {f"{name}, {face}" for name in ("RedLock", "RedLock without fencing", "pottery")} < rows.keys()
+    for binding in ("sync", "async"):
+        assert {f"{name}, {binding}" for name in ("RedLock", "RedLock without fencing", "pottery")} < rows.keys()
     assert {f"what the proxy adds to {pings}" for pings in ("a PING", "5 PINGs at once")} < rows.keys()
 
 

@@ -1,4 +1,4 @@
-"""docs/redisson.md names methods, which must exist, in both faces where they ask Redis."""
+"""docs/redisson.md names methods, which must exist, in both bindings where they ask Redis."""
 
 import re
 from pathlib import Path

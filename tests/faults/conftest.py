@@ -8,11 +8,11 @@ import pytest
 from pytest_django import Settings
 
 from example_project.embedded import EmbeddedServer
+from tests.bindings import binding, kind, nothing_left, pytest_pyfunc_call
 from tests.conftest import _use as use_server
-from tests.faces import face, kind, nothing_left, pytest_pyfunc_call
 from tests.proxy import Proxy, load_scripts
 
-__all__ = ["face", "kind", "nothing_left", "pytest_pyfunc_call"]
+__all__ = ["binding", "kind", "nothing_left", "pytest_pyfunc_call"]
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ def often(monkeypatch):
     monkeypatch.setattr(worker, "AGAIN_AFTER", 0.05)
 
 
-async def arrive(face, late):
+async def arrive(binding, late):
     """Let a copy reach the server now."""
     assert late.served.is_set()
     late.let_go.set()
-    await face.until(late.obeyed.is_set)
+    await binding.until(late.obeyed.is_set)
 
 
 def is_settled():

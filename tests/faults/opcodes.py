@@ -1,13 +1,13 @@
 """A process whose lock calls are interrupted at every opcode in turn, each time at a later one.
 
-    python -m tests.faults.opcodes <kind> <url> ... [--face FACE] [--first N] [--stride N] [--action ACTION ...]
+    python -m tests.faults.opcodes <kind> <url> ... [--binding BINDING] [--first N] [--stride N] [--action ACTION ...]
 
 A signal's handler may raise between any two opcodes of the main thread. A storm meets such places by chance; this
 meets each of them once, the same ones in every run. After each interruption another thread must get the very lock,
 another one must be woken by a release of the main thread, a third must be told in time who holds a lock that it does
 not get, and a hold beside them must be renewed: none of them may wait for what the interrupted call has left. What
-that call itself leaves, its thread sweeps up, as a task or a request does. With another ``--face`` the main thread runs
-a loop whose task makes the call, and another loop is woken. The loop ends, its task is cancelled, or it goes on.
+that call itself leaves, its thread sweeps up, as a task or a request does. With another ``--binding`` the main thread
+runs a loop whose task makes the call, and another loop is woken. The loop ends, its task is cancelled, or it goes on.
 
 What is left locked stays so; therefore the others are tried once after several interruptions. It prints a line of JSON
 for each of these, one when the others went on, and a last one; it stops for ever where something does, and
@@ -39,7 +39,7 @@ from typing import Any
 import redis
 
 from tests.eventually import eventually
-from tests.faults.opcode_faces import FACES, Threads
+from tests.faults.opcode_bindings import BINDINGS, Threads
 from tests.faults.opcode_watch import watch_opcodes
 from tests.faults.storm import BRIEF, EXTENDED, KINDS, SHORT_LEASE, Renewal, is_swallowed, set_up, tell
 
@@ -124,7 +124,7 @@ class Stage:
     """Who is there: the main thread, which is interrupted, a hold that must stay renewed, and two other threads."""
 
     def __init__(
-        self, kind: str, face: Threads, is_loud: bool = False, prepare: Callable[[], object] = lambda: None
+        self, kind: str, binding: Threads, is_loud: bool = False, prepare: Callable[[], object] = lambda: None
     ) -> None:
         from django_rlock import LockTimeoutError, signals
         from tests.faults.storm_kinds import renewed_subject, subject
@@ -132,12 +132,12 @@ class Stage:
         self._timed_out = LockTimeoutError
         self._sent = [each for each in vars(signals).values() if isinstance(each, signals.LockSignal) and is_loud]
         self._prepare = prepare
-        self.face = face
+        self.binding = binding
         self.subject = partial(subject, kind)
         self.spare = self.subject("spare")
         self.kept = renewed_subject(kind, "kept")
         self.grant = self.kept.acquire()
-        self.aim = Aim(face.interrupt, face.spares)
+        self.aim = Aim(binding.interrupt, binding.spares)
         self.other, self.another = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.left: list[Any] = []
 
@@ -166,8 +166,8 @@ class Stage:
     def _strike(self, action: str, mine: Any, at: int) -> BaseException | None:
         """What interrupted the action, if it has so many opcodes."""
         try:
-            self.face.run(self._play(action, mine, at))
-        except self.face.interrupted_by as interruption:
+            self.binding.run(self._play(action, mine, at))
+        except self.binding.interrupted_by as interruption:
             return interruption
         finally:
             self.aim.end()
@@ -175,7 +175,7 @@ class Stage:
         return None
 
     async def _play(self, action: str, mine: Any, at: int) -> None:
-        held = await self.face.call(mine, "acquire") if action in HELD_BEFORE else None
+        held = await self.binding.call(mine, "acquire") if action in HELD_BEFORE else None
         self._prepare()
         self.aim.begin(at)
         try:
@@ -183,14 +183,14 @@ class Stage:
         finally:
             self.aim.end()
         if held:
-            await self.face.call(mine, "give_back", held)
+            await self.binding.call(mine, "give_back", held)
 
     def see_others(self) -> None:
         """Another thread gets each of the locks, is woken by the main thread, and has a block of its own time out."""
         while self.left:
             for block in self.left.pop().blocks_afterwards():
-                self.other.submit(self.face.enter_elsewhere, block).result()
-        self.face.run(self._wake())
+                self.other.submit(self.binding.enter_elsewhere, block).result()
+        self.binding.run(self._wake())
         with _Holder(self.another, self.spare):
             self.other.submit(self._time_out).result()
         gc.freeze()  # so that collecting takes little time
@@ -204,28 +204,28 @@ class Stage:
     # --- actions of the main thread ----------------------------------------------------------------------------------
 
     async def _pair(self, mine: Any, _: object) -> None:
-        await self.face.call(mine, "give_back", await self.face.call(mine, "acquire"))
+        await self.binding.call(mine, "give_back", await self.binding.call(mine, "acquire"))
 
     _wait = _second = _again = _pair
 
     async def _extend(self, mine: Any, held: object) -> None:
-        await self.face.call(mine, "extend", held, EXTENDED)
+        await self.binding.call(mine, "extend", held, EXTENDED)
 
     async def _force(self, mine: Any, _: object) -> None:
-        await self.face.call(mine, "force")
-        await self.face.call(mine, "acquire")
+        await self.binding.call(mine, "force")
+        await self.binding.call(mine, "acquire")
 
     async def _leave(self, mine: Any, held: object) -> None:
-        await self.face.call(mine, "leave", held, KEPT)
-        await self.face.call(mine, "acquire")
+        await self.binding.call(mine, "leave", held, KEPT)
+        await self.binding.call(mine, "acquire")
 
     async def _timeout(self, mine: Any, _: object) -> None:
-        if grant := await self.face.call(mine, "acquire", wait_time=BRIEF):
-            await self.face.call(mine, "give_back", grant)
+        if grant := await self.binding.call(mine, "acquire", wait_time=BRIEF):
+            await self.binding.call(mine, "give_back", grant)
 
     async def _block(self, mine: Any, _: object) -> None:
         with suppress(self._timed_out):
-            await self.face.enter(mine.brief_block())
+            await self.binding.enter(mine.brief_block())
 
     # --- the others --------------------------------------------------------------------------------------------------
 
@@ -240,19 +240,19 @@ class Stage:
     def _queue_behind(self, name: str, mine: Any) -> None:
         """Have another thread wait too. It gets what the main thread was woken for, if that is interrupted then."""
         self.aim.until_it_stands_still()
-        self._behind = self.another.submit(self.face.enter_elsewhere, mine.their_block())
+        self._behind = self.another.submit(self.binding.enter_elsewhere, mine.their_block())
         _until_it_waits(self._behind, name)
 
     async def _wake(self) -> None:
-        grant = await self.face.call(self.spare, "acquire")
-        woken = self.other.submit(self.face.enter_elsewhere, self.spare.their_block())
+        grant = await self.binding.call(self.spare, "acquire")
+        woken = self.other.submit(self.binding.enter_elsewhere, self.spare.their_block())
         _until_it_waits(woken, "spare")
-        await self.face.call(self.spare, "give_back", grant)
+        await self.binding.call(self.spare, "give_back", grant)
         woken.result()
 
     def _time_out(self) -> None:
         with suppress(self._timed_out):
-            self.face.enter_elsewhere(self.spare.brief_block())
+            self.binding.enter_elsewhere(self.spare.brief_block())
 
 
 EVENT_LOOP = asyncio.BaseEventLoop.run_forever
@@ -357,7 +357,7 @@ def main() -> None:
     parser.add_argument("urls", nargs="*")
     parser.add_argument("--cache", type=json.loads, help="the entry of CACHES as JSON, if there is no URL")
     parser.add_argument("--replica-acks", type=int, default=0)
-    parser.add_argument("--face", choices=FACES, default="threads")
+    parser.add_argument("--binding", choices=BINDINGS, default="threads")
     parser.add_argument("--action", choices=ACTIONS, nargs="+", help="one or more (all)")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1)
@@ -376,7 +376,7 @@ def main() -> None:
         share_a_mutex(options.mutex)
     try:
         prepare = cutter(options.urls) if options.cut else lambda: None
-        interrupt_all(Stage(options.kind, FACES[options.face](), options.loud, prepare), options)
+        interrupt_all(Stage(options.kind, BINDINGS[options.binding](), options.loud, prepare), options)
         tell(ended=True)
     except BaseException:  # noqa: BLE001 - the watcher reports it
         traceback.print_exc()

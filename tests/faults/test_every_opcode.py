@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from example_project.embedded import EmbeddedServer
-from tests.faults.opcode_faces import FACES
+from tests.faults.opcode_bindings import BINDINGS
 from tests.faults.opcodes import ALL_KINDS, actions_of
 from tests.faults.storm_process import NODES, BrokenOffError, StoppedError, Watched
 from tests.forms import first_place, long
@@ -18,7 +18,7 @@ STRIDES = {"threads": (12, SHORT), "logged": (40, ("pair", "wait"))}
 """Of the short form: so many runs of the suite with consecutive seeds meet every place."""
 
 
-def interrupt_every(kind, *actions, face="threads", topology=None, first=1, stride=1, options=()):
+def interrupt_every(kind, *actions, binding="threads", topology=None, first=1, stride=1, options=()):
     """How many opcodes were interrupted; it fails with the places one of which stops something."""
     tried = 0
     suspects: list[dict[str, object]] = []
@@ -28,7 +28,7 @@ def interrupt_every(kind, *actions, face="threads", topology=None, first=1, stri
             where = [server.url for server in servers]
         else:
             where = ["--cache", json.dumps(stack.enter_context(TOPOLOGIES[topology]()).cache)]
-        command = [sys.executable, "-m", "tests.faults.opcodes", kind, *where, "--face", face]
+        command = [sys.executable, "-m", "tests.faults.opcodes", kind, *where, "--binding", binding]
         command += ["--first", str(first), "--stride", str(stride), "--action", *actions, *options]
         process = stack.enter_context(Watched(command))
         try:
@@ -42,49 +42,49 @@ def interrupt_every(kind, *actions, face="threads", topology=None, first=1, stri
 
 
 @pytest.mark.timeout(600)  # a machine may be slow; what stops is noticed by its watcher
-@pytest.mark.parametrize("face", ["threads", *long("logged")])
-def test_interrupted_here_and_there(request, face):
-    stride, actions = STRIDES[face]
+@pytest.mark.parametrize("binding", ["threads", *long("logged")])
+def test_interrupted_here_and_there(request, binding):
+    stride, actions = STRIDES[binding]
     first = first_place(request.config, stride)
-    assert interrupt_every("fair", *actions, face=face, first=first, stride=stride) > 1200 / stride * len(actions)
+    assert interrupt_every("fair", *actions, binding=binding, first=first, stride=stride) > 1200 / stride * len(actions)
 
 
 MANY = 800
 """Every action has more opcodes; in Python 3.13 and newer there are fewer of them than before."""
 ELSEWHERE = ("cluster", ()), ("sentinel", ()), ("sentinel", ("--replica-acks", "1"))
 LONG = [
-    *((kind, action, face, None, ()) for face in FACES for kind in ALL_KINDS for action in actions_of(kind)),
+    *((kind, action, binding, None, ()) for binding in BINDINGS for kind in ALL_KINDS for action in actions_of(kind)),
     *(
-        (kind, action, face, topology, options)
-        for face in FACES
+        (kind, action, binding, topology, options)
+        for binding in BINDINGS
         for topology, options in ELSEWHERE
         for kind in ("fair", "read")
         for action in SHORT
     ),
     *(
-        (kind, action, face, "cluster", ())
-        for face in FACES
+        (kind, action, binding, "cluster", ())
+        for binding in BINDINGS
         for kind in ("multi", "permits", "semaphore", "latch", "write")
         for action in ("pair", "wait")
     ),
-    *(("fair", action, face, None, ("--loud",)) for face in FACES for action in SHORT),
+    *(("fair", action, binding, None, ("--loud",)) for binding in BINDINGS for action in SHORT),
     *(
-        (kind, action, face, None, ("--cut",))
-        for face in FACES
+        (kind, action, binding, None, ("--cut",))
+        for binding in BINDINGS
         for kind in ("fair", "redlock")
         for action in SHORT[:-1]
     ),
 ]
-"""Each action for each kind and face on a single server (or a RedLock's); some kinds on other topologies; one kind with
-receivers of all signals; two whose connections have ended.
+"""Each action for each kind and binding on a single server (or a RedLock's); some kinds on other topologies; one kind
+with receivers of all signals; two whose connections have ended.
 """
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("kind", "action", "face", "topology", "options"), LONG)
-def test_interrupted_at_every_opcode(kind, action, face, topology, options):
-    assert interrupt_every(kind, action, face=face, topology=topology, options=options) > MANY
+@pytest.mark.parametrize(("kind", "action", "binding", "topology", "options"), LONG)
+def test_interrupted_at_every_opcode(kind, action, binding, topology, options):
+    assert interrupt_every(kind, action, binding=binding, topology=topology, options=options) > MANY
 
 
 COVERED = pytest.mark.skipif(sys.version_info < (3, 14), reason="before Python 3.14 a with block covers its beginning")

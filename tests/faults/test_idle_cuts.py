@@ -23,38 +23,38 @@ def cutting(request, proxy, monkeypatch):
     return proxy
 
 
-async def visit(face, lock):
-    async with face.inside(lock):
+async def visit(binding, lock):
+    async with binding.inside(lock):
         pass
 
 
-async def idle(face, proxy):
+async def idle(binding, proxy):
     """Wait until another connection is cut."""
     before = proxy.cuts
-    await face.until(lambda: proxy.cuts > before)
+    await binding.until(lambda: proxy.cuts > before)
 
 
-async def test_a_lock_is_taken_over_a_connection_that_was_cut(face, kind, cutting):
-    await visit(face, kind("stock:42"))
-    await idle(face, cutting)
-    assert await face.acquire(kind("stock:42"), wait_time=2)
-    await idle(face, cutting)
-    await face.release(kind("stock:42"))
+async def test_a_lock_is_taken_over_a_connection_that_was_cut(binding, kind, cutting):
+    await visit(binding, kind("stock:42"))
+    await idle(binding, cutting)
+    assert await binding.acquire(kind("stock:42"), wait_time=2)
+    await idle(binding, cutting)
+    await binding.release(kind("stock:42"))
 
 
-async def test_a_hold_is_renewed(face, kind, cutting):
-    async with face.inside(kind("stock:42")) as lock:
+async def test_a_hold_is_renewed(binding, kind, cutting):
+    async with binding.inside(kind("stock:42")) as lock:
         until_renewed(*HOLDS.snapshot())
-        await idle(face, cutting)
+        await idle(binding, cutting)
         until_renewed(*HOLDS.snapshot())
         lock.check()
 
 
-async def test_a_waiter_is_woken(face, kind, cutting):
+async def test_a_waiter_is_woken(binding, kind, cutting):
     lock = kind("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, kind("stock:42"))
-    await face.until(lambda: any(wait.expected for wait in WAITS.snapshot()))
-    await idle(face, cutting)
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, kind("stock:42"))
+    await binding.until(lambda: any(wait.expected for wait in WAITS.snapshot()))
+    await idle(binding, cutting)
+    await binding.release(lock)
+    await binding.result(waiting)

@@ -25,7 +25,7 @@ from django_rlock._transport.calls import pack_command
 from django_rlock._transport.connection import Connection, ErrorReply, Expected, Place
 from django_rlock._transport.connections import server
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.faults.opcode_faces import IN_ASYNCIO
+from tests.faults.opcode_bindings import IN_ASYNCIO
 from tests.faults.opcode_watch import watch_opcodes
 from tests.faults.opcodes import MISSES, SPARED, Aim
 from tests.forms import THOROUGH, first_place

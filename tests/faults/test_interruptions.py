@@ -108,24 +108,24 @@ def test_a_process_that_crashes_is_shown_where_it_ran():
     assert ":crash < " in place
 
 
-async def test_interruption_after_the_grant_leaves_no_hold(face, kind, redis_client, monkeypatch):
+async def test_interruption_after_the_grant_leaves_no_hold(binding, kind, redis_client, monkeypatch):
     """The grant is there, but the caller never learns of it."""
     lock = kind("stock:42")
     with monkeypatch.context() as patch:
         patch.setattr("django_rlock.locks.engine.tell_acquired", raise_interruption)
         with pytest.raises(Interruption):
-            await face.acquire(lock)
+            await binding.acquire(lock)
     assert HOLDS.snapshot() == []
-    await face.until(lambda: not redis_client.exists(KEY))
+    await binding.until(lambda: not redis_client.exists(KEY))
 
 
-async def test_interruption_after_entering_again_keeps_the_count(face, kind, redis_client, monkeypatch):
+async def test_interruption_after_entering_again_keeps_the_count(binding, kind, redis_client, monkeypatch):
     lock = kind("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         with monkeypatch.context() as patch:
             patch.setattr("django_rlock.locks.engine.tell_acquired", raise_interruption)
             with pytest.raises(Interruption):
-                await face.acquire(lock)
+                await binding.acquire(lock)
         assert [hold.count for hold in HOLDS.snapshot()] == [1]
     assert not redis_client.exists(KEY)
 
@@ -375,7 +375,7 @@ class RecordingMutex:
 
 
 @pytest.mark.parametrize("told", [signals.lock_acquired, signals.lock_released])
-async def test_callers_do_not_take_the_mutex_of_a_signal(face, kind, told, monkeypatch):
+async def test_callers_do_not_take_the_mutex_of_a_signal(binding, kind, told, monkeypatch):
     """Not when a kind's first lock sends it, nor after a receiver is gone. An interruption might leave it locked."""
     heard: list[str] = []
 
@@ -389,11 +389,11 @@ async def test_callers_do_not_take_the_mutex_of_a_signal(face, kind, told, monke
     told.connect(hear)
     try:
         monkeypatch.setattr(told, "lock", mutex := RecordingMutex())
-        async with face.inside(kind("stock:42")):
+        async with binding.inside(kind("stock:42")):
             pass
         del hear_for_a_while
         gc.collect()
-        async with face.inside(kind("stock:43")):
+        async with binding.inside(kind("stock:43")):
             pass
         assert mutex.takers
         assert threading.get_ident() not in mutex.takers

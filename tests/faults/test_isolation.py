@@ -67,12 +67,12 @@ def test_silent_server_costs_no_lock_of_another(own_server, settings):
     forget_clean_up()
 
 
-async def test_silent_server_costs_its_callers_their_own_time_only(face, kind, silent_alias):
+async def test_silent_server_costs_its_callers_their_own_time_only(binding, kind, silent_alias):
     """Connecting and logging in included, whatever CACHES says: here nothing, as in the README."""
     for _ in range(2):
         started = monotonic()
         with pytest.raises(LockUnavailableError):
-            await face.acquire(kind("stock:42", using=silent_alias), wait_time=0.2)
+            await binding.acquire(kind("stock:42", using=silent_alias), wait_time=0.2)
         assert monotonic() - started < 10  # 1.2 s; it had no end, and a busy machine must not fail this
 
 
@@ -200,8 +200,8 @@ def test_places_of_interrupted_callers_are_free_again(kind, settings):
         pass
 
 
-async def test_many_tasks_share_a_connection(face, redis_client, settings):
-    if face.name == "sync":
+async def test_many_tasks_share_a_connection(binding, redis_client, settings):
+    if binding.name == "sync":
         pytest.skip("threads have a connection each while they ask")
     before = len(redis_client.client_list())
 

@@ -55,107 +55,107 @@ def each(request):
 # --- what could be taken ---------------------------------------------------------------------------------------------
 
 
-async def test_acquire_after_the_release_takes_nothing(face, each, proxy, redis_client):
+async def test_acquire_after_the_release_takes_nothing(binding, each, proxy, redis_client):
     make, acquire, *_ = each
     late = proxy.copy_late(acquire)
-    async with face.inside(make("stock:42")):
+    async with binding.inside(make("stock:42")):
         pass
-    await arrive(face, late)
-    await face.until(lambda: not redis_client.exists(KEY))
-    assert await face.acquire(make("stock:42"), blocking=False)
-    await face.release(make("stock:42"))
+    await arrive(binding, late)
+    await binding.until(lambda: not redis_client.exists(KEY))
+    assert await binding.acquire(make("stock:42"), blocking=False)
+    await binding.release(make("stock:42"))
 
 
-async def test_acquire_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+async def test_acquire_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
     """The next owner has a longer lease, which a copy of the first one's would shorten."""
     make, acquire, *_ = each
     late = proxy.copy_late(acquire)
-    await face.acquire(make("stock:42", lease_time=5))
-    await face.release(make("stock:42"))
-    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=60))
+    await binding.acquire(make("stock:42", lease_time=5))
+    await binding.release(make("stock:42"))
+    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=60))
 
 
-async def test_release_after_the_next_hold_began_frees_nothing(face, each, proxy, redis_client):
+async def test_release_after_the_next_hold_began_frees_nothing(binding, each, proxy, redis_client):
     make, _, release, *_ = each
-    await face.acquire(make("stock:42"))
+    await binding.acquire(make("stock:42"))
     late = proxy.copy_late(release)
-    await face.release(make("stock:42"))
-    await changes_nothing(face, redis_client, late, make("stock:42"))
+    await binding.release(make("stock:42"))
+    await changes_nothing(binding, redis_client, late, make("stock:42"))
 
 
-async def test_inner_acquire_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+async def test_inner_acquire_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
     make, acquire, *_ = each
     if acquire is scripts.MULTI_ACQUIRE:
         acquire = scripts.FAIR_ACQUIRE
-    await face.acquire(make("stock:42"))
+    await binding.acquire(make("stock:42"))
     late = proxy.copy_late(acquire)
-    await face.acquire(make("stock:42"))
-    await face.release(make("stock:42"))
-    await face.release(make("stock:42"))
-    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=15))
+    await binding.acquire(make("stock:42"))
+    await binding.release(make("stock:42"))
+    await binding.release(make("stock:42"))
+    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=15))
 
 
-async def test_inner_release_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+async def test_inner_release_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
     make, _, release, *_ = each
     if release is scripts.MULTI_RELEASE:
         release = scripts.FAIR_RELEASE
-    await face.acquire(make("stock:42"))
-    await face.acquire(make("stock:42"))
+    await binding.acquire(make("stock:42"))
+    await binding.acquire(make("stock:42"))
     late = proxy.copy_late(release)
-    await face.release(make("stock:42"))
-    await face.release(make("stock:42"))
-    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=15))
+    await binding.release(make("stock:42"))
+    await binding.release(make("stock:42"))
+    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=15))
 
 
-async def test_extension_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+async def test_extension_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
     make, *_, extend = each
-    await face.acquire(make("stock:42"))
+    await binding.acquire(make("stock:42"))
     late = proxy.copy_late(extend)
-    await face.call(make("stock:42"), "extend", 5)
-    await face.release(make("stock:42"))
-    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=60))
+    await binding.call(make("stock:42"), "extend", 5)
+    await binding.release(make("stock:42"))
+    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=60))
 
 
-async def test_renewal_after_the_next_hold_began_changes_nothing(face, each, proxy, redis_client):
+async def test_renewal_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
     make, _, _, renew, _ = each
     late = proxy.hold(renew)
-    await face.acquire(make("stock:42"))
+    await binding.acquire(make("stock:42"))
     for hold in HOLDS.snapshot():
         renew_now(hold)
-    await face.until(late.served.is_set)
-    await face.release(make("stock:42"))
+    await binding.until(late.served.is_set)
+    await binding.release(make("stock:42"))
     lock = make("stock:42", lease_time=15)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     late.let_go.set()
     settle()
     assert 0 < redis_client.pttl(KEY) <= 15_000
-    await face.release(lock)
+    await binding.release(lock)
 
 
-async def test_renewal_that_failed_and_comes_late_changes_nothing(face, each, proxy, redis_client):
+async def test_renewal_that_failed_and_comes_late_changes_nothing(binding, each, proxy, redis_client):
     make, _, _, renew, _ = each
     late = proxy.copy_late(renew)
-    await face.acquire(make("stock:42"))
+    await binding.acquire(make("stock:42"))
     for hold in HOLDS.snapshot():
         renew_now(hold)
-    await face.until(late.served.is_set)
+    await binding.until(late.served.is_set)
     settle()
-    await face.release(make("stock:42"))
-    await changes_nothing(face, redis_client, late, make("stock:42", lease_time=15))
+    await binding.release(make("stock:42"))
+    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=15))
 
 
-async def changes_nothing(face, redis_client, late, lock):
+async def changes_nothing(binding, redis_client, late, lock):
     """A copy that arrives after its sender has taken the lock again leaves state and lease unchanged."""
-    await face.acquire(lock)
+    await binding.acquire(lock)
     before = state(redis_client)
-    await arrive(face, late)
+    await arrive(binding, late)
     # A reader comes in beside another, until it is cleaned up.
-    await face.until(lambda: state(redis_client).keys() == before.keys())
+    await binding.until(lambda: state(redis_client).keys() == before.keys())
     after = state(redis_client)
     for key, (content, left) in before.items():
         assert after[key][0] == content
         assert min(left, left / 2) <= after[key][1] <= left  # copies ask for less than half of it, or for more
-    await face.release(lock)
+    await binding.release(lock)
     assert not redis_client.exists(KEY)
 
 
@@ -169,7 +169,7 @@ def state(redis_client):
 
 
 @pytest.mark.parametrize("what", ["acquire", "enter", "inner release", "extend"])
-async def test_lease_that_was_prolonged_since_stays(face, each, proxy, redis_client, settings, what):
+async def test_lease_that_was_prolonged_since_stays(binding, each, proxy, redis_client, settings, what):
     """Each of the same hold; a copy of what was sent before comes last. A fair lock's lease may also be as short as
     that of a lock which was just handed over."""
     claim = dict.fromkeys(("CLAIM_TIME", "WAITER_ALIVE_TIME", "WATCHDOG_TIMEOUT"), 100)
@@ -178,79 +178,79 @@ async def test_lease_that_was_prolonged_since_stays(face, each, proxy, redis_cli
     lock = make("stock:42", lease_time=20)
     if what == "acquire":
         late = proxy.copy_late(acquire)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     if what == "enter":
         late = proxy.copy_late({scripts.MULTI_ACQUIRE: scripts.FAIR_ACQUIRE}.get(acquire, acquire))
-    await face.acquire(lock)
+    await binding.acquire(lock)
     if what == "inner release":
         late = proxy.copy_late({scripts.MULTI_RELEASE: scripts.FAIR_RELEASE}.get(release, release))
-    await face.release(lock)
+    await binding.release(lock)
     if what == "extend":
         late = proxy.copy_late(extend)
-    await face.call(lock, "extend", 19)
-    await face.call(lock, "extend", 60)
-    await arrive(face, late)
+    await binding.call(lock, "extend", 19)
+    await binding.call(lock, "extend", 60)
+    await arrive(binding, late)
     leases = {key: left for key, (_, left) in state(redis_client).items() if not key.endswith("timeout:2")}
     assert min(leases.values()) > 50_000
-    await face.release(lock)
+    await binding.release(lock)
 
 
-async def test_late_entry_does_not_count(face, kind, proxy):
+async def test_late_entry_does_not_count(binding, kind, proxy):
     """The server then has its count; that of the owner is what it has to release."""
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     late = proxy.copy_late(KINDS[lock.kind][1])
-    await face.acquire(lock)
-    await face.release(lock)
-    await arrive(face, late)
-    assert await face.call(lock, "hold_count") == 1
-    await face.release(lock)
+    await binding.acquire(lock)
+    await binding.release(lock)
+    await arrive(binding, late)
+    assert await binding.call(lock, "hold_count") == 1
+    await binding.release(lock)
 
 
-async def test_extension_that_failed_shortens_no_later_one(face, kind, proxy, redis_client, monkeypatch):
+async def test_extension_that_failed_shortens_no_later_one(binding, kind, proxy, redis_client, monkeypatch):
     """It never got a reply, so of the later commands only the one that settles it knows of it."""
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     with monkeypatch.context() as patch:
         patch.setattr("django_rlock.locks.engine.RELEASE_PATIENCE", 0.0)
         late = [proxy.copy_late(scripts.LOCK_EXTEND)]
         late += [proxy.cut_before(scripts.LOCK_EXTEND) for _ in range(3)]
         with pytest.raises(LockUnavailableError):
-            await face.call(lock, "extend", 4)
-    await face.until(is_settled)
-    await face.acquire(lock, lease_time=60)
-    await arrive(face, late[0])
+            await binding.call(lock, "extend", 4)
+    await binding.until(is_settled)
+    await binding.acquire(lock, lease_time=60)
+    await arrive(binding, late[0])
     assert redis_client.pttl(KEY) > 50_000
-    await face.release(lock)
-    await face.release(lock)
+    await binding.release(lock)
+    await binding.release(lock)
 
 
 # --- what could be freed ---------------------------------------------------------------------------------------------
 
 
-async def test_force_release_frees_no_later_holder(face, each, proxy, redis_client):
+async def test_force_release_frees_no_later_holder(binding, each, proxy, redis_client):
     make = each[0]
-    await face.acquire(make("stock:42", owner="somebody"))
+    await binding.acquire(make("stock:42", owner="somebody"))
     late = proxy.copy_late(scripts.LOCK_FORCE_RELEASE)
     lock = make("stock:42")
-    await face.call(lock, "force_release")
+    await binding.call(lock, "force_release")
     HOLDS.clear()
-    await changes_nothing(face, redis_client, late, lock)
+    await changes_nothing(binding, redis_client, late, lock)
 
 
-async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(face, proxy, redis_client):
+async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(binding, proxy, redis_client):
     """It hands the lock to the first waiter, and is sent again."""
     waiter = f"{'a' * 36}:1"
     redis_client.hset(KEY, "somebody", 1)
     redis_client.zadd(queue_key(KEY), {waiter: 1})
     redis_client.zadd(alive_key(KEY), {waiter[:36]: 9e15})
     lost = proxy.lose_reply(scripts.LOCK_FORCE_RELEASE)
-    assert await face.call(FairLock("stock:42"), "force_release")
+    assert await binding.call(FairLock("stock:42"), "force_release")
     assert lost.served.is_set()
     assert redis_client.hkeys(KEY) == [waiter]
 
 
-async def test_force_release_that_failed_frees_no_later_holder(face, kind, proxy, redis_client, monkeypatch):
+async def test_force_release_that_failed_frees_no_later_holder(binding, kind, proxy, redis_client, monkeypatch):
     redis_client.hset(KEY, "somebody", 1)
     with monkeypatch.context() as patch:
         patch.setattr("django_rlock.locks.forced.RELEASE_PATIENCE", 0.0)
@@ -258,7 +258,7 @@ async def test_force_release_that_failed_frees_no_later_holder(face, kind, proxy
         for _ in range(3):
             proxy.cut_before(scripts.LOCK_FORCE_RELEASE)
         with pytest.raises(LockUnavailableError):
-            await face.call(kind("stock:42"), "force_release")
+            await binding.call(kind("stock:42"), "force_release")
     redis_client.delete(KEY)
-    await face.until(is_settled)
-    await changes_nothing(face, redis_client, late, kind("stock:42"))
+    await binding.until(is_settled)
+    await changes_nothing(binding, redis_client, late, kind("stock:42"))

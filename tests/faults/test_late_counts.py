@@ -23,71 +23,71 @@ def licences(redis_client):
     return PermitExpirableSemaphore("printers")
 
 
-async def counts_nothing(face, redis_client, late):
+async def counts_nothing(binding, redis_client, late):
     """A copy that arrives when its sender has gone on leaves the number as it is."""
-    await face.until(is_settled)
+    await binding.until(is_settled)
     before = redis_client.get(NUMBER)
-    await arrive(face, late)
-    await face.until(is_settled)
+    await arrive(binding, late)
+    await binding.until(is_settled)
     assert redis_client.get(NUMBER) == before
 
 
-async def test_permit_that_was_given_back_is_not_taken_again(face, proxy, licences, redis_client):
+async def test_permit_that_was_given_back_is_not_taken_again(binding, proxy, licences, redis_client):
     late = proxy.copy_late(scripts.PERMIT_ACQUIRE)
-    permit = await face.call(licences, "acquire")
-    await face.call(permit, "release")
-    await arrive(face, late)
+    permit = await binding.call(licences, "acquire")
+    await binding.call(permit, "release")
+    await arrive(binding, late)
     assert redis_client.get(NUMBER) == "3"
-    assert await face.call(licences, "acquired_permits") == 0
+    assert await binding.call(licences, "acquired_permits") == 0
 
 
-async def test_permit_of_an_earlier_try_is_not_taken_again(face, proxy, licences, redis_client):
+async def test_permit_of_an_earlier_try_is_not_taken_again(binding, proxy, licences, redis_client):
     """The try that was sent twice found none."""
     redis_client.set(NUMBER, 0)
     late = proxy.copy_late(scripts.PERMIT_ACQUIRE)
-    assert await face.call(licences, "acquire", blocking=False) is None
+    assert await binding.call(licences, "acquire", blocking=False) is None
     redis_client.set(NUMBER, 3)
-    await counts_nothing(face, redis_client, late)
+    await counts_nothing(binding, redis_client, late)
 
 
-async def test_permit_keeps_its_longer_lease(face, proxy, licences):
+async def test_permit_keeps_its_longer_lease(binding, proxy, licences):
     late = proxy.copy_late(scripts.PERMIT_ACQUIRE)
-    permit = await face.call(licences, "acquire", lease_time=5)
+    permit = await binding.call(licences, "acquire", lease_time=5)
     again = proxy.copy_late(scripts.PERMIT_RENEW)
-    await face.call(licences, "update_lease_time", permit, 4)
-    await face.call(licences, "update_lease_time", permit, 60)
-    await arrive(face, late)
-    await arrive(face, again)
-    assert await face.call(licences, "lease_time", permit) > 50
+    await binding.call(licences, "update_lease_time", permit, 4)
+    await binding.call(licences, "update_lease_time", permit, 60)
+    await arrive(binding, late)
+    await arrive(binding, again)
+    assert await binding.call(licences, "lease_time", permit) > 50
 
 
-async def test_permit_that_is_released_twice_comes_back_once(face, proxy, licences, redis_client):
-    permit = await face.call(licences, "acquire")
+async def test_permit_that_is_released_twice_comes_back_once(binding, proxy, licences, redis_client):
+    permit = await binding.call(licences, "acquire")
     late = proxy.copy_late(scripts.PERMIT_RELEASE)
-    await face.call(permit, "release")
-    await counts_nothing(face, redis_client, late)
+    await binding.call(permit, "release")
+    await counts_nothing(binding, redis_client, late)
 
 
-async def test_number_of_permits_that_was_changed_since_stays(face, proxy, licences, redis_client):
+async def test_number_of_permits_that_was_changed_since_stays(binding, proxy, licences, redis_client):
     late = proxy.copy_late(scripts.PERMIT_SET)
-    await face.call(licences, "set_permits", 5)
-    await face.call(licences, "set_permits", 7)
-    await counts_nothing(face, redis_client, late)
+    await binding.call(licences, "set_permits", 5)
+    await binding.call(licences, "set_permits", 7)
+    await counts_nothing(binding, redis_client, late)
 
 
-async def test_semaphore_is_not_taken_again(face, proxy, printers, redis_client):
+async def test_semaphore_is_not_taken_again(binding, proxy, printers, redis_client):
     late = proxy.copy_late(scripts.SEMAPHORE_ACQUIRE)
-    assert await face.call(printers, "acquire", blocking=False)
-    await face.call(printers, "release")
-    await counts_nothing(face, redis_client, late)
+    assert await binding.call(printers, "acquire", blocking=False)
+    await binding.call(printers, "release")
+    await counts_nothing(binding, redis_client, late)
 
 
-async def test_semaphore_is_not_taken_by_a_try_that_found_none(face, proxy, printers, redis_client):
+async def test_semaphore_is_not_taken_by_a_try_that_found_none(binding, proxy, printers, redis_client):
     redis_client.set(NUMBER, 0)
     late = proxy.copy_late(scripts.SEMAPHORE_ACQUIRE)
-    assert not await face.call(printers, "acquire", blocking=False)
+    assert not await binding.call(printers, "acquire", blocking=False)
     redis_client.set(NUMBER, 3)
-    await counts_nothing(face, redis_client, late)
+    await counts_nothing(binding, redis_client, late)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ async def test_semaphore_is_not_taken_by_a_try_that_found_none(face, proxy, prin
     ],
 )
 @pytest.mark.parametrize("there", [3, 0])
-async def test_semaphore_is_changed_once(face, proxy, printers, redis_client, script, method, args, there):
+async def test_semaphore_is_changed_once(binding, proxy, printers, redis_client, script, method, args, there):
     redis_client.set(NUMBER, there)
     late = proxy.copy_late(script)
-    await face.call(printers, method, *args)
+    await binding.call(printers, method, *args)
     redis_client.set(NUMBER, 7)
-    await counts_nothing(face, redis_client, late)
+    await counts_nothing(binding, redis_client, late)
 
 
 @pytest.mark.parametrize(
@@ -116,23 +116,23 @@ async def test_semaphore_is_changed_once(face, proxy, printers, redis_client, sc
     ],
 )
 async def test_semaphore_that_comes_into_being_is_not_changed(
-    face, proxy, printers, redis_client, script, method, args
+    binding, proxy, printers, redis_client, script, method, args
 ):
     redis_client.delete(NUMBER)
     late = proxy.copy_late(script)
-    assert not await face.call(printers, method, *args)
+    assert not await binding.call(printers, method, *args)
     redis_client.set(NUMBER, 7)
-    await counts_nothing(face, redis_client, late)
+    await counts_nothing(binding, redis_client, late)
 
 
 @pytest.mark.parametrize("there", [None, 3])
-async def test_semaphore_is_made_once(face, proxy, printers, redis_client, there):
+async def test_semaphore_is_made_once(binding, proxy, printers, redis_client, there):
     if there is None:
         redis_client.delete(NUMBER)
     late = proxy.copy_late(scripts.SEMAPHORE_SET)
-    assert await face.call(printers, "try_set_permits", 5) is (there is None)
+    assert await binding.call(printers, "try_set_permits", 5) is (there is None)
     redis_client.delete(NUMBER)
-    await counts_nothing(face, redis_client, late)
+    await counts_nothing(binding, redis_client, late)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ async def test_semaphore_is_made_once(face, proxy, printers, redis_client, there
     ],
 )
 async def test_change_that_failed_is_not_made_later(
-    face, proxy, printers, redis_client, monkeypatch, script, method, args
+    binding, proxy, printers, redis_client, monkeypatch, script, method, args
 ):
     """Its caller had a reply, and may have made another change."""
     with monkeypatch.context() as patch:
@@ -153,8 +153,8 @@ async def test_change_that_failed_is_not_made_later(
         for _ in range(3):
             proxy.cut_before(script)
         with pytest.raises(LockUnavailableError):
-            await face.call(printers, method, *args)
-    await counts_nothing(face, redis_client, late)
+            await binding.call(printers, method, *args)
+    await counts_nothing(binding, redis_client, late)
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,12 @@ async def test_change_that_failed_is_not_made_later(
     ],
 )
 @pytest.mark.parametrize("then", [None, 5])
-async def test_latch_is_changed_once(face, proxy, redis_client, script, method, args, there, then):
+async def test_latch_is_changed_once(binding, proxy, redis_client, script, method, args, there, then):
     if there is not None:
         redis_client.set(NUMBER, there)
     late = proxy.copy_late(script)
-    await face.call(CountDownLatch("printers"), method, *args)
+    await binding.call(CountDownLatch("printers"), method, *args)
     redis_client.delete(NUMBER)
     if then is not None:
         redis_client.set(NUMBER, then)
-    await counts_nothing(face, redis_client, late)
+    await counts_nothing(binding, redis_client, late)

@@ -53,42 +53,42 @@ def late(proxy, script):
     return reply
 
 
-async def is_free(face, lock) -> None:
+async def is_free(binding, lock) -> None:
     """Wait until the background thread has given everything back."""
 
     async def is_taken() -> bool:
-        return await face.call(lock, "locked")
+        return await binding.call(lock, "locked")
 
     while await is_taken():
-        await face.sleep(0.01)
+        await binding.sleep(0.01)
     assert HOLDS.snapshot() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_is_tried_again_while_the_wait_lasts(face, proxy, kind):
+async def test_is_tried_again_while_the_wait_lasts(binding, proxy, kind):
     make, script = KINDS[kind]
     lock = make("stock:42", lease_time=LEASE, wait_time=5)
     reply = late(proxy, script)
-    assert await face.acquire(lock, lease_time=LEASE)
+    assert await binding.acquire(lock, lease_time=LEASE)
     assert reply.served.is_set()
     assert not lock.lost
     assert HOLDS.snapshot()[0].count == 1
-    await face.release(lock)
-    await is_free(face, lock)
+    await binding.release(lock)
+    await is_free(binding, lock)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_without_a_wait_the_server_is_too_slow(face, proxy, kind):
+async def test_without_a_wait_the_server_is_too_slow(binding, proxy, kind):
     make, script = KINDS[kind]
     lock = make("stock:42", lease_time=LEASE)
     late(proxy, script)
     with pytest.raises(LockUnavailableError, match=SLOW):
-        await face.acquire(lock, blocking=False)
-    await is_free(face, lock)
+        await binding.acquire(lock, blocking=False)
+    await is_free(binding, lock)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_thread_that_is_late_itself(face, redis_client, monkeypatch, kind):
+async def test_a_thread_that_is_late_itself(binding, redis_client, monkeypatch, kind):
     """The reply came in time, so the server is not to blame."""
     make, _ = KINDS[kind]
     watch = watchdog.watch
@@ -100,16 +100,16 @@ async def test_a_thread_that_is_late_itself(face, redis_client, monkeypatch, kin
 
     lock = make("stock:42", wait_time=5)
     monkeypatch.setattr(engine, "watch", stall)
-    assert await face.acquire(lock, blocking=False) is False
+    assert await binding.acquire(lock, blocking=False) is False
     monkeypatch.setattr(engine, "watch", stall)
-    assert await face.acquire(lock)
+    assert await binding.acquire(lock)
     assert not lock.lost
     assert HOLDS.snapshot()[0].count == 1
-    await face.release(lock)
-    await is_free(face, lock)
+    await binding.release(lock)
+    await is_free(binding, lock)
 
 
-async def test_a_receiver_that_takes_longer_than_the_lease(face, redis_client):
+async def test_a_receiver_that_takes_longer_than_the_lease(binding, redis_client):
     slow = threading.Event()
 
     def wait(**_: object) -> None:
@@ -121,42 +121,42 @@ async def test_a_receiver_that_takes_longer_than_the_lease(face, redis_client):
     lock = RLock("stock:42", lease_time=LEASE, wait_time=5, on_lost=lost.append)
     lock_acquired.connect(wait)
     try:
-        assert await face.acquire(lock)
+        assert await binding.acquire(lock)
     finally:
         lock_acquired.disconnect(wait)
     assert not lock.lost
-    await face.release(lock)
-    await face.until(lambda: lost == [lock])
+    await binding.release(lock)
+    await binding.until(lambda: lost == [lock])
 
 
-async def test_entering_again_after_the_end_of_the_lease_says_that_it_is_lost(face, proxy):
+async def test_entering_again_after_the_end_of_the_lease_says_that_it_is_lost(binding, proxy):
     lock = FairLock("stock:42", lease_time=LEASE)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     late(proxy, scripts.FAIR_ACQUIRE)
     with pytest.raises(LockLostError):
-        await face.acquire(lock)
+        await binding.acquire(lock)
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
     assert HOLDS.snapshot() == []
 
 
-async def test_an_extension_that_is_over_says_that_it_is_lost(face, proxy):
+async def test_an_extension_that_is_over_says_that_it_is_lost(binding, proxy):
     lock = FairLock("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     late(proxy, scripts.LOCK_EXTEND)
     with pytest.raises(LockLostError):
-        await face.call(lock, "extend", LEASE)
+        await binding.call(lock, "extend", LEASE)
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_a_block_is_entered_with_a_lease_that_still_runs(face, proxy):
+async def test_a_block_is_entered_with_a_lease_that_still_runs(binding, proxy):
     lock = FairLock("stock:42", lease_time=LEASE, wait_time=5)
     reply = late(proxy, scripts.FAIR_ACQUIRE)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         assert reply.served.is_set()
         assert not lock.lost
-    await is_free(face, lock)
+    await is_free(binding, lock)
 
 
 MEMBERS = [
@@ -167,27 +167,27 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize(("first", "second", "script"), MEMBERS)
-async def test_all_members_of_a_multilock_are_tried_again(face, proxy, first, second, script):
+async def test_all_members_of_a_multilock_are_tried_again(binding, proxy, first, second, script):
     lock = MultiLock(first("a"), second("b"), lease_time=LEASE, wait_time=5)
     reply = late(proxy, script)
-    assert await face.acquire(lock)
+    assert await binding.acquire(lock)
     assert reply.served.is_set()
     assert not lock.lost
     assert [hold.count for hold in HOLDS.snapshot()] == [1, 1]
-    await face.release(lock)
-    await is_free(face, lock)
+    await binding.release(lock)
+    await is_free(binding, lock)
 
 
 @pytest.mark.parametrize(("first", "second", "script"), MEMBERS)
-async def test_a_multilock_without_a_wait_holds_nothing(face, proxy, first, second, script):
+async def test_a_multilock_without_a_wait_holds_nothing(binding, proxy, first, second, script):
     lock = MultiLock(first("a"), second("b"), lease_time=LEASE)
     late(proxy, script)
     with pytest.raises(LockUnavailableError, match=SLOW):
-        await face.acquire(lock, blocking=False)
-    await is_free(face, lock)
+        await binding.acquire(lock, blocking=False)
+    await is_free(binding, lock)
 
 
-async def test_a_multilock_whose_first_member_is_lost_by_the_time_of_the_last(face, proxy, redis_client):
+async def test_a_multilock_whose_first_member_is_lost_by_the_time_of_the_last(binding, proxy, redis_client):
     """The second one is in time, since it was asked for much later."""
     lock = MultiLock(FencedLock("a"), RLock("b"), lease_time=LEASE, wait_time=5)
     reply = proxy.hold(scripts.RLOCK_ACQUIRE)
@@ -199,30 +199,30 @@ async def test_a_multilock_whose_first_member_is_lost_by_the_time_of_the_last(fa
         reply.let_go.set()
 
     threading.Thread(target=let_go, daemon=True).start()
-    assert await face.acquire(lock)
+    assert await binding.acquire(lock)
     assert not lock.lost
-    await face.release(lock)
-    await is_free(face, lock)
+    await binding.release(lock)
+    await is_free(binding, lock)
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-async def test_permits_are_tried_again_while_the_wait_lasts(face, proxy, redis_client, settings, renewed):
+async def test_permits_are_tried_again_while_the_wait_lasts(binding, proxy, redis_client, settings, renewed):
     settings.RLOCK = {"default": {**getattr(settings, "RLOCK", {}).get("default", {}), "WATCHDOG_TIMEOUT": LEASE}}
     semaphore = PermitExpirableSemaphore("licences")
-    await face.call(semaphore, "try_set_permits", 1)
+    await binding.call(semaphore, "try_set_permits", 1)
     reply = late(proxy, scripts.PERMIT_ACQUIRE)
     times = {"renewed": True} if renewed else {"lease_time": LEASE}
-    permit = await face.acquire(semaphore, wait_time=5, **times)
+    permit = await binding.acquire(semaphore, wait_time=5, **times)
     assert reply.served.is_set()
     assert not permit.lost
-    await face.call(semaphore, "release", permit)
-    assert await face.call(semaphore, "available_permits") == 1
+    await binding.call(semaphore, "release", permit)
+    assert await binding.call(semaphore, "available_permits") == 1
 
 
-async def test_permits_without_a_wait_are_given_back(face, proxy):
+async def test_permits_without_a_wait_are_given_back(binding, proxy):
     semaphore = PermitExpirableSemaphore("licences")
-    await face.call(semaphore, "try_set_permits", 1)
+    await binding.call(semaphore, "try_set_permits", 1)
     late(proxy, scripts.PERMIT_ACQUIRE)
     with pytest.raises(LockUnavailableError, match=SLOW):
-        await face.acquire(semaphore, blocking=False, lease_time=LEASE)
+        await binding.acquire(semaphore, blocking=False, lease_time=LEASE)
     assert HOLDS.snapshot() == []

@@ -28,91 +28,91 @@ RELEASE = {"fair": scripts.FAIR_RELEASE, "rlock": scripts.RLOCK_RELEASE}
 KEY = "rlock:stock:42"
 
 
-async def test_acquire_holds_once(face, kind, proxy, redis_client):
+async def test_acquire_holds_once(binding, kind, proxy, redis_client):
     lost = proxy.lose_reply(ACQUIRE[kind.kind])
     lock = kind("stock:42")
-    assert await face.acquire(lock, blocking=False)
+    assert await binding.acquire(lock, blocking=False)
     assert lost.served.is_set()
     assert redis_client.hvals(KEY) == ["1"]
-    await face.release(lock)
+    await binding.release(lock)
     assert not redis_client.exists(KEY)
 
 
-async def test_entering_again_counts_once(face, kind, proxy, redis_client):
+async def test_entering_again_counts_once(binding, kind, proxy, redis_client):
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     lost = proxy.lose_reply(ACQUIRE[kind.kind])
-    await face.acquire(lock)
+    await binding.acquire(lock)
     assert lost.served.is_set()
     assert redis_client.hvals(KEY) == ["2"]
-    await face.release(lock)
+    await binding.release(lock)
     assert redis_client.hvals(KEY) == ["1"]
-    await face.release(lock)
+    await binding.release(lock)
     assert not redis_client.exists(KEY)
 
 
-async def test_inner_release_keeps_the_outer_hold(face, kind, proxy, redis_client):
+async def test_inner_release_keeps_the_outer_hold(binding, kind, proxy, redis_client):
     lock = kind("stock:42")
-    await face.acquire(lock)
-    await face.acquire(lock)
+    await binding.acquire(lock)
+    await binding.acquire(lock)
     lost = proxy.lose_reply(RELEASE[kind.kind])
-    await face.release(lock)
+    await binding.release(lock)
     assert lost.served.is_set()
     assert redis_client.hvals(KEY) == ["1"]
-    await face.release(lock)
+    await binding.release(lock)
     assert not redis_client.exists(KEY)
 
 
-async def test_inner_release_that_was_sent_twice_tells_that_the_lock_is_lost(face, kind, proxy, redis_client):
+async def test_inner_release_that_was_sent_twice_tells_that_the_lock_is_lost(binding, kind, proxy, redis_client):
     """The first one may have been executed, but it left the lock held: "not yours" is no excuse."""
     lock = kind("stock:42")
-    await face.acquire(lock)
-    await face.acquire(lock)
+    await binding.acquire(lock)
+    await binding.acquire(lock)
     proxy.lose_reply(RELEASE[kind.kind])
     again = proxy.hold(RELEASE[kind.kind])
 
     async def forget() -> None:
-        await face.until(again.served.is_set)
+        await binding.until(again.served.is_set)
         redis_client.delete(KEY)
         again.let_go.set()
 
-    forgetting = face.start(forget)
+    forgetting = binding.start(forget)
     with pytest.raises(LockLostError):
-        await face.release(lock)
-    await face.result(forgetting)
+        await binding.release(lock)
+    await binding.result(forgetting)
     assert lock.lost
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_release_whose_reply_was_lost_is_a_success(face, kind, proxy, redis_client):
+async def test_release_whose_reply_was_lost_is_a_success(binding, kind, proxy, redis_client):
     lock = kind("stock:42")
     lost = proxy.lose_reply(RELEASE[kind.kind])
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
     assert lost.served.is_set()
     assert not redis_client.exists(KEY)
 
 
-async def test_command_that_never_arrived_is_sent_again(face, kind, proxy, redis_client):
+async def test_command_that_never_arrived_is_sent_again(binding, kind, proxy, redis_client):
     lock = kind("stock:42")
     cut = proxy.cut_before(ACQUIRE[kind.kind])
-    assert await face.acquire(lock, blocking=False)
+    assert await binding.acquire(lock, blocking=False)
     assert cut.served.is_set()
     cut = proxy.cut_before(RELEASE[kind.kind])
-    await face.release(lock)
+    await binding.release(lock)
     assert cut.served.is_set()
     assert not redis_client.exists(KEY)
 
 
-async def test_member_of_several_is_tried_for_as_long_as_the_whole(face, proxy):
+async def test_member_of_several_is_tried_for_as_long_as_the_whole(binding, proxy):
     """Though it is tried once, without a wait for who holds it."""
     cuts = [proxy.cut_before(scripts.FENCED_ACQUIRE) for _ in range(5)]
-    async with face.inside(MultiLock(FencedLock("stock:42"), FencedLock("stock:43"), wait_time=20)):
+    async with binding.inside(MultiLock(FencedLock("stock:42"), FencedLock("stock:43"), wait_time=20)):
         assert all(cut.served.is_set() for cut in cuts)
 
 
-async def test_connections_that_all_broke_are_one_failure(face, kind, redis_client, monkeypatch):
+async def test_connections_that_all_broke_are_one_failure(binding, kind, redis_client, monkeypatch):
     """Which is made up for at once."""
     paused: list[int] = []
 
@@ -125,36 +125,36 @@ async def test_connections_that_all_broke_are_one_failure(face, kind, redis_clie
     for link in [links.take(5) for _ in range(5)]:
         links.give_back(link)
     redis_client.client_kill_filter(_type="normal", skipme=True)
-    assert await face.acquire(kind("stock:42"), wait_time=10)
+    assert await binding.acquire(kind("stock:42"), wait_time=10)
     assert paused == []
-    await face.release(kind("stock:42"))
+    await binding.release(kind("stock:42"))
 
 
-async def test_renewal_whose_reply_was_lost_is_made_up_for(face, kind, proxy, redis_client):
+async def test_renewal_whose_reply_was_lost_is_made_up_for(binding, kind, proxy, redis_client):
     lock = kind("stock:42")
     lost = proxy.lose_reply(scripts.LOCK_RENEW)
-    assert await face.acquire(lock)
+    assert await binding.acquire(lock)
     redis_client.pexpire(KEY, 5000)
     hold = HOLDS.snapshot()[0]
     first = hold.deadline
     renew_now(hold)
-    await face.until(lost.served.is_set)
-    await face.until(lambda: redis_client.pttl(KEY) > 20_000)
-    await face.until(lambda: hold.deadline > first)
+    await binding.until(lost.served.is_set)
+    await binding.until(lambda: redis_client.pttl(KEY) > 20_000)
+    await binding.until(lambda: hold.deadline > first)
     assert not lock.lost
-    await face.release(lock)
+    await binding.release(lock)
 
 
-async def test_silent_connection_is_given_up_within_the_wait(face, kind, proxy, redis_client):
+async def test_silent_connection_is_given_up_within_the_wait(binding, kind, proxy, redis_client):
     """The acquire was executed but got no reply: it fails, and the grant is released afterwards."""
     swallowed = proxy.swallow_reply(ACQUIRE[kind.kind])
     lock = kind("stock:42")
     with pytest.raises(LockUnavailableError):
-        await face.acquire(lock, blocking=False)
+        await binding.acquire(lock, blocking=False)
     assert swallowed.served.is_set()
-    await face.until(lambda: not redis_client.exists(KEY))
-    assert await face.acquire(lock, blocking=False)
-    await face.release(lock)
+    await binding.until(lambda: not redis_client.exists(KEY))
+    assert await binding.acquire(lock, blocking=False)
+    await binding.release(lock)
 
 
 @pytest.fixture
@@ -167,12 +167,12 @@ def doubted(monkeypatch):
 
 
 @pytest.mark.usefixtures("doubted")
-async def test_idle_connection_that_is_gone_without_a_word_fails_no_call(face, kind, proxy, redis_client):
+async def test_idle_connection_that_is_gone_without_a_word_fails_no_call(binding, kind, proxy, redis_client):
     lock = kind("stock:42")
     for _ in range(2):
-        assert await face.acquire(lock, blocking=False)
+        assert await binding.acquire(lock, blocking=False)
         proxy.forget_connections()
-        await face.release(lock)
+        await binding.release(lock)
         assert not redis_client.exists(KEY)
         proxy.forget_connections()
 
@@ -198,47 +198,47 @@ def test_the_kernel_asks_idle_connections_for_signs_of_life(own_server, settings
     link.close()
 
 
-async def test_idle_connection_that_lives_is_kept(face, kind, doubted, redis_client):
-    async with face.inside(kind("warm")):
+async def test_idle_connection_that_lives_is_kept(binding, kind, doubted, redis_client):
+    async with binding.inside(kind("warm")):
         pass
     before = redis_client.info("stats")["total_connections_received"]
-    async with face.inside(kind("stock:42")):
+    async with binding.inside(kind("stock:42")):
         pass
     assert redis_client.info("stats")["total_connections_received"] == before
 
 
-async def test_acquire_that_arrives_after_its_clean_up_does_not_meet_the_next_hold(face, kind, proxy, redis_client):
+async def test_acquire_that_arrives_after_its_clean_up_does_not_meet_the_next_hold(binding, kind, proxy, redis_client):
     """The first command is stuck on its way, the caller gives up, comes back, and only then it arrives."""
     stuck = proxy.hold(ACQUIRE[kind.kind])
     lock = kind("stock:42")
     with pytest.raises(LockUnavailableError):
-        await face.acquire(lock, blocking=False)
-    assert await face.acquire(lock, blocking=False)
+        await binding.acquire(lock, blocking=False)
+    assert await binding.acquire(lock, blocking=False)
     owner = redis_client.hkeys(KEY)
     stuck.let_go.set()
-    await face.sleep(0.05)
+    await binding.sleep(0.05)
     assert redis_client.hkeys(KEY) == owner
-    await face.release(lock)
+    await binding.release(lock)
     assert not redis_client.exists(KEY)
 
 
-async def test_waiter_whose_grant_got_lost_is_granted_once(face, proxy, kind, redis_client):
+async def test_waiter_whose_grant_got_lost_is_granted_once(binding, proxy, kind, redis_client):
     """Every reply and wake-up of the waiting side may be lost; the hand-over still comes, and once."""
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     took = threading.Event()
 
     async def wait():
         # With a lease of its own choice a fair lock asks as well, after the message of its grant.
-        async with face.inside(kind("stock:42", wait_time=10, lease_time=30)):
+        async with binding.inside(kind("stock:42", wait_time=10, lease_time=30)):
             took.set()
             assert redis_client.hvals(KEY) == ["1"]
 
-    waiting = face.start(wait)
-    await face.until(lambda: _waits(redis_client, kind.kind))
+    waiting = binding.start(wait)
+    await binding.until(lambda: _waits(redis_client, kind.kind))
     lost = proxy.lose_reply(ACQUIRE_AFTER_WAIT[kind.kind])
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.release(lock)
+    await binding.result(waiting)
     assert lost.served.is_set()
     assert took.is_set()
     assert not redis_client.exists(KEY)
@@ -250,25 +250,25 @@ def _waits(redis_client, kind):
     return redis_client.pubsub_numsub("redisson_lock__channel:{rlock:stock:42}")[0][1]
 
 
-async def test_deadline_counts_from_before_the_command(face, kind, proxy):
+async def test_deadline_counts_from_before_the_command(binding, kind, proxy):
     """However late the reply, the hold counts as lost before the server may give the lock to another."""
     lock = kind("stock:42", lease_time=20)
     reply = proxy.hold_reply(ACQUIRE[kind.kind])
     obeyed_at = _let_go_later(reply)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     assert HOLDS.snapshot()[0].deadline <= obeyed_at.result(UNTIL_SERVED) + 20
-    await face.release(lock)
+    await binding.release(lock)
 
 
-async def test_deadline_of_a_renewal_counts_from_before_the_command(face, kind, proxy):
+async def test_deadline_of_a_renewal_counts_from_before_the_command(binding, kind, proxy):
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     hold = HOLDS.snapshot()[0]
     reply = proxy.hold_reply(scripts.LOCK_RENEW)
     obeyed_at = _let_go_later(reply)
     until_renewed(hold)
     assert hold.deadline <= obeyed_at.result(UNTIL_SERVED) + hold.lease
-    await face.release(lock)
+    await binding.release(lock)
 
 
 def _let_go_later(reply):

@@ -108,37 +108,37 @@ COUNTERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("kind", "change"), changed({kind: kind for kind in KINDS}))
-async def test_locks_raise_one_error(face, kind, change, proxy):
+async def test_locks_raise_one_error(binding, kind, change, proxy):
     lock, held = rlock("stock:42", kind=kind), rlock("stock:43", kind=kind)
-    assert await face.acquire(held)
+    assert await binding.acquire(held)
     proxy.change = change
     for method in ASKED:
         with suppress(RLockError):
-            await face.call(lock, method)
+            await binding.call(lock, method)
     with suppress(RLockError):
-        await face.acquire(lock, wait_time=0)
+        await binding.acquire(lock, wait_time=0)
     proxy.change = bytes
     assert server("default").size <= 1
-    await face.release(held)
+    await binding.release(held)
 
 
 @pytest.mark.parametrize(("counter", "change"), changed(COUNTERS))
-async def test_counters_raise_one_error(face, counter, change, proxy):
+async def test_counters_raise_one_error(binding, counter, change, proxy):
     make, calls = counter
     proxy.change = change
     for method, args in calls.items():
         with suppress(RLockError):
-            await face.call(make(), method, *args)
+            await binding.call(make(), method, *args)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-async def test_several_locks_raise_one_error(face, change, proxy):
+async def test_several_locks_raise_one_error(binding, change, proxy):
     proxy.change = change
     with suppress(RLockError):
-        await face.acquire(MultiLock(rlock("stock:42"), rlock("stock:43", kind="fair")), wait_time=0)
+        await binding.acquire(MultiLock(rlock("stock:42"), rlock("stock:43", kind="fair")), wait_time=0)
 
 
-async def test_a_malformed_reply_is_named(face, proxy):
+async def test_a_malformed_reply_is_named(binding, proxy):
     proxy.change = CHANGES["nothing"]
     with pytest.raises(LockUnavailableError, match="a malformed one"):
-        await face.acquire(rlock("stock:42"), wait_time=0)
+        await binding.acquire(rlock("stock:42"), wait_time=0)

@@ -7,7 +7,7 @@ from django_rlock._redis import scripts
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import counters, engine, forced, watchdog
 from django_rlock.locks.holds import HOLDS
-from tests.faces import BlockingFace
+from tests.bindings import BlockingBinding
 from tests.faults import test_late_copies as copies
 from tests.faults import test_late_counts as counts
 from tests.faults.copies import often
@@ -18,22 +18,22 @@ __all__ = ["often"]
 PLAIN = copies.KINDS["rlock"]
 
 
-async def entered_late(face, proxy, redis_client, _patch):
-    await copies.test_inner_acquire_after_the_next_hold_began_changes_nothing(face, PLAIN, proxy, redis_client)
+async def entered_late(binding, proxy, redis_client, _patch):
+    await copies.test_inner_acquire_after_the_next_hold_began_changes_nothing(binding, PLAIN, proxy, redis_client)
 
 
-async def renewed_late(face, proxy, redis_client, _patch):
-    await copies.test_renewal_that_failed_and_comes_late_changes_nothing(face, PLAIN, proxy, redis_client)
+async def renewed_late(binding, proxy, redis_client, _patch):
+    await copies.test_renewal_that_failed_and_comes_late_changes_nothing(binding, PLAIN, proxy, redis_client)
 
 
-async def freed_late(face, proxy, redis_client, patch):
-    await copies.test_force_release_that_failed_frees_no_later_holder(face, PLAIN[0], proxy, redis_client, patch)
+async def freed_late(binding, proxy, redis_client, patch):
+    await copies.test_force_release_that_failed_frees_no_later_holder(binding, PLAIN[0], proxy, redis_client, patch)
 
 
-async def changed_late(face, proxy, redis_client, patch):
+async def changed_late(binding, proxy, redis_client, patch):
     redis_client.set(counts.NUMBER, 3)
     await counts.test_change_that_failed_is_not_made_later(
-        face, proxy, Semaphore("printers"), redis_client, patch, scripts.SEMAPHORE_ADD, "add_permits", [5]
+        binding, proxy, Semaphore("printers"), redis_client, patch, scripts.SEMAPHORE_ADD, "add_permits", [5]
     )
 
 
@@ -64,8 +64,8 @@ LONG = {"a forced release that failed is not retired"}
 )
 def test_without_it_a_late_copy_is_noticed(monkeypatch, proxy, redis_client, mutate, finds):
     mutate(monkeypatch)
-    face = BlockingFace()
+    binding = BlockingBinding()
     with pytest.raises((AssertionError, RLockError)) as found:
-        face.run(finds(face, proxy, redis_client, monkeypatch))
+        binding.run(finds(binding, proxy, redis_client, monkeypatch))
     assert not isinstance(found.value, LockUnavailableError)
     HOLDS.clear()  # what the test that failed still held

@@ -23,13 +23,13 @@ ENDS = pytest.mark.parametrize("error", [NO_LOGIN, REPLICA, REPLICA_62], ids=["l
 
 
 @ENDS
-async def test_a_call_goes_on_over_a_new_connection(face, kind, proxy, redis_client, error):
-    async with face.inside(kind("warm")):
+async def test_a_call_goes_on_over_a_new_connection(binding, kind, proxy, redis_client, error):
+    async with binding.inside(kind("warm")):
         pass
     refused = [proxy.refuse(ACQUIRE[kind.kind], error), proxy.refuse(RELEASE[kind.kind], error)]
     lock = kind("stock:42")
-    assert await face.acquire(lock, blocking=False)
-    await face.release(lock)
+    assert await binding.acquire(lock, blocking=False)
+    await binding.release(lock)
     assert all(rule.served.is_set() for rule in refused)
     assert not redis_client.exists(KEY)
 
@@ -46,43 +46,43 @@ def test_renewal_goes_on_over_a_new_connection(proxy, error):
 
 
 @ENDS
-async def test_confirmed_call_goes_on_over_a_new_connection(face, proxy, settings, error):
+async def test_confirmed_call_goes_on_over_a_new_connection(binding, proxy, settings, error):
     """Though without a replica it is not confirmed."""
     settings.RLOCK = {"default": {**settings.RLOCK["default"], "REPLICA_ACKS": 1, "REPLICA_ACK_TIMEOUT": 0.01}}
     for _ in range(2):
         refused = proxy.refuse(scripts.RLOCK_ACQUIRE, error)
         with pytest.raises(ConnectionError, match="0 of the 1 replicas"):
-            await face.acquire(RLock("stock:42"), blocking=False)
+            await binding.acquire(RLock("stock:42"), blocking=False)
         assert refused.served.is_set()
 
 
 @pytest.mark.parametrize("error", [REPLICA, REPLICA_62], ids=["replica", "replica, 6.2"])
-async def test_no_connection_to_a_server_that_became_a_replica_is_kept(face, kind, proxy, error):
+async def test_no_connection_to_a_server_that_became_a_replica_is_kept(binding, kind, proxy, error):
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     until_renewed(*HOLDS.snapshot())
-    waiting = face.start(visit, face, kind("stock:42"))
-    await face.until(WAITS.snapshot)
+    waiting = binding.start(visit, binding, kind("stock:42"))
+    await binding.until(WAITS.snapshot)
     (subscriber,) = listener("default").subscribers.values()
-    await face.until(lambda: subscriber.connection and next(iter(listener("default").channels.values())).confirmed)
+    await binding.until(lambda: subscriber.connection and next(iter(listener("default").channels.values())).confirmed)
     before = {subscriber.connection, *server("default", purpose="keeping").idle}
-    before |= {shared.connection for shared in shared_links(face)}
+    before |= {shared.connection for shared in shared_links(binding)}
     proxy.refuse(ACQUIRE[kind.kind], error)
-    async with face.inside(kind("stock:43")):
-        await face.until(lambda: subscriber.connection not in before)
+    async with binding.inside(kind("stock:43")):
+        await binding.until(lambda: subscriber.connection not in before)
         assert all(link and link.sock.fileno() == -1 for link in before)
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.release(lock)
+    await binding.result(waiting)
 
 
-async def test_a_server_that_has_lost_its_scripts_gets_them_over_the_same_connection(face, kind, redis_client):
+async def test_a_server_that_has_lost_its_scripts_gets_them_over_the_same_connection(binding, kind, redis_client):
     """One is sent at once, after the call that the server refused: to acquire, renew and release."""
     lock = kind("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         until_renewed(*HOLDS.snapshot())
     redis_client.script_flush()
     redis_client.config_resetstat()
-    async with face.inside(lock):
+    async with binding.inside(lock):
         until_renewed(*HOLDS.snapshot())
     assert redis_client.info("stats")["total_connections_received"] == 0
     stats = redis_client.info("commandstats")
@@ -101,25 +101,25 @@ def test_many_calls_of_a_script_that_the_server_does_not_have_send_it_once(redis
     assert stats["cmdstat_evalsha"]["failed_calls"] == len(calls)  # none was sent alone, to be refused once more
 
 
-async def test_another_commands_error_about_a_script_is_told_from_ones_own(face, kind, redis_client):
-    async with face.inside(kind("warm")):
+async def test_another_commands_error_about_a_script_is_told_from_ones_own(binding, kind, redis_client):
+    async with binding.inside(kind("warm")):
         pass
-    link = next(iter(shared_links(face))).connection if face.name == "async" else server("default").idle[-1]
+    link = next(iter(shared_links(binding))).connection if binding.name == "async" else server("default").idle[-1]
     link.sock.send(pack_command("EVALSHA", "0" * 40, 0))
     lock = kind("stock:42")
-    assert await face.acquire(lock, blocking=False)
+    assert await binding.acquire(lock, blocking=False)
     assert link.sock.fileno() == -1
     assert redis_client.hvals(KEY) == ["1"]
-    await face.release(lock)
+    await binding.release(lock)
     assert not redis_client.exists(KEY)
 
 
-def shared_links(face):
-    return connections_of(asyncio.get_running_loop()).shared.values() if face.name == "async" else []
+def shared_links(binding):
+    return connections_of(asyncio.get_running_loop()).shared.values() if binding.name == "async" else []
 
 
-async def visit(face, lock):
-    async with face.inside(lock):
+async def visit(binding, lock):
+    async with binding.inside(lock):
         pass
 
 

@@ -51,13 +51,13 @@ def start(server, library, clocks) -> Iterator[Callable[[dict[str, Any]], Client
         each.__exit__()
 
 
-FACES = pytest.mark.parametrize("face", ["by_thread", "by_task"])
+BINDINGS = pytest.mark.parametrize("binding", ["by_thread", "by_task"])
 
 
-def hold_all(process: ClientProcess, face: str, lease: float, has_nodes: bool = False) -> Future[list[str]]:
+def hold_all(process: ClientProcess, binding: str, lease: float, has_nodes: bool = False) -> Future[list[str]]:
     """Have a process take a lock of each kind; returns what these say of themselves when they are looked at."""
     helper = "module('tests.faults.suspended')"
-    says = process.begin(f"{helper}.{face}({lease}, {has_nodes})", "holder")
+    says = process.begin(f"{helper}.{binding}({lease}, {has_nodes})", "holder")
     eventually(lambda: says.done() or process.do(f"{helper}.held.is_set()"))
     return says
 
@@ -76,12 +76,12 @@ def long_reader(redis_client):
     lock.release()
 
 
-@FACES
+@BINDINGS
 @pytest.mark.lengthy
 @pytest.mark.parametrize("paused_machine", [True, False])
-def test_who_was_suspended_past_its_lease_knows_at_once(start, clocks, long_reader, face, paused_machine):
+def test_who_was_suspended_past_its_lease_knows_at_once(start, clocks, long_reader, binding, paused_machine):
     holder = start(SHORT)
-    says = hold_all(holder, face, LEASE)
+    says = hold_all(holder, binding, LEASE)
     began = holder.do("time.monotonic()")
     clocks.suspend(holder, 2 * LEASE, paused_machine=paused_machine)
     assert rlock("stock:fair").acquire(blocking=False)
@@ -96,21 +96,21 @@ def nodes():
         yield [stack.enter_context(EmbeddedServer()).url for _ in range(3)]
 
 
-@FACES
+@BINDINGS
 @pytest.mark.lengthy
 @pytest.mark.parametrize("paused_machine", [True, False])
-def test_who_was_suspended_past_its_lease_of_a_redlock_knows_at_once(start, clocks, nodes, face, paused_machine):
+def test_who_was_suspended_past_its_lease_of_a_redlock_knows_at_once(start, clocks, nodes, binding, paused_machine):
     holder = start({"NODES": nodes, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": LEASE})
-    says = hold_all(holder, face, LEASE, has_nodes=True)
+    says = hold_all(holder, binding, LEASE, has_nodes=True)
     clocks.suspend(holder, 2 * LEASE, paused_machine=paused_machine)
     assert look(holder, says) == {"lost"}
 
 
-@FACES
+@BINDINGS
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_a_wall_clock_that_is_set_loses_nothing(start, clocks, long_reader, face, step):
+def test_a_wall_clock_that_is_set_loses_nothing(start, clocks, long_reader, binding, step):
     holder = start(LONG)
-    says = hold_all(holder, face, 600)
+    says = hold_all(holder, binding, 600)
     clocks.move(wall=step)
     assert look(holder, says) == {"held"}
 
@@ -125,12 +125,12 @@ def test_a_lease_ends_in_time_though_the_wall_clock_was_set(start, clocks, step)
     rlock("stock:fair").release()
 
 
-@FACES
+@BINDINGS
 @pytest.mark.lengthy
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_a_wall_clock_that_is_set_loses_no_redlock(start, clocks, nodes, face, step):
+def test_a_wall_clock_that_is_set_loses_no_redlock(start, clocks, nodes, binding, step):
     holder = start({"NODES": nodes, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": 600})
-    says = hold_all(holder, face, 600, has_nodes=True)
+    says = hold_all(holder, binding, 600, has_nodes=True)
     clocks.move(wall=step)
     assert look(holder, says) == {"held"}
 
@@ -170,18 +170,18 @@ def test_a_renewal_is_in_time_for_what_is_left(start, clocks, redis_client):
     holder.do("lock('stock:fair').release()")
 
 
-@FACES
+@BINDINGS
 @pytest.mark.lengthy
 @pytest.mark.parametrize("paused_machine", [False, True])
 def test_a_waiter_that_was_suspended_past_its_claim_does_not_enter(
-    start, clocks, redis_client, settings, face, paused_machine
+    start, clocks, redis_client, settings, binding, paused_machine
 ):
     options = {**SHORT, "WATCHDOG_TIMEOUT": 30, "CLAIM_TIME": CLAIM, "WAITER_ALIVE_TIME": 3 * CLAIM}
     settings.RLOCK = {"default": options}
     waiter = start(options)
     ours = rlock("stock:fair")
     ours.acquire()
-    entered = waiter.begin(f"module('tests.faults.suspended').enter_{face}()")
+    entered = waiter.begin(f"module('tests.faults.suspended').enter_{binding}()")
     queued = partial(redis_client.zcard, "rlock_queue:{rlock:stock:fair}")
     eventually(lambda: queued() == 1)
     waiter.pause()

@@ -45,7 +45,7 @@ def closing(settings) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("closing")
-async def test_all_tries_of_a_call_share_its_time(face, kind, monkeypatch):
+async def test_all_tries_of_a_call_share_its_time(binding, kind, monkeypatch):
     reached, tries = server("default"), []
     connect = reached._connect
 
@@ -56,32 +56,32 @@ async def test_all_tries_of_a_call_share_its_time(face, kind, monkeypatch):
     monkeypatch.setattr(reached, "_connect", note_and_connect)
     monkeypatch.setattr(calls, "REPLY_GRACE", 0.35)
     with pytest.raises(LockUnavailableError):
-        await face.acquire(kind("stock:42"), wait_time=0.05)
+        await binding.acquire(kind("stock:42"), wait_time=0.05)
     assert len(tries) <= 2, "the second one lasted until it was closed as well"
 
 
-async def test_a_subscription_is_waited_for_no_longer_than_the_caller_has(face, kind, redis_client, monkeypatch):
+async def test_a_subscription_is_waited_for_no_longer_than_the_caller_has(binding, kind, redis_client, monkeypatch):
     """Here for an hour."""
     monkeypatch.setattr(listener, "CONFIRM_WITHIN", 3600)
     monkeypatch.setattr(subscriber.Subscriber, "_connect", _refuse)
     redis_client.hset(KEY, "somebody", 1)
-    assert not await face.result(face.start(face.acquire, kind("stock:42", wait_time=0.05)))
+    assert not await binding.result(binding.start(binding.acquire, kind("stock:42", wait_time=0.05)))
 
 
 def _refuse(_: object) -> None:
     raise OSError("no route")
 
 
-async def test_a_late_reply_ends_the_wait(face, kind, proxy: Proxy, redis_client, monkeypatch):
+async def test_a_late_reply_ends_the_wait(binding, kind, proxy: Proxy, redis_client, monkeypatch):
     """There is no time to join the queue, and to leave it again."""
     monkeypatch.setattr(calls, "REPLY_GRACE", PATIENCE)
     redis_client.hset(KEY, "somebody", 1)
     late = proxy.hold_reply(ACQUIRE[kind.kind])
-    acquiring = face.start(face.acquire, kind("stock:42", wait_time=0.05))
-    await face.until(late.served.is_set)
+    acquiring = binding.start(binding.acquire, kind("stock:42", wait_time=0.05))
+    await binding.until(late.served.is_set)
     until = time.monotonic() + 0.05
-    await face.until(lambda: time.monotonic() > until)
+    await binding.until(lambda: time.monotonic() > until)
     again = proxy.cut_before(ACQUIRE[kind.kind])
     late.let_go.set()
-    assert await face.result(acquiring) is False
+    assert await binding.result(acquiring) is False
     assert not again.served.is_set()

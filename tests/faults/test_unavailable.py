@@ -51,20 +51,20 @@ async def in_time(wait, attempt):
     raise AssertionError(f"The last one took {seconds:.1f} s.")
 
 
-async def refused(face, lock, **options):
+async def refused(binding, lock, **options):
     """The error of an acquire that meets no server."""
     with pytest.raises(LockUnavailableError) as caught:
-        await face.acquire(lock, **options)
+        await binding.acquire(lock, **options)
     return caught.value
 
 
 @pytest.mark.parametrize("wait", [0, 0.4])
-async def test_down_at_start(face, kind, own_server, wait):
+async def test_down_at_start(binding, kind, own_server, wait):
     server = own_server()
     server.kill()
-    await in_time(wait, lambda: refused(face, kind("stock:42"), wait_time=wait))
+    await in_time(wait, lambda: refused(binding, kind("stock:42"), wait_time=wait))
     began = time.monotonic()
-    error = await refused(face, kind("stock:42"), wait_time=wait)
+    error = await refused(binding, kind("stock:42"), wait_time=wait)
     assert time.monotonic() - began >= wait
     assert re.search(r"'stock:42'.*Check that Redis is up", str(error))
     assert error.lock_name == "stock:42"
@@ -72,7 +72,7 @@ async def test_down_at_start(face, kind, own_server, wait):
     assert isinstance(error, ConnectionError)
     assert HOLDS.snapshot() == []
     server.start()
-    async with face.inside(kind("stock:42")):
+    async with binding.inside(kind("stock:42")):
         pass
 
 
@@ -85,12 +85,12 @@ class TellingConnection(redis.Connection):
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_no_password_in_its_text_and_traceback(face, settings, nodes):
+async def test_no_password_in_its_text_and_traceback(binding, settings, nodes):
     options = {"PASSWORD": "hidden", "CONNECTION_POOL_KWARGS": {"connection_class": TellingConnection}}
     cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://one", "OPTIONS": options}
     settings.CACHES = {**settings.CACHES, "1": cache, "2": cache, "3": cache}
     settings.RLOCK = {"default": {"CACHE": "1"} if nodes == 1 else {"NODES": ["1", "2", "3"]}}
-    error = await refused(face, RedLock("stock:42") if nodes == 3 else RLock("stock:42"), blocking=False)
+    error = await refused(binding, RedLock("stock:42") if nodes == 3 else RLock("stock:42"), blocking=False)
     assert "host=one,password=***" in str(error)
     assert "hidden" not in repr(error)
     assert "hidden" not in "".join(traceback.format_exception(error))
@@ -104,22 +104,22 @@ def _no_collections():
 
 
 @pytest.mark.usefixtures("_no_collections")
-async def test_connections_that_failed_leave_their_places(face, kind, own_server, settings):
+async def test_connections_that_failed_leave_their_places(binding, kind, own_server, settings):
     """Also where nothing collects what the errors refer to."""
     settings.RLOCK = {"default": {"MAX_CONNECTIONS": 2}}
     server = own_server()
     server.kill()
     for _ in range(3):
-        await refused(face, kind("stock:42"), blocking=False)
+        await refused(binding, kind("stock:42"), blocking=False)
     reached = connections.server("default")
-    await face.until(lambda: reached.size == 0)
+    await binding.until(lambda: reached.size == 0)
     server.start()
-    async with face.inside(kind("stock:42")):
+    async with binding.inside(kind("stock:42")):
         assert reached.size == 1
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
-async def test_where_no_thread_can_be_started(face, kind, own_server, monkeypatch, down):
+async def test_where_no_thread_can_be_started(binding, kind, own_server, monkeypatch, down):
     """The caller connects: to have no thread left is not to have no Redis."""
     server = own_server()
     if down:
@@ -134,79 +134,79 @@ async def test_where_no_thread_can_be_started(face, kind, own_server, monkeypatc
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
     if down:
-        assert "Check that Redis is up" in str(await refused(face, kind("stock:42"), blocking=False))
+        assert "Check that Redis is up" in str(await refused(binding, kind("stock:42"), blocking=False))
     else:
-        async with face.inside(kind("stock:42")):
+        async with binding.inside(kind("stock:42")):
             pass
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("patience", [0, 0.3])
 @pytest.mark.parametrize("make", [RLock, Semaphore, PermitExpirableSemaphore, MultiLock])
-async def test_a_server_that_refuses_connections_is_not_waited_for(face, own_server, settings, make, patience):
+async def test_a_server_that_refuses_connections_is_not_waited_for(binding, own_server, settings, make, patience):
     """Nor by who would wait for the lock for an hour."""
     settings.RLOCK = {"default": {"REFUSED_WAIT_TIME": patience}}
     own_server().kill()
     made = MultiLock(RLock("x"), RLock("y")) if make is MultiLock else make("x")
     with pytest.raises(LockUnavailableError, match="Check that Redis is up"):
-        await face.call(made, "acquire", wait_time=3600)
+        await binding.call(made, "acquire", wait_time=3600)
 
 
 @pytest.mark.timeout(60)
-async def test_a_block_does_not_wait_for_a_server_that_refuses_connections(face, kind, own_server):
+async def test_a_block_does_not_wait_for_a_server_that_refuses_connections(binding, kind, own_server):
     own_server().kill()
     with pytest.raises(LockUnavailableError):
-        async with face.inside(kind("stock:42", wait_time=3600)):
+        async with binding.inside(kind("stock:42", wait_time=3600)):
             pytest.fail("there is no server")
 
 
-async def test_comes_up_within_the_wait(face, kind, own_server, settings):
+async def test_comes_up_within_the_wait(binding, kind, own_server, settings):
     server = own_server()
     settings.RLOCK = {"default": {"REFUSED_WAIT_TIME": None}}
     server.kill()
-    starting = face.start(_start, server)
-    assert await face.acquire(kind("stock:42"), wait_time=15)
-    await face.result(starting)
-    await face.release(kind("stock:42"))
+    starting = binding.start(_start, server)
+    assert await binding.acquire(kind("stock:42"), wait_time=15)
+    await binding.result(starting)
+    await binding.release(kind("stock:42"))
 
 
 async def _start(server) -> None:
     server.start()
 
 
-async def test_goes_down_in_the_middle_of_a_wait(face, kind, own_server):
+async def test_goes_down_in_the_middle_of_a_wait(binding, kind, own_server):
     server = own_server()
 
     async def attempt():
         server.start()
         with server.client() as client:
             client.hset(KEY, "somebody", 1)
-        waiting = face.start(_wait, face, kind("stock:42"), 3.0)
-        await face.until(WAITS.snapshot)
+        waiting = binding.start(_wait, binding, kind("stock:42"), 3.0)
+        await binding.until(WAITS.snapshot)
         server.kill()
-        assert await face.result(waiting) == "LockUnavailableError"
+        assert await binding.result(waiting) == "LockUnavailableError"
 
     await in_time(3.0, attempt)
     assert WAITS.snapshot() == []
 
 
-async def _wait(face, lock, seconds):
+async def _wait(binding, lock, seconds):
     try:
-        return await face.acquire(lock, wait_time=seconds)
+        return await binding.acquire(lock, wait_time=seconds)
     except LockUnavailableError as error:
         return type(error).__name__
 
 
-async def test_goes_down_and_comes_back_in_the_middle_of_a_wait(face, kind, own_server, settings):
+async def test_goes_down_and_comes_back_in_the_middle_of_a_wait(binding, kind, own_server, settings):
     server = own_server()
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5, "REFUSED_WAIT_TIME": None}}
     with server.client() as client:
         client.hset(KEY, "somebody", 1)
         client.pexpire(KEY, 1500)
-    waiting = face.start(_wait, face, kind("stock:42"), 15)
-    await face.until(WAITS.snapshot)
+    waiting = binding.start(_wait, binding, kind("stock:42"), 15)
+    await binding.until(WAITS.snapshot)
     server.restart()
-    assert await face.result(waiting) is True
+    assert await binding.result(waiting) is True
     HOLDS.clear()  # the waiter's thread or task has ended
 
 
@@ -235,87 +235,87 @@ def test_waiters_are_heard_again_after_an_outage(own_server):
     assert taken == [True]
 
 
-async def test_goes_silent_while_connections_are_open(face, kind, own_server):
+async def test_goes_silent_while_connections_are_open(binding, kind, own_server):
     server = own_server()
-    async with face.inside(kind("warm")):
+    async with binding.inside(kind("warm")):
         pass
     server.pause()
     try:
-        await in_time(0.3, lambda: refused(face, kind("stock:42"), wait_time=0.3))
+        await in_time(0.3, lambda: refused(binding, kind("stock:42"), wait_time=0.3))
     finally:
         server.resume()
     with server.client() as client:
         eventually(lambda: not client.exists(KEY, QUEUE))  # executed after all, and released afterwards
 
 
-async def test_silent_before_the_connection_is_made(face, kind, own_server, settings):
+async def test_silent_before_the_connection_is_made(binding, kind, own_server, settings):
     """Connecting takes the cache's own time-outs, whatever the wait time: here one for each of two attempts."""
     server = own_server()
     settings.CACHES = {"default": settings.CACHES["default"] | {"OPTIONS": {"SOCKET_TIMEOUT": 0.4}}}
     server.pause()
     try:
-        await in_time(0.3, lambda: refused(face, kind("stock:42"), wait_time=0.3))
+        await in_time(0.3, lambda: refused(binding, kind("stock:42"), wait_time=0.3))
     finally:
         server.resume()
 
 
-async def test_down_at_an_inner_acquire(face, kind, own_server):
+async def test_down_at_an_inner_acquire(binding, kind, own_server):
     """The wait time counts there as well, not the outer hold's lease."""
     server = own_server()
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     server.kill()
-    await in_time(0.2, lambda: refused(face, lock, wait_time=0.2))
+    await in_time(0.2, lambda: refused(binding, lock, wait_time=0.2))
     assert HOLDS.snapshot()[0].count == 1
     HOLDS.clear()
 
 
-async def test_down_at_release(face, kind, own_server):
+async def test_down_at_release(binding, kind, own_server):
     """The release is made up for when the server is back, and the lock is not renewed meanwhile."""
     server = own_server()
     lock = kind("stock:42")
 
     async def attempt():
-        await face.acquire(lock)
+        await binding.acquire(lock)
         server.pause()
         with pytest.raises(LockUnavailableError, match=r"could not be released.*frees itself in"):
-            await face.release(lock)
+            await binding.release(lock)
         server.resume()
 
     await in_time(1.0, attempt)
     assert HOLDS.snapshot() == []
     with server.client() as client:
         eventually(lambda: not client.exists(KEY))
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
 
 
-async def test_down_at_an_inner_release(face, kind, own_server):
+async def test_down_at_an_inner_release(binding, kind, own_server):
     """The count is the client's, so the outer release frees the lock all the same."""
     server = own_server()
     lock = kind("stock:42")
-    await face.acquire(lock)
-    await face.acquire(lock)
+    await binding.acquire(lock)
+    await binding.acquire(lock)
     server.pause()
     with pytest.raises(LockUnavailableError):
-        await face.release(lock)
+        await binding.release(lock)
     server.resume()
-    await face.release(lock)
+    await binding.release(lock)
     with server.client() as client:
         eventually(lambda: not client.exists(KEY))
 
 
-async def test_down_past_the_lease(face, kind, own_server, settings):
+async def test_down_past_the_lease(binding, kind, own_server, settings):
     """The local deadline shows it, without a server to ask."""
     server = own_server()
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.5}}
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     server.kill()
-    await face.until(lambda: HOLDS.snapshot()[0].lost)
+    await binding.until(lambda: HOLDS.snapshot()[0].lost)
     assert lock.lost
     with pytest.raises(LockLostError, match="could not be renewed"):
-        await face.release(lock)
+        await binding.release(lock)
 
 
 def test_silent_past_the_lease(own_server, settings):
@@ -334,89 +334,89 @@ def test_silent_past_the_lease(own_server, settings):
         HOLDS.clear()
 
 
-async def test_short_outage_does_not_cost_the_lock(face, kind, own_server):
+async def test_short_outage_does_not_cost_the_lock(binding, kind, own_server):
     server = own_server()
     lock = kind("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         server.restart(keep_data=True)
         (hold,) = HOLDS.snapshot()
         until_renewed(hold)
         lock.check()
 
 
-async def test_server_that_forgot_its_scripts(face, kind, redis_client):
+async def test_server_that_forgot_its_scripts(binding, kind, redis_client):
     lock = kind("stock:42")
     redis_client.script_flush()
-    assert await face.acquire(lock, blocking=False)
+    assert await binding.acquire(lock, blocking=False)
     redis_client.script_flush()
-    await face.release(lock)
+    await binding.release(lock)
     assert not redis_client.exists(KEY)
 
 
-async def test_connections_closed_by_the_server(face, kind, redis_client):
+async def test_connections_closed_by_the_server(binding, kind, redis_client):
     lock = kind("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         redis_client.client_kill_filter(_type="normal")
     redis_client.client_kill_filter(_type="normal")
-    assert await face.acquire(lock, blocking=False)
-    await face.release(lock)
+    assert await binding.acquire(lock, blocking=False)
+    await binding.release(lock)
 
 
-async def test_out_of_memory(face, kind, own_server):
+async def test_out_of_memory(binding, kind, own_server):
     """Acquire fails closed; a held lock can be re-entered, released and freed."""
     server = own_server()
     load_scripts(server)
     lock = kind("stock:42")
     with server.client() as client:
-        await face.acquire(lock)
+        await binding.acquire(lock)
         client.config_set("maxmemory", 1)
         with pytest.raises(LockUnavailableError, match="maxmemory"):
-            await face.acquire(kind("other"), blocking=False)
-        await face.acquire(lock)
+            await binding.acquire(kind("other"), blocking=False)
+        await binding.acquire(lock)
         assert client.hvals(KEY) == ["2"]
-        await face.call(lock, "extend", 20)
-        await face.release(lock)
-        await face.release(lock)
+        await binding.call(lock, "extend", 20)
+        await binding.release(lock)
+        await binding.release(lock)
         assert client.keys() == []
 
 
-async def test_hand_over_when_out_of_memory(face, own_server):
+async def test_hand_over_when_out_of_memory(binding, own_server):
     from django_rlock import FairLock
 
     server = own_server()
     load_scripts(server)
     with server.client() as client:
-        await face.acquire(FairLock("stock:42"))
-        waiting = face.start(_visit, face, FairLock("stock:42"))
-        await face.until(lambda: client.zcard(QUEUE))
+        await binding.acquire(FairLock("stock:42"))
+        waiting = binding.start(_visit, binding, FairLock("stock:42"))
+        await binding.until(lambda: client.zcard(QUEUE))
         client.config_set("maxmemory", 1)
-        await face.release(FairLock("stock:42"))
-        await face.result(waiting)
+        await binding.release(FairLock("stock:42"))
+        await binding.result(waiting)
 
 
-async def _visit(face, lock) -> None:
-    async with face.inside(lock):
+async def _visit(binding, lock) -> None:
+    async with binding.inside(lock):
         pass
 
 
-async def test_key_of_another_type(face, kind, redis_client):
+async def test_key_of_another_type(binding, kind, redis_client):
     redis_client.set(KEY, "not a lock")
     for attempt in ({"blocking": False}, AS_LONG_AS_IT_TAKES):
-        error = await refused(face, kind("stock:42"), **attempt)
+        error = await refused(binding, kind("stock:42"), **attempt)
         assert re.search(r"another type of value.*delete that key", str(error))
     with pytest.raises(LockUnavailableError, match="another type"):
-        await face.call(kind("stock:42"), "locked")
+        await binding.call(kind("stock:42"), "locked")
     with pytest.raises(LockUnavailableError):
-        await face.call(kind("stock:42"), "force_release")
+        await binding.call(kind("stock:42"), "force_release")
     assert redis_client.get(KEY) == "not a lock"
 
 
-async def test_key_of_another_type_at_release(face, kind, redis_client):
+async def test_key_of_another_type_at_release(binding, kind, redis_client):
     lock = kind("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     redis_client.set(KEY, "not a lock")
     with pytest.raises((LockUnavailableError, LockLostError)):
-        await face.release(lock)
+        await binding.release(lock)
     assert redis_client.get(KEY) == "not a lock"
 
 
@@ -430,7 +430,7 @@ async def test_key_of_another_type_at_release(face, kind, redis_client):
     ],
     ids=["all", "no channels", "no scripts", "other keys"],
 )
-async def test_user_without_rights(face, kind, own_server, settings, rights, works):
+async def test_user_without_rights(binding, kind, own_server, settings, rights, works):
     server = own_server()
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">secret", *rights)
@@ -439,51 +439,51 @@ async def test_user_without_rights(face, kind, own_server, settings, rights, wor
     }
     lock = kind("stock:42")
     if works:
-        async with face.inside(lock):
+        async with binding.inside(lock):
             pass
         with server.client() as client:
             assert not client.exists(KEY)
     else:
-        assert "ACL of the Redis user" in str(await refused(face, lock, **AS_LONG_AS_IT_TAKES))
+        assert "ACL of the Redis user" in str(await refused(binding, lock, **AS_LONG_AS_IT_TAKES))
 
 
-async def test_wrong_password(face, kind, own_server, settings):
+async def test_wrong_password(binding, kind, own_server, settings):
     server = own_server()
     with server.client() as client:
         client.config_set("requirepass", "secret")
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": server.url.replace("unix://", "unix://:wrong@")}
     }
-    assert "credentials" in str(await refused(face, kind("stock:42"), **AS_LONG_AS_IT_TAKES))
+    assert "credentials" in str(await refused(binding, kind("stock:42"), **AS_LONG_AS_IT_TAKES))
 
 
-async def test_replica_refuses_and_becomes_primary_again(face, kind, own_server):
+async def test_replica_refuses_and_becomes_primary_again(binding, kind, own_server):
     server = own_server()
     with server.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(LockUnavailableError, match=r"(?i)read.?only"):
-            await face.acquire(kind("stock:42"), blocking=False)
-        waiting = face.start(_wait, face, kind("stock:42"), 10)
-        await face.sleep(0.1)
+            await binding.acquire(kind("stock:42"), blocking=False)
+        waiting = binding.start(_wait, binding, kind("stock:42"), 10)
+        await binding.sleep(0.1)
         client.execute_command("REPLICAOF", "NO", "ONE")
-        assert await face.result(waiting) is True
+        assert await binding.result(waiting) is True
         HOLDS.clear()
 
 
-async def test_busy_script_is_waited_for(face, kind, own_server):
+async def test_busy_script_is_waited_for(binding, kind, own_server):
     server = own_server()
     with server.client() as client, server.client() as other:
         client.config_set("busy-reply-threshold", 10)
-        busy = face.start(_block, other) if face.name == "sync" else None
+        busy = binding.start(_block, other) if binding.name == "sync" else None
         if busy is None:
             threading.Thread(target=_block_now, args=(other,)).start()
-        await face.until(lambda: _is_busy(client))
-        waiting = face.start(_wait, face, kind("stock:42"), 10)
-        await face.sleep(0.1)
+        await binding.until(lambda: _is_busy(client))
+        waiting = binding.start(_wait, binding, kind("stock:42"), 10)
+        await binding.sleep(0.1)
         client.script_kill()
-        assert await face.result(waiting) is True
+        assert await binding.result(waiting) is True
         if busy is not None:
-            await face.result(busy)
+            await binding.result(busy)
         HOLDS.clear()
 
 

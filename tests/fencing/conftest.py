@@ -9,11 +9,11 @@ import pytest
 from django.db import connections
 from pytest_django import DjangoDbBlocker, Settings
 
-from tests.faces import face, nothing_left, pytest_pyfunc_call
+from tests.bindings import binding, nothing_left, pytest_pyfunc_call
 from tests.fencing.models import MODELS
 from tests.postgres import PostgresServer, PostgresUnavailableError
 
-__all__ = ["face", "nothing_left", "pytest_pyfunc_call"]
+__all__ = ["binding", "nothing_left", "pytest_pyfunc_call"]
 
 
 class Router:

@@ -23,7 +23,7 @@ Save = Callable[..., None]
 
 @pytest.fixture(params=["save", "asave"])
 def save(request: pytest.FixtureRequest) -> Save:
-    """Either face: ``save(stock, fence=1)``."""
+    """Either binding: ``save(stock, fence=1)``."""
     method = getattr(Stock, request.param)
     return method if request.param == "save" else async_to_sync(method)
 

@@ -24,7 +24,7 @@ Update = Callable[..., int]
 
 @pytest.fixture(params=["update", "aupdate"])
 def update(request: pytest.FixtureRequest) -> Update:
-    """Either face: ``update(fenced(...), count=1)``."""
+    """Either binding: ``update(fenced(...), count=1)``."""
     method = getattr(FencedRows, request.param)
     return method if request.param == "update" else async_to_sync(method)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pytest_django import Settings
 
-from tests.faces import BlockingFace, TaskFace, nothing_left, pytest_pyfunc_call
+from tests.bindings import BlockingBinding, TaskBinding, nothing_left, pytest_pyfunc_call
 from tests.forms import long
 from tests.interop.building import UnavailableError, build
 from tests.interop.redisson import JavaThread, Redisson
@@ -97,8 +97,8 @@ def scene(request: pytest.FixtureRequest) -> Scene:
 
 
 @pytest.fixture
-def face(scene: Scene) -> BlockingFace:
-    return TaskFace() if scene.face == "async" else BlockingFace()
+def binding(scene: Scene) -> BlockingBinding:
+    return TaskBinding() if scene.binding == "async" else BlockingBinding()
 
 
 @pytest.fixture

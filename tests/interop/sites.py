@@ -23,12 +23,12 @@ VERSIONS = [OLDEST, OLD, "3.52.0", NEWEST]
 
 
 class Scene(NamedTuple):
-    """The face of our side, where both sides meet, whether names have a hash tag, and which Redisson it is.
+    """The binding of our side, where both sides meet, whether names have a hash tag, and which Redisson it is.
 
     With ``sharded="OFF"`` Redisson uses no sharded channels in a cluster; versions before 3.22 cannot.
     """
 
-    face: str
+    binding: str
     place: str
     naming: str
     version: str = NEWEST

@@ -91,23 +91,23 @@ def test_fair_lock_that_is_always_waited_for_lets_java_in(kind, name, site, java
 
 @pytest.mark.parametrize("scene", [*PLACES, *long(*FIELD)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", [RLock, FairLock, *long(FencedLock)])
-async def test_fair_lock_of_java_that_is_always_waited_for_lets_us_in(kind, name, site, java, face):
+async def test_fair_lock_of_java_that_is_always_waited_for_lets_us_in(kind, name, site, java, binding):
     """Its release notifies only the first waiter in its queue."""
     ours, theirs, queue = kind(name, lease_time=LEASE), fair_lock(name), helper("redisson_lock_queue", name)
 
     async def visit() -> None:
-        assert await face.acquire(ours, wait_time=LEASE)
-        await face.release(ours)
+        assert await binding.acquire(ours, wait_time=LEASE)
+        await binding.release(ours)
 
     holder, others = java("holder"), [java("alice"), java("bob")]
     holder.do(theirs, "lock", LEASE, "SECONDS")
     waiting = deque((thread, thread.begin(theirs, "lock", LEASE, "SECONDS")) for thread in others[:1])
     for thread in [*others[1:], holder]:
-        await face.until(lambda: site.client.llen(queue) == 1)
-        visiting = face.start(visit)
-        await face.until(lambda: site.client.lrange(queue, 0, 0) == ["rlock_waiters"])
+        await binding.until(lambda: site.client.llen(queue) == 1)
+        visiting = binding.start(visit)
+        await binding.until(lambda: site.client.lrange(queue, 0, 0) == ["rlock_waiters"])
         holder.do(theirs, "unlock")
-        await face.result(visiting)
+        await binding.result(visiting)
         holder, taken = waiting.popleft()
         taken.result(UNTIL_SERVED)
         waiting.append((thread, thread.begin(theirs, "lock", LEASE, "SECONDS")))
@@ -119,36 +119,36 @@ async def test_fair_lock_of_java_that_is_always_waited_for_lets_us_in(kind, name
 
 @pytest.mark.parametrize("scene", [*PLACES, *long(*FIELD)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", [RLock, *long(FairLock, FencedLock)])
-async def test_spin_lock_of_java_is_taken_soon_after_its_release(kind, name, site, java, face):
+async def test_spin_lock_of_java_is_taken_soon_after_its_release(kind, name, site, java, binding):
     """Its release notifies nobody."""
     ours, theirs, alice = kind(name, lease_time=LEASE), spin_lock(name), java("alice")
     alice.do(theirs, "lock", LEASE, "SECONDS")
 
     async def visit() -> None:
-        assert await face.acquire(ours, wait_time=LEASE)
-        await face.release(ours)
+        assert await binding.acquire(ours, wait_time=LEASE)
+        await binding.release(ours)
 
-    visiting = face.start(visit)
-    await face.until(lambda: any(wait.expected for wait in WAITS.snapshot()))  # it has tried, and sleeps
+    visiting = binding.start(visit)
+    await binding.until(lambda: any(wait.expected for wait in WAITS.snapshot()))  # it has tried, and sleeps
     alice.do(theirs, "unlock")
-    await face.result(visiting)
+    await binding.result(visiting)
 
 
 @pytest.mark.parametrize("scene", [*PLACES, *long(*FIELD)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", [RLock, *long(FairLock, FencedLock)])
-async def test_waiter_that_gives_up_leaves_javas_queue(kind, name, site, java, face):
+async def test_waiter_that_gives_up_leaves_javas_queue(kind, name, site, java, binding):
     alice, bob, theirs, queue = java("alice"), java("bob"), fair_lock(name), helper("redisson_lock_queue", name)
     alice.do(theirs, "lock", LEASE, "SECONDS")
     waiting = bob.begin(theirs, "lock", LEASE, "SECONDS")
     eventually(lambda: site.client.llen(queue) == 1)
 
     async def give_up() -> None:
-        assert not await face.acquire(kind(name), wait_time=0.5)
+        assert not await binding.acquire(kind(name), wait_time=0.5)
 
-    giving_up = face.start(give_up)
-    await face.until(lambda: site.client.llen(queue) == 2)
-    await face.result(giving_up)
-    await face.until(lambda: site.client.llen(queue) == 1)
+    giving_up = binding.start(give_up)
+    await binding.until(lambda: site.client.llen(queue) == 2)
+    await binding.result(giving_up)
+    await binding.until(lambda: site.client.llen(queue) == 1)
     alice.do(theirs, "unlock")
     waiting.result(UNTIL_SERVED)
     bob.do(theirs, "unlock")

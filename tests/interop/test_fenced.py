@@ -10,63 +10,63 @@ from tests.interop.redisson import fenced_lock, lock
 LONG = 600
 
 
-async def visit(face, ours: FencedLock) -> int:
-    async with face.inside(ours):
+async def visit(binding, ours: FencedLock) -> int:
+    async with binding.inside(ours):
         return ours.token
 
 
-async def test_tokens_rise_from_owner_to_owner(face, name, site, java):
+async def test_tokens_rise_from_owner_to_owner(binding, name, site, java):
     ours, alice, bob = FencedLock(name), java("alice"), java("bob")
     tokens = []
     for owner in alice, bob, alice:
-        tokens.append(await visit(face, ours))
+        tokens.append(await visit(binding, ours))
         tokens.append(owner.do(fenced_lock(name), "lockAndGetToken"))
         assert owner.do(fenced_lock(name), "getToken") == tokens[-1]
         owner.do(fenced_lock(name), "unlock")
     assert tokens == sorted(set(tokens))
 
 
-async def test_python_continues_javas_tokens(face, name, site, java):
+async def test_python_continues_javas_tokens(binding, name, site, java):
     """Also where that is above its own clock."""
     ahead = 2**52
     site.client.set(helper("redisson_lock_token", name), ahead)
     alice = java("alice")
     assert alice.do(fenced_lock(name), "lockAndGetToken") == ahead + 1
     alice.do(fenced_lock(name), "unlock")
-    assert await visit(face, FencedLock(name)) == ahead + 2
+    assert await visit(binding, FencedLock(name)) == ahead + 2
 
 
-async def test_re_entry(face, name, site, java):
+async def test_re_entry(binding, name, site, java):
     """Redisson draws another token then, ours keeps its own; the next owner's is above in both cases."""
     ours, theirs, alice = FencedLock(name), fenced_lock(name), java("alice")
-    async with face.inside(ours):
+    async with binding.inside(ours):
         outer = ours.token
-        async with face.inside(ours):
+        async with binding.inside(ours):
             assert ours.token == outer
             assert alice.do(theirs, "getToken") == outer
     tokens = [alice.do(theirs, "lockAndGetToken") for _ in range(2)]
     assert tokens == [outer + 1, outer + 2]
     for _ in tokens:
         alice.do(theirs, "unlock")
-    assert await visit(face, ours) > tokens[-1]
+    assert await visit(binding, ours) > tokens[-1]
 
 
-async def test_java_waits_for_its_token(face, name, site, java):
+async def test_java_waits_for_its_token(binding, name, site, java):
     ours, alice = FencedLock(name), java("alice")
-    assert await face.acquire(ours, lease_time=LONG)
+    assert await binding.acquire(ours, lease_time=LONG)
     site.start_counting()
     waiting = alice.begin(fenced_lock(name), "tryLockAndGetToken", LONG, LONG, "SECONDS")
-    await face.until(lambda: site.tries() >= 2)
+    await binding.until(lambda: site.tries() >= 2)
     token = ours.token
-    await face.release(ours)
+    await binding.release(ours)
     assert waiting.result(UNTIL_SERVED) == token + 1
     alice.do(fenced_lock(name), "unlock")
 
 
-async def test_plain_lock_of_java_draws_no_token(face, name, site, java):
+async def test_plain_lock_of_java_draws_no_token(binding, name, site, java):
     ours, alice = FencedLock(name), java("alice")
-    before = await visit(face, ours)
+    before = await visit(binding, ours)
     alice.do(lock(name), "lock", LONG, "SECONDS")
-    assert await face.acquire(ours, blocking=False) is False
+    assert await binding.acquire(ours, blocking=False) is False
     assert alice.do(fenced_lock(name), "getToken") == before
     alice.do(lock(name), "unlock")

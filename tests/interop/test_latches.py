@@ -23,88 +23,88 @@ def ours(name) -> CountDownLatch:
     return CountDownLatch(name)
 
 
-async def passing(face, ours: CountDownLatch, wait_time: float | None = None) -> bool:
-    return ours.wait(wait_time) if face.name == "sync" else await ours.await_(wait_time)
+async def passing(binding, ours: CountDownLatch, wait_time: float | None = None) -> bool:
+    return ours.wait(wait_time) if binding.name == "sync" else await ours.await_(wait_time)
 
 
-async def test_counts(face, ours, name, site, java):
+async def test_counts(binding, ours, name, site, java):
     theirs, alice = latch(name), java("alice")
-    assert await passing(face, ours, 0) is True
+    assert await passing(binding, ours, 0) is True
     assert alice.do(theirs, "trySetCount", 3) is True
-    assert await face.call(ours, "try_set_count", 5) is False
-    await face.call(ours, "count_down")
-    assert await face.call(ours, "count") == alice.do(theirs, "getCount") == 2
+    assert await binding.call(ours, "try_set_count", 5) is False
+    await binding.call(ours, "count_down")
+    assert await binding.call(ours, "count") == alice.do(theirs, "getCount") == 2
     alice.do(theirs, "countDown")
-    assert await face.call(ours, "count") == alice.do(theirs, "getCount") == 1
-    assert await passing(face, ours, 0) is False
-    await face.call(ours, "count_down")
+    assert await binding.call(ours, "count") == alice.do(theirs, "getCount") == 1
+    assert await passing(binding, ours, 0) is False
+    await binding.call(ours, "count_down")
     assert alice.do(theirs, "await", LONG, "SECONDS") is True
-    assert await face.call(ours, "try_set_count", 5) is True
+    assert await binding.call(ours, "try_set_count", 5) is True
     assert alice.do(theirs, "getCount") == 5
     assert alice.do(theirs, "await", 1, "MILLISECONDS") is False
 
 
 @pytest.mark.parametrize("last", ["java", "python"])
-async def test_last_count_down_lets_all_waiters_go(face, ours, name, site, java, last):
+async def test_last_count_down_lets_all_waiters_go(binding, ours, name, site, java, last):
     theirs, alice = latch(name), java("alice")
     alice.do(theirs, "trySetCount", 2)
-    here, there = await waiters(face, ours, name, site, java)
-    await face.call(ours, "count_down")
+    here, there = await waiters(binding, ours, name, site, java)
+    await binding.call(ours, "count_down")
     if last == "java":
         alice.do(theirs, "countDown")
     else:
-        await face.call(ours, "count_down")
+        await binding.call(ours, "count_down")
     for each in here:
-        assert await face.result(each) is True
+        assert await binding.result(each) is True
     for each in there:
         assert each.result(UNTIL_SERVED) is True
 
 
-async def test_latch_that_python_deletes_lets_all_waiters_go(face, ours, name, site, java):
+async def test_latch_that_python_deletes_lets_all_waiters_go(binding, ours, name, site, java):
     java("alice").do(latch(name), "trySetCount", 2)
-    here, there = await waiters(face, ours, name, site, java)
-    assert await face.call(ours, "delete") is True
+    here, there = await waiters(binding, ours, name, site, java)
+    assert await binding.call(ours, "delete") is True
     for each in here:
-        assert await face.result(each) is True
+        assert await binding.result(each) is True
     for each in there:
         assert each.result(UNTIL_SERVED) is True
 
 
-async def test_latch_that_java_deletes_lets_pythons_waiters_go(face, ours, name, site, java):
+async def test_latch_that_java_deletes_lets_pythons_waiters_go(binding, ours, name, site, java):
     """Its own wait on."""
     alice = java("alice")
     alice.do(latch(name), "trySetCount", 2)
-    here, there = await waiters(face, ours, name, site, java)
+    here, there = await waiters(binding, ours, name, site, java)
     assert alice.do(latch(name), "delete") is True
     for each in here:
-        assert await face.result(each) is True
+        assert await binding.result(each) is True
     assert not any(each.done() for each in there)
     alice.do(latch(name), "trySetCount", 1)
-    await face.call(ours, "count_down")
+    await binding.call(ours, "count_down")
     for each in there:
         assert each.result(UNTIL_SERVED) is True
 
 
 @pytest.mark.parametrize("scene", PLACES[1:], indirect=True, ids=str)
-async def test_hash_tag_in_a_cluster_is_beyond_redisson_alone(face, site, java):
+async def test_hash_tag_in_a_cluster_is_beyond_redisson_alone(binding, site, java):
     """Its channel is in another slot than the count; our side polls instead of being notified."""
     name = "{shop}:import"
     with pytest.raises(JavaError, match="CROSSSLOT"):
         java("alice").do(latch(name), "trySetCount", 1)
     ours = CountDownLatch(name)
-    assert await face.call(ours, "try_set_count", 1) is True
-    waiting = face.start(passing, face, ours)
-    await face.until(lambda: waiting_here() == 1)
-    await face.call(ours, "count_down")
-    assert await face.result(waiting) is True
+    assert await binding.call(ours, "try_set_count", 1) is True
+    waiting = binding.start(passing, binding, ours)
+    await binding.until(lambda: waiting_here() == 1)
+    await binding.call(ours, "count_down")
+    assert await binding.result(waiting) is True
 
 
-async def waiters(face, ours, name, site, java):
+async def waiters(binding, ours, name, site, java):
     """Two on each side, which sleep."""
-    here = [face.start(passing, face, ours) for _ in range(2)]
-    await face.until(lambda: waiting_here() == 2)
+    here = [binding.start(passing, binding, ours) for _ in range(2)]
+    await binding.until(lambda: waiting_here() == 2)
     site.start_counting()
     threads = [java(who) for who in ("bob", "carol")]
     there = [thread.begin(latch(name), "await", LONG, "SECONDS") for thread in threads]
-    await face.until(lambda: site.tries("get") >= 4 and all(thread.sleeps() for thread in threads))
+    await binding.until(lambda: site.tries("get") >= 4 and all(thread.sleeps() for thread in threads))
     return here, there

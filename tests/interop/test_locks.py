@@ -34,59 +34,59 @@ def left_by(pair: Pair, name: str) -> list[str]:
     return [helper(prefix, name) for prefix in pair.kept]
 
 
-async def visit(face, lock) -> None:
-    await face.acquire(lock, lease_time=LONG)
-    await face.release(lock)
+async def visit(binding, lock) -> None:
+    await binding.acquire(lock, lease_time=LONG)
+    await binding.release(lock)
 
 
 @pytest.mark.parametrize("pair", LISTENING, indirect=True)
-async def test_release_by_java_wakes_python(face, pair, name, site, java):
+async def test_release_by_java_wakes_python(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
     alice.do(theirs, "lock", LONG, "SECONDS")
-    assert await face.acquire(ours, blocking=False) is False
+    assert await binding.acquire(ours, blocking=False) is False
     site.start_counting()
     with site.overheard(helper(pair.channel, name)) as payloads:
-        waiting = face.start(visit, face, ours)
-        await face.until(lambda: site.tries() >= 2)
+        waiting = binding.start(visit, binding, ours)
+        await binding.until(lambda: site.tries() >= 2)
         alice.do(theirs, "unlock")
-        await face.result(waiting)
+        await binding.result(waiting)
     assert len(payloads) == 2, "one for each release"
-    await face.until(lambda: site.names() == left_by(pair, name))
+    await binding.until(lambda: site.names() == left_by(pair, name))
 
 
-async def test_release_by_python_wakes_java(face, pair, name, site, java):
+async def test_release_by_python_wakes_java(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
-    assert await face.acquire(ours, lease_time=LONG)
+    assert await binding.acquire(ours, lease_time=LONG)
     assert alice.do(theirs, "tryLock") is False
     site.start_counting()
     with site.overheard(helper(pair.channel, name)) as payloads:
         waiting = alice.begin(theirs, "lock", LONG, "SECONDS")
-        await face.until(lambda: site.tries() >= 2 and alice.sleeps())
-        await face.release(ours)
+        await binding.until(lambda: site.tries() >= 2 and alice.sleeps())
+        await binding.release(ours)
         waiting.result(UNTIL_SERVED)
         alice.do(theirs, "unlock")
     assert len(payloads) == 1 + pair.tells, "one for each release"
-    await face.until(lambda: site.names() == left_by(pair, name))
+    await binding.until(lambda: site.names() == left_by(pair, name))
 
 
-async def test_fair_waiters_hear_javas_release(face, name, site, java):
+async def test_fair_waiters_hear_javas_release(binding, name, site, java):
     """No heartbeat helps: the first one comes much later. Two waiters, of whom the one that came first is first."""
     pair, alice, served = PAIRS["fair"], java("alice"), []
 
     async def visit_in_turn(number: int) -> None:
         lock = pair.ours(name, using="patient")
-        await face.acquire(lock)
+        await binding.acquire(lock)
         served.append(number)
-        await face.release(lock)
+        await binding.release(lock)
 
     alice.do(pair.theirs(name), "lock", LONG, "SECONDS")
     waiting = []
     for number in range(2):
-        waiting.append(face.start(visit_in_turn, number))
-        await face.until(lambda: site.client.zcard(helper("rlock_queue", name)) == len(waiting))
+        waiting.append(binding.start(visit_in_turn, number))
+        await binding.until(lambda: site.client.zcard(helper("rlock_queue", name)) == len(waiting))
     alice.do(pair.theirs(name), "unlock")
     for each in waiting:
-        await face.result(each)
+        await binding.result(each)
     assert served == [0, 1]
 
 
@@ -97,146 +97,146 @@ def two_at_once(name):
 
 @pytest.mark.parametrize("ours", [FairLock, RLock, SpinLock, FencedLock, two_at_once])
 @pytest.mark.parametrize("method", ["release", "force_release"])
-async def test_release_by_python_wakes_redissons_fair_waiter(face, ours, method, name, site, java):
+async def test_release_by_python_wakes_redissons_fair_waiter(binding, ours, method, name, site, java):
     lock, theirs, alice = ours(name), fair_lock(name), java("alice")
-    assert await face.acquire(lock, lease_time=LONG)
+    assert await binding.acquire(lock, lease_time=LONG)
     site.start_counting()
     waiting = alice.begin(theirs, "lock", LONG, "SECONDS")
-    await face.until(lambda: site.tries() >= 2 and alice.sleeps())
-    await face.call(lock, method)
+    await binding.until(lambda: site.tries() >= 2 and alice.sleeps())
+    await binding.call(lock, method)
     waiting.result(UNTIL_SERVED)
     alice.do(theirs, "unlock")
 
 
-async def test_re_entry_of_java_is_seen_by_python(face, pair, name, site, java):
+async def test_re_entry_of_java_is_seen_by_python(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
     for count in 1, 2:
         alice.do(theirs, "lock", LONG, "SECONDS")
         assert alice.do(theirs, "getHoldCount") == count
-        assert await face.acquire(ours, blocking=False) is False
+        assert await binding.acquire(ours, blocking=False) is False
     alice.do(theirs, "unlock")
-    assert await face.acquire(ours, blocking=False) is False
+    assert await binding.acquire(ours, blocking=False) is False
     alice.do(theirs, "unlock")
-    assert await face.acquire(ours, blocking=False) is True
-    await face.release(ours)
+    assert await binding.acquire(ours, blocking=False) is True
+    await binding.release(ours)
 
 
-async def test_re_entry_of_python_is_seen_by_java(face, pair, name, site, java):
+async def test_re_entry_of_python_is_seen_by_java(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
     for count in 1, 2:
-        assert await face.acquire(ours, lease_time=LONG)
-        assert await face.call(ours, "hold_count") == count
+        assert await binding.acquire(ours, lease_time=LONG)
+        assert await binding.call(ours, "hold_count") == count
         assert alice.do(theirs, "tryLock") is False
-    await face.release(ours)
+    await binding.release(ours)
     assert alice.do(theirs, "tryLock") is False
-    await face.release(ours)
+    await binding.release(ours)
     assert alice.do(theirs, "tryLock") is True
     alice.do(theirs, "unlock")
 
 
 @pytest.mark.parametrize("pair", ALIKE, indirect=True)
-async def test_each_side_knows_of_the_others_hold(face, pair, name, site, java):
+async def test_each_side_knows_of_the_others_hold(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
     alice.do(theirs, "lock", LONG, "SECONDS")
-    assert await face.call(ours, "locked") is True
-    assert await face.call(ours, "hold_count") == 0
-    assert LONG - 60 < await face.call(ours, "remaining_lease") <= LONG
+    assert await binding.call(ours, "locked") is True
+    assert await binding.call(ours, "hold_count") == 0
+    assert LONG - 60 < await binding.call(ours, "remaining_lease") <= LONG
     alice.do(theirs, "unlock")
-    assert await face.call(ours, "locked") is False
-    assert await face.acquire(ours, lease_time=LONG)
+    assert await binding.call(ours, "locked") is False
+    assert await binding.acquire(ours, lease_time=LONG)
     assert alice.do(theirs, "isLocked") is True
     assert alice.do(theirs, "getHoldCount") == 0
     assert LONG - 60 < alice.do(theirs, "remainTimeToLive") / 1000 <= LONG
-    await face.release(ours)
+    await binding.release(ours)
     assert alice.do(theirs, "isLocked") is False
 
 
-async def test_end_of_javas_lease_lets_python_in(face, pair, name, site, java):
+async def test_end_of_javas_lease_lets_python_in(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
     alice.do(theirs, "lock", int(SHORT * 1000), "MILLISECONDS")
-    assert await face.acquire(ours) is True
+    assert await binding.acquire(ours) is True
     with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
         alice.do(theirs, "unlock")
-    await face.release(ours)
+    await binding.release(ours)
 
 
-async def test_end_of_pythons_lease_lets_java_in(face, pair, name, site, java):
+async def test_end_of_pythons_lease_lets_java_in(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
-    assert await face.acquire(ours, lease_time=SHORT)
+    assert await binding.acquire(ours, lease_time=SHORT)
     alice.do(theirs, "lock", LONG, "SECONDS")
     with pytest.raises(LockLostError):
-        await face.release(ours)
+        await binding.release(ours)
     assert alice.do(theirs, "isHeldByCurrentThread") is True
     alice.do(theirs, "unlock")
 
 
 @pytest.mark.parametrize("pair", ALIKE, indirect=True)
-async def test_python_forces_javas_lock(face, pair, name, site, java):
+async def test_python_forces_javas_lock(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
     alice.do(theirs, "lock")
-    assert await face.call(ours, "force_release") is True
-    assert await face.call(ours, "force_release") is False
+    assert await binding.call(ours, "force_release") is True
+    assert await binding.call(ours, "force_release") is False
     with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
         alice.do(theirs, "unlock")
 
 
 @pytest.mark.parametrize("pair", ALIKE, indirect=True)
-async def test_java_forces_pythons_lock(face, pair, name, site, java):
+async def test_java_forces_pythons_lock(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
-    assert await face.acquire(ours)
+    assert await binding.acquire(ours)
     assert alice.do(theirs, "forceUnlock") is True
     assert alice.do(theirs, "forceUnlock") is False
     with pytest.raises(LockLostError):
-        await face.release(ours)
+        await binding.release(ours)
 
 
 @pytest.mark.parametrize("pair", ALIKE, indirect=True)
-async def test_forcing_wakes_the_other_sides_waiter(face, pair, name, site, java):
+async def test_forcing_wakes_the_other_sides_waiter(binding, pair, name, site, java):
     ours, theirs, alice, bob = pair.ours(name), pair.theirs(name), java("alice"), java("bob")
     alice.do(theirs, "lock", LONG, "SECONDS")
     site.start_counting()
     waiting = bob.begin(theirs, "lock", LONG, "SECONDS")
-    await face.until(lambda: site.tries() >= 2 and bob.sleeps())
-    await face.call(ours, "force_release")
+    await binding.until(lambda: site.tries() >= 2 and bob.sleeps())
+    await binding.call(ours, "force_release")
     waiting.result(UNTIL_SERVED)
     bob.do(theirs, "unlock")
 
 
-async def test_neither_side_releases_what_the_other_holds(face, pair, name, site, java):
+async def test_neither_side_releases_what_the_other_holds(binding, pair, name, site, java):
     ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
-    assert await face.acquire(ours, lease_time=LONG)
+    assert await binding.acquire(ours, lease_time=LONG)
     with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
         alice.do(theirs, "unlock")
-    assert await face.call(ours, "owned") is True
-    await face.release(ours)
+    assert await binding.call(ours, "owned") is True
+    await binding.release(ours)
     alice.do(theirs, "lock", LONG, "SECONDS")
     with pytest.raises(LockNotOwnedError):
-        await face.release(ours)
+        await binding.release(ours)
     assert alice.do(theirs, "isHeldByCurrentThread") is True
     alice.do(theirs, "unlock")
 
 
 @pytest.mark.parametrize("ours", [FairLock, RLock])
-async def test_redissons_fair_lock_excludes_ours(face, ours, name, site, java):
+async def test_redissons_fair_lock_excludes_ours(binding, ours, name, site, java):
     """Its queue differs from ours, and its release notifies its own waiters only."""
     lock, theirs, alice = ours(name), fair_lock(name), java("alice")
     alice.do(theirs, "lock", LONG, "SECONDS")
-    assert await face.acquire(lock, blocking=False) is False
+    assert await binding.acquire(lock, blocking=False) is False
     alice.do(theirs, "unlock")
-    assert await face.acquire(lock, lease_time=LONG) is True
+    assert await binding.acquire(lock, lease_time=LONG) is True
     assert alice.do(theirs, "tryLock") is False
-    await face.release(lock)
+    await binding.release(lock)
     assert alice.do(theirs, "tryLock") is True
     alice.do(theirs, "unlock")
 
 
 @pytest.mark.parametrize("scene", [Scene("sync", "cluster", "bare")], ids=str)
 @pytest.mark.parametrize("name", ["{a", "a}", "a{b", "{}a", "}a"])
-async def test_names_with_a_lone_brace_are_refused_by_both(face, name, site, java):
+async def test_names_with_a_lone_brace_are_refused_by_both(binding, name, site, java):
     """Redisson's helper keys are in other slots than the lock, which it cannot unlock."""
     alice = java("alice")
     alice.do(lock(name), "lock", 1, "SECONDS")
     with pytest.raises(JavaError, match="CROSSSLOT"):
         alice.do(lock(name), "unlock")
     with pytest.raises(LockUnavailableError, match="braces"):
-        await face.acquire(RLock(name), blocking=False)
+        await binding.acquire(RLock(name), blocking=False)

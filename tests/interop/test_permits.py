@@ -18,100 +18,100 @@ def ours(name) -> PermitExpirableSemaphore:
     return PermitExpirableSemaphore(name)
 
 
-async def take(face, ours: PermitExpirableSemaphore, **times) -> str:
-    permit = await face.call(ours, "acquire", **times)
+async def take(binding, ours: PermitExpirableSemaphore, **times) -> str:
+    permit = await binding.call(ours, "acquire", **times)
     return permit.id
 
 
-async def test_numbers(face, ours, name, site, java):
+async def test_numbers(binding, ours, name, site, java):
     theirs, alice = expirable_semaphore(name), java("alice")
     assert alice.do(theirs, "trySetPermits", 5) is True
-    assert await face.call(ours, "try_set_permits", 7) is False
-    await face.call(ours, "acquire", 2)
+    assert await binding.call(ours, "try_set_permits", 7) is False
+    await binding.call(ours, "acquire", 2)
     alice.do(theirs, "acquire")
     for change in "", "set", "add":
         if change == "set":
-            await face.call(ours, "set_permits", 9)
+            await binding.call(ours, "set_permits", 9)
         elif change == "add":
             alice.do(theirs, "addPermits", 2)
         total = {"": 5, "set": 9, "add": 11}[change]
-        assert await face.call(ours, "total_permits") == alice.do(theirs, "getPermits") == total
-        assert await face.call(ours, "acquired_permits") == alice.do(theirs, "acquiredPermits") == 3
-        assert await face.call(ours, "available_permits") == alice.do(theirs, "availablePermits") == total - 3
+        assert await binding.call(ours, "total_permits") == alice.do(theirs, "getPermits") == total
+        assert await binding.call(ours, "acquired_permits") == alice.do(theirs, "acquiredPermits") == 3
+        assert await binding.call(ours, "available_permits") == alice.do(theirs, "availablePermits") == total - 3
 
 
-async def test_ids_go_from_side_to_side(face, ours, name, site, java):
+async def test_ids_go_from_side_to_side(binding, ours, name, site, java):
     theirs, alice = expirable_semaphore(name), java("alice")
     alice.do(theirs, "trySetPermits", 3)
-    permit = await face.call(ours, "acquire", lease_time=LONG)
-    several = await face.call(ours, "acquire", 2)
+    permit = await binding.call(ours, "acquire", lease_time=LONG)
+    several = await binding.call(ours, "acquire", 2)
     alice.do(theirs, "release", permit.id)
     alice.do(theirs, "release", several.ids)
     with pytest.raises(PermitNotHeldError):
-        await face.call(ours, "release", permit)
+        await binding.call(ours, "release", permit)
     their_id, *their_ids = alice.do(theirs, "acquire", 3)
-    await face.call(ours, "release", their_id)
-    await face.call(ours, "release", their_ids)
+    await binding.call(ours, "release", their_id)
+    await binding.call(ours, "release", their_ids)
     with pytest.raises(JavaError, match="Permit with id"):
         alice.do(theirs, "release", their_id)
-    assert await face.call(ours, "available_permits") == 3
+    assert await binding.call(ours, "available_permits") == 3
 
 
-async def test_leases_are_changed_from_the_other_side(face, ours, name, site, java):
+async def test_leases_are_changed_from_the_other_side(binding, ours, name, site, java):
     theirs, alice = expirable_semaphore(name), java("alice")
     alice.do(theirs, "trySetPermits", 2)
-    permit = await face.call(ours, "acquire")
+    permit = await binding.call(ours, "acquire")
     assert alice.do(theirs, "getLeaseTime", permit.id) == -1
     assert alice.do(theirs, "updateLeaseTime", permit.id, LONG, "SECONDS") is True
-    assert LONG - 60 < await face.call(ours, "lease_time", permit) <= LONG
+    assert LONG - 60 < await binding.call(ours, "lease_time", permit) <= LONG
     their_id = alice.do(theirs, "acquire")
-    assert await face.call(ours, "lease_time", their_id) is None
-    assert await face.call(ours, "update_lease_time", their_id, LONG) is True
+    assert await binding.call(ours, "lease_time", their_id) is None
+    assert await binding.call(ours, "update_lease_time", their_id, LONG) is True
     assert LONG - 60 < alice.do(theirs, "getLeaseTime", their_id) / 1000 <= LONG
 
 
-async def test_release_by_java_wakes_python(face, ours, name, site, java):
+async def test_release_by_java_wakes_python(binding, ours, name, site, java):
     theirs, alice = expirable_semaphore(name), java("alice")
     alice.do(theirs, "trySetPermits", 1)
     permit = alice.do(theirs, "acquire", LONG, "SECONDS")
     site.start_counting()
     with site.overheard(helper("redisson_sc", name)) as payloads:
-        waiting = face.start(take, face, ours)
-        await face.until(lambda: site.tries() >= 2)
+        waiting = binding.start(take, binding, ours)
+        await binding.until(lambda: site.tries() >= 2)
         alice.do(theirs, "release", permit)
-        await face.result(waiting)
+        await binding.result(waiting)
     assert payloads == ["1"]
 
 
-async def test_release_by_python_wakes_java(face, ours, name, site, java):
+async def test_release_by_python_wakes_java(binding, ours, name, site, java):
     theirs, alice = expirable_semaphore(name), java("alice")
-    assert await face.call(ours, "try_set_permits", 1)
-    permit = await face.call(ours, "acquire", lease_time=LONG)
+    assert await binding.call(ours, "try_set_permits", 1)
+    permit = await binding.call(ours, "acquire", lease_time=LONG)
     site.start_counting()
     with site.overheard(helper("redisson_sc", name)) as payloads:
         waiting = alice.begin(theirs, "acquire")
-        await face.until(lambda: site.tries() >= 2)
-        await face.call(ours, "release", permit)
+        await binding.until(lambda: site.tries() >= 2)
+        await binding.call(ours, "release", permit)
         assert len(waiting.result(UNTIL_SERVED)) == 32
     assert payloads == ["1"]
 
 
-async def test_end_of_javas_lease_lets_python_in(face, ours, name, site, java):
+async def test_end_of_javas_lease_lets_python_in(binding, ours, name, site, java):
     theirs, alice = expirable_semaphore(name), java("alice")
     alice.do(theirs, "trySetPermits", 1)
     their_id = alice.do(theirs, "acquire", int(SHORT * 1000), "MILLISECONDS")
-    permit = await face.call(ours, "acquire", lease_time=LONG)
+    permit = await binding.call(ours, "acquire", lease_time=LONG)
     assert alice.do(theirs, "tryRelease", their_id) is False
-    assert await face.call(ours, "available_permits") == 0
-    await face.call(ours, "release", permit)
+    assert await binding.call(ours, "available_permits") == 0
+    await binding.call(ours, "release", permit)
 
 
-async def test_end_of_pythons_lease_lets_java_in(face, ours, name, site, java):
+async def test_end_of_pythons_lease_lets_java_in(binding, ours, name, site, java):
     theirs, alice = expirable_semaphore(name), java("alice")
-    assert await face.call(ours, "try_set_permits", 1)
-    permit = await face.call(ours, "acquire", lease_time=SHORT)
+    assert await binding.call(ours, "try_set_permits", 1)
+    permit = await binding.call(ours, "acquire", lease_time=SHORT)
     their_id = alice.do(theirs, "acquire")
     assert permit.lost
     with pytest.raises(PermitNotHeldError):
-        await face.call(ours, "release", permit)
+        await binding.call(ours, "release", permit)
     alice.do(theirs, "release", their_id)

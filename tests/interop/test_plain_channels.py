@@ -22,60 +22,60 @@ def scene(request):
     return request.param
 
 
-async def test_release_by_python_wakes_java(face, site, java):
+async def test_release_by_python_wakes_java(binding, site, java):
     held = {kind: (PAIRS[kind].ours(kind), PAIRS[kind].theirs(kind)) for kind in KINDS}
     held["queued"] = FairLock("queued"), fair_lock("queued")
     permits, gate = Semaphore("permits"), CountDownLatch("gate")
-    await face.call(permits, "try_set_permits", 0)
-    await face.call(gate, "try_set_count", 1)
+    await binding.call(permits, "try_set_permits", 0)
+    await binding.call(gate, "try_set_count", 1)
     waiting = []
     for kind, (ours, theirs) in held.items():
-        assert await face.acquire(ours, lease_time=LONG)
-        waiting.append(await _begin(face, site, java(kind), theirs, "lock", LONG, "SECONDS"))
-    waiting.append(await _begin(face, site, java("permits"), semaphore("permits"), "acquire"))
-    waiting.append(await _begin(face, site, java("gate"), latch("gate"), "await"))
+        assert await binding.acquire(ours, lease_time=LONG)
+        waiting.append(await _begin(binding, site, java(kind), theirs, "lock", LONG, "SECONDS"))
+    waiting.append(await _begin(binding, site, java("permits"), semaphore("permits"), "acquire"))
+    waiting.append(await _begin(binding, site, java("gate"), latch("gate"), "await"))
     for ours, _ in held.values():
-        await face.release(ours)
-    await face.call(permits, "release")
-    await face.call(gate, "count_down")
+        await binding.release(ours)
+    await binding.call(permits, "release")
+    await binding.call(gate, "count_down")
     for each in waiting:
         each.result(UNTIL_SERVED)
 
 
-async def _begin(face, site, thread, theirs, method, *arguments):
+async def _begin(binding, site, thread, theirs, method, *arguments):
     """Redisson tries, subscribes, and tries again."""
     site.start_counting()
     waiting = thread.begin(theirs, method, *arguments)
-    await face.until(lambda: site.tries("eval", "evalsha", "get") >= 2)
+    await binding.until(lambda: site.tries("eval", "evalsha", "get") >= 2)
     return waiting
 
 
-async def test_release_by_java_wakes_python(face, site, java):
+async def test_release_by_java_wakes_python(binding, site, java):
     alice = java("alice")
     waiting = []
     for kind in KINDS:
         alice.do(PAIRS[kind].theirs(kind), "lock", LONG, "SECONDS")
-        waiting.append(face.start(_visit, face, PAIRS[kind].ours(kind, using="patient")))
+        waiting.append(binding.start(_visit, binding, PAIRS[kind].ours(kind, using="patient")))
     alice.do(latch("gate"), "trySetCount", 1)
-    waiting.append(face.start(_take, face, Semaphore("permits")))
-    waiting.append(face.start(_pass, face, CountDownLatch("gate")))
-    await face.until(lambda: waiting_here() == len(waiting))
+    waiting.append(binding.start(_take, binding, Semaphore("permits")))
+    waiting.append(binding.start(_pass, binding, CountDownLatch("gate")))
+    await binding.until(lambda: waiting_here() == len(waiting))
     for kind in KINDS:
         alice.do(PAIRS[kind].theirs(kind), "unlock")
     alice.do(semaphore("permits"), "trySetPermits", 1)
     alice.do(latch("gate"), "countDown")
     for each in waiting:
-        await face.result(each)
+        await binding.result(each)
 
 
-async def _visit(face, ours) -> None:
-    assert await face.acquire(ours)
-    await face.release(ours)
+async def _visit(binding, ours) -> None:
+    assert await binding.acquire(ours)
+    await binding.release(ours)
 
 
-async def _take(face, ours: Semaphore) -> None:
-    assert await face.call(ours, "acquire")
+async def _take(binding, ours: Semaphore) -> None:
+    assert await binding.call(ours, "acquire")
 
 
-async def _pass(face, ours: CountDownLatch) -> None:
-    assert await ours.await_() if face.name == "async" else ours.wait()
+async def _pass(binding, ours: CountDownLatch) -> None:
+    assert await ours.await_() if binding.name == "async" else ours.wait()

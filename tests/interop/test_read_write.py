@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_rlock import LockLostError, LockUpgradeError, ReadWriteLock
+from tests.bindings import elsewhere
 from tests.eventually import UNTIL_SERVED
-from tests.faces import elsewhere
 from tests.interop.redisson import JavaError, read_lock, write_lock
 from tests.interop.sites import waiting_here
 
@@ -14,9 +14,9 @@ LONG = 600
 SHORT = 0.1
 
 
-async def read(face, lock: ReadWriteLock) -> None:
-    await face.acquire(lock.read_lock, lease_time=LONG)
-    await face.release(lock.read_lock)
+async def read(binding, lock: ReadWriteLock) -> None:
+    await binding.acquire(lock.read_lock, lease_time=LONG)
+    await binding.release(lock.read_lock)
 
 
 @pytest.fixture
@@ -24,161 +24,161 @@ def ours(name) -> ReadWriteLock:
     return ReadWriteLock(name)
 
 
-async def test_writers_wait_for_the_readers_of_both_sides(face, ours, name, site, java):
+async def test_writers_wait_for_the_readers_of_both_sides(binding, ours, name, site, java):
     alice, bob = java("alice"), java("bob")
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     for _ in range(2):
-        assert await face.acquire(ours.read_lock, lease_time=LONG)
+        assert await binding.acquire(ours.read_lock, lease_time=LONG)
     assert bob.do(write_lock(name), "tryLock") is False
     alice.do(read_lock(name), "unlock")
-    await face.release(ours.read_lock)
+    await binding.release(ours.read_lock)
     assert bob.do(write_lock(name), "tryLock") is False
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
-    await face.release(ours.read_lock)
-    assert await face.acquire(ours.write_lock, blocking=False) is False
+    await binding.release(ours.read_lock)
+    assert await binding.acquire(ours.write_lock, blocking=False) is False
     alice.do(read_lock(name), "unlock")
-    await face.until(lambda: site.names() == [])
-    assert await face.acquire(ours.write_lock, blocking=False) is True
-    await face.release(ours.write_lock)
+    await binding.until(lambda: site.names() == [])
+    assert await binding.acquire(ours.write_lock, blocking=False) is True
+    await binding.release(ours.write_lock)
 
 
-async def test_all_readers_in_java_wake_when_python_has_written(face, ours, name, site, java):
+async def test_all_readers_in_java_wake_when_python_has_written(binding, ours, name, site, java):
     readers = [java("alice"), java("bob")]
-    assert await face.acquire(ours.write_lock, lease_time=LONG)
+    assert await binding.acquire(ours.write_lock, lease_time=LONG)
     site.start_counting()
     waiting = [reader.begin(read_lock(name), "lock", LONG, "SECONDS") for reader in readers]
-    await face.until(lambda: site.tries() >= 4 and all(reader.sleeps() for reader in readers))
-    await face.release(ours.write_lock)
+    await binding.until(lambda: site.tries() >= 4 and all(reader.sleeps() for reader in readers))
+    await binding.release(ours.write_lock)
     for each in waiting:
         each.result(UNTIL_SERVED)
     for reader in readers:
         reader.do(read_lock(name), "unlock")
-    await face.until(lambda: site.names() == [])
+    await binding.until(lambda: site.names() == [])
 
 
-async def test_all_readers_in_python_wake_when_java_has_written(face, ours, name, site, java):
+async def test_all_readers_in_python_wake_when_java_has_written(binding, ours, name, site, java):
     alice = java("alice")
     alice.do(write_lock(name), "lock", LONG, "SECONDS")
-    waiting = [face.start(read, face, ours) for _ in range(2)]
-    await face.until(lambda: waiting_here() == 2)
+    waiting = [binding.start(read, binding, ours) for _ in range(2)]
+    await binding.until(lambda: waiting_here() == 2)
     alice.do(write_lock(name), "unlock")
     for each in waiting:
-        await face.result(each)
-    await face.until(lambda: site.names() == [])
+        await binding.result(each)
+    await binding.until(lambda: site.names() == [])
 
 
-async def test_readers_in_java_wake_when_a_writer_in_python_steps_down(face, ours, name, site, java):
+async def test_readers_in_java_wake_when_a_writer_in_python_steps_down(binding, ours, name, site, java):
     """Of which Redisson's own writer notifies no one."""
     alice = java("alice")
     for side in ours.write_lock, ours.read_lock:
-        assert await face.acquire(side, lease_time=LONG)
+        assert await binding.acquire(side, lease_time=LONG)
     site.start_counting()
     waiting = alice.begin(read_lock(name), "lock", LONG, "SECONDS")
-    await face.until(lambda: site.tries() >= 2 and alice.sleeps())
-    await face.release(ours.write_lock)
+    await binding.until(lambda: site.tries() >= 2 and alice.sleeps())
+    await binding.release(ours.write_lock)
     waiting.result(UNTIL_SERVED)
-    assert await face.acquire(ours.read_lock, lease_time=LONG), "it reads still"
+    assert await binding.acquire(ours.read_lock, lease_time=LONG), "it reads still"
     for _ in range(2):
-        await face.release(ours.read_lock)
+        await binding.release(ours.read_lock)
     assert alice.do(write_lock(name), "tryLock") is False
     alice.do(read_lock(name), "unlock")
 
 
-async def test_writer_in_java_may_read_and_step_down(face, ours, name, site, java):
+async def test_writer_in_java_may_read_and_step_down(binding, ours, name, site, java):
     alice = java("alice")
     for side in write_lock(name), read_lock(name):
         alice.do(side, "lock", LONG, "SECONDS")
-    assert await face.acquire(ours.read_lock, blocking=False) is False
+    assert await binding.acquire(ours.read_lock, blocking=False) is False
     alice.do(write_lock(name), "unlock")
-    assert await face.acquire(ours.read_lock, blocking=False) is True
-    assert await face.call(ours.write_lock, "locked") is False
+    assert await binding.acquire(ours.read_lock, blocking=False) is True
+    assert await binding.call(ours.write_lock, "locked") is False
     alice.do(read_lock(name), "unlock")
-    await face.release(ours.read_lock)
-    await face.until(lambda: site.names() == [])
+    await binding.release(ours.read_lock)
+    await binding.until(lambda: site.names() == [])
 
 
-async def test_javas_release_leaves_pythons_reader_its_lease(face, ours, name, site, java):
+async def test_javas_release_leaves_pythons_reader_its_lease(binding, ours, name, site, java):
     """Redisson gives the lock the longest lease of the readers' holds, which it finds by the names of their keys."""
     alice = java("alice")
     for _ in range(2):
-        assert await face.acquire(ours.read_lock, lease_time=LONG)
+        assert await binding.acquire(ours.read_lock, lease_time=LONG)
     alice.do(read_lock(name), "lock", 5, "SECONDS")
     alice.do(read_lock(name), "unlock")
     assert site.client.pttl(name) / 1000 > LONG - 60
-    await face.release(ours.read_lock)
+    await binding.release(ours.read_lock)
     alice.do(read_lock(name), "lock", 5, "SECONDS")
     alice.do(read_lock(name), "unlock")
     assert site.client.pttl(name) / 1000 > LONG - 60
-    await face.release(ours.read_lock)
+    await binding.release(ours.read_lock)
 
 
-async def test_pythons_release_leaves_javas_reader_its_lease(face, ours, name, site, java):
+async def test_pythons_release_leaves_javas_reader_its_lease(binding, ours, name, site, java):
     alice = java("alice")
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
-    assert await face.acquire(ours.read_lock, lease_time=5)
-    await face.release(ours.read_lock)
+    assert await binding.acquire(ours.read_lock, lease_time=5)
+    await binding.release(ours.read_lock)
     assert site.client.pttl(name) / 1000 > LONG - 60
     alice.do(read_lock(name), "unlock")
 
 
-async def test_dead_reader_in_java_keeps_nobody_waiting(face, ours, name, site, java):
+async def test_dead_reader_in_java_keeps_nobody_waiting(binding, ours, name, site, java):
     alice, bob = java("alice"), java("bob")
-    assert await face.acquire(ours.read_lock, lease_time=LONG)
+    assert await binding.acquire(ours.read_lock, lease_time=LONG)
     alice.do(read_lock(name), "lock", int(SHORT * 1000), "MILLISECONDS")
-    await face.until(lambda: len(site.names()) == 2)
+    await binding.until(lambda: len(site.names()) == 2)
     site.start_counting()
     waiting = bob.begin(write_lock(name), "lock", LONG, "SECONDS")
-    await face.until(lambda: site.tries() >= 2 and bob.sleeps())
-    await face.release(ours.read_lock)
+    await binding.until(lambda: site.tries() >= 2 and bob.sleeps())
+    await binding.release(ours.read_lock)
     waiting.result(UNTIL_SERVED)
     bob.do(write_lock(name), "unlock")
 
 
-async def test_dead_reader_in_python_keeps_nobody_waiting(face, ours, name, site, java):
+async def test_dead_reader_in_python_keeps_nobody_waiting(binding, ours, name, site, java):
     alice, bob = java("alice"), java("bob")
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
-    assert await face.acquire(ours.read_lock, lease_time=SHORT)
-    await face.until(lambda: len(site.names()) == 2)
+    assert await binding.acquire(ours.read_lock, lease_time=SHORT)
+    await binding.until(lambda: len(site.names()) == 2)
     site.start_counting()
     waiting = bob.begin(write_lock(name), "lock", LONG, "SECONDS")
-    await face.until(lambda: site.tries() >= 2 and bob.sleeps())
+    await binding.until(lambda: site.tries() >= 2 and bob.sleeps())
     alice.do(read_lock(name), "unlock")
     waiting.result(UNTIL_SERVED)
     bob.do(write_lock(name), "unlock")
     with pytest.raises(LockLostError):
-        await face.release(ours.read_lock)
+        await binding.release(ours.read_lock)
 
 
-async def test_no_side_upgrades(face, ours, name, site, java):
+async def test_no_side_upgrades(binding, ours, name, site, java):
     alice = java("alice")
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     assert alice.do(write_lock(name), "tryLock") is False
-    assert await face.acquire(ours.read_lock, lease_time=LONG)
+    assert await binding.acquire(ours.read_lock, lease_time=LONG)
     with pytest.raises(LockUpgradeError):
-        await face.acquire(ours.write_lock)
-    await face.release(ours.read_lock)
+        await binding.acquire(ours.write_lock)
+    await binding.release(ours.read_lock)
     alice.do(read_lock(name), "unlock")
 
 
-async def test_java_forces_the_readers(face, ours, name, site, java):
+async def test_java_forces_the_readers(binding, ours, name, site, java):
     alice, bob = java("alice"), java("bob")
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
-    assert await face.acquire(ours.read_lock)
+    assert await binding.acquire(ours.read_lock)
     assert bob.do(write_lock(name), "forceUnlock") is False
     assert bob.do(read_lock(name), "forceUnlock") is True
     with pytest.raises(LockLostError):
-        await face.release(ours.read_lock)
+        await binding.release(ours.read_lock)
     with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
         alice.do(read_lock(name), "unlock")
 
 
-async def test_python_forces_the_readers(face, ours, name, site, java):
+async def test_python_forces_the_readers(binding, ours, name, site, java):
     alice = java("alice")
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
-    assert await face.acquire(ours.read_lock)
-    assert await elsewhere(face, ours.read_lock, "force_release") is True
+    assert await binding.acquire(ours.read_lock)
+    assert await elsewhere(binding, ours.read_lock, "force_release") is True
     with pytest.raises(LockLostError):
-        await face.release(ours.read_lock)
+        await binding.release(ours.read_lock)
     with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
         alice.do(read_lock(name), "unlock")
-    await face.until(lambda: site.names() == [])  # Redisson deletes its latch after it has replied
+    await binding.until(lambda: site.names() == [])  # Redisson deletes its latch after it has replied

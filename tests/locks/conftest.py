@@ -1,13 +1,13 @@
-"""Tests of the locks' behaviour: each body runs through both faces, most with every kind."""
+"""Tests of the locks' behaviour: each body runs through both bindings, most with every kind."""
 
 import pytest
 
 from django_rlock import FairLock, FencedLock, RLock, SpinLock
 from django_rlock.locks import BaseLock
-from tests.faces import face, nothing_left, nothing_reported, pytest_pyfunc_call
+from tests.bindings import binding, nothing_left, nothing_reported, pytest_pyfunc_call
 from tests.faults.conftest import proxy
 
-__all__ = ["face", "nothing_left", "nothing_reported", "proxy", "pytest_pyfunc_call"]
+__all__ = ["binding", "nothing_left", "nothing_reported", "proxy", "pytest_pyfunc_call"]
 
 
 @pytest.fixture(params=[FairLock, RLock, SpinLock, FencedLock], ids=lambda each: each.kind)

@@ -17,8 +17,8 @@ from django_rlock import (
     rlock,
 )
 from django_rlock.locks.holds import HOLDS
+from tests.bindings import elsewhere, waiting
 from tests.eventually import eventually
-from tests.faces import elsewhere, waiting
 
 KEY = "rlock:stock:42"
 
@@ -34,92 +34,92 @@ def kind(request):
     return request.param
 
 
-async def visit(face, lock):
-    async with face.inside(lock):
+async def visit(binding, lock):
+    async with binding.inside(lock):
         pass
 
 
-async def test_released_lock_stays_taken_also_for_its_owner(face, kind):
+async def test_released_lock_stays_taken_also_for_its_owner(binding, kind):
     lock = kind("stock:42", at_least=50)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
     assert HOLDS.snapshot() == []
-    assert await face.acquire(lock, blocking=False) is False
-    assert await face.acquire(kind("stock:42"), blocking=False) is False
-    assert await elsewhere(face, kind("stock:42"), "acquire", blocking=False) is False
-    assert 40 < await face.call(lock, "remaining_lease") <= 50
-    assert not await face.call(lock, "owned")
+    assert await binding.acquire(lock, blocking=False) is False
+    assert await binding.acquire(kind("stock:42"), blocking=False) is False
+    assert await elsewhere(binding, kind("stock:42"), "acquire", blocking=False) is False
+    assert 40 < await binding.call(lock, "remaining_lease") <= 50
+    assert not await binding.call(lock, "owned")
     with pytest.raises(LockNotOwnedError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_lock_held_for_longer_than_at_least_is_free_at_once(face, kind):
+async def test_lock_held_for_longer_than_at_least_is_free_at_once(binding, kind):
     lock = kind("stock:42", at_least=0.01)
-    async with face.inside(lock):
-        await face.sleep(0.02)
-    assert await face.call(lock, "locked") is False
+    async with binding.inside(lock):
+        await binding.sleep(0.02)
+    assert await binding.call(lock, "locked") is False
 
 
-async def test_it_is_free_when_the_time_is_over(face, kind):
+async def test_it_is_free_when_the_time_is_over(binding, kind):
     lock = kind("stock:42", at_least=0.2)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
 
 
-async def test_waiter_is_told_of_an_earlier_end_than_that_of_the_lease(face, kind, settings):
+async def test_waiter_is_told_of_an_earlier_end_than_that_of_the_lease(binding, kind, settings):
     """The lease of 30 s, of which it knows, is replaced by 0.1 s. No heartbeat is due meanwhile."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 120, "CLAIM_TIME": 120}}
     lock = kind("stock:42")
-    await face.acquire(lock)
-    other = face.start(visit, face, kind("stock:42", wait_time=25))
-    await waiting(face)
-    await face.call(lock, "leave", 0.1)
-    await face.result(other)
+    await binding.acquire(lock)
+    other = binding.start(visit, binding, kind("stock:42", wait_time=25))
+    await waiting(binding)
+    await binding.call(lock, "leave", 0.1)
+    await binding.result(other)
 
 
 @pytest.mark.parametrize("inner", [True, False])
-async def test_last_release_counts_the_longest_time_of_all_holds(face, kind, inner):
+async def test_last_release_counts_the_longest_time_of_all_holds(binding, kind, inner):
     first, second = (None, 50) if inner else (50, None)
-    async with face.inside(kind("stock:42", at_least=first)):
-        async with face.inside(kind("stock:42", at_least=second)):
+    async with binding.inside(kind("stock:42", at_least=first)):
+        async with binding.inside(kind("stock:42", at_least=second)):
             pass
-        assert await face.call(kind("stock:42"), "owned")
-    assert await face.call(kind("stock:42"), "remaining_lease") > 40
+        assert await binding.call(kind("stock:42"), "owned")
+    assert await binding.call(kind("stock:42"), "remaining_lease") > 40
 
 
-async def test_leave_keeps_the_lock_from_now_on(face, kind):
+async def test_leave_keeps_the_lock_from_now_on(binding, kind):
     lock = kind("stock:42")
-    await face.acquire(lock)
-    await face.call(lock, "leave", 50)
-    assert 40 < await face.call(lock, "remaining_lease") <= 50
-    assert await face.acquire(lock, blocking=False) is False
+    await binding.acquire(lock)
+    await binding.call(lock, "leave", 50)
+    assert 40 < await binding.call(lock, "remaining_lease") <= 50
+    assert await binding.acquire(lock, blocking=False) is False
     with pytest.raises(LockNotOwnedError):
-        await face.call(lock, "leave", 50)
+        await binding.call(lock, "leave", 50)
 
 
-async def test_leave_by_a_name_that_another_process_took_it_with(face, kind, redis_client):
+async def test_leave_by_a_name_that_another_process_took_it_with(binding, kind, redis_client):
     redis_client.hset(KEY, "them", 1)
     lock = kind("stock:42", owner="them")
-    await face.call(lock, "leave", 50)
-    assert 40 < await face.call(lock, "remaining_lease") <= 50
-    assert await face.acquire(lock, blocking=False) is False
+    await binding.call(lock, "leave", 50)
+    assert 40 < await binding.call(lock, "remaining_lease") <= 50
+    assert await binding.acquire(lock, blocking=False) is False
 
 
-async def test_several_locks_stay_taken_together(face):
+async def test_several_locks_stay_taken_together(binding):
     lock = rlock("a", "b", at_least=50)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
     for name in ("a", "b"):
-        assert await face.call(rlock(name), "remaining_lease") > 40
+        assert await binding.call(rlock(name), "remaining_lease") > 40
     assert HOLDS.snapshot() == []
 
 
-async def test_several_locks_of_which_some_are_taken_are_not_kept(face, redis_client):
+async def test_several_locks_of_which_some_are_taken_are_not_kept(binding, redis_client):
     redis_client.hset("rlock:b", "somebody", 1)
-    assert await face.acquire(MultiLock(FairLock("a"), FencedLock("b"), at_least=50), wait_time=0.1) is False
-    await face.until(lambda: redis_client.keys() == ["rlock:b"])
+    assert await binding.acquire(MultiLock(FairLock("a"), FencedLock("b"), at_least=50), wait_time=0.1) is False
+    await binding.until(lambda: redis_client.keys() == ["rlock:b"])
 
 
 @pytest.mark.parametrize("side", ["read", "write"])
@@ -149,11 +149,11 @@ def test_dropped_block_keeps_it_too():
     eventually(lambda: left_of(RLock("stock:42")) > 40)
 
 
-async def test_error_says_that_nobody_holds_it(face, kind):
-    async with face.inside(kind("stock:42", at_least=50)):
+async def test_error_says_that_nobody_holds_it(binding, kind):
+    async with binding.inside(kind("stock:42", at_least=50)):
         pass
     with pytest.raises(LockTimeoutError, match=r"it was released, and stays taken for [45]\d\.\d s") as caught:
-        async with face.inside(kind("stock:42", wait_time=0)):
+        async with binding.inside(kind("stock:42", wait_time=0)):
             pass
     assert caught.value.is_kept
     assert (caught.value.retry_after or 0) > 40

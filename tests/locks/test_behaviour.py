@@ -1,4 +1,4 @@
-"""What acquire, release, with and the questions promise, through both faces."""
+"""What acquire, release, with and the questions promise, through both bindings."""
 
 import threading
 import time
@@ -9,55 +9,55 @@ from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError,
 from django_rlock._redis.keys import token_key
 from django_rlock.locks.holds import WAITS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_released, lock_timed_out
+from tests.bindings import elsewhere
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.faces import elsewhere
 
 KEY = "rlock:stock:42"
 QUEUE = f"rlock_queue:{{{KEY}}}"
 
 
-async def attempt(face, lock, **times) -> bool:
-    return await face.acquire(lock, **times)
+async def attempt(binding, lock, **times) -> bool:
+    return await binding.acquire(lock, **times)
 
 
-async def visit(face, lock, inside: list[object]) -> None:
-    async with face.inside(lock):
+async def visit(binding, lock, inside: list[object]) -> None:
+    async with binding.inside(lock):
         inside.append(lock)
         assert len(inside) == 1, "two inside at once"
-        await face.sleep(0)
+        await binding.sleep(0)
         inside.clear()
 
 
-async def test_taken_and_given_back(face, kind, redis_client):
+async def test_taken_and_given_back(binding, kind, redis_client):
     lock = kind("stock:42")
-    assert await face.acquire(lock) is True
+    assert await binding.acquire(lock) is True
     assert list(redis_client.hgetall(KEY).values()) == ["1"]
     assert 20_000 < redis_client.pttl(KEY) <= 30_000
-    await face.release(lock)
+    await binding.release(lock)
     assert {*redis_client.keys()} <= {token_key(KEY)}  # which outlives its lock
 
 
-async def test_one_round_trip_each(face, kind, redis_client):
+async def test_one_round_trip_each(binding, kind, redis_client):
     """Nothing but the script is sent for an uncontended acquire and release."""
     lock = kind("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
     # The background may still clean up after an earlier test, for a second or two: what counts is the smallest round.
     sent = []
     for _ in range(20):
         redis_client.config_resetstat()
         for _ in range(5):
-            async with face.inside(lock):
+            async with binding.inside(lock):
                 pass
         calls = {name: stat["calls"] for name, stat in redis_client.info("commandstats").items()}
         sent.append([calls.get(f"cmdstat_{name}", 0) for name in ("evalsha", "eval", "subscribe")])
     assert min(sent) == [10, 0, 0]
 
 
-async def test_held_is_known_without_asking_the_server(face, kind, redis_client):
+async def test_held_is_known_without_asking_the_server(binding, kind, redis_client):
     lock = kind("stock:42")
     assert not lock.held
-    async with face.inside(lock):
+    async with binding.inside(lock):
         redis_client.config_resetstat()
         assert lock.held
         assert kind("stock:42").held
@@ -66,61 +66,61 @@ async def test_held_is_known_without_asking_the_server(face, kind, redis_client)
     assert not lock.held
 
 
-async def test_a_lost_lock_is_not_held(face, kind):
+async def test_a_lost_lock_is_not_held(binding, kind):
     lock = kind("stock:42", lease_time=0.05)
-    await face.acquire(lock)
-    await face.until(lambda: lock.lost)
+    await binding.acquire(lock)
+    await binding.until(lambda: lock.lost)
     assert not lock.held
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_re_entry_counts(face, kind, redis_client):
+async def test_re_entry_counts(binding, kind, redis_client):
     lock = kind("stock:42")
     for count in (1, 2, 3):
-        assert await face.acquire(kind("stock:42"), blocking=False)
-        assert await face.call(lock, "hold_count") == count
+        assert await binding.acquire(kind("stock:42"), blocking=False)
+        assert await binding.call(lock, "hold_count") == count
     for count in (2, 1, 0):
-        await face.release(lock)
-        assert await face.call(lock, "hold_count") == count
+        await binding.release(lock)
+        assert await binding.call(lock, "hold_count") == count
     with pytest.raises(LockNotOwnedError):
-        await face.release(lock)
+        await binding.release(lock)
     assert {*redis_client.keys()} <= {token_key(KEY)}  # which outlives its lock
 
 
-async def test_inner_hold_does_not_shorten_the_lease(face, kind):
+async def test_inner_hold_does_not_shorten_the_lease(binding, kind):
     lock = kind("stock:42")
-    await face.acquire(lock, lease_time=50)
-    await face.acquire(lock, lease_time=5)
-    assert await face.call(lock, "remaining_lease") > 40
-    await face.release(lock)
-    assert await face.call(lock, "remaining_lease") > 40
-    await face.release(lock)
+    await binding.acquire(lock, lease_time=50)
+    await binding.acquire(lock, lease_time=5)
+    assert await binding.call(lock, "remaining_lease") > 40
+    await binding.release(lock)
+    assert await binding.call(lock, "remaining_lease") > 40
+    await binding.release(lock)
 
 
-async def test_try_once(face, kind, redis_client):
+async def test_try_once(binding, kind, redis_client):
     redis_client.hset(KEY, "somebody", 1)
     lock = kind("stock:42")
-    assert await face.acquire(lock, blocking=False) is False
-    assert await face.acquire(lock, wait_time=0) is False
-    assert await face.acquire(kind("stock:42", wait_time=0)) is False
+    assert await binding.acquire(lock, blocking=False) is False
+    assert await binding.acquire(lock, wait_time=0) is False
+    assert await binding.acquire(kind("stock:42", wait_time=0)) is False
     assert redis_client.keys() == [KEY]
 
 
-async def test_wait_ends(face, kind, redis_client):
+async def test_wait_ends(binding, kind, redis_client):
     redis_client.hset(KEY, "somebody", 1)
     began = time.monotonic()
-    assert await face.acquire(kind("stock:42"), wait_time=0.2) is False
+    assert await binding.acquire(kind("stock:42"), wait_time=0.2) is False
     assert 0.2 <= time.monotonic() - began < 20  # not the lease of 30
     assert not redis_client.exists(QUEUE)
     assert WAITS.snapshot() == []
 
 
-async def test_block_raises_when_the_wait_ends(face, kind, redis_client):
+async def test_block_raises_when_the_wait_ends(binding, kind, redis_client):
     redis_client.hset(KEY, "somebody", 1)
     redis_client.pexpire(KEY, 20_000)
     with pytest.raises(LockTimeoutError) as caught:
-        async with face.inside(kind("stock:42", wait_time=0.1)):
+        async with binding.inside(kind("stock:42", wait_time=0.1)):
             pytest.fail("it was not free")
     error = caught.value
     assert error.lock_name == "stock:42"
@@ -130,86 +130,86 @@ async def test_block_raises_when_the_wait_ends(face, kind, redis_client):
     assert not redis_client.exists(QUEUE)
 
 
-async def test_waiter_is_woken_by_the_release(face, kind, redis_client):
+async def test_waiter_is_woken_by_the_release(binding, kind, redis_client):
     lock = kind("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, kind("stock:42"), [])
-    await face.until(WAITS.snapshot)
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, kind("stock:42"), [])
+    await binding.until(WAITS.snapshot)
+    await binding.release(lock)
+    await binding.result(waiting)
     assert not redis_client.exists(KEY)
 
 
-async def test_nobody_inside_with_another(face, kind):
+async def test_nobody_inside_with_another(binding, kind):
     inside: list[object] = []
-    visits = [face.start(visit, face, kind("stock:42"), inside) for _ in range(20)]
+    visits = [binding.start(visit, binding, kind("stock:42"), inside) for _ in range(20)]
     for each in visits:
-        await face.result(each)
+        await binding.result(each)
 
 
-async def test_questions(face, kind, redis_client):
+async def test_questions(binding, kind, redis_client):
     lock = kind("stock:42", lease_time=20)
-    asked = [await face.call(lock, name) for name in ("locked", "owned", "hold_count", "remaining_lease")]
+    asked = [await binding.call(lock, name) for name in ("locked", "owned", "hold_count", "remaining_lease")]
     assert asked == [False, False, 0, 0.0]
-    async with face.inside(lock):
-        assert await face.call(lock, "locked")
-        assert await face.call(lock, "owned")
-        assert 10 < await face.call(lock, "remaining_lease") <= 20
+    async with binding.inside(lock):
+        assert await binding.call(lock, "locked")
+        assert await binding.call(lock, "owned")
+        assert 10 < await binding.call(lock, "remaining_lease") <= 20
         lock.check()
         assert not lock.lost
     redis_client.hset(KEY, "somebody", 1)
-    assert await face.call(lock, "locked")
-    assert not await face.call(lock, "owned")
-    assert await face.call(lock, "remaining_lease") is None
+    assert await binding.call(lock, "locked")
+    assert not await binding.call(lock, "owned")
+    assert await binding.call(lock, "remaining_lease") is None
     with pytest.raises(LockNotOwnedError):
         lock.check()
     with pytest.raises(LockNotOwnedError):
-        await face.call(lock, "extend", 5)
+        await binding.call(lock, "extend", 5)
 
 
-async def test_force_release_lets_the_next_one_in(face, kind, redis_client):
+async def test_force_release_lets_the_next_one_in(binding, kind, redis_client):
     redis_client.hset(KEY, "somebody", 3)
-    waiting = face.start(visit, face, kind("stock:42"), [])
-    await face.until(WAITS.snapshot)
+    waiting = binding.start(visit, binding, kind("stock:42"), [])
+    await binding.until(WAITS.snapshot)
     lock = kind("stock:42")
-    assert await face.call(lock, "force_release", "somebody else") is False
-    assert await face.call(lock, "force_release", reason="it hangs") is True
-    await face.result(waiting)
-    assert await face.call(lock, "force_release") is False
+    assert await binding.call(lock, "force_release", "somebody else") is False
+    assert await binding.call(lock, "force_release", reason="it hangs") is True
+    await binding.result(waiting)
+    assert await binding.call(lock, "force_release") is False
 
 
-async def test_nobody_writes_log_lines_of_his_own(face, kind, caplog):
+async def test_nobody_writes_log_lines_of_his_own(binding, kind, caplog):
     lock = kind("a\n\x1b[31mb")
-    await face.acquire(lock)
-    assert await elsewhere(face, lock, "force_release", reason="so\nthere")
+    await binding.acquire(lock)
+    assert await elsewhere(binding, lock, "force_release", reason="so\nthere")
     with pytest.raises(LockLostError):
-        await face.call(lock, "release")
+        await binding.call(lock, "release")
     assert [text for text in caplog.messages if not text.isprintable()] == []
     assert [words for words in ("freed by force", "was lost") if words not in caplog.text] == []
 
 
-async def test_explicit_owner(face, kind, redis_client):
+async def test_explicit_owner(binding, kind, redis_client):
     lock = kind("stock:42", owner="order-7")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     assert redis_client.hgetall(KEY) == {"order-7": "1"}
-    assert await attempt(face, kind("stock:42"), blocking=False) is False
-    assert await face.result(face.start(attempt, face, kind("stock:42", owner="order-7"))) is True
+    assert await attempt(binding, kind("stock:42"), blocking=False) is False
+    assert await binding.result(binding.start(attempt, binding, kind("stock:42", owner="order-7"))) is True
     for _ in range(2):
-        await face.release(lock)
+        await binding.release(lock)
     assert not redis_client.exists(KEY)
 
 
-async def test_waiting_under_an_explicit_owner(face, kind, redis_client):
+async def test_waiting_under_an_explicit_owner(binding, kind, redis_client):
     lock = kind("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, kind("stock:42", owner="order-7"), [])
-    await face.until(WAITS.snapshot)
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, kind("stock:42", owner="order-7"), [])
+    await binding.until(WAITS.snapshot)
+    await binding.release(lock)
+    await binding.result(waiting)
     assert not redis_client.exists(KEY, QUEUE)
 
 
-async def test_signals(face, kind, redis_client):
+async def test_signals(binding, kind, redis_client):
     heard = []
 
     def receiver(signal, sender, lock, template, kind, alias, outcome, **given):
@@ -220,11 +220,11 @@ async def test_signals(face, kind, redis_client):
         signal.connect(receiver)
     try:
         lock = kind("stock:42")
-        async with face.inside(lock), face.inside(lock):
+        async with binding.inside(lock), binding.inside(lock):
             pass
         redis_client.hset(KEY, "somebody", 1)
-        await face.acquire(lock, blocking=False)
-        await face.call(lock, "force_release")
+        await binding.acquire(lock, blocking=False)
+        await binding.call(lock, "force_release")
     finally:
         for signal in signals:
             signal.disconnect(receiver)
@@ -238,22 +238,22 @@ async def test_signals(face, kind, redis_client):
     assert {each[1:4] for each in heard} == {(kind, "stock:42", ("", kind.kind, "default"))}
 
 
-async def test_tickets_are_served_in_order(face, redis_client):
+async def test_tickets_are_served_in_order(binding, redis_client):
     lock = FairLock("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     served: list[int] = []
 
     async def wait(number: int) -> None:
-        async with face.inside(FairLock("stock:42")):
+        async with binding.inside(FairLock("stock:42")):
             served.append(number)
 
     waiting = []
     for number in range(8):
-        waiting.append(face.start(wait, number))
-        await face.until(lambda number=number: redis_client.zcard(QUEUE) == number + 1)
-    await face.release(lock)
+        waiting.append(binding.start(wait, number))
+        await binding.until(lambda number=number: redis_client.zcard(QUEUE) == number + 1)
+    await binding.release(lock)
     for each in waiting:
-        await face.result(each)
+        await binding.result(each)
     assert served == list(range(8))
 
 

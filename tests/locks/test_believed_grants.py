@@ -25,25 +25,25 @@ def long_claims(settings):
     settings.RLOCK = {"default": {"CLAIM_TIME": CLAIM, "WAITER_ALIVE_TIME": 200, "WATCHDOG_TIMEOUT": 300}}
 
 
-async def visit(face, redis_client, lock, inside, meanwhile=None) -> Any:
+async def visit(binding, redis_client, lock, inside, meanwhile=None) -> Any:
     """What ``inside`` returns in an owner that waited for the lock, was handed it, and releases it."""
 
     async def take() -> Any:
-        assert await face.acquire(lock)
+        assert await binding.acquire(lock)
         try:
             return await inside()
         finally:
             if any(each.lost is None for each in HOLDS.snapshot()):
-                await face.release(lock)
+                await binding.release(lock)
 
     holder = FairLock("stock:42")
-    await face.acquire(holder)
-    visitor = face.start(take)
-    await face.until(lambda: redis_client.zcard(queue_key(KEY)) == 1)
+    await binding.acquire(holder)
+    visitor = binding.start(take)
+    await binding.until(lambda: redis_client.zcard(queue_key(KEY)) == 1)
     if meanwhile is not None:
         await meanwhile()
-    await face.release(holder)
-    result = await face.result(visitor)
+    await binding.release(holder)
+    result = await binding.result(visitor)
     assert not redis_client.exists(KEY, queue_key(KEY))
     return result
 
@@ -57,7 +57,7 @@ def the_hold() -> Hold:
     return hold
 
 
-async def test_its_deadline_counts_from_the_command_that_queued_it(face, redis_client):
+async def test_its_deadline_counts_from_the_command_that_queued_it(binding, redis_client):
     async def inside() -> None:
         hold = the_hold()
         assert hold.is_unconfirmed
@@ -68,68 +68,68 @@ async def test_its_deadline_counts_from_the_command_that_queued_it(face, redis_c
         lock.check()
         assert hold.since >= released_at[0]
         assert hold.renew_at() < (hold.since + hold.deadline) / 2
-        assert 0 < await face.call(lock, "remaining_lease") <= CLAIM
+        assert 0 < await binding.call(lock, "remaining_lease") <= CLAIM
 
     async def note() -> None:
         released_at.append(monotonic())
 
     lock = FairLock("stock:42")
     released_at: list[float] = []
-    await visit(face, redis_client, lock, inside, note)
+    await visit(binding, redis_client, lock, inside, note)
 
 
-async def test_its_renewal_makes_a_lease_of_it(face, redis_client):
+async def test_its_renewal_makes_a_lease_of_it(binding, redis_client):
     async def inside() -> None:
         hold = the_hold()
         assert hold.is_unconfirmed
         deadline = hold.deadline
         hold.runs_for *= 2  # it is due now
         look_at(hold)
-        await face.until(lambda: hold.deadline > deadline + CLAIM)
+        await binding.until(lambda: hold.deadline > deadline + CLAIM)
         assert not the_hold().is_unconfirmed
         assert redis_client.pttl(KEY) > 1000 * CLAIM
 
-    await visit(face, redis_client, FairLock("stock:42"), inside)
+    await visit(binding, redis_client, FairLock("stock:42"), inside)
 
 
-async def test_it_may_be_entered_again_and_left(face, redis_client):
+async def test_it_may_be_entered_again_and_left(binding, redis_client):
     async def inside() -> None:
         assert the_hold().is_unconfirmed
-        assert await face.acquire(lock)
+        assert await binding.acquire(lock)
         assert redis_client.hvals(KEY) == ["2"]
         assert not the_hold().is_unconfirmed
-        await face.release(lock)
+        await binding.release(lock)
         assert redis_client.hvals(KEY) == ["1"]
         assert redis_client.pttl(KEY) > 1000 * CLAIM
 
     lock = FairLock("stock:42")
-    await visit(face, redis_client, lock, inside)
+    await visit(binding, redis_client, lock, inside)
 
 
 @pytest.mark.parametrize("lease", [20, 600])
-async def test_it_may_be_extended(face, redis_client, lease):
+async def test_it_may_be_extended(binding, redis_client, lease):
     async def inside() -> None:
         assert the_hold().is_unconfirmed
-        await face.call(lock, "extend", lease)
+        await binding.call(lock, "extend", lease)
         assert the_hold().lease == the_hold().runs_for == lease
         assert (redis_client.pttl(KEY) > 1000 * CLAIM) == (lease > CLAIM)
 
     lock = FairLock("stock:42")
-    await visit(face, redis_client, lock, inside)
+    await visit(binding, redis_client, lock, inside)
 
 
-async def test_its_loss_is_told(face, redis_client):
+async def test_its_loss_is_told(binding, redis_client):
     async def inside() -> None:
         assert the_hold().is_unconfirmed
         redis_client.delete(KEY)
         with pytest.raises(LockLostError):
-            await face.release(lock)
+            await binding.release(lock)
 
     lock = FairLock("stock:42")
-    await visit(face, redis_client, lock, inside)
+    await visit(binding, redis_client, lock, inside)
 
 
-async def test_its_end_is_told(face, redis_client):
+async def test_its_end_is_told(binding, redis_client):
     async def inside() -> None:
         hold = the_hold()
         hold.renewed = False
@@ -138,42 +138,42 @@ async def test_its_end_is_told(face, redis_client):
         with pytest.raises(LockLostError, match=r"its lease of .* s ended"):
             lock.check()
         with pytest.raises(LockLostError):
-            await face.release(lock)
+            await binding.release(lock)
         redis_client.delete(KEY)
 
     lock = FairLock("stock:42")
-    await visit(face, redis_client, lock, inside)
+    await visit(binding, redis_client, lock, inside)
 
 
-async def test_it_may_be_freed_by_force(face, redis_client):
+async def test_it_may_be_freed_by_force(binding, redis_client):
     async def inside() -> None:
         assert the_hold().is_unconfirmed
-        assert await face.call(lock, "force_release")
+        assert await binding.call(lock, "force_release")
         assert HOLDS.snapshot() == []
 
     lock = FairLock("stock:42")
-    await visit(face, redis_client, lock, inside)
+    await visit(binding, redis_client, lock, inside)
 
 
-async def test_a_member_of_a_multilock_may_be_one(face, redis_client):
+async def test_a_member_of_a_multilock_may_be_one(binding, redis_client):
     async def inside() -> None:
         assert [hold.is_unconfirmed for hold in HOLDS.snapshot() if hold.lock.name == "stock:42"] == [True]
         assert redis_client.exists("rlock:stock:43")
 
-    await visit(face, redis_client, MultiLock(FairLock("stock:42"), FairLock("stock:43")), inside)
+    await visit(binding, redis_client, MultiLock(FairLock("stock:42"), FairLock("stock:43")), inside)
     assert not redis_client.exists("rlock:stock:43")
 
 
-async def test_shown_as_any_other(face, redis_client):
+async def test_shown_as_any_other(binding, redis_client):
     async def inside() -> None:
-        info = await face.call(lock, "info")
+        info = await binding.call(lock, "info")
         assert info is not None
         assert [holder.owner for holder in info.holders] == [the_hold().owner_id]
-        assert await face.call(lock, "owned")
-        assert await face.call(lock, "hold_count") == 1
+        assert await binding.call(lock, "owned")
+        assert await binding.call(lock, "hold_count") == 1
 
     lock = FairLock("stock:42")
-    await visit(face, redis_client, lock, inside)
+    await visit(binding, redis_client, lock, inside)
 
 
 # --- when it asks ----------------------------------------------------------------------------------------------------
@@ -189,20 +189,20 @@ async def test_shown_as_any_other(face, redis_client):
     ],
     ids=["short claim", "short lease", "fixed lease", "name"],
 )
-async def test_it_asks_where_it_is_told_too_little(face, redis_client, settings, monkeypatch, options, arguments):
+async def test_it_asks_where_it_is_told_too_little(binding, redis_client, settings, monkeypatch, options, arguments):
     monkeypatch.setattr(attempt, "LEAST_LEFT", LEAST_LEFT)
     settings.RLOCK = {"default": options}
-    assert not await visit(face, redis_client, FairLock("stock:42", **arguments), is_unconfirmed)
+    assert not await visit(binding, redis_client, FairLock("stock:42", **arguments), is_unconfirmed)
 
 
-async def test_it_asks_when_too_much_of_the_claim_may_have_passed(face, redis_client, settings):
+async def test_it_asks_when_too_much_of_the_claim_may_have_passed(binding, redis_client, settings):
     """No one knows when between its command and the message it was granted."""
     settings.RLOCK = {"default": {"CLAIM_TIME": 2.1, "WAITER_ALIVE_TIME": 6.0}}
 
     async def wait() -> None:
-        await face.sleep(1.2)
+        await binding.sleep(1.2)
 
-    assert not await visit(face, redis_client, FairLock("stock:42"), is_unconfirmed, wait)
+    assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, wait)
 
 
 @pytest.fixture
@@ -219,26 +219,26 @@ def asked(monkeypatch):
     return answers
 
 
-async def test_messages_with_another_ticket_are_not_believed(face, redis_client, asked):
+async def test_messages_with_another_ticket_are_not_believed(binding, redis_client, asked):
     """Left over from an earlier engine of the same owner, or repeated."""
 
     async def wake() -> None:
-        await face.until(WAITS.snapshot)
+        await binding.until(WAITS.snapshot)
         before = len(asked)
         (member,) = redis_client.zrange(queue_key(KEY), 0, -1)
         redis_client.publish(wake_channel(client_id()), f"1 {member} {KEY}")
-        await face.until(lambda: len(asked) > before)
+        await binding.until(lambda: len(asked) > before)
         assert len(HOLDS.snapshot()) == 1
 
     # It has asked more than once since then, so another server may have replied: the grant is not believed either.
-    assert not await visit(face, redis_client, FairLock("stock:42"), is_unconfirmed, wake)
+    assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, wake)
 
 
-async def test_messages_from_before_a_reconnect_are_not_believed(face, redis_client, asked):
+async def test_messages_from_before_a_reconnect_are_not_believed(binding, redis_client, asked):
     async def reconnect() -> None:
-        await face.until(WAITS.snapshot)
+        await binding.until(WAITS.snapshot)
         before = len(asked)
         redis_client.client_kill_filter(_type="pubsub")
-        await face.until(lambda: len(asked) > before)
+        await binding.until(lambda: len(asked) > before)
 
-    assert not await visit(face, redis_client, FairLock("stock:42"), is_unconfirmed, reconnect)
+    assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, reconnect)

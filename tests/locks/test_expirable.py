@@ -44,16 +44,16 @@ def ends(server):
         yield lambda: {each.hex(): ms for each, ms in client.zrange(PERMITS, 0, -1, withscores=True)}
 
 
-async def test_permits_have_ids_and_leases(face, licences, ends, redis_client):
-    permit = await face.call(licences, "acquire", lease_time=20)
+async def test_permits_have_ids_and_leases(binding, licences, ends, redis_client):
+    permit = await binding.call(licences, "acquire", lease_time=20)
     assert re.fullmatch("[0-9a-f]{32}", permit.id)
     assert set(ends()) == {permit.id}
-    assert 15 < await face.call(licences, "lease_time", permit) <= 20
-    for_ever = await face.call(licences, "acquire", 2)
+    assert 15 < await binding.call(licences, "lease_time", permit) <= 20
+    for_ever = await binding.call(licences, "acquire", 2)
     assert {ends()[each] for each in for_ever.ids} == {NEVER}
-    assert await face.call(licences, "lease_time", for_ever.ids[0]) is None
-    assert await face.call(licences, "acquire", blocking=False) is None
-    numbers = [await face.call(licences, f"{which}_permits") for which in ("available", "acquired", "total")]
+    assert await binding.call(licences, "lease_time", for_ever.ids[0]) is None
+    assert await binding.call(licences, "acquire", blocking=False) is None
+    numbers = [await binding.call(licences, f"{which}_permits") for which in ("available", "acquired", "total")]
     assert numbers == [0, 3, 3]
     assert (permit.lost, for_ever.lost) == (False, False)
     permit.check()
@@ -62,78 +62,78 @@ async def test_permits_have_ids_and_leases(face, licences, ends, redis_client):
         for_ever.id  # noqa: B018
 
 
-async def test_permits_are_given_back_by_their_ids(face, licences, redis_client):
-    permit = await face.call(licences, "acquire", 3)
+async def test_permits_are_given_back_by_their_ids(binding, licences, redis_client):
+    permit = await binding.call(licences, "acquire", 3)
     first, *rest = permit.ids
-    await face.call(licences, "release", first)
+    await binding.call(licences, "release", first)
     assert redis_client.get(KEY) == "1"
-    assert await face.call(licences, "try_release", [*rest, rest[0]]) == 2
+    assert await binding.call(licences, "try_release", [*rest, rest[0]]) == 2
     assert redis_client.get(KEY) == "3"
-    assert await face.call(licences, "try_release", permit) == 0
+    assert await binding.call(licences, "try_release", permit) == 0
     with pytest.raises(PermitNotHeldError, match=rf"{first}.* of semaphore 'licences' are taken") as caught:
-        await face.call(permit, "release")
+        await binding.call(permit, "release")
     assert caught.value.ids == permit.ids
-    assert await face.call(licences, "try_release", []) == 0
-    await face.call(licences, "release", [])
+    assert await binding.call(licences, "try_release", []) == 0
+    await binding.call(licences, "release", [])
 
 
-async def test_any_unknown_id_leaves_all_as_they_are(face, licences, redis_client):
-    permit = await face.call(licences, "acquire", renewed=True)
-    assert await face.call(licences, "try_release", [permit.id, UNKNOWN]) == 0
+async def test_any_unknown_id_leaves_all_as_they_are(binding, licences, redis_client):
+    permit = await binding.call(licences, "acquire", renewed=True)
+    assert await binding.call(licences, "try_release", [permit.id, UNKNOWN]) == 0
     assert redis_client.get(KEY) == "2"
     assert [hold.owner_id for hold in HOLDS.snapshot()] == [permit.id]  # it is renewed as before
-    await face.call(permit, "release")
+    await binding.call(permit, "release")
     assert HOLDS.snapshot() == []
     assert redis_client.get(KEY) == "3"
 
 
-async def test_waiter_is_woken_by_a_release(face, licences):
-    permit = await face.call(licences, "acquire", 3)
-    waiter = face.start(face.call, licences, "acquire")
-    await face.until(WAITS.snapshot)
-    await face.call(permit, "release")
-    assert isinstance(await face.result(waiter), Permit)
+async def test_waiter_is_woken_by_a_release(binding, licences):
+    permit = await binding.call(licences, "acquire", 3)
+    waiter = binding.start(binding.call, licences, "acquire")
+    await binding.until(WAITS.snapshot)
+    await binding.call(permit, "release")
+    assert isinstance(await binding.result(waiter), Permit)
 
 
-async def test_waiter_is_woken_by_java(face, licences, redis_client):
+async def test_waiter_is_woken_by_java(binding, licences, redis_client):
     redis_client.set(KEY, 0)
-    waiter = face.start(face.call, licences, "acquire")
-    await face.until(WAITS.snapshot)
+    waiter = binding.start(binding.call, licences, "acquire")
+    await binding.until(WAITS.snapshot)
     redis_client.set(KEY, 1)
     redis_client.publish(CHANNEL, "1")
-    assert await face.result(waiter)
+    assert await binding.result(waiter)
 
 
-async def test_waiter_gets_what_a_lease_leaves(face, licences):
+async def test_waiter_gets_what_a_lease_leaves(binding, licences):
     """It gets no message: it knows when the first lease ends."""
-    ended = await face.call(licences, "acquire", 3, lease_time=0.2)
-    permit = await face.call(licences, "acquire", 2, wait_time=15)
+    ended = await binding.call(licences, "acquire", 3, lease_time=0.2)
+    permit = await binding.call(licences, "acquire", 2, wait_time=15)
     assert permit
     assert ended.lost
     with pytest.raises(LockLostError, match=r"Permit of semaphore .*: its lease ended"):
         ended.check()
-    assert await face.call(licences, "try_release", ended) == 0
-    assert await face.call(licences, "available_permits") == 1
+    assert await binding.call(licences, "try_release", ended) == 0
+    assert await binding.call(licences, "available_permits") == 1
 
 
-async def test_waiter_whose_message_was_lost_asks_again(face, licences, redis_client, monkeypatch):
+async def test_waiter_whose_message_was_lost_asks_again(binding, licences, redis_client, monkeypatch):
     monkeypatch.setattr(kinds, "REPOLL", 0.05)
     redis_client.set(KEY, 0)
-    waiter = face.start(face.call, licences, "acquire")
-    await face.until(WAITS.snapshot)
+    waiter = binding.start(binding.call, licences, "acquire")
+    await binding.until(WAITS.snapshot)
     redis_client.set(KEY, 1)  # and publishes nothing
-    assert await face.result(waiter)
+    assert await binding.result(waiter)
 
 
-async def test_wait_ends(face, licences):
-    assert await face.call(licences, "acquire", 4, wait_time=0.05) is None
+async def test_wait_ends(binding, licences):
+    assert await binding.call(licences, "acquire", 4, wait_time=0.05) is None
 
 
 class Blocks:
-    """The blocks of both faces, for an ``async with``."""
+    """The blocks of both bindings, for an ``async with``."""
 
-    def __init__(self, face, block):
-        self.block = block if face.name == "async" else face.inside(block)
+    def __init__(self, binding, block):
+        self.block = block if binding.name == "async" else binding.inside(block)
 
     async def __aenter__(self):
         return await self.block.__aenter__()
@@ -142,22 +142,22 @@ class Blocks:
         await self.block.__aexit__(*error)
 
 
-async def test_block_gives_back(face, licences, redis_client):
-    async with Blocks(face, licences.permit(2, lease_time=20)) as permit:
+async def test_block_gives_back(binding, licences, redis_client):
+    async with Blocks(binding, licences.permit(2, lease_time=20)) as permit:
         assert len(permit.ids) == 2
         assert redis_client.get(KEY) == "1"
         with pytest.raises(LockTimeoutError, match="held by others, who have all its permits"):
-            async with Blocks(face, licences.permit(2, wait_time=0)):
+            async with Blocks(binding, licences.permit(2, wait_time=0)):
                 raise AssertionError
     assert redis_client.get(KEY) == "3"
 
 
-async def test_block_whose_lease_ended(face, licences, redis_client):
+async def test_block_whose_lease_ended(binding, licences, redis_client):
     with pytest.raises(LockLostError):
-        async with Blocks(face, licences.permit(lease_time=20)):
+        async with Blocks(binding, licences.permit(lease_time=20)):
             redis_client.delete(PERMITS)
     with pytest.raises(KeyError):
-        async with Blocks(face, licences.permit(lease_time=20)):
+        async with Blocks(binding, licences.permit(lease_time=20)):
             redis_client.delete(PERMITS)
             raise KeyError
 
@@ -165,16 +165,16 @@ async def test_block_whose_lease_ended(face, licences, redis_client):
 # --- renewal ---------------------------------------------------------------------------------------------------------
 
 
-async def test_renewed_permits_are_renewed_until_given_back(face, licences, ends, redis_client):
-    permit = await face.call(licences, "acquire", 2, renewed=True)
-    assert 25 < await face.call(licences, "lease_time", permit.ids[0]) <= 30
+async def test_renewed_permits_are_renewed_until_given_back(binding, licences, ends, redis_client):
+    permit = await binding.call(licences, "acquire", 2, renewed=True)
+    assert 25 < await binding.call(licences, "lease_time", permit.ids[0]) <= 30
     holds = HOLDS.snapshot()
     first = ends()
     for hold in holds:
         renew_now(hold)
-    await face.until(lambda: all(ends()[each] > first[each] for each in permit.ids))
+    await binding.until(lambda: all(ends()[each] > first[each] for each in permit.ids))
     assert not permit.lost
-    await face.call(permit, "release")
+    await binding.call(permit, "release")
     assert (HOLDS.snapshot(), ends(), redis_client.get(KEY)) == ([], {}, "3")
     for hold in holds:
         renew_now(hold)
@@ -182,108 +182,110 @@ async def test_renewed_permits_are_renewed_until_given_back(face, licences, ends
     assert ends() == {}
 
 
-async def test_renewed_permit_that_an_operator_took_is_lost(face, redis_client):
+async def test_renewed_permit_that_an_operator_took_is_lost(binding, redis_client):
     told: list[object] = []
     redis_client.set(KEY, 3)
     licences = PermitExpirableSemaphore("licences", on_lost=told.append)
-    permit = await face.call(licences, "acquire", renewed=True)
+    permit = await binding.call(licences, "acquire", renewed=True)
     redis_client.delete(PERMITS)
     renew_now(HOLDS.snapshot()[0])
-    await face.until(lambda: permit.lost)
-    await face.until(lambda: told == [licences])
+    await binding.until(lambda: permit.lost)
+    await binding.until(lambda: told == [licences])
     with pytest.raises(LockLostError, match="another owner or an operator"):
         permit.check()
     with pytest.raises(PermitNotHeldError):
-        await face.call(permit, "release")
+        await binding.call(permit, "release")
 
 
 @pytest.mark.lengthy
-async def test_permit_that_was_not_given_back_is_looked_at_again(face, licences, redis_client, settings, monkeypatch):
+async def test_permit_that_was_not_given_back_is_looked_at_again(
+    binding, licences, redis_client, settings, monkeypatch
+):
     """The watchdog came by while its release was under way; it is forgotten one day all the same."""
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}
-    permit = await face.call(licences, "acquire", renewed=True)
+    permit = await binding.call(licences, "acquire", renewed=True)
     (hold,) = permit._holds
     renewals = worker("default").jobs[Renewals]
-    await face.until(lambda: _is_planned(renewals, hold))
+    await binding.until(lambda: _is_planned(renewals, hold))
     redis_client.delete(KEY, PERMITS)
 
     async def release_slowly(self, *args):
         released = await release(self, *args)
-        await face.until(lambda: not _is_planned(renewals, hold))
+        await binding.until(lambda: not _is_planned(renewals, hold))
         return released
 
     release = PermitExpirableSemaphore._surely
     monkeypatch.setattr(PermitExpirableSemaphore, "_surely", release_slowly)
     with pytest.raises(PermitNotHeldError):
-        await face.call(permit, "release")
-    await face.until(lambda: hold.told)
+        await binding.call(permit, "release")
+    await binding.until(lambda: hold.told)
 
 
 def _is_planned(renewals, hold):
     return any(planned is hold for _, _, planned in list(renewals._due))
 
 
-async def test_new_lease_ends_the_renewal(face, licences, ends):
-    permit = await face.call(licences, "acquire", renewed=True)
-    assert await face.call(licences, "update_lease_time", permit, 100) is True
+async def test_new_lease_ends_the_renewal(binding, licences, ends):
+    permit = await binding.call(licences, "acquire", renewed=True)
+    assert await binding.call(licences, "update_lease_time", permit, 100) is True
     assert [hold.renewed for hold in HOLDS.snapshot()] == [False]
-    assert 90 < await face.call(licences, "lease_time", permit) <= 100
-    assert await face.call(licences, "update_lease_time", permit.id, None) is True
+    assert 90 < await binding.call(licences, "lease_time", permit) <= 100
+    assert await binding.call(licences, "update_lease_time", permit.id, None) is True
     assert ends() == {permit.id: NEVER}
     assert (permit.lost, HOLDS.snapshot()) == (False, [])
-    await face.call(permit, "release")
-    assert await face.call(licences, "update_lease_time", permit, 100) is False
+    await binding.call(permit, "release")
+    assert await binding.call(licences, "update_lease_time", permit, 100) is False
     with pytest.raises(PermitNotHeldError):
-        await face.call(licences, "lease_time", permit)
+        await binding.call(licences, "lease_time", permit)
 
 
-async def test_block_that_gives_back_by_itself_has_lost_nothing(face, licences, redis_client):
+async def test_block_that_gives_back_by_itself_has_lost_nothing(binding, licences, redis_client):
     with pytest.raises(PermitNotHeldError):
-        async with face.inside(licences.permit(lease_time=20)) as permit:
-            await face.call(permit, "release")
+        async with binding.inside(licences.permit(lease_time=20)) as permit:
+            await binding.call(permit, "release")
     assert redis_client.get(KEY) == "3"
 
 
-async def test_several_permits_have_no_lease_in_common(face, licences):
-    permit = await face.call(licences, "acquire", 2, lease_time=20)
+async def test_several_permits_have_no_lease_in_common(binding, licences):
+    permit = await binding.call(licences, "acquire", 2, lease_time=20)
     with pytest.raises(ValueError, match="Expected one permit, not 2"):
         permit.id  # noqa: B018
     with pytest.raises(ValueError, match="Expected one permit, not 2"):
-        await face.call(licences, "update_lease_time", permit, 30)
+        await binding.call(licences, "update_lease_time", permit, 30)
     with pytest.raises(ValueError, match="Expected one permit, not 2"):
-        await face.call(licences, "lease_time", permit)
-    await face.call(permit, "release")
+        await binding.call(licences, "lease_time", permit)
+    await binding.call(permit, "release")
 
 
 @pytest.mark.lengthy
-async def test_new_lease_of_a_permit_that_is_not_renewed(face, licences):
-    permit = await face.call(licences, "acquire", lease_time=2)
-    assert await face.call(licences, "update_lease_time", permit, 100) is True
-    await face.sleep(2.05)
+async def test_new_lease_of_a_permit_that_is_not_renewed(binding, licences):
+    permit = await binding.call(licences, "acquire", lease_time=2)
+    assert await binding.call(licences, "update_lease_time", permit, 100) is True
+    await binding.sleep(2.05)
     assert not permit.lost
-    assert await face.call(licences, "try_release", permit) == 1
+    assert await binding.call(licences, "try_release", permit) == 1
 
 
-async def test_nothing_is_renewed_while_a_new_lease_is_under_way(face, licences, proxy):
+async def test_nothing_is_renewed_while_a_new_lease_is_under_way(binding, licences, proxy):
     """A renewal that overtakes it would make a shorter lease longer again."""
-    permit = await face.call(licences, "acquire", renewed=True)
+    permit = await binding.call(licences, "acquire", renewed=True)
     reply = proxy.hold_reply(scripts.PERMIT_RENEW)
-    changing = face.start(face.call, licences, "update_lease_time", permit, 5)
-    await face.until(reply.served.is_set)
+    changing = binding.start(binding.call, licences, "update_lease_time", permit, 5)
+    await binding.until(reply.served.is_set)
     assert [hold.renewed for hold in HOLDS.snapshot()] == [False]
     reply.let_go.set()
-    assert await face.result(changing) is True
-    await face.call(permit, "release")
+    assert await binding.result(changing) is True
+    await binding.call(permit, "release")
 
 
 @pytest.mark.lengthy
-async def test_renewal_goes_on_when_a_new_lease_could_not_be_set(face, licences, proxy):
-    permit = await face.call(licences, "acquire", renewed=True)
+async def test_renewal_goes_on_when_a_new_lease_could_not_be_set(binding, licences, proxy):
+    permit = await binding.call(licences, "acquire", renewed=True)
     proxy.swallow_reply(scripts.PERMIT_RENEW)
     with pytest.raises(LockUnavailableError):
-        await face.call(licences, "update_lease_time", permit, 100)
+        await binding.call(licences, "update_lease_time", permit, 100)
     assert [hold.renewed for hold in HOLDS.snapshot()] == [True]
-    await face.call(permit, "release")
+    await binding.call(permit, "release")
 
 
 def test_permit_that_nobody_keeps_is_no_longer_renewed(licences, caplog):
@@ -314,127 +316,127 @@ def test_permits_of_a_process_that_ends_come_back_at_once(server, licences, redi
         assert redis_client.get(KEY) == "3"
 
 
-async def test_permit_is_no_lock(face, licences):
+async def test_permit_is_no_lock(binding, licences):
     """Neither the page nor a command shows it as one; only reports know of it."""
-    permit = await face.call(licences, "acquire", 3, renewed=True)
-    waiter = face.start(face.call, licences, "acquire", 1)
-    await face.until(WAITS.snapshot)
+    permit = await binding.call(licences, "acquire", 3, renewed=True)
+    waiter = binding.start(binding.call, licences, "acquire", 1)
+    await binding.until(WAITS.snapshot)
     assert lock_info("licences") is None
     assert list(iter_locks(scan=True)) == []
-    await face.call(permit, "release")
-    await face.result(waiter)
+    await binding.call(permit, "release")
+    await binding.result(waiter)
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-async def test_permits_in_all(face, redis_client):
+async def test_permits_in_all(binding, redis_client):
     licences = PermitExpirableSemaphore("licences")
 
     async def numbers():
-        return [await face.call(licences, f"{which}_permits") for which in ("available", "acquired", "total")]
+        return [await binding.call(licences, f"{which}_permits") for which in ("available", "acquired", "total")]
 
-    assert await face.call(licences, "try_set_permits", 10) is True
-    assert await face.call(licences, "try_set_permits", 15) is False
-    permit = await face.call(licences, "acquire", 3, lease_time=60)
-    await face.call(licences, "set_permits", 5)
+    assert await binding.call(licences, "try_set_permits", 10) is True
+    assert await binding.call(licences, "try_set_permits", 15) is False
+    permit = await binding.call(licences, "acquire", 3, lease_time=60)
+    await binding.call(licences, "set_permits", 5)
     assert await numbers() == [2, 3, 5]
-    await face.call(licences, "set_permits", 2)
+    await binding.call(licences, "set_permits", 2)
     assert await numbers() == [-1, 3, 2]
-    await face.call(licences, "add_permits", 4)
+    await binding.call(licences, "add_permits", 4)
     assert await numbers() == [3, 3, 6]
-    await face.call(permit, "release")
+    await binding.call(permit, "release")
     assert await numbers() == [6, 0, 6]
-    assert await face.call(licences, "delete") is True
+    assert await binding.call(licences, "delete") is True
     assert redis_client.exists(KEY, PERMITS) == 0
 
 
 @pytest.mark.parametrize("permits", [-1, 0, 10_001, 2**31, True, 1.0, "1"])
-async def test_numbers_that_are_none(face, licences, redis_client, permits):
+async def test_numbers_that_are_none(binding, licences, redis_client, permits):
     with pytest.raises((TypeError, ValueError), match="permits must be"):
-        await face.call(licences, "acquire", permits)
+        await binding.call(licences, "acquire", permits)
     assert redis_client.get(KEY) == "3"
 
 
-async def test_many_permits_at_once(face, licences, redis_client):
+async def test_many_permits_at_once(binding, licences, redis_client):
     redis_client.set(KEY, 10_000)
-    permit = await face.call(licences, "acquire", 10_000, lease_time=60)
+    permit = await binding.call(licences, "acquire", 10_000, lease_time=60)
     assert len(set(permit.ids)) == redis_client.zcard(PERMITS) == 10_000
-    await face.call(permit, "release")
+    await binding.call(permit, "release")
     assert redis_client.get(KEY) == "10000"
 
 
 @pytest.mark.parametrize("each", ["", "abc", UNKNOWN[1:] + "G", UNKNOWN + "0", b"0" * 32, 7, UNKNOWN.upper() + "\n"])
-async def test_ids_that_are_none(face, licences, each):
+async def test_ids_that_are_none(binding, licences, each):
     for method in ("release", "try_release"):
         with pytest.raises(ValueError, match="32 lower-case hexadecimal digits"):
-            await face.call(licences, method, [each])
+            await binding.call(licences, method, [each])
 
 
-async def test_lease_of_what_is_renewed(face, licences, redis_client):
+async def test_lease_of_what_is_renewed(binding, licences, redis_client):
     with pytest.raises(ValueError, match="it takes no lease_time"):
-        await face.call(licences, "acquire", renewed=True, lease_time=10)
+        await binding.call(licences, "acquire", renewed=True, lease_time=10)
     with pytest.raises(ValueError, match="lease_time"):
-        await face.call(licences, "acquire", lease_time=0)
+        await binding.call(licences, "acquire", lease_time=0)
     assert redis_client.get(KEY) == "3"
 
 
-async def test_key_of_a_lock_is_left_alone(face, redis_client, monkeypatch):
+async def test_key_of_a_lock_is_left_alone(binding, redis_client, monkeypatch):
     """And what was refused is not tried again in the background."""
     monkeypatch.setattr("django_rlock.locks.counters.clean_up", pytest.fail)
     redis_client.hset(KEY, "somebody", 1)
     licences = PermitExpirableSemaphore("licences")
     for method, *args in (["acquire"], ["release", UNKNOWN], ["total_permits"], ["set_permits", 1], ["delete"]):
         with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
-            await face.call(licences, method, *args)
+            await binding.call(licences, method, *args)
     assert redis_client.hgetall(KEY) == {"somebody": "1"}
 
 
 # --- commands whose replies are lost ---------------------------------------------------------------------------------
 
 
-async def test_lost_reply_to_an_acquire(face, proxy, licences, redis_client, ends):
+async def test_lost_reply_to_an_acquire(binding, proxy, licences, redis_client, ends):
     lost = proxy.lose_reply(scripts.PERMIT_ACQUIRE)
-    permit = await face.call(licences, "acquire", 2)
+    permit = await binding.call(licences, "acquire", 2)
     assert lost.served.is_set()
     assert (set(ends()), redis_client.get(KEY)) == (set(permit.ids), "1")
 
 
-async def test_lost_reply_to_a_release(face, proxy, licences, redis_client):
-    permit = await face.call(licences, "acquire", 2)
+async def test_lost_reply_to_a_release(binding, proxy, licences, redis_client):
+    permit = await binding.call(licences, "acquire", 2)
     lost = proxy.lose_reply(scripts.PERMIT_RELEASE)
-    await face.call(permit, "release")
+    await binding.call(permit, "release")
     assert lost.served.is_set()
     assert redis_client.get(KEY) == "3"
 
 
-async def test_acquire_of_unknown_outcome_is_undone(face, proxy, licences, redis_client):
+async def test_acquire_of_unknown_outcome_is_undone(binding, proxy, licences, redis_client):
     swallowed = proxy.swallow_reply(scripts.PERMIT_ACQUIRE)
     with pytest.raises(LockUnavailableError):
-        await face.call(licences, "acquire", 2, blocking=False)
+        await binding.call(licences, "acquire", 2, blocking=False)
     assert swallowed.served.is_set()
-    await face.until(lambda: redis_client.get(KEY) == "3")
+    await binding.until(lambda: redis_client.get(KEY) == "3")
     assert HOLDS.snapshot() == []
 
 
-async def test_acquire_that_arrives_after_its_undoing_takes_nothing(face, proxy, licences, redis_client, ends):
+async def test_acquire_that_arrives_after_its_undoing_takes_nothing(binding, proxy, licences, redis_client, ends):
     stuck = proxy.hold(scripts.PERMIT_ACQUIRE)
     undone = proxy.hold_reply(scripts.PERMIT_LEAVE)
     with pytest.raises(LockUnavailableError):
-        await face.call(licences, "acquire", 2, blocking=False)
-    await face.until(undone.served.is_set)
+        await binding.call(licences, "acquire", 2, blocking=False)
+    await binding.until(undone.served.is_set)
     undone.let_go.set()
     calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
     stuck.let_go.set()
-    await face.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
+    await binding.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
     assert (redis_client.get(KEY), ends()) == ("3", {})
 
 
 @pytest.mark.lengthy
-async def test_release_that_fails_is_done_in_the_background(face, proxy, licences, redis_client):
-    permit = await face.call(licences, "acquire", 2, renewed=True)
+async def test_release_that_fails_is_done_in_the_background(binding, proxy, licences, redis_client):
+    permit = await binding.call(licences, "acquire", 2, renewed=True)
     stuck = proxy.hold(scripts.PERMIT_RELEASE)
     with pytest.raises(LockUnavailableError, match="The background thread retries"):
-        await face.call(permit, "release")
-    await face.until(lambda: redis_client.get(KEY) == "3")
+        await binding.call(permit, "release")
+    await binding.until(lambda: redis_client.get(KEY) == "3")
     stuck.let_go.set()

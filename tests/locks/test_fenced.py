@@ -1,4 +1,4 @@
-"""The fenced lock's tokens, through both faces."""
+"""The fenced lock's tokens, through both bindings."""
 
 import pytest
 
@@ -8,67 +8,67 @@ from django_rlock._redis.keys import token_key
 KEY = "rlock:stock:42"
 
 
-async def take_once(face, lock) -> int:
-    async with face.inside(lock):
+async def take_once(binding, lock) -> int:
+    async with binding.inside(lock):
         return lock.token
 
 
-async def test_token_rises_with_every_owner(face):
+async def test_token_rises_with_every_owner(binding):
     lock = FencedLock("stock:42")
-    tokens = [await take_once(face, lock) for _ in range(3)]
-    tokens.append(await face.result(face.start(take_once, face, lock)))
+    tokens = [await take_once(binding, lock) for _ in range(3)]
+    tokens.append(await binding.result(binding.start(take_once, binding, lock)))
     assert tokens == sorted(set(tokens))
 
 
-async def test_token_stays_on_re_entry(face):
+async def test_token_stays_on_re_entry(binding):
     lock = FencedLock("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         token = lock.token
-        async with face.inside(FencedLock("stock:42")):
+        async with binding.inside(FencedLock("stock:42")):
             assert lock.token == token
         assert lock.token == token
 
 
-async def test_token_rises_after_the_server_lost_its_data(face, redis_client):
+async def test_token_rises_after_the_server_lost_its_data(binding, redis_client):
     lock = FencedLock("stock:42")
-    before = await take_once(face, lock)
+    before = await take_once(binding, lock)
     redis_client.flushall()
-    assert await take_once(face, lock) > before
+    assert await take_once(binding, lock) > before
 
 
-async def test_token_rises_where_the_server_came_back_with_older_data(face, redis_client):
+async def test_token_rises_where_the_server_came_back_with_older_data(binding, redis_client):
     """A failover, or a crash: the release is forgotten, and so is every later holder."""
     lock = FencedLock("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         for key in (KEY, token_key(KEY)):
             redis_client.copy(key, f"older {key}")
-    between = await face.result(face.start(take_once, face, lock))
+    between = await binding.result(binding.start(take_once, binding, lock))
     for key in (KEY, token_key(KEY)):
         redis_client.rename(f"older {key}", key)
-    assert await take_once(face, lock) > between
+    assert await take_once(binding, lock) > between
 
 
-async def test_token_goes_on_from_a_java_client(face, redis_client):
+async def test_token_goes_on_from_a_java_client(binding, redis_client):
     """Which counts by one, from where this side has left off."""
     lock = FencedLock("stock:42")
-    before = await take_once(face, lock)
+    before = await take_once(binding, lock)
     java = redis_client.incrby(token_key(KEY), 10**12)  # many of them
-    assert before < java < await take_once(face, lock)
+    assert before < java < await take_once(binding, lock)
 
 
 @pytest.mark.parametrize(("fence_ttl", "left"), [(60, 60_000), (None, -1)])
-async def test_counter_lives_for_fence_ttl(face, redis_client, settings, fence_ttl, left):
+async def test_counter_lives_for_fence_ttl(binding, redis_client, settings, fence_ttl, left):
     settings.RLOCK = {"default": {"FENCE_TTL": fence_ttl}}
-    await take_once(face, FencedLock("stock:42"))
+    await take_once(binding, FencedLock("stock:42"))
     assert left - 10_000 < redis_client.pttl(token_key(KEY)) <= left
 
 
-async def test_without_a_hold_there_is_no_token(face):
+async def test_without_a_hold_there_is_no_token(binding):
     with pytest.raises(LockNotOwnedError, match="has no fencing token outside a hold"):
         FencedLock("stock:42").token  # noqa: B018
 
 
-async def test_hold_of_another_kind_has_no_token(face):
-    async with face.inside(RLock("stock:42")):
+async def test_hold_of_another_kind_has_no_token(binding):
+    async with binding.inside(RLock("stock:42")):
         with pytest.raises(RuntimeError, match="without tokens"):
             FencedLock("stock:42").token  # noqa: B018

@@ -12,8 +12,8 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import context
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import settle
+from tests.bindings import elsewhere
 from tests.eventually import PATIENCE
-from tests.faces import elsewhere
 
 A, B, C = KEYS = [f"rlock:account:{letter}" for letter in "abc"]
 NAMES = [key.removeprefix("rlock:") for key in KEYS]
@@ -42,41 +42,41 @@ def record(lock, owner=None):
     return only if not others and isinstance(only, BatchHold) and only.is_whole else None
 
 
-async def enter_again(face, member) -> None:
-    async with face.inside(member):
-        assert await face.call(member, "hold_count") == 2
+async def enter_again(binding, member) -> None:
+    async with binding.inside(member):
+        assert await binding.call(member, "hold_count") == 2
 
 
-async def extend(face, member) -> None:
-    await face.call(member, "extend", 100)
-    assert 99 < await face.call(member, "remaining_lease") <= 100
+async def extend(binding, member) -> None:
+    await binding.call(member, "extend", 100)
+    assert 99 < await binding.call(member, "remaining_lease") <= 100
 
 
-async def check(face, member) -> None:
+async def check(binding, member) -> None:
     member.check()
     assert not member.lost
 
 
-async def be_reported(face, member) -> None:
+async def be_reported(binding, member) -> None:
     assert [hold.lock.name for hold in HOLDS.snapshot()] == NAMES
 
 
 @pytest.mark.parametrize("ask", [enter_again, extend, check, be_reported])
 @pytest.mark.usefixtures("unwatched")
-async def test_members_are_one_until_one_is_asked_for(face, redis_client, three, kind, ask):
-    await face.acquire(three)
+async def test_members_are_one_until_one_is_asked_for(binding, redis_client, three, kind, ask):
+    await binding.acquire(three)
     assert record(three)
-    await ask(face, kind("account:b"))
+    await ask(binding, kind("account:b"))
     assert not record(three)
     assert [redis_client.hvals(key) for key in KEYS] == [["1"]] * 3
-    await face.release(three)
+    await binding.release(three)
     assert not redis_client.keys("rlock:*")
     assert not HOLDS
 
 
 @pytest.mark.usefixtures("unwatched")
-async def test_leaving_a_block_asks_for_none(face, redis_client, three):
-    async with face.inside(three):
+async def test_leaving_a_block_asks_for_none(binding, redis_client, three):
+    async with binding.inside(three):
         held = record(three)
         assert held.scoped == 1
     assert held.is_whole
@@ -84,74 +84,74 @@ async def test_leaving_a_block_asks_for_none(face, redis_client, three):
 
 
 @pytest.mark.usefixtures("unwatched")
-async def test_another_handle_of_the_same_names_gives_back_the_whole(face, redis_client, three):
-    await face.acquire(three)
+async def test_another_handle_of_the_same_names_gives_back_the_whole(binding, redis_client, three):
+    await binding.acquire(three)
     held = record(three)
-    await face.release(rlock(*NAMES))
+    await binding.release(rlock(*NAMES))
     assert held.is_whole
     assert not redis_client.keys("rlock:*")
 
 
-async def test_some_of_the_members_are_given_back(face, redis_client, three, kind):
-    await face.acquire(three)
-    await face.release(MultiLock(kind("account:a"), kind("account:c")))
+async def test_some_of_the_members_are_given_back(binding, redis_client, three, kind):
+    await binding.acquire(three)
+    await binding.release(MultiLock(kind("account:a"), kind("account:c")))
     assert redis_client.keys("rlock:*") == [B]
     with pytest.raises(LockNotOwnedError, match="account:a"):
-        await face.release(three)
+        await binding.release(three)
     assert not redis_client.keys("rlock:*")
     assert not HOLDS
 
 
-async def test_groups_and_single_holds_are_freed_by_one_script(face, redis_client, kind, monkeypatch):
+async def test_groups_and_single_holds_are_freed_by_one_script(binding, redis_client, kind, monkeypatch):
     """As after a wait for one of them, and where the names were taken in two parts."""
     monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)  # the background asks nothing, however long they are held
     parts = [kind(f"account:{number}") for number in range(5)]
     for some in (MultiLock(*parts[:2]), MultiLock(*parts[2:4]), parts[4]):
-        await face.acquire(some)
+        await binding.acquire(some)
     redis_client.config_resetstat()
-    await face.release(MultiLock(*parts))
+    await binding.release(MultiLock(*parts))
     calls = {name: stat["calls"] for name, stat in redis_client.info("commandstats").items()}
     assert calls["cmdstat_evalsha"] + calls.get("cmdstat_eval", 0) <= 2  # the script may be new to the server
     assert not redis_client.keys("rlock:*")
 
 
-async def test_a_forced_release_of_one_leaves_the_others(face, redis_client, three, kind):
-    await face.acquire(three)
-    assert await face.call(kind("account:b"), "force_release")
+async def test_a_forced_release_of_one_leaves_the_others(binding, redis_client, three, kind):
+    await binding.acquire(three)
+    assert await binding.call(kind("account:b"), "force_release")
     assert {*redis_client.keys("rlock:*")} == {A, C}
     kind("account:a").check()
     with pytest.raises(LockNotOwnedError, match="account:b"):
-        await face.release(three)
+        await binding.release(three)
     assert not redis_client.keys("rlock:*")
 
 
 @pytest.mark.usefixtures("unwatched")
-async def test_others_are_asked_about_themselves_only(face, redis_client, three):
+async def test_others_are_asked_about_themselves_only(binding, redis_client, three):
     """A request or a task that ends looks for what it left, and leaves the records of other owners as they are."""
     owners: list[object] = []
     gate = threading.Event()
 
     async def hold() -> None:
-        async with face.inside(three):
+        async with binding.inside(three):
             owners.append(current_owner())
-            await face.until(gate.is_set)
+            await binding.until(gate.is_set)
 
-    holding = face.start(hold)
-    await face.until(lambda: owners)
+    holding = binding.start(hold)
+    await binding.until(lambda: owners)
     assert HOLDS.of(current_owner()) == HOLDS.under({}) == []
-    assert await face.call(RLock("account:d"), "locked") is False
+    assert await binding.call(RLock("account:d"), "locked") is False
     with pytest.raises(LockNotOwnedError):
-        await face.release(RLock("account:d"))
+        await binding.release(RLock("account:d"))
     assert record(three, owners[0])
     gate.set()
-    await face.result(holding)
+    await binding.result(holding)
 
 
-async def test_members_keep_the_context_in_which_they_were_taken(face, three):
+async def test_members_keep_the_context_in_which_they_were_taken(binding, three):
     """Though another thread looks first."""
     about = {"route": "transfer"}
     token = context.set(about)
-    await face.acquire(three)
+    await binding.acquire(three)
     context.reset(token)
     seen: list[object] = []
     looking = threading.Thread(target=lambda: seen.extend(hold.context for hold in HOLDS.snapshot()))
@@ -159,29 +159,29 @@ async def test_members_keep_the_context_in_which_they_were_taken(face, three):
     looking.join()
     assert seen == [about] * 3
     assert len(HOLDS.under(about)) == 3
-    await face.release(three)
+    await binding.release(three)
 
 
-async def test_all_are_renewed_though_the_first_was_given_back(face, settings, three, kind):
+async def test_all_are_renewed_though_the_first_was_given_back(binding, settings, three, kind):
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3.0}}
-    await face.acquire(three)
-    await face.release(kind("account:a"))
+    await binding.acquire(three)
+    await binding.release(kind("account:a"))
     settle()
     before = {hold.lock.name: hold.deadline for hold in HOLDS.snapshot()}
     assert [*before] == NAMES[1:]
-    await face.until(lambda: all(hold.deadline > before[hold.lock.name] for hold in HOLDS.snapshot()))
-    await face.release(MultiLock(*map(kind, NAMES[1:])))
+    await binding.until(lambda: all(hold.deadline > before[hold.lock.name] for hold in HOLDS.snapshot()))
+    await binding.release(MultiLock(*map(kind, NAMES[1:])))
 
 
-async def test_owner_that_ended_is_named(face, redis_client, three):
-    assert await elsewhere(face, three, "acquire", lease_time=30)
+async def test_owner_that_ended_is_named(binding, redis_client, three):
+    assert await elsewhere(binding, three, "acquire", lease_time=30)
     with pytest.raises(LockNotOwnedError) as caught:
-        await face.release(three)
+        await binding.release(three)
     assert caught.value.left_by
     HOLDS.clear()
 
 
-async def test_signals_come_for_each_member(face, three):
+async def test_signals_come_for_each_member(binding, three):
     told: list[tuple[str, str]] = []
 
     def acquired(lock, **_) -> None:
@@ -192,28 +192,28 @@ async def test_signals_come_for_each_member(face, three):
 
     lock_acquired.connect(acquired)
     lock_released.connect(released)
-    async with face.inside(three):
+    async with binding.inside(three):
         pass
     lock_acquired.disconnect(acquired)
     lock_released.disconnect(released)
     assert told == [(what, name) for what in ("acquired", "released") for name in NAMES]
 
 
-async def test_changed_settings_reach_a_lock_that_was_used_before(face, redis_client, settings, three):
-    async with face.inside(three):
+async def test_changed_settings_reach_a_lock_that_was_used_before(binding, redis_client, settings, three):
+    async with binding.inside(three):
         assert {*redis_client.keys()} >= {*KEYS}
     settings.RLOCK = {"default": {"KEY_PREFIX": "other:"}}
-    async with face.inside(three):
+    async with binding.inside(three):
         assert not redis_client.keys("rlock:account:*")
         assert len(redis_client.keys("other:account:*")) == 3
 
 
-async def test_a_queue_that_nobody_waits_in_any_more_keeps_nobody_out(face, redis_client, three, kind):
+async def test_a_queue_that_nobody_waits_in_any_more_keeps_nobody_out(binding, redis_client, three, kind):
     """Its processes have died, and the next client finds that."""
     dead = f"{'a' * 14}8{'a' * 21}:1"
     redis_client.zadd(f"rlock_queue:{{{B}}}", {dead: 1})
     # To the plain kind it means that others wait, until the lease of a grant or the queue's own life ends.
     lock = MultiLock(FairLock("account:a"), FairLock("account:b"), FencedLock("account:c"))
-    async with face.inside(lock):
+    async with binding.inside(lock):
         assert all(redis_client.exists(key) for key in KEYS)
     assert not redis_client.keys("rlock*account*")

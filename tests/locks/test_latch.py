@@ -9,8 +9,8 @@ from django_rlock import CountDownLatch, LockUnavailableError
 from django_rlock._redis import scripts
 from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import counters, kinds
+from tests.bindings import waiting
 from tests.eventually import eventually
-from tests.faces import waiting
 
 KEY = "rlock:import:42"
 CHANNEL = "redisson_countdownlatch__channel__{rlock:import:42}"
@@ -21,57 +21,57 @@ def done():
     return CountDownLatch("import:42")
 
 
-async def wait(face, latch, *args, **kwargs):
-    return await latch.await_(*args, **kwargs) if face.name == "async" else latch.wait(*args, **kwargs)
+async def wait(binding, latch, *args, **kwargs):
+    return await latch.await_(*args, **kwargs) if binding.name == "async" else latch.wait(*args, **kwargs)
 
 
-async def test_latch_counts_down(face, done, redis_client):
-    assert await wait(face, done) is True  # never set, and so open
-    assert await face.call(done, "count") == 0
-    assert await face.call(done, "try_set_count", 2) is True
-    assert await face.call(done, "try_set_count", 5) is False
+async def test_latch_counts_down(binding, done, redis_client):
+    assert await wait(binding, done) is True  # never set, and so open
+    assert await binding.call(done, "count") == 0
+    assert await binding.call(done, "try_set_count", 2) is True
+    assert await binding.call(done, "try_set_count", 5) is False
     for left in (1, 0, 0):
-        await face.call(done, "count_down")
-        assert await face.call(done, "count") == left
-    assert await wait(face, done) is True
+        await binding.call(done, "count_down")
+        assert await binding.call(done, "count") == left
+    assert await wait(binding, done) is True
     assert not redis_client.exists(KEY)
-    assert await face.call(done, "try_set_count", 5) is True
-    assert await face.call(done, "delete") is True
-    assert await face.call(done, "delete") is False
+    assert await binding.call(done, "try_set_count", 5) is True
+    assert await binding.call(done, "delete") is True
+    assert await binding.call(done, "delete") is False
 
 
-async def test_wait_ends(face, done):
-    await face.call(done, "try_set_count", 1)
-    assert await wait(face, done, 0) is False
-    assert await wait(face, done, wait_time=0.05) is False
-    assert await wait(face, CountDownLatch("import:42", wait_time=0.05)) is False
+async def test_wait_ends(binding, done):
+    await binding.call(done, "try_set_count", 1)
+    assert await wait(binding, done, 0) is False
+    assert await wait(binding, done, wait_time=0.05) is False
+    assert await wait(binding, CountDownLatch("import:42", wait_time=0.05)) is False
 
 
 @pytest.mark.parametrize("how", ["count_down", "delete"])
-async def test_an_open_latch_releases_all_waiters(face, done, how):
-    await face.call(done, "try_set_count", 1)
-    waiters = [face.start(wait, face, done) for _ in range(3)]
-    await waiting(face, 3)
-    await face.call(done, how)
-    assert [await face.result(waiter) for waiter in waiters] == [True, True, True]
+async def test_an_open_latch_releases_all_waiters(binding, done, how):
+    await binding.call(done, "try_set_count", 1)
+    waiters = [binding.start(wait, binding, done) for _ in range(3)]
+    await waiting(binding, 3)
+    await binding.call(done, how)
+    assert [await binding.result(waiter) for waiter in waiters] == [True, True, True]
 
 
-async def test_waiter_is_woken_by_java(face, done, redis_client):
-    await face.call(done, "try_set_count", 1)
-    waiter = face.start(wait, face, done)
-    await waiting(face)
+async def test_waiter_is_woken_by_java(binding, done, redis_client):
+    await binding.call(done, "try_set_count", 1)
+    waiter = binding.start(wait, binding, done)
+    await waiting(binding)
     redis_client.delete(KEY)
     redis_client.publish(CHANNEL, "0")
-    assert await face.result(waiter) is True
+    assert await binding.result(waiter) is True
 
 
-async def test_waiter_whose_message_was_lost_asks_again(face, done, redis_client, monkeypatch):
+async def test_waiter_whose_message_was_lost_asks_again(binding, done, redis_client, monkeypatch):
     monkeypatch.setattr(counters, "REPOLL", 0.05)
-    await face.call(done, "try_set_count", 1)
-    waiter = face.start(wait, face, done)
-    await waiting(face)
+    await binding.call(done, "try_set_count", 1)
+    waiter = binding.start(wait, binding, done)
+    await waiting(binding)
     redis_client.delete(KEY)  # and publishes nothing
-    assert await face.result(waiter) is True
+    assert await binding.result(waiter) is True
 
 
 def test_wait_asks_again_sooner_where_it_may_not_be_told():
@@ -81,69 +81,69 @@ def test_wait_asks_again_sooner_where_it_may_not_be_told():
     )
 
 
-async def test_name_with_a_hash_tag(face, redis_client):
+async def test_name_with_a_hash_tag(binding, redis_client):
     tagged = CountDownLatch("{import}:42")
-    await face.call(tagged, "try_set_count", 1)
+    await binding.call(tagged, "try_set_count", 1)
     assert set(redis_client.keys()) == {"rlock:{import}:42", "rlock_requests:rlock:{import}:42"}
-    waiter = face.start(wait, face, tagged)
-    await waiting(face)
-    await face.call(tagged, "count_down")
-    assert await face.result(waiter) is True
+    waiter = binding.start(wait, binding, tagged)
+    await waiting(binding)
+    await binding.call(tagged, "count_down")
+    assert await binding.result(waiter) is True
 
 
-async def test_latch_of_no_parts_is_open(face, done):
-    assert await face.call(done, "try_set_count", 0) is True
-    assert await wait(face, done) is True
+async def test_latch_of_no_parts_is_open(binding, done):
+    assert await binding.call(done, "try_set_count", 0) is True
+    assert await wait(binding, done) is True
 
 
 @pytest.mark.parametrize("count", [-1, 2**31, True, 1.0, None])
-async def test_counts_that_are_none(face, done, redis_client, count):
+async def test_counts_that_are_none(binding, done, redis_client, count):
     with pytest.raises((TypeError, ValueError), match=f"count must be a whole number.*not {count!r}"):
-        await face.call(done, "try_set_count", count)
+        await binding.call(done, "try_set_count", count)
     assert not redis_client.exists(KEY)
 
 
-async def test_key_of_a_lock_is_left_alone(face, done, redis_client):
+async def test_key_of_a_lock_is_left_alone(binding, done, redis_client):
     redis_client.hset(KEY, "somebody", 1)
     for method, *args in (["try_set_count", 1], ["count_down"], ["count"], ["delete"]):
         with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
-            await face.call(done, method, *args)
+            await binding.call(done, method, *args)
     with pytest.raises(LockUnavailableError):
-        await wait(face, done)
+        await wait(binding, done)
     assert redis_client.hgetall(KEY) == {"somebody": "1"}
 
 
-async def test_wait_is_no_lock(face, done):
+async def test_wait_is_no_lock(binding, done):
     """Neither the page nor a command shows it as one; only reports know of it."""
-    await face.call(done, "try_set_count", 1)
-    waiter = face.start(wait, face, done)
-    await waiting(face)
+    await binding.call(done, "try_set_count", 1)
+    waiter = binding.start(wait, binding, done)
+    await waiting(binding)
     assert lock_info("import:42") is None
     assert list(iter_locks(scan=True)) == []
-    await face.call(done, "count_down")
-    await face.result(waiter)
+    await binding.call(done, "count_down")
+    await binding.result(waiter)
 
 
-async def test_lost_reply_counts_once(face, proxy, done, redis_client):
+async def test_lost_reply_counts_once(binding, proxy, done, redis_client):
     lost = proxy.lose_reply(scripts.LATCH_SET)
-    assert await face.call(done, "try_set_count", 3) is True
+    assert await binding.call(done, "try_set_count", 3) is True
     assert lost.served.is_set()
     lost = proxy.lose_reply(scripts.LATCH_COUNT_DOWN)
-    await face.call(done, "count_down")
+    await binding.call(done, "count_down")
     assert lost.served.is_set()
     assert redis_client.get(KEY) == "2"
 
 
 @pytest.mark.lengthy
-async def test_count_down_that_fails_is_done_in_the_background_and_once(face, proxy, done, redis_client):
-    await face.call(done, "try_set_count", 3)
+async def test_count_down_that_fails_is_done_in_the_background_and_once(binding, proxy, done, redis_client):
+    await binding.call(done, "try_set_count", 3)
     stuck = proxy.hold(scripts.LATCH_COUNT_DOWN)
     with pytest.raises(LockUnavailableError, match="The background thread retries for 60 s; do not repeat the call"):
-        await face.call(done, "count_down")
-    await face.until(lambda: redis_client.get(KEY) == "2")
+        await binding.call(done, "count_down")
+    await binding.until(lambda: redis_client.get(KEY) == "2")
     calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
     stuck.let_go.set()
-    await face.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
+    await binding.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
     assert redis_client.get(KEY) == "2"
 
 
@@ -162,9 +162,9 @@ def test_cancelled_count_down_is_done_all_the_same(done, proxy, redis_client):
     asyncio.run(body())
 
 
-def test_faces_describe_themselves():
-    for face, name in ((CountDownLatch.wait, "wait"), (CountDownLatch.await_, "await_")):
-        assert (face.__name__, face.__qualname__) == (name, f"CountDownLatch.{name}")
-        assert list(inspect.signature(face).parameters) == ["self", "wait_time"]
+def test_bindings_describe_themselves():
+    for binding, name in ((CountDownLatch.wait, "wait"), (CountDownLatch.await_, "await_")):
+        assert (binding.__name__, binding.__qualname__) == (name, f"CountDownLatch.{name}")
+        assert list(inspect.signature(binding).parameters) == ["self", "wait_time"]
     assert "until the latch is open" in (CountDownLatch.wait.__doc__ or "")
     assert CountDownLatch.acount_down.__name__ == "acount_down"

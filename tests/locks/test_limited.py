@@ -8,17 +8,17 @@ import pytest
 from django_rlock import LimitedLock, LockTimeoutError, ReadWriteLock, distributed_lock, rlock
 from django_rlock._monitoring import reports
 from django_rlock.locks.holds import HOLDS
+from tests.bindings import elsewhere, waiting
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.faces import elsewhere, waiting
 
 KEY = "rlock:printers"
 
 
-async def others(face: Any, count: int) -> list[LimitedLock]:
+async def others(binding: Any, count: int) -> list[LimitedLock]:
     """Locks of other owners, which hold one of three permits each."""
     locks = [rlock("printers", permits=3, owner=f"owner {number}", wait_time=0) for number in range(count)]
     for lock in locks:
-        assert await face.acquire(lock)
+        assert await binding.acquire(lock)
     return locks
 
 
@@ -31,80 +31,80 @@ def release():
         lock.release()
 
 
-async def test_so_many_hold_it_at_once(face, redis_client, release):
-    release(await others(face, 2))
+async def test_so_many_hold_it_at_once(binding, redis_client, release):
+    release(await others(binding, 2))
     lock = rlock("printers", permits=3, wait_time=0)
-    async with face.inside(lock):
-        assert await elsewhere(face, lock, "acquire") is False
-        async with face.inside(lock):  # its owner needs no second permit
-            assert await face.call(lock, "hold_count") == 2
-        assert await elsewhere(face, lock, "acquire") is False
-    assert await face.acquire(lock)
-    await face.release(lock)
+    async with binding.inside(lock):
+        assert await elsewhere(binding, lock, "acquire") is False
+        async with binding.inside(lock):  # its owner needs no second permit
+            assert await binding.call(lock, "hold_count") == 2
+        assert await elsewhere(binding, lock, "acquire") is False
+    assert await binding.acquire(lock)
+    await binding.release(lock)
 
 
-async def test_a_release_lets_a_waiter_in(face, release):
-    held = await others(face, 3)
+async def test_a_release_lets_a_waiter_in(binding, release):
+    held = await others(binding, 3)
     release(held[1:])
     lock = rlock("printers", permits=3, wait_time=UNTIL_SERVED)
 
     async def visit():
-        async with face.inside(lock):
+        async with binding.inside(lock):
             pass
 
-    visitor = face.start(visit)
-    await waiting(face)
-    await face.release(held[0])
-    await face.result(visitor)
+    visitor = binding.start(visit)
+    await waiting(binding)
+    await binding.release(held[0])
+    await binding.result(visitor)
 
 
-async def test_permits_of_the_dead_come_back(face, redis_client, release):
-    held = await others(face, 3)
+async def test_permits_of_the_dead_come_back(binding, redis_client, release):
+    held = await others(binding, 3)
     release(held[:2])
     [dead] = [hold for hold in HOLDS.snapshot() if hold.owner_id == "owner 2"]
     HOLDS.remove(dead)  # as if its process were gone: nobody renews it
     [key] = redis_client.keys(f"*{KEY}*:owner 2:rwlock_timeout:1")
     redis_client.pexpire(key, 100)
     lock = rlock("printers", permits=3, wait_time=UNTIL_SERVED)
-    async with face.inside(lock):
-        assert not await elsewhere(face, lock, "acquire", blocking=False)
+    async with binding.inside(lock):
+        assert not await elsewhere(binding, lock, "acquire", blocking=False)
 
 
-async def test_a_changed_number_takes_effect_by_itself(face, release):
-    release(await others(face, 3))
-    assert not await face.acquire(rlock("printers", permits=3), blocking=False)
-    assert not await face.acquire(rlock("printers", permits=2), blocking=False)
-    async with face.inside(rlock("printers", permits=4, wait_time=0)):
+async def test_a_changed_number_takes_effect_by_itself(binding, release):
+    release(await others(binding, 3))
+    assert not await binding.acquire(rlock("printers", permits=3), blocking=False)
+    assert not await binding.acquire(rlock("printers", permits=2), blocking=False)
+    async with binding.inside(rlock("printers", permits=4, wait_time=0)):
         pass
 
 
-async def test_a_writer_waits_for_all_of_them_and_keeps_them_out(face):
-    held = await others(face, 2)
+async def test_a_writer_waits_for_all_of_them_and_keeps_them_out(binding):
+    held = await others(binding, 2)
     writer = ReadWriteLock("printers", wait_time=0).write_lock
-    assert not await face.acquire(writer)
+    assert not await binding.acquire(writer)
     for lock in held:
-        await face.release(lock)
-    async with face.inside(writer):
-        assert not await face.acquire(rlock("printers", permits=3, owner="another"), blocking=False)
+        await binding.release(lock)
+    async with binding.inside(writer):
+        assert not await binding.acquire(rlock("printers", permits=3, owner="another"), blocking=False)
 
 
-async def test_the_admin_sees_holders_and_waiters(face, release, monkeypatch):
+async def test_the_admin_sees_holders_and_waiters(binding, release, monkeypatch):
     monkeypatch.setattr(reports, "MIN_AGE", 0.0)
-    held = await others(face, 3)
+    held = await others(binding, 3)
     release(held[1:])
     lock = rlock("printers", permits=3, wait_time=UNTIL_SERVED)
 
     async def visit():
-        async with face.inside(lock):
+        async with binding.inside(lock):
             pass
 
-    visitor = face.start(visit)
-    await waiting(face)
-    info = await face.call(lock, "info")
+    visitor = binding.start(visit)
+    await waiting(binding)
+    info = await binding.call(lock, "info")
     assert {holder.owner for holder in info.holders} == {"owner 0", "owner 1", "owner 2"}
     assert (info.kind, info.waiting) == ("limited", 1)
-    await face.release(held[0])
-    await face.result(visitor)
+    await binding.release(held[0])
+    await binding.result(visitor)
 
 
 def test_function_that_three_may_run_at_once():

@@ -1,4 +1,4 @@
-"""Several locks as one, through both faces."""
+"""Several locks as one, through both bindings."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ from django_rlock.locks.batches import LockGroup
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.watchdog import lose
 from django_rlock.signals import lock_timed_out
-from tests.faces import TaskFace, elsewhere
+from tests.bindings import TaskBinding, elsewhere
 
 A, B, C = (f"rlock:account:{letter}" for letter in "abc")
 
@@ -41,18 +41,18 @@ def mixed(**times) -> MultiLock:
     return MultiLock(*(kind(f"account:{letter}") for letter, kind in kinds.items()), **times)
 
 
-async def visit(face, lock, inside) -> None:
-    async with face.inside(lock):
+async def visit(binding, lock, inside) -> None:
+    async with binding.inside(lock):
         inside.append(lock)
         assert len(inside) == 1, "two inside at once"
-        await face.sleep(0)
+        await binding.sleep(0)
         inside.clear()
 
 
-async def hold_until(face, lock, gate, held) -> None:
-    async with face.inside(lock):
+async def hold_until(binding, lock, gate, held) -> None:
+    async with binding.inside(lock):
         held.append(lock)
-        await face.until(gate.is_set)
+        await binding.until(gate.is_set)
 
 
 @pytest.fixture
@@ -60,35 +60,35 @@ def gate():
     return threading.Event()
 
 
-async def start_holding(face, lock, gate):
+async def start_holding(binding, lock, gate):
     held: list[object] = []
-    holding = face.start(hold_until, face, lock, gate, held)
-    await face.until(lambda: held)
+    holding = binding.start(hold_until, binding, lock, gate, held)
+    await binding.until(lambda: held)
     return holding
 
 
 @pytest.mark.parametrize("make", [lambda: three(FairLock), lambda: three(RLock), mixed], ids=["fair", "rlock", "mixed"])
-async def test_all_are_taken_and_given_back(face, redis_client, make):
+async def test_all_are_taken_and_given_back(binding, redis_client, make):
     lock = make()
-    assert await face.acquire(lock)
+    assert await binding.acquire(lock)
     assert {A, B, C} <= {*redis_client.keys()}
-    assert await face.call(lock, "owned")
-    assert await face.call(lock, "hold_count") == 1
-    assert 20 < await face.call(lock, "remaining_lease") <= 30
+    assert await binding.call(lock, "owned")
+    assert await binding.call(lock, "hold_count") == 1
+    assert 20 < await binding.call(lock, "remaining_lease") <= 30
     lock.check()
-    await face.release(lock)
+    await binding.release(lock)
     assert not {*redis_client.keys("rlock:*")}
-    assert not await face.call(lock, "locked")
+    assert not await binding.call(lock, "locked")
 
 
-async def test_one_round_trip_each_way(face, redis_client):
+async def test_one_round_trip_each_way(binding, redis_client):
     lock = three(FairLock)
-    async with face.inside(lock):  # the scripts are known from here on
+    async with binding.inside(lock):  # the scripts are known from here on
         pass
     sent = []  # what counts is the smallest round: holds that are long because of a stall are asked about
     for _ in range(10):
         redis_client.config_resetstat()
-        async with face.inside(lock):
+        async with binding.inside(lock):
             pass
         sent.append(redis_client.info("commandstats")["cmdstat_evalsha"]["calls"])
     assert min(sent) == 2
@@ -97,19 +97,19 @@ async def test_one_round_trip_each_way(face, redis_client):
 @pytest.mark.parametrize(
     ("make", "taken"), [*((partial(three, RLock), each) for each in "abc"), (mixed, "b"), (mixed, "d")]
 )
-async def test_none_is_taken_when_one_is_taken(face, redis_client, gate, make, taken):
+async def test_none_is_taken_when_one_is_taken(binding, redis_client, gate, make, taken):
     name = f"account:{taken}"
-    holding = await start_holding(face, RLock(name), gate)
+    holding = await start_holding(binding, RLock(name), gate)
     before = {*redis_client.keys("rlock:*")}
-    assert not await face.acquire(make(), blocking=False)
+    assert not await binding.acquire(make(), blocking=False)
     assert {*redis_client.keys("rlock:*")} == before
     with pytest.raises(LockTimeoutError, match=name) as caught:
-        async with face.inside(make(wait_time=0.05)):
+        async with binding.inside(make(wait_time=0.05)):
             pass
     assert caught.value.lock_name == name
     assert {*redis_client.keys("rlock:*")} == before
     gate.set()
-    await face.result(holding)
+    await binding.result(holding)
 
 
 @pytest.fixture
@@ -127,99 +127,101 @@ def given_up():
 
 @pytest.mark.parametrize("kind", [RLock, FencedLock], ids=["together", "alone"])
 @pytest.mark.parametrize("wait_time", [0, 0.02])
-async def test_giving_up_is_told_once(face, redis_client, given_up, kind, wait_time):
+async def test_giving_up_is_told_once(binding, redis_client, given_up, kind, wait_time):
     redis_client.hset(B, "somebody", 1)
-    assert not await face.acquire(three(kind), wait_time=wait_time)
+    assert not await binding.acquire(three(kind), wait_time=wait_time)
     assert given_up == ["account:b"]
 
 
-async def test_trying_a_member_again_is_not_giving_up(face, redis_client, given_up):
+async def test_trying_a_member_again_is_not_giving_up(binding, redis_client, given_up):
     redis_client.hset(B, "somebody", 1)
     redis_client.pexpire(B, 20)
-    async with face.inside(three(FencedLock)):
+    async with binding.inside(three(FencedLock)):
         assert given_up == []
 
 
 @pytest.mark.parametrize("kind", [FairLock, RLock])
-async def test_waiter_is_woken(face, gate, kind):
+async def test_waiter_is_woken(binding, gate, kind):
     """By a release: no lease ends here in time, and no poll comes."""
-    holding = await start_holding(face, kind("account:b", lease_time=600), gate)
-    waiting = face.start(visit, face, three(kind), [])
-    await face.until(WAITS.snapshot)
+    holding = await start_holding(binding, kind("account:b", lease_time=600), gate)
+    waiting = binding.start(visit, binding, three(kind), [])
+    await binding.until(WAITS.snapshot)
     gate.set()
-    await face.result(waiting)
-    await face.result(holding)
+    await binding.result(waiting)
+    await binding.result(holding)
 
 
-async def test_orders_that_cross_do_not_block_each_other(face):
+async def test_orders_that_cross_do_not_block_each_other(binding):
     inside: list[object] = []
     names = "account:a", "account:b", "account:c"
-    visits = [face.start(visit, face, rlock(*(names[(turn + i) % 3] for i in range(3))), inside) for turn in range(12)]
+    visits = [
+        binding.start(visit, binding, rlock(*(names[(turn + i) % 3] for i in range(3))), inside) for turn in range(12)
+    ]
     for each in visits:
-        await face.result(each)
+        await binding.result(each)
 
 
-async def test_newcomer_does_not_pass_the_queue_of_a_fair_member(face, redis_client, gate):
-    holding = await start_holding(face, FairLock("account:b"), gate)
-    waiting = face.start(hold_until, face, FairLock("account:b"), gate, [])
-    await face.until(WAITS.snapshot)
+async def test_newcomer_does_not_pass_the_queue_of_a_fair_member(binding, redis_client, gate):
+    holding = await start_holding(binding, FairLock("account:b"), gate)
+    waiting = binding.start(hold_until, binding, FairLock("account:b"), gate, [])
+    await binding.until(WAITS.snapshot)
     queue = redis_client.zrange(f"rlock_queue:{{{B}}}", 0, -1)
     redis_client.delete(B)  # as when its lease ends
-    assert not await face.acquire(three(FairLock), blocking=False)
+    assert not await binding.acquire(three(FairLock), blocking=False)
     assert redis_client.hkeys(B) == queue
     gate.set()
-    await face.result(waiting)
+    await binding.result(waiting)
     with pytest.raises(LockLostError):
-        await face.result(holding)
+        await binding.result(holding)
 
 
-async def test_members_are_re_entered(face, redis_client):
-    async with face.inside(RLock("account:b")), face.inside(three(RLock)):
+async def test_members_are_re_entered(binding, redis_client):
+    async with binding.inside(RLock("account:b")), binding.inside(three(RLock)):
         assert redis_client.hvals(B) == ["2"]
-        async with face.inside(three(RLock)):
+        async with binding.inside(three(RLock)):
             assert redis_client.hvals(B) == ["3"]
             assert redis_client.hvals(A) == ["2"]
-            assert await face.call(three(RLock), "hold_count") == 2
+            assert await binding.call(three(RLock), "hold_count") == 2
         assert redis_client.hvals(A) == ["1"]
     assert not redis_client.keys("rlock:*")
 
 
-async def test_failed_attempt_leaves_what_was_held_before(face, redis_client, gate):
-    holding = await start_holding(face, RLock("account:c"), gate)
-    async with face.inside(RLock("account:b")):
-        assert not await face.acquire(three(RLock), blocking=False)
+async def test_failed_attempt_leaves_what_was_held_before(binding, redis_client, gate):
+    holding = await start_holding(binding, RLock("account:c"), gate)
+    async with binding.inside(RLock("account:b")):
+        assert not await binding.acquire(three(RLock), blocking=False)
         assert redis_client.hvals(B) == ["1"]
         RLock("account:b").check()
     gate.set()
-    await face.result(holding)
+    await binding.result(holding)
 
 
-async def test_rest_is_given_back_when_one_was_lost(face, redis_client):
+async def test_rest_is_given_back_when_one_was_lost(binding, redis_client):
     for lock in (three(RLock), mixed()):
-        await face.acquire(lock)
+        await binding.acquire(lock)
         redis_client.delete(B)
         with pytest.raises(LockLostError, match="account:b"):
-            await face.release(lock)
+            await binding.release(lock)
         assert not redis_client.keys("rlock:*")
 
 
-async def test_it_is_lost_when_one_is(face, redis_client):
+async def test_it_is_lost_when_one_is(binding, redis_client):
     lock = three(RLock, lease_time=30)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     assert not lock.lost
     with suppress(LockLostError):  # where the machine is too slow for the lease
-        await face.call(lock, "extend", 0.05)
-    await face.until(lambda: lock.lost)
+        await binding.call(lock, "extend", 0.05)
+    await binding.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
         lock.check()
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
     with pytest.raises(LockNotOwnedError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_leases_are_exact(face, redis_client):
-    async with face.inside(mixed(lease_time=100)):
+async def test_leases_are_exact(binding, redis_client):
+    async with binding.inside(mixed(lease_time=100)):
         left = [redis_client.pttl(key) for key in redis_client.keys("rlock:*")]
         deadlines = {hold.lock.name: hold.deadline for hold in HOLDS.snapshot()}
     assert all(99_000 < each <= 100_000 for each in left)
@@ -227,74 +229,74 @@ async def test_leases_are_exact(face, redis_client):
     assert min(deadlines.values()) == deadlines["account:d"]
 
 
-async def test_extend_and_force(face, redis_client):
+async def test_extend_and_force(binding, redis_client):
     lock = three(FairLock)
-    await face.acquire(lock)
-    await face.call(lock, "extend", 100)
+    await binding.acquire(lock)
+    await binding.call(lock, "extend", 100)
     assert all(50_000 < redis_client.pttl(key) <= 100_000 for key in (A, B, C))
-    assert await elsewhere(face, lock, "force_release", reason="a test")
+    assert await elsewhere(binding, lock, "force_release", reason="a test")
     assert not redis_client.keys("rlock:*")
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_members_of_several_servers(face, redis_client, own_server):
+async def test_members_of_several_servers(binding, redis_client, own_server):
     own_server("elsewhere")
     lock = MultiLock(RLock("account:a"), RLock("account:b"), RLock("account:a", using="elsewhere"))
-    async with face.inside(lock):
+    async with binding.inside(lock):
         assert {A, B} == {*redis_client.keys("rlock:*")}
-        assert RLock("account:a", using="elsewhere").remaining_lease() if face.name == "sync" else True
+        assert RLock("account:a", using="elsewhere").remaining_lease() if binding.name == "sync" else True
     assert not redis_client.keys("rlock:*")
 
 
-async def test_server_that_is_down_leaves_nothing_locked(face, redis_client, own_server):
+async def test_server_that_is_down_leaves_nothing_locked(binding, redis_client, own_server):
     server = own_server("elsewhere")
     lock = MultiLock(RLock("account:a"), RLock("account:b"), RLock("account:a", using="elsewhere"), wait_time=0.1)
     server.kill()
     with pytest.raises(LockUnavailableError):
-        await face.acquire(lock)
-    await face.until(lambda: not redis_client.keys("rlock:*"))
+        await binding.acquire(lock)
+    await binding.until(lambda: not redis_client.keys("rlock:*"))
 
 
-async def test_named_owner_leaves_nothing_locked_when_a_server_is_down(face, redis_client, own_server):
+async def test_named_owner_leaves_nothing_locked_when_a_server_is_down(binding, redis_client, own_server):
     """The background thread must not release later what a name chosen by the caller may hold again."""
     server = own_server("elsewhere")
     lock = MultiLock(RLock("account:a"), RLock("account:a", using="elsewhere"), wait_time=0.1, owner="order 7")
     server.kill()
     with pytest.raises(LockUnavailableError):
-        await face.acquire(lock)
+        await binding.acquire(lock)
     assert not redis_client.keys("rlock:*")
 
 
-async def test_loss_is_told_also_when_another_server_is_down(face, redis_client, own_server):
+async def test_loss_is_told_also_when_another_server_is_down(binding, redis_client, own_server):
     server = own_server("away")
     lock = MultiLock(RLock("account:a", using="away"), RLock("account:b"))
-    await face.acquire(lock)
+    await binding.acquire(lock)
     redis_client.delete(B)
     server.kill()
     with pytest.raises(LockLostError, match="account:b"):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_named_owner_moves_all(face, redis_client):
-    await face.acquire(three(RLock, owner="order 7"))
+async def test_named_owner_moves_all(binding, redis_client):
+    await binding.acquire(three(RLock, owner="order 7"))
     assert redis_client.hkeys(A) == redis_client.hkeys(C) == ["order 7"]
     HOLDS.clear()  # as in another process
-    await face.release(three(RLock, owner="order 7"))
+    await binding.release(three(RLock, owner="order 7"))
     assert not redis_client.keys("rlock:*")
 
 
-async def test_info_tells_of_the_first_that_is_held(face):
+async def test_info_tells_of_the_first_that_is_held(binding):
     lock = three(RLock)
-    assert await face.call(lock, "info") is None
-    async with face.inside(RLock("account:b")):
-        info = await face.call(lock, "info")
+    assert await binding.call(lock, "info") is None
+    async with binding.inside(RLock("account:b")):
+        info = await binding.call(lock, "info")
     assert info.name == "account:b"
 
 
-async def test_both_sides_of_a_read_write_lock(face, redis_client):
+async def test_both_sides_of_a_read_write_lock(binding, redis_client):
     prices = ReadWriteLock("account:a")
-    async with face.inside(MultiLock(prices.read_lock, prices.write_lock)):
+    async with binding.inside(MultiLock(prices.read_lock, prices.write_lock)):
         assert len(redis_client.hkeys(A)) == 3  # mode, reader, writer
     assert not redis_client.exists(A)
 
@@ -330,51 +332,51 @@ TURNS = 300
 """Of others, within which it must have had its own."""
 
 
-async def test_it_gets_its_turn_where_all_members_are_always_taken(face):
+async def test_it_gets_its_turn_where_all_members_are_always_taken(binding):
     """Each of them is held by one and waited for by others all the time."""
     inside: dict[str, object] = {}
     turns: list[str] = []
 
     async def take_again_and_again(name: str) -> None:
         while len(turns) < TURNS:
-            async with face.inside(FairLock(name)) as lock:
+            async with binding.inside(FairLock(name)) as lock:
                 assert inside.setdefault(name, lock) is lock, "two inside at once"
                 turns.append(name)
-                await face.sleep(0.002)
+                await binding.sleep(0.002)
                 del inside[name]
 
     names = [f"account:{letter}" for letter in "abc"]
-    others = [face.start(take_again_and_again, name) for name in names for _ in range(4)]
-    await face.until(lambda: len(turns) >= 30)
+    others = [binding.start(take_again_and_again, name) for name in names for _ in range(4)]
+    await binding.until(lambda: len(turns) >= 30)
     lock = three(FairLock)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         waited = len(turns)
         assert not inside
         lock.check()
         inside.update(dict.fromkeys(names, lock))
-        await face.sleep(0.002)
+        await binding.sleep(0.002)
         inside.clear()
     for each in others:
-        await face.result(each)
+        await binding.result(each)
     assert waited < TURNS
 
 
-async def start_keeping(face, client, body):
+async def start_keeping(binding, client, body):
     """Start a body that takes a and b; it keeps a by now, and waits for b, which is taken."""
     client.hset(A, "somebody", 1)
     client.hset(B, "somebody", 1)
-    started = face.start(body, MultiLock(RLock("account:a"), RLock("account:b")))
-    await face.until(WAITS.snapshot)
+    started = binding.start(body, MultiLock(RLock("account:a"), RLock("account:b")))
+    await binding.until(WAITS.snapshot)
     free(client, A)
-    await face.until(lambda: [wait.lock.name for wait in WAITS.snapshot()] == ["account:b"])
+    await binding.until(lambda: [wait.lock.name for wait in WAITS.snapshot()] == ["account:b"])
     assert client.exists(A)
     return started
 
 
 @pytest.fixture
-def keeping(face, redis_client, monkeypatch):
+def keeping(binding, redis_client, monkeypatch):
     monkeypatch.setattr(multi, "KEEP_FOR", 600.0)
-    return partial(start_keeping, face, redis_client)
+    return partial(start_keeping, binding, redis_client)
 
 
 def free(client, key) -> None:
@@ -382,23 +384,23 @@ def free(client, key) -> None:
     client.publish(redisson_channel(key), "0")
 
 
-async def test_leases_begin_when_all_are_taken(face, redis_client, keeping):
+async def test_leases_begin_when_all_are_taken(binding, redis_client, keeping):
     async def body(lock) -> None:
         lock.lease_time = 100.0
-        async with face.inside(lock):
+        async with binding.inside(lock):
             assert [hold.renewed for hold in HOLDS.snapshot()] == [False, False]
             assert all(50_000 < redis_client.pttl(key) <= 100_000 for key in (A, B))
 
     started = await keeping(body)
     assert [hold.renewed for hold in HOLDS.snapshot()] == [True]
     free(redis_client, B)
-    await face.result(started)
+    await binding.result(started)
     assert not redis_client.keys("rlock:*")
 
 
-async def test_kept_member_that_was_lost_is_taken_again(face, redis_client, keeping):
+async def test_kept_member_that_was_lost_is_taken_again(binding, redis_client, keeping):
     async def body(lock) -> None:
-        async with face.inside(lock):
+        async with binding.inside(lock):
             lock.check()
             assert redis_client.hvals(A) == redis_client.hvals(B) == ["1"]
 
@@ -407,50 +409,50 @@ async def test_kept_member_that_was_lost_is_taken_again(face, redis_client, keep
     redis_client.delete(A)
     lose(hold, "a test took it")
     free(redis_client, B)
-    await face.result(started)
+    await binding.result(started)
     assert not redis_client.keys("rlock:*")
 
 
 @pytest.mark.lengthy
-async def test_kept_members_are_given_back_when_the_time_is_up(face, redis_client, keeping):
+async def test_kept_members_are_given_back_when_the_time_is_up(binding, redis_client, keeping):
     async def body(lock) -> None:
-        assert not await face.acquire(lock, wait_time=3)
+        assert not await binding.acquire(lock, wait_time=3)
 
     started = await keeping(body)
-    await face.result(started)
+    await binding.result(started)
     assert HOLDS.snapshot() == []
     assert [*redis_client.keys("rlock:*")] == [B]
 
 
 def test_kept_members_are_given_back_when_it_is_cancelled(redis_client):
-    face = TaskFace()
+    binding = TaskBinding()
 
     async def body() -> None:
-        started = await start_keeping(face, redis_client, face.acquire)
+        started = await start_keeping(binding, redis_client, binding.acquire)
         started.cancel()
         with pytest.raises(asyncio.CancelledError):
             await started
         assert HOLDS.snapshot() == []
-        await face.until(lambda: [*redis_client.keys("rlock:*")] == [B])
+        await binding.until(lambda: [*redis_client.keys("rlock:*")] == [B])
 
     asyncio.run(body())
 
 
 @pytest.mark.lengthy
-async def test_who_waits_the_other_way_round_is_let_through(face, redis_client, monkeypatch):
+async def test_who_waits_the_other_way_round_is_let_through(binding, redis_client, monkeypatch):
     """That one holds b, and waits for a with it."""
     order: list[str] = []
 
     async def body(lock) -> None:
-        async with face.inside(lock):
+        async with binding.inside(lock):
             order.append("both")
 
     monkeypatch.setattr(multi, "KEEP_FOR", 3.0)  # longer than a stall before it is looked at
-    started = await start_keeping(face, redis_client, body)
-    async with face.inside(RLock("account:a")):
+    started = await start_keeping(binding, redis_client, body)
+    async with binding.inside(RLock("account:a")):
         order.append("the other way round")
         free(redis_client, B)
-    await face.result(started)
+    await binding.result(started)
     assert order == ["the other way round", "both"]
 
 

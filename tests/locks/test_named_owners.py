@@ -24,8 +24,8 @@ from django_rlock.locks import BaseLock, callers
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.signals import lock_lost
 from tests.background import look_at, settle, until_clean
+from tests.bindings import TaskBinding, elsewhere
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.faces import TaskFace, elsewhere
 from tests.processes import ClientProcess
 
 KEY, QUEUE = "rlock:stock:42", "rlock_queue:{rlock:stock:42}"
@@ -71,44 +71,44 @@ def losses() -> Iterator[list[str]]:
 # --- threads and tasks of one process --------------------------------------------------------------------------------
 
 
-async def test_those_who_take_it_at_once_share_one_counted_hold(face, any_kind, redis_client):
+async def test_those_who_take_it_at_once_share_one_counted_hold(binding, any_kind, redis_client):
     for _ in range(10):
-        taking = [face.start(face.acquire, any_kind("stock:42", owner=NAME)) for _ in range(4)]
-        assert [await face.result(each) for each in taking] == [True] * 4
+        taking = [binding.start(binding.acquire, any_kind("stock:42", owner=NAME)) for _ in range(4)]
+        assert [await binding.result(each) for each in taking] == [True] * 4
         assert {hold.count for hold in HOLDS.snapshot()} == {4}
-        assert await face.call(any_kind("stock:42", owner=NAME), "hold_count") == 4
-        giving_back = [face.start(face.release, any_kind("stock:42", owner=NAME)) for _ in range(3)]
+        assert await binding.call(any_kind("stock:42", owner=NAME), "hold_count") == 4
+        giving_back = [binding.start(binding.release, any_kind("stock:42", owner=NAME)) for _ in range(3)]
         for each in giving_back:
-            await face.result(each)
+            await binding.result(each)
         assert redis_client.exists(KEY)
-        await face.release(any_kind("stock:42", owner=NAME))
+        await binding.release(any_kind("stock:42", owner=NAME))
         assert not redis_client.keys("rlock:*")
 
 
-async def test_nobody_else_is_inside_meanwhile(face, one_kind):
+async def test_nobody_else_is_inside_meanwhile(binding, one_kind):
     """While some enter and leave under the name, the last of them leaving as the next one enters."""
     under_name: list[int] = []
     violations: list[str] = []
 
     async def share() -> None:
         for _ in range(30):
-            async with face.inside(one_kind("stock:42", owner=NAME)):
+            async with binding.inside(one_kind("stock:42", owner=NAME)):
                 under_name.append(1)
-                await face.sleep(0)
+                await binding.sleep(0)
                 under_name.pop()
 
     async def exclude() -> None:
         for _ in range(10):
-            if await face.acquire(exclusive, wait_time=0.02):
+            if await binding.acquire(exclusive, wait_time=0.02):
                 violations.extend("inside" for _ in under_name)
-                await face.sleep(0)
+                await binding.sleep(0)
                 violations.extend("inside" for _ in under_name)
-                await face.release(exclusive)
+                await binding.release(exclusive)
 
     exclusive = WriteLock("stock:42") if one_kind is ReadLock else one_kind("stock:42")
-    running = [face.start(work) for work in (share, share, share, exclude)]
+    running = [binding.start(work) for work in (share, share, share, exclude)]
     for each in running:
-        await face.result(each)
+        await binding.result(each)
     assert violations == []
     assert HOLDS.snapshot() == []
 
@@ -124,45 +124,45 @@ ACQUIRE = {
 
 
 async def test_nobody_is_inside_what_was_given_back_while_it_was_entered(
-    face, one_kind, proxy, redis_client, monkeypatch
+    binding, one_kind, proxy, redis_client, monkeypatch
 ):
     """A release waits for a call under its name, but not for ever: here until the reply to that is overdue."""
     monkeypatch.setattr(callers, "PATIENCE", 0.0)
     lock = one_kind("stock:42", owner=NAME)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     reply = proxy.hold_reply(ACQUIRE[lock.kind])
-    entering = face.start(face.acquire, one_kind("stock:42", owner=NAME))
-    await face.until(reply.served.is_set)
-    leaving = face.start(face.release, lock)
-    await face.until(lambda: HOLDS.snapshot() == [])
+    entering = binding.start(binding.acquire, one_kind("stock:42", owner=NAME))
+    await binding.until(reply.served.is_set)
+    leaving = binding.start(binding.release, lock)
+    await binding.until(lambda: HOLDS.snapshot() == [])
     reply.let_go.set()
     with pytest.raises(LockUnavailableError, match="released it during this acquire"):
-        await face.result(entering)
-    await face.result(leaving)
+        await binding.result(entering)
+    await binding.result(leaving)
     assert HOLDS.snapshot() == []
     assert not redis_client.exists(KEY)
 
 
-async def test_taken_in_one_thread_and_released_in_another(face, any_kind, redis_client):
+async def test_taken_in_one_thread_and_released_in_another(binding, any_kind, redis_client):
     lock = any_kind("stock:42", owner=NAME)
-    assert await elsewhere(face, lock, "acquire")
-    assert not await face.acquire(WriteLock("stock:42"), blocking=False)
-    await face.release(lock)
+    assert await elsewhere(binding, lock, "acquire")
+    assert not await binding.acquire(WriteLock("stock:42"), blocking=False)
+    await binding.release(lock)
     assert not redis_client.keys("rlock:*")
 
 
-async def test_a_try_does_not_wait_for_one_that_waits_under_the_name(face, kind):
-    async with face.inside(kind("stock:42")):
-        waiting = face.start(face.acquire, kind("stock:42", owner=NAME))
-        await face.until(WAITS.snapshot)
-        assert not await face.acquire(kind("stock:42", owner=NAME), blocking=False)
-        assert not await face.acquire(kind("stock:42", owner=NAME), wait_time=0.02)
+async def test_a_try_does_not_wait_for_one_that_waits_under_the_name(binding, kind):
+    async with binding.inside(kind("stock:42")):
+        waiting = binding.start(binding.acquire, kind("stock:42", owner=NAME))
+        await binding.until(WAITS.snapshot)
+        assert not await binding.acquire(kind("stock:42", owner=NAME), blocking=False)
+        assert not await binding.acquire(kind("stock:42", owner=NAME), wait_time=0.02)
         with pytest.raises(LockNotOwnedError):
-            await face.release(kind("stock:42", owner=NAME))
-    assert await face.result(waiting)
-    assert await face.acquire(kind("stock:42", owner=NAME), blocking=False)
+            await binding.release(kind("stock:42", owner=NAME))
+    assert await binding.result(waiting)
+    assert await binding.acquire(kind("stock:42", owner=NAME), blocking=False)
     for _ in range(2):
-        await face.release(kind("stock:42", owner=NAME))
+        await binding.release(kind("stock:42", owner=NAME))
 
 
 def test_a_call_that_was_interrupted_keeps_nobody_out(kind, redis_client):
@@ -170,8 +170,8 @@ def test_a_call_that_was_interrupted_keeps_nobody_out(kind, redis_client):
 
     async def body() -> None:
         async with kind("stock:42"):
-            waiting = asyncio.create_task(TaskFace().acquire(kind("stock:42", owner=NAME)))
-            await TaskFace().until(WAITS.snapshot)
+            waiting = asyncio.create_task(TaskBinding().acquire(kind("stock:42", owner=NAME)))
+            await TaskBinding().until(WAITS.snapshot)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError) as kept:
                 await waiting
@@ -181,23 +181,23 @@ def test_a_call_that_was_interrupted_keeps_nobody_out(kind, redis_client):
     asyncio.run(body())
 
 
-async def test_its_waiter_is_listed_once_under_the_name(face):
-    async with face.inside(FairLock("stock:42")):
-        waiting = face.start(face.acquire, FairLock("stock:42", owner=NAME))
-        await face.until(lambda: [wait for wait in WAITS.snapshot() if wait.expected])
-        info = await face.call(FairLock("stock:42"), "info")
+async def test_its_waiter_is_listed_once_under_the_name(binding):
+    async with binding.inside(FairLock("stock:42")):
+        waiting = binding.start(binding.acquire, FairLock("stock:42", owner=NAME))
+        await binding.until(lambda: [wait for wait in WAITS.snapshot() if wait.expected])
+        info = await binding.call(FairLock("stock:42"), "info")
         assert [waiter.owner for waiter in info.waiters] == [NAME]
         assert info.waiters[0].pid == os.getpid()
-    await face.result(waiting)
-    await face.release(FairLock("stock:42", owner=NAME))
+    await binding.result(waiting)
+    await binding.release(FairLock("stock:42", owner=NAME))
 
 
 # --- waits that are cancelled ----------------------------------------------------------------------------------------
 
 
 async def cancelled_wait(lock: BaseLock) -> None:
-    waiting = asyncio.create_task(TaskFace().acquire(lock))
-    await TaskFace().until(WAITS.snapshot)
+    waiting = asyncio.create_task(TaskBinding().acquire(lock))
+    await TaskBinding().until(WAITS.snapshot)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -207,7 +207,7 @@ def test_a_cancelled_wait_takes_its_ticket_back(redis_client):
     async def body() -> None:
         async with FairLock("stock:42"):
             await cancelled_wait(FairLock("stock:42", owner=NAME))
-            await TaskFace().until(lambda: not redis_client.exists(QUEUE))
+            await TaskBinding().until(lambda: not redis_client.exists(QUEUE))
 
     asyncio.run(body())
 
@@ -218,7 +218,7 @@ def test_a_cancelled_writer_keeps_no_readers_out(redis_client, settings):
     async def body() -> None:
         async with ReadLock("stock:42"):
             await cancelled_wait(WriteLock("stock:42", owner=NAME, prefer="writer"))
-            await TaskFace().until(lambda: not redis_client.exists("rlock_writers:{rlock:stock:42}"))
+            await TaskBinding().until(lambda: not redis_client.exists("rlock_writers:{rlock:stock:42}"))
 
     asyncio.run(body())
 
@@ -229,8 +229,8 @@ def test_a_wait_that_is_cancelled_when_it_is_granted_gives_the_grant_back(redis_
 
     async def body() -> None:
         await (holder := FairLock("stock:42")).aacquire()
-        waiting = asyncio.create_task(TaskFace().acquire(FairLock("stock:42", owner=NAME)))
-        await TaskFace().until(lambda: redis_client.exists(QUEUE) and WAITS.snapshot())
+        waiting = asyncio.create_task(TaskBinding().acquire(FairLock("stock:42", owner=NAME)))
+        await TaskBinding().until(lambda: redis_client.exists(QUEUE) and WAITS.snapshot())
         releasing = threading.Thread(target=holder.force_release)
         releasing.start()
         releasing.join(UNTIL_SERVED)
@@ -252,11 +252,11 @@ def test_a_cancelled_wait_leaves_the_ticket_of_the_next_one(redis_client):
 
     async def body() -> None:
         async with FairLock("stock:42"):
-            waiting = asyncio.create_task(TaskFace().acquire(FairLock("stock:42", owner=NAME)))
-            (first,) = await TaskFace().until(tickets)
+            waiting = asyncio.create_task(TaskBinding().acquire(FairLock("stock:42", owner=NAME)))
+            (first,) = await TaskBinding().until(tickets)
             waiting.cancel()
-            again = asyncio.create_task(TaskFace().acquire(FairLock("stock:42", owner=NAME)))
-            (second,) = await TaskFace().until(lambda: first not in tickets() and tickets())
+            again = asyncio.create_task(TaskBinding().acquire(FairLock("stock:42", owner=NAME)))
+            (second,) = await TaskBinding().until(lambda: first not in tickets() and tickets())
             await asyncio.to_thread(until_clean)
             assert tickets() == [second]
         assert await again
@@ -268,7 +268,7 @@ def test_a_cancelled_wait_leaves_the_ticket_of_the_next_one(redis_client):
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
-async def test_a_second_process_shortens_no_lease(face, one_kind, other, redis_client):
+async def test_a_second_process_shortens_no_lease(binding, one_kind, other, redis_client):
     made = f"lock('stock:42', {one_kind.kind!r}, owner={NAME!r})"
     for _ in range(2):
         other.do(f"{made}.acquire(lease_time=500)")
@@ -277,16 +277,16 @@ async def test_a_second_process_shortens_no_lease(face, one_kind, other, redis_c
     def is_long() -> bool:
         return redis_client.pttl(KEY) > 400_000
 
-    assert await face.acquire(lock, lease_time=1, blocking=False)
+    assert await binding.acquire(lock, lease_time=1, blocking=False)
     assert is_long()
-    assert await face.acquire(lock, lease_time=2)
+    assert await binding.acquire(lock, lease_time=2)
     assert is_long()
-    await face.release(lock)
+    await binding.release(lock)
     assert is_long()
-    await face.call(lock, "extend", 1)
+    await binding.call(lock, "extend", 1)
     assert is_long()
     HOLDS.clear()
-    await face.call(lock, "extend", 1)
+    await binding.call(lock, "extend", 1)
     assert is_long()
     assert other.do(f"{made}.lost") is False
     for _ in range(2):
@@ -294,19 +294,19 @@ async def test_a_second_process_shortens_no_lease(face, one_kind, other, redis_c
     assert not redis_client.exists(KEY)
 
 
-async def test_a_second_process_shares_the_fencing_token(face, other, redis_client):
+async def test_a_second_process_shares_the_fencing_token(binding, other, redis_client):
     """It is no new owner."""
     lock = FencedLock("stock:42", owner=NAME)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         assert other.do(f"lock('stock:42', 'fenced', owner={NAME!r}).acquire(blocking=False)")
         assert other.do(f"lock('stock:42', 'fenced', owner={NAME!r}).token") == lock.token
 
 
-async def test_handed_over_to_another_process(face, any_kind, other, redis_client, losses):
+async def test_handed_over_to_another_process(binding, any_kind, other, redis_client, losses):
     lock = any_kind("stock:42", owner=NAME)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     holds = HOLDS.snapshot()
-    await face.call(lock, "extend", 100)
+    await binding.call(lock, "extend", 100)
     lock.hand_over()
     for part in lock.parts:
         made = f"lock({part.name!r}, {part.kind!r}, owner={NAME!r})"
@@ -318,26 +318,26 @@ async def test_handed_over_to_another_process(face, any_kind, other, redis_clien
     settle()
     assert losses == []
     assert not lock.lost
-    assert await face.acquire(lock, blocking=False)
-    await face.release(lock)
+    assert await binding.acquire(lock, blocking=False)
+    await binding.release(lock)
 
 
-async def test_released_by_another_process_that_did_not_take_it(face, one_kind, other, redis_client):
+async def test_released_by_another_process_that_did_not_take_it(binding, one_kind, other, redis_client):
     lock = one_kind("stock:42", owner=NAME)
-    await face.acquire(lock, lease_time=100)
+    await binding.acquire(lock, lease_time=100)
     lock.hand_over()
     other.do(f"lock('stock:42', {one_kind.kind!r}, owner={NAME!r}).release()")
     assert not redis_client.exists(KEY)
 
 
-async def test_what_cannot_be_handed_over(face, any_kind):
+async def test_what_cannot_be_handed_over(binding, any_kind):
     lock = any_kind("stock:42", owner=NAME)
     with pytest.raises(LockNotOwnedError):
         lock.hand_over()
-    async with face.inside(lock):
+    async with binding.inside(lock):
         with pytest.raises(RuntimeError, match=r"'with' block.*acquire\(\)"):
             lock.hand_over()
-    async with face.inside(any_kind("stock:42")):
+    async with binding.inside(any_kind("stock:42")):
         with pytest.raises(RuntimeError, match="owner="):
             any_kind("stock:42").hand_over()
     eventually(lambda: HOLDS.snapshot() == [])

@@ -4,8 +4,8 @@ import pytest
 
 from django_rlock import FairLock, LockLostError, LockNotOwnedError, rlock
 from django_rlock.locks import KINDS, BaseLock
+from tests.bindings import elsewhere, waiting
 from tests.docs.pages import DOCS, blocks
-from tests.faces import elsewhere, waiting
 
 HELD = "already held by this owner"
 
@@ -21,45 +21,45 @@ def once_lock(monkeypatch: pytest.MonkeyPatch) -> type[BaseLock]:
     return made
 
 
-async def test_the_lock_of_the_page_is_taken_once_and_given_back(face, once_lock):
+async def test_the_lock_of_the_page_is_taken_once_and_given_back(binding, once_lock):
     lock = rlock("stock:42", kind="once")  # type: ignore[call-overload]
     assert isinstance(lock, once_lock)
-    async with face.inside(lock):
-        assert await face.call(lock, "hold_count") == 1
+    async with binding.inside(lock):
+        assert await binding.call(lock, "hold_count") == 1
         with pytest.raises(RuntimeError, match=HELD):
-            await face.acquire(lock)
-        assert await face.call(lock, "hold_count") == 1
-        assert await elsewhere(face, lock, "acquire", blocking=False) is False
-    assert not await face.call(lock, "locked")
+            await binding.acquire(lock)
+        assert await binding.call(lock, "hold_count") == 1
+        assert await elsewhere(binding, lock, "acquire", blocking=False) is False
+    assert not await binding.call(lock, "locked")
 
 
-async def test_the_lock_of_the_page_excludes_other_kinds_and_wakes_their_waiters(face, once_lock):
+async def test_the_lock_of_the_page_excludes_other_kinds_and_wakes_their_waiters(binding, once_lock):
     lock = once_lock("stock:42")
-    await face.acquire(lock)
-    waiter = face.start(pass_through, face, FairLock("stock:42"))
-    await waiting(face)
-    await face.release(lock)
-    await face.result(waiter)
+    await binding.acquire(lock)
+    waiter = binding.start(pass_through, binding, FairLock("stock:42"))
+    await waiting(binding)
+    await binding.release(lock)
+    await binding.result(waiter)
 
 
-async def pass_through(face, lock):
-    async with face.inside(lock):
+async def pass_through(binding, lock):
+    async with binding.inside(lock):
         pass
 
 
-async def test_the_lock_of_the_page_is_a_member_of_a_multi_lock(face, once_lock):
+async def test_the_lock_of_the_page_is_a_member_of_a_multi_lock(binding, once_lock):
     lock = rlock("stock:42", "stock:43", kind="once")  # type: ignore[call-overload]
-    async with face.inside(lock):
+    async with binding.inside(lock):
         with pytest.raises(RuntimeError, match=HELD):
-            await face.acquire(lock)
-    assert not await face.call(lock, "locked")
+            await binding.acquire(lock)
+    assert not await binding.call(lock, "locked")
 
 
-async def test_the_lock_of_the_page_is_freed_by_force(face, once_lock):
+async def test_the_lock_of_the_page_is_freed_by_force(binding, once_lock):
     lock = once_lock("stock:42")
-    await face.acquire(lock)
-    assert await elsewhere(face, lock, "force_release")
+    await binding.acquire(lock)
+    assert await elsewhere(binding, lock, "force_release")
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
     with pytest.raises(LockNotOwnedError):
-        await face.release(lock)
+        await binding.release(lock)

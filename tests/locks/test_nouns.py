@@ -41,41 +41,41 @@ def assert_speaks_of(noun: str, error: BaseException) -> None:
 
 
 @each_call
-async def test_redis_is_down(face, own_server, kind, noun, method):
+async def test_redis_is_down(binding, own_server, kind, noun, method):
     own_server().kill()
     counter = kind("printers", **({} if method == "count" else {"wait_time": 0}))
     with pytest.raises(LockUnavailableError) as caught:
-        await face.call(counter, method)
+        await binding.call(counter, method)
     assert_speaks_of(noun, caught.value)
 
 
 @each_call
-async def test_key_holds_something_else(face, redis_client, kind, noun, method):
+async def test_key_holds_something_else(binding, redis_client, kind, noun, method):
     redis_client.hset(KEY, "somebody", 1)
     with pytest.raises(LockUnavailableError, match=f"not a {noun}") as caught:
-        await face.call(kind("printers"), method)
+        await binding.call(kind("printers"), method)
     assert_speaks_of(noun, caught.value)
 
 
-async def test_no_permit_in_time(face):
+async def test_no_permit_in_time(binding):
     with pytest.raises(LockTimeoutError) as caught:
-        async with face.inside(Semaphore("printers", wait_time=0)):
+        async with binding.inside(Semaphore("printers", wait_time=0)):
             raise AssertionError
     assert_speaks_of("semaphore", caught.value)
 
 
-async def test_no_permit_with_a_lease_in_time(face):
+async def test_no_permit_with_a_lease_in_time(binding):
     block = PermitExpirableSemaphore("printers").permit(wait_time=0)
     with pytest.raises(LockTimeoutError) as caught:
-        async with block if face.name == "async" else face.inside(block):
+        async with block if binding.name == "async" else binding.inside(block):
             raise AssertionError
     assert_speaks_of("semaphore", caught.value)
 
 
-async def test_permit_whose_lease_ended(face, redis_client):
+async def test_permit_whose_lease_ended(binding, redis_client):
     redis_client.set(KEY, 1)
-    permit = await face.call(PermitExpirableSemaphore("printers"), "acquire", lease_time=0.001)
-    await face.until(lambda: permit.lost)
+    permit = await binding.call(PermitExpirableSemaphore("printers"), "acquire", lease_time=0.001)
+    await binding.until(lambda: permit.lost)
     with pytest.raises(LockLostError) as caught:
         permit.check()
     assert_speaks_of("permit of semaphore", caught.value)
@@ -115,7 +115,7 @@ def test_blocking_call_inside_a_loop(kind):
     asyncio.run(body())
 
 
-async def test_a_lock_is_called_a_lock(face, redis_client):
+async def test_a_lock_is_called_a_lock(binding, redis_client):
     redis_client.set(KEY, 1)
     with pytest.raises(LockUnavailableError, match=r"^Lock 'printers' is .*, not a lock\. Nothing was changed"):
-        await face.acquire(FairLock("printers"))
+        await binding.acquire(FairLock("printers"))

@@ -20,9 +20,9 @@ from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.records import Hold
 from django_rlock.signals import lock_lost
 from tests.background import look_at, nudge, settle, until_heard
+from tests.bindings import elsewhere
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
-from tests.faces import elsewhere
 from tests.operators import free_by_force
 from tests.redlock.conftest import _five_servers, nodes  # noqa: F401
 
@@ -152,50 +152,50 @@ def test_a_question_that_was_sent_twice_ends_the_wire_name(redis_client: redis.R
 
 
 @pytest.mark.parametrize("options", [{}, {"lease_time": 600}, {"owner": "order-7"}], ids=str)
-async def test_a_forced_release_is_heard(face, listening, losses, options):
+async def test_a_forced_release_is_heard(binding, listening, losses, options):
     lost = threading.Event()
     lock = listening("stock:42", on_lost=lambda _: lost.set(), **options) if listening is not several else several("s")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     until_heard()
     for part in lock.parts:
-        assert await elsewhere(face, RLock(part.name), "force_release")
-    await face.until(lambda: lock.lost)
+        assert await elsewhere(binding, RLock(part.name), "force_release")
+    await binding.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
     settle()
     assert set(losses) == {part.name for part in lock.parts}
     assert len(losses) == len(lock.parts)
     assert lost.is_set() or listening is several
 
 
-async def test_one_before_it_listened_is_made_up_for(face, listening, losses):
+async def test_one_before_it_listened_is_made_up_for(binding, listening, losses):
     lock = listening("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     for part in lock.parts:
-        assert await elsewhere(face, part, "force_release")
-    await face.until(lambda: len(losses) == len(lock.parts))
+        assert await elsewhere(binding, part, "force_release")
+    await binding.until(lambda: len(losses) == len(lock.parts))
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_a_holder_is_told_who_freed_its_lock_and_why(face, listening, losses, caplog):
+async def test_a_holder_is_told_who_freed_its_lock_and_why(binding, listening, losses, caplog):
     lock = listening("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     until_heard()
     for part in lock.parts:
         free = partial(force_release, part.name, reason="stuck", by="alice")
         operator = threading.Thread(target=free)
         operator.start()
-        await face.until(lambda: not operator.is_alive())  # noqa: B023
-    await face.until(lambda: len(losses) == len(lock.parts))
+        await binding.until(lambda: not operator.is_alive())  # noqa: B023
+    await binding.until(lambda: len(losses) == len(lock.parts))
     with pytest.raises(LockLostError, match="alice freed it by force: stuck"):
-        await face.release(lock)
+        await binding.release(lock)
     assert "alice freed it by force: stuck" in caplog.text
 
 
-async def test_a_message_about_another_owner_explains_no_loss(face, listening, losses, redis_client: redis.Redis):
+async def test_a_message_about_another_owner_explains_no_loss(binding, listening, losses, redis_client: redis.Redis):
     lock = listening("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     until_heard()
     for part in lock.parts:
         text = json.dumps([part.key, "another owner", "alice freed it by force"])
@@ -203,43 +203,43 @@ async def test_a_message_about_another_owner_explains_no_loss(face, listening, l
         redis_client.publish(forced_channel(part), "[[")
         redis_client.delete(part.key)
         redis_client.publish(forced_channel(part), part.key)
-    await face.until(lambda: len(losses) == len(lock.parts))
+    await binding.until(lambda: len(losses) == len(lock.parts))
     with pytest.raises(LockLostError, match="another owner or an operator freed it"):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_a_message_proves_nothing(face, listening, losses, redis_client: redis.Redis):
+async def test_a_message_proves_nothing(binding, listening, losses, redis_client: redis.Redis):
     lock = listening("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     until_heard()
     for part in lock.parts:
         assert redis_client.publish(forced_channel(part), part.key) == 1
     settle()
     lock.check()
-    await face.release(lock)
+    await binding.release(lock)
     assert losses == []
 
 
-async def test_a_holder_who_frees_its_own_is_told_of_no_loss(face, listening, losses):
+async def test_a_holder_who_frees_its_own_is_told_of_no_loss(binding, listening, losses):
     lock = listening("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     until_heard()
-    assert await face.call(lock, "force_release")
+    assert await binding.call(lock, "force_release")
     settle()
     assert losses == []
 
 
-async def test_the_other_side_of_a_read_write_lock_is_no_loss(face, losses):
+async def test_the_other_side_of_a_read_write_lock_is_no_loss(binding, losses):
     read, write = ReadLock("stock:42"), WriteLock("stock:42")
-    await face.acquire(write)
-    await face.acquire(read)
+    await binding.acquire(write)
+    await binding.acquire(read)
     until_heard()
-    assert await elsewhere(face, write, "force_release")
-    await face.until(lambda: write.lost)
+    assert await elsewhere(binding, write, "force_release")
+    await binding.until(lambda: write.lost)
     read.check()
-    await face.release(read)
+    await binding.release(read)
     with pytest.raises(LockLostError):
-        await face.release(write)
+        await binding.release(write)
 
 
 def test_a_server_that_starts_anew_without_its_data_is_noticed(own_server: OwnServer, losses):

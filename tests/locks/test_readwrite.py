@@ -23,8 +23,8 @@ from django_rlock.inspection import lock_info
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Hold
 from tests.background import renew_now, until_renewed
+from tests.bindings import TaskBinding, elsewhere, waiting, waits
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.faces import TaskFace, elsewhere, waiting, waits
 from tests.processes import ClientProcess
 
 pytestmark = pytest.mark.lengthy
@@ -59,144 +59,147 @@ def no_beats(settings) -> None:
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1000, "CLAIM_TIME": 1000, "WATCHDOG_TIMEOUT": 300}}
 
 
-async def visit(face, lock, before=None, after=None) -> bool:
+async def visit(binding, lock, before=None, after=None) -> bool:
     """Hold the lock between two events."""
-    if not await face.acquire(lock):
+    if not await binding.acquire(lock):
         return False
     if before is not None:
         before.append(lock)
     if after is not None:
-        await face.until(after)
-    await face.release(lock)
+        await binding.until(after)
+    await binding.release(lock)
     return True
 
 
 # --- who may be in with whom -----------------------------------------------------------------------------------------
 
 
-async def test_readers_read_together(face, redis_client):
+async def test_readers_read_together(binding, redis_client):
     inside: list[object] = []
-    visits = [face.start(visit, face, read_lock(), inside, lambda: len(inside) == 32) for _ in range(32)]
+    visits = [binding.start(visit, binding, read_lock(), inside, lambda: len(inside) == 32) for _ in range(32)]
     for each in visits:
-        await face.result(each)
+        await binding.result(each)
     assert left(redis_client) == []
 
 
-async def test_one_writer_alone(face, redis_client):
+async def test_one_writer_alone(binding, redis_client):
     for holder in (write_lock(owner="a"), read_lock(owner="a")):
-        await face.acquire(holder)
-        assert await face.acquire(write_lock(), blocking=False) is False
-        assert await face.acquire(read_lock(), blocking=False) is (holder.kind == "read")
+        await binding.acquire(holder)
+        assert await binding.acquire(write_lock(), blocking=False) is False
+        assert await binding.acquire(read_lock(), blocking=False) is (holder.kind == "read")
         if holder.kind == "read":
-            await face.release(read_lock())
-        await face.release(holder)
+            await binding.release(read_lock())
+        await binding.release(holder)
     assert left(redis_client) == []
 
 
-async def test_never_a_writer_with_another(face, redis_client):
+async def test_never_a_writer_with_another(binding, redis_client):
     inside: dict[str, int] = {"read": 0, "write": 0}
     mutex = threading.Lock()
 
     async def work(lock) -> None:
         for _ in range(5):
-            async with face.inside(lock):
+            async with binding.inside(lock):
                 with mutex:
                     inside[lock.kind] += 1
-                await face.sleep(0)
+                await binding.sleep(0)
                 with mutex:
                     assert inside["write"] + min(inside["read"], 1) == 1, inside
                     inside[lock.kind] -= 1
 
-    visits = [face.start(work, ReadLock("prices") if n % 3 else WriteLock("prices")) for n in range(15)]
+    visits = [binding.start(work, ReadLock("prices") if n % 3 else WriteLock("prices")) for n in range(15)]
     for each in visits:
-        await face.result(each)
+        await binding.result(each)
     assert left(redis_client) == []
 
 
 @each_side
-async def test_re_entry(face, side, redis_client):
+async def test_re_entry(binding, side, redis_client):
     lock = side("prices")
     for count in (1, 2, 3):
-        assert await face.acquire(side("prices"), blocking=False)
-        assert await face.call(lock, "hold_count") == count
-    assert await face.call(lock, "remaining_lease") <= 30, "leases do not add up"
+        assert await binding.acquire(side("prices"), blocking=False)
+        assert await binding.call(lock, "hold_count") == count
+    assert await binding.call(lock, "remaining_lease") <= 30, "leases do not add up"
     for count in (2, 1, 0):
-        await face.release(lock)
-        assert await face.call(lock, "hold_count") == count
+        await binding.release(lock)
+        assert await binding.call(lock, "hold_count") == count
     with pytest.raises(LockNotOwnedError):
-        await face.release(lock)
+        await binding.release(lock)
     assert left(redis_client) == []
 
 
 @each_side
-async def test_inner_hold_does_not_shorten_the_lease(face, side):
+async def test_inner_hold_does_not_shorten_the_lease(binding, side):
     lock = side("prices")
-    await face.acquire(lock, lease_time=50)
-    await face.acquire(lock, lease_time=5)
-    assert await face.call(lock, "remaining_lease") > 40
-    await face.release(lock)
-    assert await face.call(lock, "remaining_lease") > 40
-    await face.release(lock)
+    await binding.acquire(lock, lease_time=50)
+    await binding.acquire(lock, lease_time=5)
+    assert await binding.call(lock, "remaining_lease") > 40
+    await binding.release(lock)
+    assert await binding.call(lock, "remaining_lease") > 40
+    await binding.release(lock)
 
 
 @each_side
-async def test_questions(face, side, redis_client):
+async def test_questions(binding, side, redis_client):
     lock = side("prices", lease_time=20)
     questions = "locked", "owned", "hold_count", "remaining_lease"
-    assert [await face.call(lock, name) for name in questions] == [False, False, 0, 0.0]
-    async with face.inside(lock):
-        assert [await face.call(lock, name) for name in questions[:3]] == [True, True, 1]
-        assert 10 < await face.call(lock, "remaining_lease") <= 20
+    assert [await binding.call(lock, name) for name in questions] == [False, False, 0, 0.0]
+    async with binding.inside(lock):
+        assert [await binding.call(lock, name) for name in questions[:3]] == [True, True, 1]
+        assert 10 < await binding.call(lock, "remaining_lease") <= 20
         lock.check()
         other = side("prices", owner="somebody")
-        assert [await face.call(other, name) for name in questions[:3]] == [True, False, 0]
-        await face.call(lock, "extend", 5)
-        assert 0 < await face.call(lock, "remaining_lease") <= 5
+        assert [await binding.call(other, name) for name in questions[:3]] == [True, False, 0]
+        await binding.call(lock, "extend", 5)
+        assert 0 < await binding.call(lock, "remaining_lease") <= 5
 
 
-async def test_each_side_answers_for_itself(face, redis_client):
+async def test_each_side_answers_for_itself(binding, redis_client):
     """Redisson's testReadLockIsLocked and testHoldCount."""
     read, write = read_lock(), write_lock()
-    await face.acquire(write)
-    assert [await face.call(lock, "locked") for lock in (read, write)] == [False, True]
-    assert await face.acquire(read, blocking=False)
-    assert [await face.call(lock, "locked") for lock in (read, write)] == [True, True]
-    assert [await face.call(lock, "hold_count") for lock in (read, write)] == [1, 1]
-    await face.release(write)
-    assert [await face.call(lock, "locked") for lock in (read, write)] == [True, False]
-    assert [await face.call(lock, "owned") for lock in (read, write)] == [True, False]
-    await face.release(read)
+    await binding.acquire(write)
+    assert [await binding.call(lock, "locked") for lock in (read, write)] == [False, True]
+    assert await binding.acquire(read, blocking=False)
+    assert [await binding.call(lock, "locked") for lock in (read, write)] == [True, True]
+    assert [await binding.call(lock, "hold_count") for lock in (read, write)] == [1, 1]
+    await binding.release(write)
+    assert [await binding.call(lock, "locked") for lock in (read, write)] == [True, False]
+    assert [await binding.call(lock, "owned") for lock in (read, write)] == [True, False]
+    await binding.release(read)
     assert left(redis_client) == []
 
 
-async def test_writer_reads_and_steps_down(face, redis_client):
+async def test_writer_reads_and_steps_down(binding, redis_client):
     """Redisson's testWR and testWriteReadReentrancy."""
     read, write = read_lock(), write_lock()
-    await face.acquire(write)
-    await face.acquire(read)
-    others = [face.start(face.acquire, lock, False) for lock in (ReadLock("prices"), WriteLock("prices"))]
-    assert [await face.result(each) for each in others] == [False, False]
-    await face.release(write)
-    others = [face.start(visit, face, ReadLock("prices")), face.start(face.acquire, WriteLock("prices"), False)]
-    assert [await face.result(each) for each in others] == [True, False]
-    await face.release(read)
+    await binding.acquire(write)
+    await binding.acquire(read)
+    others = [binding.start(binding.acquire, lock, False) for lock in (ReadLock("prices"), WriteLock("prices"))]
+    assert [await binding.result(each) for each in others] == [False, False]
+    await binding.release(write)
+    others = [
+        binding.start(visit, binding, ReadLock("prices")),
+        binding.start(binding.acquire, WriteLock("prices"), False),
+    ]
+    assert [await binding.result(each) for each in others] == [True, False]
+    await binding.release(read)
     assert left(redis_client) == []
 
 
-async def test_write_outlasts_a_read_hold_inside(face, redis_client):
+async def test_write_outlasts_a_read_hold_inside(binding, redis_client):
     write = write_lock(lease_time=20)
-    async with face.inside(write):
-        async with face.inside(read_lock(lease_time=1)), face.inside(read_lock(lease_time=1)):
-            assert await face.call(write, "remaining_lease") > 19
-        assert await face.call(write, "remaining_lease") > 19
-        await face.call(write, "extend", 10)
+    async with binding.inside(write):
+        async with binding.inside(read_lock(lease_time=1)), binding.inside(read_lock(lease_time=1)):
+            assert await binding.call(write, "remaining_lease") > 19
+        assert await binding.call(write, "remaining_lease") > 19
+        await binding.call(write, "extend", 10)
     assert left(redis_client) == []
 
 
-async def test_extending_the_write_lock_keeps_a_read_hold_inside(face, redis_client):
+async def test_extending_the_write_lock_keeps_a_read_hold_inside(binding, redis_client):
     read, write = read_lock(lease_time=20), write_lock(lease_time=20)
-    async with face.inside(write), face.inside(read):
-        await face.call(write, "extend", 5)
+    async with binding.inside(write), binding.inside(read):
+        await binding.call(write, "extend", 5)
         assert redis_client.pttl(KEY) > 10_000
 
 
@@ -204,57 +207,57 @@ async def test_extending_the_write_lock_keeps_a_read_hold_inside(face, redis_cli
 
 
 @pytest.mark.parametrize("wait", [None, 0, 5])
-async def test_reader_who_wants_to_write_is_told_at_once(face, redis_client, wait):
+async def test_reader_who_wants_to_write_is_told_at_once(binding, redis_client, wait):
     read, write = read_lock(), write_lock()
-    await face.acquire(read)
+    await binding.acquire(read)
     with pytest.raises(LockUpgradeError, match="Release the read lock first") as caught:
-        await face.acquire(write, wait_time=wait)
+        await binding.acquire(write, wait_time=wait)
     assert caught.value.lock_name == "prices"
     current_owner().renew_name()  # as after an interruption
     with pytest.raises(LockUpgradeError):
-        await face.acquire(write, wait_time=wait)
-    await face.release(read)
-    assert await face.acquire(write, blocking=False)
-    await face.release(write)
+        await binding.acquire(write, wait_time=wait)
+    await binding.release(read)
+    assert await binding.acquire(write, blocking=False)
+    await binding.release(write)
     assert left(redis_client) == []
 
 
-async def test_who_stepped_down_cannot_step_up(face):
+async def test_who_stepped_down_cannot_step_up(binding):
     read, write = read_lock(), write_lock()
-    async with face.inside(write):
-        await face.acquire(read)
-        await face.acquire(write)
-        await face.release(write)
+    async with binding.inside(write):
+        await binding.acquire(read)
+        await binding.acquire(write)
+        await binding.release(write)
     with pytest.raises(LockUpgradeError):
-        await face.acquire(write)
-    await face.release(read)
+        await binding.acquire(write)
+    await binding.release(read)
 
 
-async def test_named_reader_of_another_process_who_wants_to_write(face, server, redis_client):
+async def test_named_reader_of_another_process_who_wants_to_write(binding, server, redis_client):
     with ClientProcess(server.url) as other:
         assert other.do("lock('prices', 'read', owner='order-7').acquire()")
         with pytest.raises(LockUpgradeError) as caught:
-            await face.acquire(write_lock(owner="order-7"))
+            await binding.acquire(write_lock(owner="order-7"))
         assert caught.value.owner == "order-7"
-        await face.release(read_lock(owner="order-7"))
+        await binding.release(read_lock(owner="order-7"))
     assert left(redis_client) == []
 
 
 @each_side
 @pytest.mark.parametrize("method", ["release", "check", "extend"])
-async def test_the_other_side_is_named(face, side, method, redis_client):
+async def test_the_other_side_is_named(binding, side, method, redis_client):
     lock, other = side("prices"), (WriteLock if side is ReadLock else ReadLock)("prices")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     with pytest.raises(LockNotOwnedError, match=f"Use the {lock.kind}_lock instead.") as caught:
         if method == "check":
             other.check()
         else:
-            await face.call(other, method, *([5] if method == "extend" else []))
+            await binding.call(other, method, *([5] if method == "extend" else []))
     assert (caught.value.side, caught.value.held_side) == (other.kind, lock.kind)
-    await face.release(lock)
+    await binding.release(lock)
     assert left(redis_client) == []
     with pytest.raises(LockNotOwnedError, match="Release it in the thread or task that acquired it"):
-        await face.release(other)
+        await binding.release(other)
 
 
 @each_side
@@ -277,59 +280,59 @@ def test_front_door():
 
 
 @pytest.mark.usefixtures("no_beats")
-async def test_last_reader_wakes_a_writer(face):
-    await face.acquire(read_lock(owner="a"))
-    await face.acquire(read_lock(owner="b"))
-    writer = face.start(visit, face, write_lock())
-    await waiting(face)
+async def test_last_reader_wakes_a_writer(binding):
+    await binding.acquire(read_lock(owner="a"))
+    await binding.acquire(read_lock(owner="b"))
+    writer = binding.start(visit, binding, write_lock())
+    await waiting(binding)
     for owner in "ab":
-        await face.release(read_lock(owner=owner))
-    assert await face.result(writer)
+        await binding.release(read_lock(owner=owner))
+    assert await binding.result(writer)
 
 
 @pytest.mark.usefixtures("no_beats")
-async def test_writer_wakes_all_readers(face):
+async def test_writer_wakes_all_readers(binding):
     """Redisson's testWriteRead."""
     write = write_lock()
-    await face.acquire(write)
+    await binding.acquire(write)
     inside: list[object] = []
-    readers = [face.start(visit, face, read_lock(), inside, lambda: len(inside) == 20) for _ in range(20)]
-    await waiting(face, 20)
-    await face.release(write)
-    assert all([await face.result(each) for each in readers])
+    readers = [binding.start(visit, binding, read_lock(), inside, lambda: len(inside) == 20) for _ in range(20)]
+    await waiting(binding, 20)
+    await binding.release(write)
+    assert all([await binding.result(each) for each in readers])
 
 
 @pytest.mark.usefixtures("no_beats")
-async def test_writer_who_steps_down_wakes_readers(face):
+async def test_writer_who_steps_down_wakes_readers(binding):
     read, write = read_lock(), write_lock()
-    await face.acquire(write)
-    await face.acquire(read)
-    readers = [face.start(visit, face, ReadLock("prices")) for _ in range(3)]
-    await waiting(face, 3)
-    await face.release(write)
-    assert all([await face.result(each) for each in readers])
-    await face.release(read)
+    await binding.acquire(write)
+    await binding.acquire(read)
+    readers = [binding.start(visit, binding, ReadLock("prices")) for _ in range(3)]
+    await waiting(binding, 3)
+    await binding.release(write)
+    assert all([await binding.result(each) for each in readers])
+    await binding.release(read)
 
 
 @pytest.mark.usefixtures("no_beats")
-async def test_writers_hand_over(face):
-    visits = [face.start(visit, face, write_lock()) for _ in range(20)]
-    assert all([await face.result(each) for each in visits])
+async def test_writers_hand_over(binding):
+    visits = [binding.start(visit, binding, write_lock()) for _ in range(20)]
+    assert all([await binding.result(each) for each in visits])
 
 
 @pytest.mark.usefixtures("no_beats")
 @pytest.mark.parametrize("message", ["0", "1"])
-async def test_reader_uses_up_no_writers_wake_up(face, redis_client, message):
+async def test_reader_uses_up_no_writers_wake_up(binding, redis_client, message):
     """Java's last reader publishes ``0`` for one waiter of each process: a writer, while readers must wait for it."""
-    await face.acquire(read_lock(owner="a"))
-    first = face.start(visit, face, write_lock(prefer="writer"))
-    await waiting(face)
-    readers = [face.start(visit, face, read_lock(prefer="writer")) for _ in range(3)]
-    await waiting(face, 4)
+    await binding.acquire(read_lock(owner="a"))
+    first = binding.start(visit, binding, write_lock(prefer="writer"))
+    await waiting(binding)
+    readers = [binding.start(visit, binding, read_lock(prefer="writer")) for _ in range(3)]
+    await waiting(binding, 4)
     redis_client.delete(KEY)
     redis_client.publish(CHANNEL, message)
-    assert await face.result(first)
-    assert all([await face.result(each) for each in readers])
+    assert await binding.result(first)
+    assert all([await binding.result(each) for each in readers])
     HOLDS.clear()
 
 
@@ -358,21 +361,21 @@ def test_many_waiting_writers_cost_little(redis_client):
 
 
 @pytest.mark.lengthy
-async def test_writer_enters_when_the_last_living_hold_ends(face, settings):
+async def test_writer_enters_when_the_last_living_hold_ends(binding, settings):
     """Its first reply was the long lease of a reader that leaves early; the other's ends soon, and no message comes."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
     dead, living = read_lock(owner="dead"), read_lock(owner="living")
-    await face.acquire(living, lease_time=1000)
-    await face.acquire(dead, lease_time=1.5)
-    writer = face.start(visit, face, write_lock())
-    await waiting(face)
-    await face.release(living)
-    assert await face.result(writer)
+    await binding.acquire(living, lease_time=1000)
+    await binding.acquire(dead, lease_time=1.5)
+    writer = binding.start(visit, binding, write_lock())
+    await waiting(binding)
+    await binding.release(living)
+    assert await binding.result(writer)
     HOLDS.clear()
 
 
 @pytest.mark.lengthy
-async def test_dead_reader_keeps_nobody_out(face, own_server):
+async def test_dead_reader_keeps_nobody_out(binding, own_server):
     """Redisson's testMultiInstanceReadLockZombieCleanup, and more: the others' renewals keep no dead share alive."""
     server = own_server()
     options = {"WATCHDOG_TIMEOUT": 3.0}
@@ -384,157 +387,157 @@ async def test_dead_reader_keeps_nobody_out(face, own_server):
     ):
         for process in (dead, living):
             assert process.do("lock('prices', 'read').acquire()")
-        await face.acquire(read)
+        await binding.acquire(read)
         dead.kill()
-        await face.until(lambda: client.hlen(KEY) == 3)  # mode, the living one and this one: a renewal swept
+        await binding.until(lambda: client.hlen(KEY) == 3)  # mode, the living one and this one: a renewal swept
         assert living.do("lock('prices', 'read').owned()")
         living.do("lock('prices', 'read').release()")
-        await face.release(read)
-        assert await face.acquire(write_lock(), blocking=False)
-        await face.release(write_lock())
+        await binding.release(read)
+        assert await binding.acquire(write_lock(), blocking=False)
+        await binding.release(write_lock())
 
 
 @pytest.mark.lengthy
-async def test_writer_passes_readers_that_died(face, own_server):
+async def test_writer_passes_readers_that_died(binding, own_server):
     server = own_server()
     with ClientProcess(server.url, {"WATCHDOG_TIMEOUT": 3.0}) as dead:
         assert dead.do("lock('prices', 'read').acquire()")
-        writer = face.start(visit, face, write_lock())
-        await waiting(face)
+        writer = binding.start(visit, binding, write_lock())
+        await waiting(binding)
         dead.kill()
-        assert await face.result(writer)
+        assert await binding.result(writer)
 
 
 @each_side
-async def test_watchdog_renews(face, side, redis_client):
+async def test_watchdog_renews(binding, side, redis_client):
     lock = side("prices")
-    await face.acquire(lock)
-    await face.acquire(lock)
+    await binding.acquire(lock)
+    await binding.acquire(lock)
     until_renewed(held(lock))
-    assert await face.call(lock, "hold_count") == 2
-    assert 10 < await face.call(lock, "remaining_lease") <= 30
-    await face.release(lock)
-    await face.release(lock)
+    assert await binding.call(lock, "hold_count") == 2
+    assert 10 < await binding.call(lock, "remaining_lease") <= 30
+    await binding.release(lock)
+    await binding.release(lock)
     assert left(redis_client) == []
 
 
 @pytest.mark.lengthy
-async def test_both_holds_of_a_writer_are_renewed(face):
+async def test_both_holds_of_a_writer_are_renewed(binding):
     """Redisson's testReadWriteTTL."""
     read, write = read_lock(), write_lock()
-    await face.acquire(write)
-    await face.acquire(read)
+    await binding.acquire(write)
+    await binding.acquire(read)
     for lock in (write, read):
         until_renewed(held(lock))
-    await face.release(write)
+    await binding.release(write)
     until_renewed(held(read))
-    assert await face.call(read, "owned")
-    await face.release(read)
+    assert await binding.call(read, "owned")
+    await binding.release(read)
 
 
 @each_side
-async def test_lost_hold_is_told(face, side, redis_client):
+async def test_lost_hold_is_told(binding, side, redis_client):
     told: list[object] = []
     lock = side("prices", on_lost=told.append)
-    await face.acquire(lock)
-    assert await elsewhere(face, side("prices"), "force_release", reason="it hangs")
+    await binding.acquire(lock)
+    assert await elsewhere(binding, side("prices"), "force_release", reason="it hangs")
     renew_now()
-    await face.until(lambda: told)
+    await binding.until(lambda: told)
     assert lock.lost
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
     assert left(redis_client) == []
 
 
 @each_side
-async def test_lease_ends(face, side, redis_client):
+async def test_lease_ends(binding, side, redis_client):
     """Redisson's testExpireRead and testExpireWrite."""
     lock = side("prices")
-    await face.acquire(lock, lease_time=0.2)
-    entered = face.start(visit, face, write_lock())
-    assert await face.result(entered)
+    await binding.acquire(lock, lease_time=0.2)
+    entered = binding.start(visit, binding, write_lock())
+    assert await binding.result(entered)
     with pytest.raises(LockLostError, match=r"its lease of 0\.2 s ended"):
-        await face.release(lock)
+        await binding.release(lock)
     assert left(redis_client) == []
 
 
-async def test_reader_whose_lease_ended_does_not_harm_the_others(face, redis_client):
+async def test_reader_whose_lease_ended_does_not_harm_the_others(binding, redis_client):
     short, long = read_lock(owner="short"), read_lock(owner="long")
-    await face.acquire(long)
-    await face.acquire(short, lease_time=0.1)
-    await face.until(lambda: held(short, "short").lost)
+    await binding.acquire(long)
+    await binding.acquire(short, lease_time=0.1)
+    await binding.until(lambda: held(short, "short").lost)
     with pytest.raises(LockLostError):
-        await face.release(short)
-    assert await face.call(long, "owned")
-    while await face.call(short, "owned"):  # the server counts its lease from later on
-        await face.sleep(0.005)
-    await face.release(long)
+        await binding.release(short)
+    assert await binding.call(long, "owned")
+    while await binding.call(short, "owned"):  # the server counts its lease from later on
+        await binding.sleep(0.005)
+    await binding.release(long)
     assert left(redis_client) == []
 
 
 # --- writers that go first -------------------------------------------------------------------------------------------
 
 
-async def test_readers_that_overlap_starve_a_writer(face):
+async def test_readers_that_overlap_starve_a_writer(binding):
     """Without a preference, as in Redisson: what the next tests are about."""
     chain = [read_lock(owner=owner) for owner in "ab"]
-    await face.acquire(chain[0])
-    writer = face.start(visit, face, write_lock())
-    await waiting(face)
+    await binding.acquire(chain[0])
+    writer = binding.start(visit, binding, write_lock())
+    await waiting(binding)
     for number in range(30):
-        assert await face.acquire(chain[(number + 1) % 2], blocking=False)
-        await face.release(chain[number % 2])
+        assert await binding.acquire(chain[(number + 1) % 2], blocking=False)
+        await binding.release(chain[number % 2])
     assert len(WAITS.snapshot()) == 1
-    await face.release(chain[0])
-    assert await face.result(writer)
+    await binding.release(chain[0])
+    assert await binding.result(writer)
 
 
-async def test_writer_gets_in_while_readers_keep_coming(face):
+async def test_writer_gets_in_while_readers_keep_coming(binding):
     done: list[object] = []
 
     async def keep_reading() -> None:
         while not done:
-            async with face.inside(read_lock(prefer="writer")):
-                await face.sleep(0.01)
+            async with binding.inside(read_lock(prefer="writer")):
+                await binding.sleep(0.01)
 
-    readers = [face.start(keep_reading) for _ in range(6)]
+    readers = [binding.start(keep_reading) for _ in range(6)]
     for _ in range(5):
-        assert await face.result(face.start(visit, face, write_lock(prefer="writer")))
+        assert await binding.result(binding.start(visit, binding, write_lock(prefer="writer")))
     done.append(True)
     for each in readers:
-        await face.result(each)
+        await binding.result(each)
 
 
 @pytest.mark.usefixtures("no_beats")
-async def test_waiting_writer_keeps_new_readers_out(face, redis_client):
+async def test_waiting_writer_keeps_new_readers_out(binding, redis_client):
     holder = read_lock(owner="holder", prefer="writer")
-    await face.acquire(holder)
-    writer = face.start(visit, face, write_lock(prefer="writer"))
-    await face.until(lambda: redis_client.exists(WRITERS))
-    assert await face.acquire(read_lock(prefer="writer"), blocking=False) is False
-    assert await face.acquire(holder, blocking=False), "who reads already"
-    assert await face.acquire(read_lock(), blocking=False), "who knows no preference"
-    await face.release(read_lock())
-    reader = face.start(visit, face, read_lock(prefer="writer"))
-    await waiting(face, 2)
+    await binding.acquire(holder)
+    writer = binding.start(visit, binding, write_lock(prefer="writer"))
+    await binding.until(lambda: redis_client.exists(WRITERS))
+    assert await binding.acquire(read_lock(prefer="writer"), blocking=False) is False
+    assert await binding.acquire(holder, blocking=False), "who reads already"
+    assert await binding.acquire(read_lock(), blocking=False), "who knows no preference"
+    await binding.release(read_lock())
+    reader = binding.start(visit, binding, read_lock(prefer="writer"))
+    await waiting(binding, 2)
     for _ in range(2):
-        await face.release(holder)
-    assert await face.result(writer)
-    assert await face.result(reader)
+        await binding.release(holder)
+    assert await binding.result(writer)
+    assert await binding.result(reader)
     assert left(redis_client) == []
 
 
 @pytest.mark.usefixtures("no_beats")
-async def test_readers_wake_when_the_last_writer_gives_up(face, redis_client):
+async def test_readers_wake_when_the_last_writer_gives_up(binding, redis_client):
     holder = read_lock(owner="holder")
-    await face.acquire(holder)
-    writer = face.start(face.acquire, write_lock(prefer="writer", wait_time=0.5))
-    await face.until(lambda: redis_client.exists(WRITERS))
-    reader = face.start(visit, face, read_lock(prefer="writer"))
-    await waiting(face, 2)
-    assert await face.result(writer) is False
-    assert await face.result(reader)
-    await face.release(holder)
+    await binding.acquire(holder)
+    writer = binding.start(binding.acquire, write_lock(prefer="writer", wait_time=0.5))
+    await binding.until(lambda: redis_client.exists(WRITERS))
+    reader = binding.start(visit, binding, read_lock(prefer="writer"))
+    await waiting(binding, 2)
+    assert await binding.result(writer) is False
+    assert await binding.result(reader)
+    await binding.release(holder)
 
 
 @pytest.mark.usefixtures("no_beats")
@@ -542,10 +545,10 @@ def test_readers_wake_when_the_last_writer_is_cancelled(redis_client):
     async def body() -> None:
         holder = read_lock(owner="holder")
         await holder.aacquire()
-        writer = TaskFace().start(TaskFace().acquire, write_lock(prefer="writer"))
-        await TaskFace().until(lambda: redis_client.exists(WRITERS))
-        reader = TaskFace().start(TaskFace().acquire, read_lock(prefer="writer"))
-        await waiting(TaskFace(), 2)
+        writer = TaskBinding().start(TaskBinding().acquire, write_lock(prefer="writer"))
+        await TaskBinding().until(lambda: redis_client.exists(WRITERS))
+        reader = TaskBinding().start(TaskBinding().acquire, read_lock(prefer="writer"))
+        await waiting(TaskBinding(), 2)
         writer.cancel()
         assert await reader
         await holder.arelease()
@@ -555,125 +558,127 @@ def test_readers_wake_when_the_last_writer_is_cancelled(redis_client):
 
 
 @pytest.mark.lengthy
-async def test_writer_that_died_keeps_readers_out_for_its_alive_time_only(face, own_server, settings):
+async def test_writer_that_died_keeps_readers_out_for_its_alive_time_only(binding, own_server, settings):
     server = own_server()
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
     holder = read_lock(owner="holder")
-    await face.acquire(holder)
+    await binding.acquire(holder)
     with ClientProcess(server.url, {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}) as writer, server.client() as client:
         writer.begin("lock('prices', 'write', prefer='writer').acquire()")
-        await face.until(lambda: client.exists(WRITERS))
+        await binding.until(lambda: client.exists(WRITERS))
         mark = client.zrange(WRITERS, 0, -1, withscores=True)[0][1]
-        await face.until(lambda: client.zrange(WRITERS, 0, -1, withscores=True)[0][1] > mark + 900)  # by its heartbeats
-        assert await face.acquire(read_lock(prefer="writer"), blocking=False) is False
+        await binding.until(
+            lambda: client.zrange(WRITERS, 0, -1, withscores=True)[0][1] > mark + 900
+        )  # by its heartbeats
+        assert await binding.acquire(read_lock(prefer="writer"), blocking=False) is False
         writer.kill()
-        assert await face.acquire(read_lock(prefer="writer"))
-    await face.release(read_lock())
-    await face.release(holder)
+        assert await binding.acquire(read_lock(prefer="writer"))
+    await binding.release(read_lock())
+    await binding.release(holder)
 
 
-async def test_writer_keeps_readers_out_again_after_the_server_lost_its_mark(face, settings, redis_client):
+async def test_writer_keeps_readers_out_again_after_the_server_lost_its_mark(binding, settings, redis_client):
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
     holder = read_lock(owner="holder")
-    await face.acquire(holder)
-    writer = face.start(visit, face, write_lock(prefer="writer"))
-    await face.until(lambda: redis_client.exists(WRITERS))
+    await binding.acquire(holder)
+    writer = binding.start(visit, binding, write_lock(prefer="writer"))
+    await binding.until(lambda: redis_client.exists(WRITERS))
     redis_client.delete(WRITERS)
-    await face.until(lambda: redis_client.exists(WRITERS))
-    await face.release(holder)
-    assert await face.result(writer)
+    await binding.until(lambda: redis_client.exists(WRITERS))
+    await binding.release(holder)
+    assert await binding.result(writer)
 
 
 # --- by force, and seen from outside ---------------------------------------------------------------------------------
 
 
-async def test_force_release_of_one_side_leaves_the_other(face, redis_client):
+async def test_force_release_of_one_side_leaves_the_other(binding, redis_client):
     """Redisson's testForceUnlock."""
     for side, other in ((ReadLock, WriteLock), (WriteLock, ReadLock)):
-        await face.acquire(other("prices", owner="a"))
-        assert await face.call(side("prices"), "force_release") is False
-        assert await face.call(other("prices"), "force_release") is True
+        await binding.acquire(other("prices", owner="a"))
+        assert await binding.call(side("prices"), "force_release") is False
+        assert await binding.call(other("prices"), "force_release") is True
         assert left(redis_client) == []
         HOLDS.clear()
 
 
 @pytest.mark.parametrize("force", [ReadLock, RLock, FairLock], ids=lambda each: each.kind)
-async def test_force_release_of_one_reader(face, force, redis_client):
+async def test_force_release_of_one_reader(binding, force, redis_client):
     for owner in "ab":
-        await face.acquire(read_lock(owner=owner))
-    assert await face.call(force("prices"), "force_release", "c") is False
-    assert await face.call(force("prices"), "force_release", "a") is True
-    assert not await face.call(read_lock(owner="a"), "owned")
-    await face.release(read_lock(owner="b"))
+        await binding.acquire(read_lock(owner=owner))
+    assert await binding.call(force("prices"), "force_release", "c") is False
+    assert await binding.call(force("prices"), "force_release", "a") is True
+    assert not await binding.call(read_lock(owner="a"), "owned")
+    await binding.release(read_lock(owner="b"))
     assert left(redis_client) == []
     HOLDS.clear()
 
 
 @pytest.mark.usefixtures("no_beats")
 @pytest.mark.parametrize("owner", [None, "a", "a:write"])
-async def test_force_release_lets_the_next_ones_in(face, owner):
-    await face.acquire(write_lock(owner="a"))
+async def test_force_release_lets_the_next_ones_in(binding, owner):
+    await binding.acquire(write_lock(owner="a"))
     inside: list[object] = []
-    readers = [face.start(visit, face, read_lock(), inside, lambda: len(inside) == 3) for _ in range(3)]
-    await waiting(face, 3)
-    assert await face.call(write_lock(), "force_release", owner)
-    assert all([await face.result(each) for each in readers])
+    readers = [binding.start(visit, binding, read_lock(), inside, lambda: len(inside) == 3) for _ in range(3)]
+    await waiting(binding, 3)
+    assert await binding.call(write_lock(), "force_release", owner)
+    assert all([await binding.result(each) for each in readers])
     HOLDS.clear()
 
 
 @pytest.mark.usefixtures("no_beats")
 @each_side
 @pytest.mark.parametrize("kind", [FairLock, RLock], ids=lambda each: each.kind)
-async def test_force_release_by_name_alone(face, side, kind, redis_client):
+async def test_force_release_by_name_alone(binding, side, kind, redis_client):
     """As the admin and the commands do it, which know no kind."""
-    await face.acquire(side("prices", owner="a"))
-    writer = face.start(visit, face, write_lock())
-    await waiting(face)
+    await binding.acquire(side("prices", owner="a"))
+    writer = binding.start(visit, binding, write_lock())
+    await waiting(binding)
     info = lock_info("prices")
     assert info is not None
-    assert await face.call(kind("prices"), "force_release", info.holder.owner)
-    assert await face.result(writer)
+    assert await binding.call(kind("prices"), "force_release", info.holder.owner)
+    assert await binding.result(writer)
     assert left(redis_client) == []
     HOLDS.clear()
 
 
-async def test_info_names_readers_and_writers(face):
+async def test_info_names_readers_and_writers(binding):
     """Each with what this process knows of it, which it finds by the field of the hash."""
     mine = read_lock()
-    await face.acquire(mine)
-    await face.acquire(read_lock(owner="other"))
-    await face.acquire(read_lock(owner="other"))
-    writer = face.start(visit, face, write_lock())
-    await waiting(face)
-    info = await face.call(mine, "info")
+    await binding.acquire(mine)
+    await binding.acquire(read_lock(owner="other"))
+    await binding.acquire(read_lock(owner="other"))
+    writer = binding.start(visit, binding, write_lock())
+    await waiting(binding)
+    info = await binding.call(mine, "info")
     assert info.kind == "read"
     assert {holder.owner: holder.count for holder in info.holders} == {current_owner().owner_id: 1, "other": 2}
     assert all(holder.held_for is not None for holder in info.holders)
     assert [waiter.owner.endswith(":write") for waiter in info.waiters] == [True]
     for lock in (mine, read_lock(owner="other"), read_lock(owner="other")):
-        await face.release(lock)
-    await face.result(writer)
-    async with face.inside(write_lock()):
-        info = await face.call(mine, "info")
+        await binding.release(lock)
+    await binding.result(writer)
+    async with binding.inside(write_lock()):
+        info = await binding.call(mine, "info")
         assert (info.kind, info.holder.owner) == ("write", f"{current_owner().owner_id}:write")
         assert info.holder.held_for is not None
 
 
-async def test_given_back_without_memory(face, own_server):
+async def test_given_back_without_memory(binding, own_server):
     """A full server takes no new lock, but inner and outer holds can be released, and a writer can step down."""
     server = own_server(args=["--maxmemory-policy", "noeviction"])
     read, write = read_lock(), write_lock()
     for lock in (write, write, read, read):
-        await face.acquire(lock)
+        await binding.acquire(lock)
     with server.client() as client:
         client.config_set("maxmemory", 1)
         for lock in (write, read, write):
-            await face.release(lock)
-        assert await face.call(read, "hold_count") == 1
-        assert not await face.call(write, "locked")
-        await face.release(read)
+            await binding.release(lock)
+        assert await binding.call(read, "hold_count") == 1
+        assert not await binding.call(write, "locked")
+        await binding.release(read)
         with pytest.raises(LockUnavailableError, match="maxmemory"):
-            await face.acquire(write)
+            await binding.acquire(write)
         assert left(client) == []
 
 
@@ -685,37 +690,37 @@ def test_cancelled_wait_leaves_nothing(side, redis_client):
     async def body() -> None:
         holder = WriteLock("prices", owner="a")
         await holder.aacquire()
-        task = TaskFace().start(TaskFace().acquire, side("prices", prefer="writer"))
-        await waiting(TaskFace())
+        task = TaskBinding().start(TaskBinding().acquire, side("prices", prefer="writer"))
+        await waiting(TaskBinding())
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await holder.arelease()
         async with WriteLock("prices", wait_time=10):
             pass
-        await TaskFace().until(lambda: not left(redis_client))
+        await TaskBinding().until(lambda: not left(redis_client))
 
     asyncio.run(asyncio.wait_for(body(), 20))
 
 
-async def test_writer_reads_also_under_a_new_wire_name(face, redis_client):
+async def test_writer_reads_also_under_a_new_wire_name(binding, redis_client):
     """Its name changes after an interruption; it is still the one who writes."""
-    async with face.inside(write_lock()):
+    async with binding.inside(write_lock()):
         current_owner().renew_name()
-        async with face.inside(read_lock(wait_time=0)), face.inside(read_lock(wait_time=0)):
+        async with binding.inside(read_lock(wait_time=0)), binding.inside(read_lock(wait_time=0)):
             current_owner().renew_name()
-            async with face.inside(write_lock(wait_time=0)):
+            async with binding.inside(write_lock(wait_time=0)):
                 pass
     assert left(redis_client) == []
 
 
 @pytest.mark.parametrize("name", ["{test}:abc:key", "preise für 1 €", "a b\n", "{"])
-async def test_names(face, redis_client, name):
+async def test_names(binding, redis_client, name):
     """Redisson's testName."""
     lock = ReadWriteLock(name)
     for side in (lock.read_lock, lock.write_lock):
-        async with face.inside(side):
-            assert await face.call(side, "owned")
+        async with binding.inside(side):
+            assert await binding.call(side, "owned")
     assert left(redis_client) == []
 
 

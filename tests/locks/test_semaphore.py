@@ -13,8 +13,8 @@ from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import counters, kinds
 from django_rlock.locks.holds import WAITS
 from tests.background import forget_clean_up
+from tests.bindings import waiting
 from tests.eventually import eventually
-from tests.faces import waiting
 
 KEY = "rlock:printers"
 CHANNEL = "redisson_sc:{rlock:printers}"
@@ -28,105 +28,105 @@ def printers(redis_client):
     return Semaphore("printers")
 
 
-async def test_permits_are_taken_and_given_back(face, printers):
-    assert await face.call(printers, "available_permits") == 0
-    assert await face.call(printers, "acquire", blocking=False) is False
-    assert await face.call(printers, "try_set_permits", 3) is True
-    assert await face.call(printers, "try_set_permits", 9) is False
-    assert await face.call(printers, "acquire") is True
-    assert await face.call(printers, "acquire", 2) is True
-    assert await face.call(printers, "acquire", wait_time=0) is False
-    await face.call(printers, "release", 2)
-    assert await face.call(printers, "available_permits") == 2
-    assert await face.call(printers, "drain_permits") == 2
-    await face.call(printers, "add_permits", -5)
-    assert await face.call(printers, "available_permits") == -5
-    assert await face.call(printers, "release_if_exists", 6) is True
-    assert await face.call(printers, "available_permits") == 1
-    assert await face.call(printers, "delete") is True
-    assert await face.call(printers, "delete") is False
-    assert await face.call(printers, "release_if_exists") is False
-    assert await face.call(printers, "available_permits") == 0
+async def test_permits_are_taken_and_given_back(binding, printers):
+    assert await binding.call(printers, "available_permits") == 0
+    assert await binding.call(printers, "acquire", blocking=False) is False
+    assert await binding.call(printers, "try_set_permits", 3) is True
+    assert await binding.call(printers, "try_set_permits", 9) is False
+    assert await binding.call(printers, "acquire") is True
+    assert await binding.call(printers, "acquire", 2) is True
+    assert await binding.call(printers, "acquire", wait_time=0) is False
+    await binding.call(printers, "release", 2)
+    assert await binding.call(printers, "available_permits") == 2
+    assert await binding.call(printers, "drain_permits") == 2
+    await binding.call(printers, "add_permits", -5)
+    assert await binding.call(printers, "available_permits") == -5
+    assert await binding.call(printers, "release_if_exists", 6) is True
+    assert await binding.call(printers, "available_permits") == 1
+    assert await binding.call(printers, "delete") is True
+    assert await binding.call(printers, "delete") is False
+    assert await binding.call(printers, "release_if_exists") is False
+    assert await binding.call(printers, "available_permits") == 0
 
 
-async def test_permits_for_a_time(face, printers, redis_client):
-    await face.call(printers, "try_set_permits", 3, ttl=60)
+async def test_permits_for_a_time(binding, printers, redis_client):
+    await binding.call(printers, "try_set_permits", 3, ttl=60)
     assert 0 < redis_client.ttl(KEY) <= 60
 
 
-async def test_wait_ends(face, printers):
-    assert await face.call(printers, "acquire", wait_time=0.05) is False
-    assert await face.call(Semaphore("printers", wait_time=0.05), "acquire") is False
+async def test_wait_ends(binding, printers):
+    assert await binding.call(printers, "acquire", wait_time=0.05) is False
+    assert await binding.call(Semaphore("printers", wait_time=0.05), "acquire") is False
 
 
-async def test_waiter_is_woken_by_a_release(face, printers):
-    waiter = face.start(face.call, printers, "acquire")
-    await waiting(face)
-    await face.call(printers, "release")
-    assert await face.result(waiter) is True
-    assert await face.call(printers, "available_permits") == 0
+async def test_waiter_is_woken_by_a_release(binding, printers):
+    waiter = binding.start(binding.call, printers, "acquire")
+    await waiting(binding)
+    await binding.call(printers, "release")
+    assert await binding.result(waiter) is True
+    assert await binding.call(printers, "available_permits") == 0
 
 
 @pytest.mark.parametrize("method", ["add_permits", "try_set_permits", "release_if_exists"])
-async def test_waiter_is_woken_by_whatever_brings_permits(face, printers, redis_client, method):
-    waiter = face.start(face.call, printers, "acquire")
-    await waiting(face)
+async def test_waiter_is_woken_by_whatever_brings_permits(binding, printers, redis_client, method):
+    waiter = binding.start(binding.call, printers, "acquire")
+    await waiting(binding)
     if method == "release_if_exists":
         redis_client.set(KEY, 0)
-    await face.call(printers, method, 1)
-    assert await face.result(waiter) is True
+    await binding.call(printers, method, 1)
+    assert await binding.result(waiter) is True
 
 
-async def test_waiter_is_woken_by_java(face, printers, redis_client):
-    waiter = face.start(face.call, printers, "acquire")
-    await waiting(face)
+async def test_waiter_is_woken_by_java(binding, printers, redis_client):
+    waiter = binding.start(binding.call, printers, "acquire")
+    await waiting(binding)
     redis_client.set(KEY, 1)
     redis_client.publish(CHANNEL, "1")
-    assert await face.result(waiter) is True
+    assert await binding.result(waiter) is True
 
 
-async def test_what_is_too_little_for_one_goes_to_another(face, printers):
-    greedy = face.start(face.call, printers, "acquire", 5)
-    await waiting(face)
-    modest = face.start(face.call, printers, "acquire", 1)
-    await waiting(face, 2)
-    await face.call(printers, "release")
-    assert await face.result(modest) is True
-    await face.call(printers, "release", 4)
-    await waiting(face)
-    await face.call(printers, "release")
-    assert await face.result(greedy) is True
+async def test_what_is_too_little_for_one_goes_to_another(binding, printers):
+    greedy = binding.start(binding.call, printers, "acquire", 5)
+    await waiting(binding)
+    modest = binding.start(binding.call, printers, "acquire", 1)
+    await waiting(binding, 2)
+    await binding.call(printers, "release")
+    assert await binding.result(modest) is True
+    await binding.call(printers, "release", 4)
+    await waiting(binding)
+    await binding.call(printers, "release")
+    assert await binding.result(greedy) is True
 
 
-async def test_waiter_whose_message_was_lost_asks_again(face, printers, redis_client, monkeypatch):
+async def test_waiter_whose_message_was_lost_asks_again(binding, printers, redis_client, monkeypatch):
     monkeypatch.setattr(kinds, "REPOLL", 0.05)
-    waiter = face.start(face.call, printers, "acquire")
-    await waiting(face)
+    waiter = binding.start(binding.call, printers, "acquire")
+    await waiting(binding)
     redis_client.set(KEY, 1)  # and publishes nothing
-    assert await face.result(waiter) is True
+    assert await binding.result(waiter) is True
 
 
-async def test_block_takes_one_permit(face, printers):
-    await face.call(printers, "release", 2)
-    async with face.inside(printers):
-        assert await face.call(printers, "available_permits") == 1
-        async with face.inside(printers):
-            assert await face.call(printers, "available_permits") == 0
-    assert await face.call(printers, "available_permits") == 2
+async def test_block_takes_one_permit(binding, printers):
+    await binding.call(printers, "release", 2)
+    async with binding.inside(printers):
+        assert await binding.call(printers, "available_permits") == 1
+        async with binding.inside(printers):
+            assert await binding.call(printers, "available_permits") == 0
+    assert await binding.call(printers, "available_permits") == 2
 
 
-async def test_block_that_gets_no_permit(face):
+async def test_block_that_gets_no_permit(binding):
     with pytest.raises(LockTimeoutError, match=r"'printers' was not free .* held by others, who have all") as caught:
-        async with face.inside(Semaphore("printers", wait_time=0.01)):
+        async with binding.inside(Semaphore("printers", wait_time=0.01)):
             raise AssertionError
     assert caught.value.waited >= 0.01
 
 
-async def test_failed_release_does_not_hide_the_error_of_the_block(face, printers, redis_client):
+async def test_failed_release_does_not_hide_the_error_of_the_block(binding, printers, redis_client):
     for raised, seen in ((KeyError, KeyError), (None, LockUnavailableError)):
         redis_client.set(KEY, 1)
         with pytest.raises(seen):
-            async with face.inside(printers):
+            async with binding.inside(printers):
                 redis_client.delete(KEY)
                 redis_client.hset(KEY, "somebody", 1)
                 if raised:
@@ -134,24 +134,24 @@ async def test_failed_release_does_not_hide_the_error_of_the_block(face, printer
         redis_client.delete(KEY)
 
 
-async def test_zero_permits_are_always_granted(face, printers, redis_client):
-    assert await face.call(printers, "acquire", 0) is True
-    await face.call(printers, "release", 0)
+async def test_zero_permits_are_always_granted(binding, printers, redis_client):
+    assert await binding.call(printers, "acquire", 0) is True
+    await binding.call(printers, "release", 0)
     assert not redis_client.exists(KEY)
 
 
 @pytest.mark.parametrize("method", ["acquire", "release", "release_if_exists", "try_set_permits"])
 @pytest.mark.parametrize("permits", [-1, MOST + 1, 1.0, True, "1", None])
-async def test_numbers_that_are_none(face, printers, redis_client, method, permits):
+async def test_numbers_that_are_none(binding, printers, redis_client, method, permits):
     with pytest.raises((TypeError, ValueError), match=f"whole number.*not {permits!r}"):
-        await face.call(printers, method, permits)
+        await binding.call(printers, method, permits)
     assert not redis_client.exists(KEY)
 
 
 @pytest.mark.parametrize("permits", [-MOST - 1, MOST + 1, 0.5])
-async def test_additions_that_are_none(face, printers, redis_client, permits):
+async def test_additions_that_are_none(binding, printers, redis_client, permits):
     with pytest.raises((TypeError, ValueError), match="whole number"):
-        await face.call(printers, "add_permits", permits)
+        await binding.call(printers, "add_permits", permits)
     assert not redis_client.exists(KEY)
 
 
@@ -161,27 +161,27 @@ def test_names_that_are_none(name, error):
         Semaphore(name)
 
 
-async def test_most_permits(face, printers, redis_client):
-    await face.call(printers, "try_set_permits", MOST)
+async def test_most_permits(binding, printers, redis_client):
+    await binding.call(printers, "try_set_permits", MOST)
     for method in ("release", "release_if_exists", "add_permits"):
         with pytest.raises(ValueError, match="'printers' cannot have more than 2147483647"):
-            await face.call(printers, method, 1)
-    assert await face.call(printers, "acquire", MOST) is True
+            await binding.call(printers, method, 1)
+    assert await binding.call(printers, "acquire", MOST) is True
     assert redis_client.get(KEY) == "0"
 
 
-async def test_try_that_is_to_wait(face, printers):
+async def test_try_that_is_to_wait(binding, printers):
     with pytest.raises(ValueError, match="tries once"):
-        await face.call(printers, "acquire", blocking=False, wait_time=1)
+        await binding.call(printers, "acquire", blocking=False, wait_time=1)
 
 
-async def test_key_of_a_lock_is_left_alone(face, printers, redis_client, monkeypatch):
+async def test_key_of_a_lock_is_left_alone(binding, printers, redis_client, monkeypatch):
     """And what was refused is not tried again in the background."""
     monkeypatch.setattr("django_rlock.locks.counters.clean_up", pytest.fail)
     redis_client.hset(KEY, "somebody", 1)
     for method in ("acquire", "release", "available_permits", "drain_permits", "delete"):
         with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
-            await face.call(printers, method)
+            await binding.call(printers, method)
     assert redis_client.hgetall(KEY) == {"somebody": "1"}
 
 
@@ -206,22 +206,22 @@ def test_blocking_call_inside_a_loop_is_refused(printers):
         (CountDownLatch, [("count_down",), ("count",), ("wait",)]),
     ],
 )
-async def test_alias_of_a_quorum_is_refused(face, kind, calls, settings):
+async def test_alias_of_a_quorum_is_refused(binding, kind, calls, settings):
     settings.RLOCK = {"quorum": {"NODES": [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]}}
     counter = kind("printers", using="quorum")
     for call in calls:
         with pytest.raises(ImproperlyConfigured, match=rf"{kind.__name__} 'printers' needs one server.*RedLock works"):
-            await face.call(counter, *call)
+            await binding.call(counter, *call)
 
 
-async def test_wait_is_no_lock(face, printers, redis_client):
+async def test_wait_is_no_lock(binding, printers, redis_client):
     """Neither the page nor a command shows it as one; only reports know of it."""
-    waiter = face.start(face.call, printers, "acquire")
-    await waiting(face)
+    waiter = binding.start(binding.call, printers, "acquire")
+    await waiting(binding)
     assert lock_info("printers") is None
     assert list(iter_locks(scan=True)) == []
-    await face.call(printers, "release")
-    await face.result(waiter)
+    await binding.call(printers, "release")
+    await binding.result(waiter)
     assert lock_info("printers") is None
 
 
@@ -239,27 +239,29 @@ async def test_wait_is_no_lock(face, printers, redis_client):
         ("drain_permits", scripts.SEMAPHORE_DRAIN, 5, 0, 5),
     ],
 )
-async def test_lost_reply(face, proxy, printers, redis_client, method, script, before, after, answer):
+async def test_lost_reply(binding, proxy, printers, redis_client, method, script, before, after, answer):
     if before is not None:
         redis_client.set(KEY, before)
     lost = proxy.lose_reply(script)
     args = [] if method == "drain_permits" else [2]
-    assert await face.call(printers, method, *args) == answer
+    assert await binding.call(printers, method, *args) == answer
     assert lost.served.is_set()
     assert redis_client.get(KEY) == str(after)
 
 
-async def test_acquire_is_sent_again_only_while_the_server_knows_it(face, proxy, printers, redis_client, monkeypatch):
+async def test_acquire_is_sent_again_only_while_the_server_knows_it(
+    binding, proxy, printers, redis_client, monkeypatch
+):
     """Else it would take permits once more, after an outage that is shorter than the wait."""
     monkeypatch.setattr(counters.Requests, "patience", 0.1)
     redis_client.set(KEY, 5)
     lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
     stuck = proxy.hold(scripts.SEMAPHORE_ACQUIRE)
     with pytest.raises(LockUnavailableError):
-        await face.call(printers, "acquire", wait_time=300)
+        await binding.call(printers, "acquire", wait_time=300)
     assert lost.served.is_set()
     assert stuck.served.is_set()
-    await face.until(lambda: redis_client.get(KEY) == "5")
+    await binding.until(lambda: redis_client.get(KEY) == "5")
 
 
 def test_request_is_known_until_nobody_sends_it_again():
@@ -270,24 +272,24 @@ def test_request_is_known_until_nobody_sends_it_again():
 REQUESTS = "rlock_requests:{rlock:printers}"
 
 
-async def test_answered_requests_are_forgotten_with_the_next(face, printers, redis_client):
-    await face.call(printers, "try_set_permits", 1)
+async def test_answered_requests_are_forgotten_with_the_next(binding, printers, redis_client):
+    await binding.call(printers, "try_set_permits", 1)
     for _ in range(50):
-        assert await face.call(printers, "acquire") is True
-        assert await face.call(printers, "acquire", wait_time=0) is False
-        await face.call(printers, "release")
-    await face.call(printers, "add_permits", 1)
+        assert await binding.call(printers, "acquire") is True
+        assert await binding.call(printers, "acquire", wait_time=0) is False
+        await binding.call(printers, "release")
+    await binding.call(printers, "add_permits", 1)
     assert redis_client.zcard(REQUESTS) == 1
 
 
-async def test_request_that_waited_is_forgotten_as_well(face, printers, redis_client):
-    waiter = face.start(face.call, printers, "acquire")
-    await waiting(face)
+async def test_request_that_waited_is_forgotten_as_well(binding, printers, redis_client):
+    waiter = binding.start(binding.call, printers, "acquire")
+    await waiting(binding)
     redis_client.set(KEY, 1)
     redis_client.publish(CHANNEL, "1")
-    assert await face.result(waiter) is True
+    assert await binding.result(waiter) is True
     [taken] = redis_client.zrange(REQUESTS, 0, -1)
-    await face.call(printers, "release")
+    await binding.call(printers, "release")
     assert redis_client.zscore(REQUESTS, taken) is None
     assert redis_client.zcard(REQUESTS) == 1
 
@@ -300,42 +302,42 @@ async def test_request_that_waited_is_forgotten_as_well(face, printers, redis_cl
         ("add_permits", scripts.SEMAPHORE_ADD),
     ],
 )
-async def test_request_that_was_sent_again_is_remembered(face, proxy, printers, redis_client, method, script):
+async def test_request_that_was_sent_again_is_remembered(binding, proxy, printers, redis_client, method, script):
     """Its first command, which seemed lost, may still come."""
     redis_client.set(KEY, 5)
     lost = proxy.lose_reply(script)
-    await face.call(printers, method, 1)
+    await binding.call(printers, method, 1)
     assert lost.served.is_set()
     [sent_again] = redis_client.zrange(REQUESTS, 0, -1)
     for _ in range(3):
-        await face.call(printers, "release")
+        await binding.call(printers, "release")
     assert redis_client.zscore(REQUESTS, sent_again) is not None
     assert redis_client.zcard(REQUESTS) == 2
 
 
-async def test_request_whose_earlier_try_was_sent_again_is_remembered(face, proxy, printers, redis_client):
+async def test_request_whose_earlier_try_was_sent_again_is_remembered(binding, proxy, printers, redis_client):
     """That try found no permits; its twin, if it came later, would."""
     lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
-    waiter = face.start(face.call, printers, "acquire")
-    await waiting(face)
+    waiter = binding.start(binding.call, printers, "acquire")
+    await waiting(binding)
     assert lost.served.is_set()
     redis_client.set(KEY, 1)
     redis_client.publish(CHANNEL, "1")
-    assert await face.result(waiter) is True
+    assert await binding.result(waiter) is True
     [taken] = redis_client.zrange(REQUESTS, 0, -1)
-    await face.call(printers, "release")
+    await binding.call(printers, "release")
     assert redis_client.zscore(REQUESTS, taken) is not None
 
 
-async def test_interrupted_acquire_is_undone_though_others_are_forgotten(face, proxy, printers, redis_client):
+async def test_interrupted_acquire_is_undone_though_others_are_forgotten(binding, proxy, printers, redis_client):
     redis_client.set(KEY, 5)
     swallowed = proxy.swallow_reply(scripts.SEMAPHORE_ACQUIRE)
     with pytest.raises(LockUnavailableError):
-        await face.call(printers, "acquire", 2, blocking=False)
+        await binding.call(printers, "acquire", 2, blocking=False)
     assert swallowed.served.is_set()
-    await face.call(printers, "release")
-    await face.call(printers, "release")
-    await face.until(lambda: redis_client.get(KEY) == "7")
+    await binding.call(printers, "release")
+    await binding.call(printers, "release")
+    await binding.until(lambda: redis_client.get(KEY) == "7")
 
 
 def test_few_requests_of_a_crowd_are_remembered(printers, redis_client):
@@ -365,49 +367,49 @@ def test_a_process_notes_the_requests_of_few_semaphores(redis_client, monkeypatc
         assert max(map(len, counters._answered.values())) <= counters.MOST_ANSWERED
 
 
-async def test_waiter_whose_grant_got_lost_is_granted_once(face, proxy, printers, redis_client):
-    waiter = face.start(face.call, printers, "acquire")
-    await waiting(face)
+async def test_waiter_whose_grant_got_lost_is_granted_once(binding, proxy, printers, redis_client):
+    waiter = binding.start(binding.call, printers, "acquire")
+    await waiting(binding)
     lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
     redis_client.set(KEY, 5)
     redis_client.publish(CHANNEL, "5")
-    assert await face.result(waiter) is True
+    assert await binding.result(waiter) is True
     assert lost.served.is_set()
     assert redis_client.get(KEY) == "4"
 
 
-async def test_acquire_of_unknown_outcome_is_undone(face, proxy, printers, redis_client):
+async def test_acquire_of_unknown_outcome_is_undone(binding, proxy, printers, redis_client):
     redis_client.set(KEY, 5)
     swallowed = proxy.swallow_reply(scripts.SEMAPHORE_ACQUIRE)
     with pytest.raises(LockUnavailableError):
-        await face.call(printers, "acquire", 2, blocking=False)
+        await binding.call(printers, "acquire", 2, blocking=False)
     assert swallowed.served.is_set()
-    await face.until(lambda: redis_client.get(KEY) == "5")
+    await binding.until(lambda: redis_client.get(KEY) == "5")
 
 
-async def test_acquire_that_arrives_after_its_undoing_takes_nothing(face, proxy, printers, redis_client):
+async def test_acquire_that_arrives_after_its_undoing_takes_nothing(binding, proxy, printers, redis_client):
     redis_client.set(KEY, 5)
     stuck = proxy.hold(scripts.SEMAPHORE_ACQUIRE)
     undone = proxy.hold_reply(scripts.SEMAPHORE_LEAVE)
     with pytest.raises(LockUnavailableError):
-        await face.call(printers, "acquire", 2, blocking=False)
-    await face.until(undone.served.is_set)
+        await binding.call(printers, "acquire", 2, blocking=False)
+    await binding.until(undone.served.is_set)
     undone.let_go.set()
     calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
     stuck.let_go.set()
-    await face.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
+    await binding.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
     assert redis_client.get(KEY) == "5"
 
 
 @pytest.mark.lengthy
-async def test_release_that_fails_is_done_in_the_background_and_once(face, proxy, printers, redis_client):
+async def test_release_that_fails_is_done_in_the_background_and_once(binding, proxy, printers, redis_client):
     stuck = proxy.hold(scripts.SEMAPHORE_RELEASE)
     with pytest.raises(LockUnavailableError, match="The background thread retries for 60 s; do not repeat the call"):
-        await face.call(printers, "release")
-    await face.until(lambda: redis_client.get(KEY) == "1")
+        await binding.call(printers, "release")
+    await binding.until(lambda: redis_client.get(KEY) == "1")
     calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
     stuck.let_go.set()
-    await face.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
+    await binding.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
     assert redis_client.get(KEY) == "1"
 
 

@@ -133,21 +133,21 @@ def test_no_owner_is_called_as_the_field_of_the_mode(kind):
         rlock(NAME, kind=kind, owner="mode")
 
 
-async def test_waiters_of_each_kind_are_beaten_for(face, settings, redis_client):
+async def test_waiters_of_each_kind_are_beaten_for(binding, settings, redis_client):
     """One process, one name, two kinds: the heartbeat of the longest waiter says nothing about the others."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
     redis_client.hset(KEY, "somebody", 1)
     waiters = []
     for number, lock in enumerate([rlock(NAME, kind="write"), rlock(NAME, kind="fair")]):
-        waiters.append(face.start(visit, face, lock))
-        await face.until(lambda number=number: len(WAITS.snapshot()) == number + 1)
+        waiters.append(binding.start(visit, binding, lock))
+        await binding.until(lambda number=number: len(WAITS.snapshot()) == number + 1)
     alive_until = redis_client.zscore(alive_key(KEY), client_id())
-    await face.until(lambda: redis_client.zscore(alive_key(KEY), client_id()) > alive_until + 900)
+    await binding.until(lambda: redis_client.zscore(alive_key(KEY), client_id()) > alive_until + 900)
     redis_client.delete(KEY)
     for each in waiters:
-        await face.result(each)
+        await binding.result(each)
 
 
-async def visit(face, lock) -> None:
-    async with face.inside(lock):
+async def visit(binding, lock) -> None:
+    async with binding.inside(lock):
         pass

@@ -8,34 +8,34 @@ from django_rlock import ConstantBackoff, ExponentialBackoff, RLock, SpinLock
 from django_rlock.locks.holds import WAITS
 
 
-async def hold(face, lock) -> None:
-    async with face.inside(lock):
+async def hold(binding, lock) -> None:
+    async with binding.inside(lock):
         pass
 
 
-async def test_waiter_asks_again_and_listens_to_nothing(face, redis_client):
+async def test_waiter_asks_again_and_listens_to_nothing(binding, redis_client):
     lock = SpinLock("stock:42", backoff=ConstantBackoff(0.005))
     channels = redis_client.pubsub_channels()
-    async with face.inside(lock):
+    async with binding.inside(lock):
         redis_client.config_resetstat()
-        waiting = face.start(hold, face, lock)
-        await face.until(lambda: redis_client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) > 5)
+        waiting = binding.start(hold, binding, lock)
+        await binding.until(lambda: redis_client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) > 5)
         assert redis_client.pubsub_channels() == channels
-    await face.result(waiting)
+    await binding.result(waiting)
 
 
-async def test_release_wakes_the_waiters_of_a_plain_lock(face):
+async def test_release_wakes_the_waiters_of_a_plain_lock(binding):
     """Whose poll would come in half a minute only."""
-    async with face.inside(SpinLock("stock:42", lease_time=600)):
-        waiting = face.start(hold, face, RLock("stock:42"))
-        await face.until(WAITS.snapshot)
-    await face.result(waiting)
+    async with binding.inside(SpinLock("stock:42", lease_time=600)):
+        waiting = binding.start(hold, binding, RLock("stock:42"))
+        await binding.until(WAITS.snapshot)
+    await binding.result(waiting)
 
 
-async def test_backoff_of_nothing_waits_all_the_same(face, redis_client):
+async def test_backoff_of_nothing_waits_all_the_same(binding, redis_client):
     redis_client.hset("rlock:stock:42", "somebody", 1)
     redis_client.pexpire("rlock:stock:42", 50)
-    async with face.inside(SpinLock("stock:42", backoff=lambda _tries: 0)):
+    async with binding.inside(SpinLock("stock:42", backoff=lambda _tries: 0)):
         pass
 
 

@@ -112,13 +112,13 @@ def patient(settings):
     settings.RLOCK = {"default": {"CACHE": "default", "KEY_PREFIX": "", "WAITER_ALIVE_TIME": 600, "CLAIM_TIME": 500}}
 
 
-async def visit(lock, face) -> None:
-    async with face.inside(lock):
+async def visit(lock, binding) -> None:
+    async with binding.inside(lock):
         pass
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["while it listens", "before it listens"])
-async def test_fair_waiter_hears_who_knows_nothing_of_its_queue(face, patient, redis_client, monkeypatch, before):
+async def test_fair_waiter_hears_who_knows_nothing_of_its_queue(binding, patient, redis_client, monkeypatch, before):
     def free() -> None:
         redis_client.delete("stock:42")
         redis_client.publish(CHANNEL, "0")
@@ -132,21 +132,21 @@ async def test_fair_waiter_hears_who_knows_nothing_of_its_queue(face, patient, r
 
     monkeypatch.setattr(Listener, "subscribe", subscribe_late)
     redis_client.hset("stock:42", "5eefbdd4-2a9c-4f0a-9a6f-8d0a5f1c3b11:31", 1)
-    waiting = face.start(visit, FairLock("stock:42"), face)
+    waiting = binding.start(visit, FairLock("stock:42"), binding)
     if not before:
-        await face.until(lambda: CHANNEL in redis_client.pubsub_channels())
+        await binding.until(lambda: CHANNEL in redis_client.pubsub_channels())
         free()
-    await face.result(waiting)
+    await binding.result(waiting)
 
 
-async def test_fair_waiter_behind_another_needs_no_channel_of_the_lock(face, patient, redis_client):
+async def test_fair_waiter_behind_another_needs_no_channel_of_the_lock(binding, patient, redis_client):
     """As ever among processes of ours: a hand-over costs no SUBSCRIBE and no broadcast."""
     lock = FairLock("stock:42")
-    assert await face.acquire(lock)
-    waiting = face.start(visit, FairLock("stock:42"), face)
-    await face.until(WAITS.snapshot)
-    await face.until(lambda: redis_client.zcard("rlock_queue:{stock:42}"))
+    assert await binding.acquire(lock)
+    waiting = binding.start(visit, FairLock("stock:42"), binding)
+    await binding.until(WAITS.snapshot)
+    await binding.until(lambda: redis_client.zcard("rlock_queue:{stock:42}"))
     settle()
     assert CHANNEL not in redis_client.pubsub_channels()
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.release(lock)
+    await binding.result(waiting)

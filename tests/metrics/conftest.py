@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from django_rlock.metrics import EVENTS, opentelemetry, prometheus
 from tests.background import settle
-from tests.faces import face, nothing_left, pytest_pyfunc_call
+from tests.bindings import binding, nothing_left, pytest_pyfunc_call
 
-__all__ = ["face", "nothing_left", "pytest_pyfunc_call"]
+__all__ = ["binding", "nothing_left", "pytest_pyfunc_call"]
 
 Labels = dict[str, str]
 

@@ -11,8 +11,8 @@ from django_rlock import LockLostError, LockTimeoutError, LockUnavailableError, 
 from django_rlock._monitoring import breadcrumbs
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_timed_out, lock_unavailable
 from tests.background import settle
+from tests.bindings import BlockingBinding as Binding
 from tests.eventually import eventually
-from tests.faces import BlockingFace as Face
 
 sentry_sdk = pytest.importorskip("sentry_sdk", reason="is in the dependency group test")
 
@@ -43,9 +43,9 @@ def crumbs() -> Iterator[Any]:
     sentry_sdk.init()
 
 
-async def test_a_wait(face: Face, crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breadcrumbs, "WORTH_TELLING", 0.0)
-    async with face.inside(RLock("stock:42")):
+    async with binding.inside(RLock("stock:42")):
         pass
     [crumb] = crumbs()
     assert crumb["level"] == "info"

@@ -13,7 +13,7 @@ from django_rlock import LockTimeoutError, LockUnavailableError, RLock
 from django_rlock.metrics import opentelemetry
 from django_rlock.signals import LockSignal
 from tests.background import settle
-from tests.faces import BlockingFace as Face
+from tests.bindings import BlockingBinding as Binding
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def spans(provider: TracerProvider) -> Any:
     return finished
 
 
-async def test_a_trace_shows_the_wait_and_the_hold(face: Face, provider: TracerProvider, spans: Any) -> None:
+async def test_a_trace_shows_the_wait_and_the_hold(binding: Binding, provider: TracerProvider, spans: Any) -> None:
     request: Any
     with provider.get_tracer("test").start_as_current_span("request") as request:
-        async with face.inside(lock := RLock("stock:42")), face.inside(lock):
+        async with binding.inside(lock := RLock("stock:42")), binding.inside(lock):
             pass
     wait, hold = spans()
     assert [span.name for span in (wait, hold)] == ["wait lock", "hold lock"]

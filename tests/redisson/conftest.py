@@ -1,4 +1,4 @@
-"""Redisson's own tests, ported: the same meaning, through both faces. The table is docs/redisson-tests.md.
+"""Redisson's own tests, ported: the same meaning, through both bindings. The table is docs/redisson-tests.md.
 
 Seconds have become tenths, and sleeps have become events. What the table points at elsewhere is not repeated here.
 """
@@ -12,10 +12,10 @@ import pytest
 from django_rlock import FairLock, MultiLock, RLock, SpinLock
 from django_rlock.locks import BaseLock
 from example_project.embedded import EmbeddedServer
-from tests.faces import face, nothing_left, nothing_reported, pytest_pyfunc_call
+from tests.bindings import binding, nothing_left, nothing_reported, pytest_pyfunc_call
 from tests.processes import ClientProcess
 
-__all__ = ["face", "nothing_left", "nothing_reported", "pytest_pyfunc_call"]
+__all__ = ["binding", "nothing_left", "nothing_reported", "pytest_pyfunc_call"]
 
 
 def several(name: str, **options: Any) -> MultiLock:

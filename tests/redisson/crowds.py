@@ -41,10 +41,10 @@ def look(loops, block):
 """A counter that is read and then written, so that it is right only if there is one holder at a time."""
 
 
-async def all_together(face: Any, owners: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+async def all_together(binding: Any, owners: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """What the work returned to each of a number of owners, who began at once."""
-    started = [face.start(work, *args) for _ in range(owners)]
-    return [await face.result(each) for each in started]
+    started = [binding.start(work, *args) for _ in range(owners)]
+    return [await binding.result(each) for each in started]
 
 
 def in_processes(clients: Callable[..., list[ClientProcess]], calls: Iterable[str]) -> None:

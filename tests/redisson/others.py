@@ -1,4 +1,4 @@
-"""Other owners: what Redisson's tests do in another thread is here a thread or a task, by the face."""
+"""Other owners: what Redisson's tests do in another thread is here a thread or a task, by the binding."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from django_rlock.locks import BaseLock
 
 
 @asynccontextmanager
-async def held_elsewhere(face: Any, lock: BaseLock) -> AsyncIterator[None]:
+async def held_elsewhere(binding: Any, lock: BaseLock) -> AsyncIterator[None]:
     """Another owner holds the lock during the block."""
     held, leave = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        async with face.inside(lock):
+        async with binding.inside(lock):
             held.set()
-            await face.until(leave.is_set)
+            await binding.until(leave.is_set)
 
-    holding = face.start(hold)
+    holding = binding.start(hold)
     try:
-        await face.until(held.is_set)
+        await binding.until(held.is_set)
         yield
     finally:
         leave.set()
-        await face.result(holding)
+        await binding.result(holding)
 
 
-async def visit(face: Any, lock: BaseLock) -> None:
+async def visit(binding: Any, lock: BaseLock) -> None:
     """Take the lock and give it back."""
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass

@@ -8,37 +8,37 @@ import pytest
 
 from django_rlock import FairLock, LockUnavailableError
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.bindings import elsewhere
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.faces import elsewhere
 from tests.redisson.others import held_elsewhere, visit
 
 KEY = "rlock:lock"
 QUEUE = f"rlock_queue:{{{KEY}}}"
 
 
-async def queue_up(face, redis_client, bodies):
+async def queue_up(binding, redis_client, bodies):
     """Start bodies that wait, one after the other."""
     started = []
     for number, (body, *args) in enumerate(bodies, 1):
-        started.append(face.start(body, *args))
-        await face.until(lambda number=number: redis_client.zcard(QUEUE) == number)
+        started.append(binding.start(body, *args))
+        await binding.until(lambda number=number: redis_client.zcard(QUEUE) == number)
     return started
 
 
-async def test_lease_timeout(face, redis_client):
+async def test_lease_timeout(binding, redis_client):
     """No owner releases it, and each gets it when the lease of the one before has ended; in order."""
     served: list[int] = []
 
     async def take(number: int) -> None:
-        assert await face.acquire(FairLock("lock"), wait_time=15, lease_time=0.1)
+        assert await binding.acquire(FairLock("lock"), wait_time=15, lease_time=0.1)
         served.append(number)
 
-    async with held_elsewhere(face, FairLock("lock")):
-        takers = await queue_up(face, redis_client, [(take, number) for number in range(8)])
+    async with held_elsewhere(binding, FairLock("lock")):
+        takers = await queue_up(binding, redis_client, [(take, number) for number in range(8)])
     for each in takers:
-        await face.result(each)
+        await binding.result(each)
     assert served == list(range(8))
-    await face.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
+    await binding.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
 
 
 @pytest.mark.parametrize(("wait_time", "served"), [(0.2, False), (20, True)], ids=["give up", "are served"])
@@ -73,73 +73,73 @@ def test_timeout_drift(clients, redis_client, settings, wait_time, served):
 
 
 @pytest.mark.thorough
-async def test_acquire_failed_timeout_drift(face, redis_client):
+async def test_acquire_failed_timeout_drift(binding, redis_client):
     """An owner that gives up leaves the order of the others unchanged."""
     served: list[int] = []
 
     async def wait(number: int, wait_time: float) -> None:
-        if await face.acquire(FairLock("lock"), wait_time=wait_time):
+        if await binding.acquire(FairLock("lock"), wait_time=wait_time):
             served.append(number)
-            await face.release(FairLock("lock"))
+            await binding.release(FairLock("lock"))
 
-    async with held_elsewhere(face, FairLock("lock")):
-        waits = await queue_up(face, redis_client, [(wait, n, 4 if n == 2 else 20) for n in (1, 2, 3, 4)])
-        await face.result(waits[1])
+    async with held_elsewhere(binding, FairLock("lock")):
+        waits = await queue_up(binding, redis_client, [(wait, n, 4 if n == 2 else 20) for n in (1, 2, 3, 4)])
+        await binding.result(waits[1])
         assert redis_client.zcard(QUEUE) == 3
     for each in waits:
-        await face.result(each)
+        await binding.result(each)
     assert served == [1, 3, 4]
 
 
 @pytest.mark.thorough
-async def test_lock_acquired_boolean_timeout_drift(face, redis_client):
+async def test_lock_acquired_boolean_timeout_drift(binding, redis_client):
     """Trying once never queues: the first after the release has it, the others when its lease has ended."""
-    async with held_elsewhere(face, FairLock("lock")):
+    async with held_elsewhere(binding, FairLock("lock")):
         for _ in range(3):
-            assert not await elsewhere(face, FairLock("lock"), "acquire", blocking=False)
+            assert not await elsewhere(binding, FairLock("lock"), "acquire", blocking=False)
         assert not redis_client.exists(QUEUE)
-    assert await elsewhere(face, FairLock("lock", lease_time=3), "acquire", blocking=False)
+    assert await elsewhere(binding, FairLock("lock", lease_time=3), "acquire", blocking=False)
     for _ in range(2):
-        assert not await elsewhere(face, FairLock("lock"), "acquire", blocking=False)
-    await face.until(lambda: not redis_client.exists(KEY))
-    assert await face.acquire(FairLock("lock"), blocking=False)
-    await face.release(FairLock("lock"))
-    await face.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
+        assert not await elsewhere(binding, FairLock("lock"), "acquire", blocking=False)
+    await binding.until(lambda: not redis_client.exists(KEY))
+    assert await binding.acquire(FairLock("lock"), blocking=False)
+    await binding.release(FairLock("lock"))
+    await binding.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
 
 
-async def test_try_lock_non_delayed(face, redis_client):
+async def test_try_lock_non_delayed(binding, redis_client):
     """A wait that ended in vain leaves nothing that would keep the lock from anybody."""
-    async with held_elsewhere(face, FairLock("lock")):
-        assert not await face.acquire(FairLock("lock"), wait_time=0.05)
+    async with held_elsewhere(binding, FairLock("lock")):
+        assert not await binding.acquire(FairLock("lock"), wait_time=0.05)
         assert not redis_client.exists(QUEUE)
-    assert await face.acquire(FairLock("lock"), wait_time=0)
-    await face.release(FairLock("lock"))
+    assert await binding.acquire(FairLock("lock"), wait_time=0)
+    await binding.release(FairLock("lock"))
 
 
-async def test_name_mapper(face, redis_client, settings):
+async def test_name_mapper(binding, redis_client, settings):
     settings.RLOCK = {"default": {"KEY_PREFIX": "mapped:"}}
-    async with held_elsewhere(face, FairLock("lock")):
-        waiting = face.start(visit, face, FairLock("lock"))
-        await face.until(lambda: redis_client.exists("rlock_queue:{mapped:lock}"))
+    async with held_elsewhere(binding, FairLock("lock")):
+        waiting = binding.start(visit, binding, FairLock("lock"))
+        await binding.until(lambda: redis_client.exists("rlock_queue:{mapped:lock}"))
         assert redis_client.exists("mapped:lock")
-    await face.result(waiting)
+    await binding.result(waiting)
 
 
 @pytest.mark.thorough
-async def test_acquire_failed_not_called_on_redis_timeout(face, redis_client):
+async def test_acquire_failed_not_called_on_redis_timeout(binding, redis_client):
     """The server stands still in the middle of a wait; whatever the wait's end, the queue is empty after it."""
-    async with held_elsewhere(face, FairLock("lock")):
-        waiting = face.start(attempt, face, FairLock("lock", wait_time=2))
-        await face.until(lambda: redis_client.zcard(QUEUE) == 1)
+    async with held_elsewhere(binding, FairLock("lock")):
+        waiting = binding.start(attempt, binding, FairLock("lock", wait_time=2))
+        await binding.until(lambda: redis_client.zcard(QUEUE) == 1)
         redis_client.client_pause(6_000, all=False)
-        assert await face.result(waiting) in {False, None}
+        assert await binding.result(waiting) in {False, None}
         redis_client.client_unpause()
-        await face.until(lambda: not redis_client.exists(QUEUE))
+        await binding.until(lambda: not redis_client.exists(QUEUE))
     assert WAITS.snapshot() == []
 
 
-async def attempt(face, lock) -> bool | None:
+async def attempt(binding, lock) -> bool | None:
     try:
-        return await face.acquire(lock)
+        return await binding.acquire(lock)
     except LockUnavailableError:
         return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from django_rlock import FencedLock
 
 
-async def test_token_increase(face):
+async def test_token_increase(binding):
     lock = FencedLock("lock")
     tokens = []
     for times in ({}, {}, {"lease_time": 10}, {"blocking": False}):
-        await face.acquire(lock, **times)
+        await binding.acquire(lock, **times)
         tokens.append(lock.token)
-        await face.release(lock)
+        await binding.release(lock)
     assert tokens == sorted(set(tokens))

@@ -12,8 +12,8 @@ import pytest
 from django_rlock import LockLostError, LockNotOwnedError, RLock
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.bindings import elsewhere
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
-from tests.faces import elsewhere
 from tests.redisson.crowds import LOOPS, asks_the_server
 from tests.redisson.others import held_elsewhere
 
@@ -35,27 +35,27 @@ each_kind = pytest.mark.parametrize(
 )
 
 
-async def test_remain_time_to_live_2(face, kind):
+async def test_remain_time_to_live_2(binding, kind):
     """Not the watchdog's, however often it is entered."""
     lock = kind("lock", lease_time=10)
     for _ in range(3):
-        await face.acquire(lock)
+        await binding.acquire(lock)
     for _ in range(2):
-        await face.release(lock)
-    assert 5 < await face.call(lock, "remaining_lease") <= 10
-    await face.release(lock)
+        await binding.release(lock)
+    assert 5 < await binding.call(lock, "remaining_lease") <= 10
+    await binding.release(lock)
 
 
-async def test_remain_time_to_live(face, kind):
+async def test_remain_time_to_live(binding, kind):
     """A lease of one hold is not the next one's."""
     lock = kind("lock")
-    await face.acquire(lock, lease_time=3600)
-    assert 3500 < await face.call(lock, "remaining_lease") <= 3600
-    await face.release(lock)
-    assert await face.call(lock, "remaining_lease") == 0.0
-    await face.acquire(lock)
-    assert 20 < await face.call(lock, "remaining_lease") <= 30
-    await face.release(lock)
+    await binding.acquire(lock, lease_time=3600)
+    assert 3500 < await binding.call(lock, "remaining_lease") <= 3600
+    await binding.release(lock)
+    assert await binding.call(lock, "remaining_lease") == 0.0
+    await binding.acquire(lock)
+    assert 20 < await binding.call(lock, "remaining_lease") <= 30
+    await binding.release(lock)
 
 
 def test_lock_uninterruptibly(kind):
@@ -92,37 +92,37 @@ def test_lock_uninterruptibly(kind):
         signal.signal(signal.SIGUSR1, before)
 
 
-async def test_force_unlock(face, kind):
+async def test_force_unlock(binding, kind):
     lock = kind("lock")
-    await face.acquire(lock)
-    assert await elsewhere(face, lock, "force_release")
-    assert not await face.call(lock, "locked")
-    assert not await face.call(kind("lock"), "locked")
+    await binding.acquire(lock)
+    assert await elsewhere(binding, lock, "force_release")
+    assert not await binding.call(lock, "locked")
+    assert not await binding.call(kind("lock"), "locked")
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_force_unlock_by_the_holder(face, kind):
+async def test_force_unlock_by_the_holder(binding, kind):
     """It may take the lock again, and has nothing else to release."""
     lock = kind("lock")
-    await face.acquire(lock)
-    assert await face.call(lock, "force_release")
-    assert await face.acquire(lock, blocking=False)
-    await face.release(lock)
+    await binding.acquire(lock)
+    assert await binding.call(lock, "force_release")
+    assert await binding.acquire(lock, blocking=False)
+    await binding.release(lock)
     with pytest.raises(LockNotOwnedError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_expire(face, kind):
+async def test_expire(binding, kind):
     """Another owner takes it when the lease has ended, and the first one's release comes to nothing."""
     lock = kind("lock", lease_time=0.2)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     began = time.monotonic()
-    async with held_elsewhere(face, kind("lock")):
+    async with held_elsewhere(binding, kind("lock")):
         assert time.monotonic() - began < 20  # without a message, long before the next poll
         with pytest.raises(LockLostError):
-            await face.release(lock)
-        assert await face.call(lock, "locked")
+            await binding.release(lock)
+        assert await binding.call(lock, "locked")
 
 
 @each_kind
@@ -135,73 +135,73 @@ def test_auto_expire(clients, redis_client, made):
     eventually(lambda: not redis_client.keys("rlock:*"))
 
 
-async def test_is_held_by_current_thread_other_thread(face, kind):
+async def test_is_held_by_current_thread_other_thread(binding, kind):
     lock = kind("lock")
-    async with held_elsewhere(face, lock):
-        assert not await face.call(lock, "owned")
-    assert not await face.call(lock, "owned")
+    async with held_elsewhere(binding, lock):
+        assert not await binding.call(lock, "owned")
+    assert not await binding.call(lock, "owned")
 
 
-async def test_is_held_by_current_thread(face, kind):
+async def test_is_held_by_current_thread(binding, kind):
     lock = kind("lock")
-    assert not await face.call(lock, "owned")
-    async with face.inside(lock):
-        assert await face.call(lock, "owned")
-    assert not await face.call(lock, "owned")
+    assert not await binding.call(lock, "owned")
+    async with binding.inside(lock):
+        assert await binding.call(lock, "owned")
+    assert not await binding.call(lock, "owned")
 
 
-async def test_is_locked_other_thread(face, kind):
+async def test_is_locked_other_thread(binding, kind):
     lock = kind("lock")
-    async with held_elsewhere(face, lock):
-        assert await face.call(lock, "locked")
-    assert not await face.call(lock, "locked")
+    async with held_elsewhere(binding, lock):
+        assert await binding.call(lock, "locked")
+    assert not await binding.call(lock, "locked")
 
 
-async def test_is_locked(face, kind):
+async def test_is_locked(binding, kind):
     lock = kind("lock")
-    assert not await face.call(lock, "locked")
-    async with face.inside(lock):
-        assert await face.call(lock, "locked")
-    assert not await face.call(lock, "locked")
+    assert not await binding.call(lock, "locked")
+    async with binding.inside(lock):
+        assert await binding.call(lock, "locked")
+    assert not await binding.call(lock, "locked")
 
 
-async def test_unlock_fail(face, kind):
+async def test_unlock_fail(binding, kind):
     lock = kind("lock")
-    async with held_elsewhere(face, lock):
+    async with held_elsewhere(binding, lock):
         with pytest.raises(LockNotOwnedError):
-            await face.release(lock)
-        assert await face.call(lock, "locked")
+            await binding.release(lock)
+        assert await binding.call(lock, "locked")
 
 
-async def test_lock_unlock(face, kind):
+async def test_lock_unlock(binding, kind):
     for _ in range(2):
         lock = kind("lock")
-        await face.acquire(lock)
-        await face.release(lock)
-        assert not await face.call(lock, "locked")
+        await binding.acquire(lock)
+        await binding.release(lock)
+        assert not await binding.call(lock, "locked")
 
 
-async def test_reentrancy(face, kind):
+async def test_reentrancy(binding, kind):
     lock = kind("lock")
     for _ in range(2):
-        assert await face.acquire(lock, blocking=False)
-    await face.release(lock)
-    assert not await elsewhere(face, lock, "acquire", blocking=False)
-    await face.release(lock)
+        assert await binding.acquire(lock, blocking=False)
+    await binding.release(lock)
+    assert not await elsewhere(binding, lock, "acquire", blocking=False)
+    await binding.release(lock)
 
 
-async def test_single_pub_sub(face, kind):
+async def test_single_pub_sub(binding, kind):
     """One connection hears for several names and many waiters at once."""
 
     async def work(name: str) -> None:
         for _ in range(2):
-            assert await face.acquire(kind(name), wait_time=20)
-            await face.sleep(0.01)
-            await face.release(kind(name))
+            assert await binding.acquire(kind(name), wait_time=20)
+            await binding.sleep(0.01)
+            await binding.release(kind(name))
 
-    workers = [face.start(work, name) for name in ("first", "second") for _ in range(2)]
+    workers = [binding.start(work, name) for name in ("first", "second") for _ in range(2)]
     for each in workers:
-        await face.result(each)
+        await binding.result(each)
 
 
 @asks_the_server
@@ -249,18 +249,18 @@ def test_concurrency_try_lock_un_lock(kind, loops):
     assert all(listed)
 
 
-async def test_concurrency_single_instance(face, kind):
+async def test_concurrency_single_instance(binding, kind):
     counter = [0]
 
     async def work() -> None:
-        async with face.inside(kind("lock")):
+        async with binding.inside(kind("lock")):
             seen = counter[0]
-            await face.sleep(0)
+            await binding.sleep(0)
             counter[0] = seen + 1
 
-    workers = [face.start(work) for _ in range(15)]
+    workers = [binding.start(work) for _ in range(15)]
     for each in workers:
-        await face.result(each)
+        await binding.result(each)
     assert counter == [15]
 
 

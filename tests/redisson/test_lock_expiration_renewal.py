@@ -17,59 +17,59 @@ sides = pytest.mark.parametrize(
 )
 
 
-async def renewed(face) -> None:
+async def renewed(binding) -> None:
     """Until the watchdog has renewed what is held."""
     (hold,) = [hold for hold in HOLDS.snapshot() if hold.lost is None]
     before = hold.deadline
-    await face.until(lambda: hold.deadline > before)
+    await binding.until(lambda: hold.deadline > before)
 
 
 @pytest.mark.lengthy
 @sides
-async def test_lock_after_timeout(face, own_server, settings, make):
+async def test_lock_after_timeout(binding, own_server, settings, make):
     """Ported from testLockAfterTimeout, testReadLockAfterTimeout and testWriteLockAfterTimeout.
 
     The server comes back without its data: the release tells of it, and what is taken anew is renewed as ever.
     """
     server = own_server()
     settings.RLOCK = {"default": SHORT}
-    await face.acquire(make("lock"))
+    await binding.acquire(make("lock"))
     server.restart()
     # Now there is a connection. The release would find the old one closed, send its command twice, and could not
     # know whether the first one was obeyed.
-    assert not await face.call(make("lock"), "locked")
+    assert not await binding.call(make("lock"), "locked")
     with pytest.raises(LockLostError):
-        await face.release(make("lock"))
-    await face.acquire(make("lock"))
-    await renewed(face)
-    await face.release(make("lock"))
+        await binding.release(make("lock"))
+    await binding.acquire(make("lock"))
+    await renewed(binding)
+    await binding.release(make("lock"))
 
 
 @pytest.mark.lengthy
-async def test_lock_reentrant_renew(face, settings):
+async def test_lock_reentrant_renew(binding, settings):
     """The end of an inner hold ends no renewal, neither its own lock's nor another owner's."""
     settings.RLOCK = {"default": SHORT}
     lock = RLock("lock")
     for _ in range(2):
-        async with face.inside(lock), face.inside(lock):
+        async with binding.inside(lock), binding.inside(lock):
             pass
-    async with held_elsewhere(face, lock):
+    async with held_elsewhere(binding, lock):
         for _ in range(2):
-            await renewed(face)
-        assert await face.call(lock, "locked")
-    async with face.inside(lock):
-        async with face.inside(lock):
+            await renewed(binding)
+        assert await binding.call(lock, "locked")
+    async with binding.inside(lock):
+        async with binding.inside(lock):
             pass
-        await renewed(face)
+        await renewed(binding)
 
 
 @sides
 @pytest.mark.parametrize("times", [1, 3], ids=["once", "entered again"])
-async def test_should_have_no_threads_after_acquire_and_release(face, make, times):
+async def test_should_have_no_threads_after_acquire_and_release(binding, make, times):
     """Ported from shouldHaveNoThreadsAfterNonReentrantAcquireAndRelease and …AfterReentrant…"""
     for _ in range(times):
-        await face.acquire(make("lock"))
+        await binding.acquire(make("lock"))
     for left in range(times, 0, -1):
         assert [hold.count for hold in HOLDS.snapshot()] == [left]
-        await face.release(make("lock"))
+        await binding.release(make("lock"))
     assert HOLDS.snapshot() == []

@@ -11,33 +11,33 @@ from django_rlock import RLock, Semaphore
 loads = pytest.mark.parametrize(("owners", "loops"), [(2, 100), (5, 50), (10, 25), (20, 20)])
 
 
-async def work_in_turn(face, redis_client, owners: int, loops: int, acquire) -> None:
+async def work_in_turn(binding, redis_client, owners: int, loops: int, acquire) -> None:
     semaphore = Semaphore("semaphore")
-    await face.call(semaphore, "release")
+    await binding.call(semaphore, "release")
 
     async def work() -> None:
         for number in range(loops):
             if await acquire(RLock("lock")):
                 redis_client.set("bucket", number)
-                await face.release(RLock("lock"))
-            await face.call(semaphore, "release")
-            await face.call(semaphore, "acquire")
+                await binding.release(RLock("lock"))
+            await binding.call(semaphore, "release")
+            await binding.call(semaphore, "acquire")
 
-    workers = [face.start(work) for _ in range(owners)]
+    workers = [binding.start(work) for _ in range(owners)]
     for each in workers:
-        await face.result(each)
-    assert not await face.call(RLock("lock"), "locked")
-    assert await face.call(semaphore, "available_permits") == 1
+        await binding.result(each)
+    assert not await binding.call(RLock("lock"), "locked")
+    assert await binding.call(semaphore, "available_permits") == 1
 
 
 @loads
-async def test_lock_unlock_rlock(face, redis_client, owners, loops):
-    await work_in_turn(face, redis_client, owners, loops, face.acquire)
+async def test_lock_unlock_rlock(binding, redis_client, owners, loops):
+    await work_in_turn(binding, redis_client, owners, loops, binding.acquire)
 
 
 @loads
-async def test_try_lock_unlock_rlock(face, redis_client, owners, loops):
+async def test_try_lock_unlock_rlock(binding, redis_client, owners, loops):
     def try_for_a_while(lock):
-        return face.acquire(lock, wait_time=random.uniform(0, 0.01))
+        return binding.acquire(lock, wait_time=random.uniform(0, 0.01))
 
-    await work_in_turn(face, redis_client, owners, loops, try_for_a_while)
+    await work_in_turn(binding, redis_client, owners, loops, try_for_a_while)

@@ -7,7 +7,7 @@ import pytest
 from django_rlock import FencedLock, MultiLock, RLock, rlock
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.signals import lock_acquired
-from tests.faces import elsewhere
+from tests.bindings import elsewhere
 from tests.redisson.others import held_elsewhere, visit
 
 NAMES = "first", "second", "third"
@@ -18,80 +18,82 @@ def three() -> MultiLock:
     return MultiLock(*map(RLock, NAMES))
 
 
-async def test_lock_unlock(face, three):
+async def test_lock_unlock(binding, three):
     """Each member is held by the owner of the whole, and by no one else."""
-    async with face.inside(three):
+    async with binding.inside(three):
         for name in NAMES:
-            assert await face.call(RLock(name), "owned")
-            assert not await elsewhere(face, RLock(name), "owned")
+            assert await binding.call(RLock(name), "owned")
+            assert not await elsewhere(binding, RLock(name), "owned")
     for name in NAMES:
-        assert not await face.call(RLock(name), "locked")
+        assert not await binding.call(RLock(name), "locked")
 
 
-async def test_wait_and_lease_timeouts(face, three):
+async def test_wait_and_lease_timeouts(binding, three):
     """Of ten who ask at once, exactly one has it."""
-    asked = [face.start(face.call, three, "acquire", False) for _ in range(10)]
-    got = [await face.result(each) for each in asked]
+    asked = [binding.start(binding.call, three, "acquire", False) for _ in range(10)]
+    got = [await binding.result(each) for each in asked]
     assert sorted(got) == [False] * 9 + [True]
     for hold in HOLDS.snapshot():
-        await face.call(hold.lock, "force_release")
+        await binding.call(hold.lock, "force_release")
     HOLDS.clear()
 
 
-async def test_multi_threads(face, three):
+async def test_multi_threads(binding, three):
     """A second one that shares a member waits for the first one's release."""
     other = MultiLock(RLock("zero"), RLock("third"))
-    async with face.inside(three):
-        waiting = face.start(visit, face, other)
-        await face.until(WAITS.snapshot)
-        assert not await face.call(RLock("zero"), "locked")
-    await face.result(waiting)
+    async with binding.inside(three):
+        waiting = binding.start(visit, binding, other)
+        await binding.until(WAITS.snapshot)
+        assert not await binding.call(RLock("zero"), "locked")
+    await binding.result(waiting)
 
 
-async def test_three_servers(face, own_server):
+async def test_three_servers(binding, own_server):
     own_server("elsewhere"), own_server("anywhere")
     lock = MultiLock(RLock("lock"), RLock("lock", using="elsewhere"), RLock("lock", using="anywhere"))
-    async with held_elsewhere(face, lock):
+    async with held_elsewhere(binding, lock):
         for _ in range(2):
-            assert not await face.acquire(lock, blocking=False)
-    async with face.inside(lock):
+            assert not await binding.acquire(lock, blocking=False)
+    async with binding.inside(lock):
         pass
 
 
-async def test_simple_lock(face, redis_client):
-    async with face.inside(rlock("a", "b", kind="rlock")):
+async def test_simple_lock(binding, redis_client):
+    async with binding.inside(rlock("a", "b", kind="rlock")):
         assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["1"], ["1"]]
     assert redis_client.keys("rlock:*") == []
 
 
-async def test_reentrant_lock(face, redis_client):
+async def test_reentrant_lock(binding, redis_client):
     lock = rlock("a", "b", kind="rlock")
-    async with face.inside(lock):
-        async with face.inside(lock):
+    async with binding.inside(lock):
+        async with binding.inside(lock):
             assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["2"], ["2"]]
         assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["1"], ["1"]]
     assert redis_client.keys("rlock:*") == []
 
 
-async def test_renew_expiration(face, settings):
+async def test_renew_expiration(binding, settings):
     """The watchdog renews each member."""
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3.0}}
-    async with face.inside(MultiLock(RLock("a"), FencedLock("b"))):
+    async with binding.inside(MultiLock(RLock("a"), FencedLock("b"))):
         before = [hold.deadline for hold in HOLDS.snapshot()]
-        await face.until(lambda: all(hold.deadline > was for hold, was in zip(HOLDS.snapshot(), before, strict=True)))
+        await binding.until(
+            lambda: all(hold.deadline > was for hold, was in zip(HOLDS.snapshot(), before, strict=True))
+        )
 
 
-async def test_try_lock(face, three):
-    async with face.inside(three):
-        assert not await elsewhere(face, three, "acquire", blocking=False)
+async def test_try_lock(binding, three):
+    async with binding.inside(three):
+        assert not await elsewhere(binding, three, "acquire", blocking=False)
 
 
-async def test_try_lock_wait(face, three):
+async def test_try_lock_wait(binding, three):
     """It waits for the end of a lease that is never released."""
-    assert await elsewhere(face, three, "acquire", lease_time=0.2)
-    assert await face.acquire(three, wait_time=20)
-    await face.release(three)
-    await face.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))  # the first owner's
+    assert await elsewhere(binding, three, "acquire", lease_time=0.2)
+    assert await binding.acquire(three, wait_time=20)
+    await binding.release(three)
+    await binding.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))  # the first owner's
 
 
 class Interruption(BaseException):
@@ -99,7 +101,7 @@ class Interruption(BaseException):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-async def test_lock_is_not_renewed_after_interrupted_try_lock(face, three, redis_client, place):
+async def test_lock_is_not_renewed_after_interrupted_try_lock(binding, three, redis_client, place):
     """Interrupted when a member was taken, of which the caller never learns."""
     for lock in (three, MultiLock(FencedLock("a"), FencedLock("b"), FencedLock("c"))):
         taken: list[object] = []
@@ -111,7 +113,7 @@ async def test_lock_is_not_renewed_after_interrupted_try_lock(face, three, redis
 
         lock_acquired.connect(interrupted)
         with pytest.raises(Interruption):
-            await face.acquire(lock)
+            await binding.acquire(lock)
         lock_acquired.disconnect(interrupted)
         assert HOLDS.snapshot() == []
-        await face.until(lambda: not redis_client.keys("rlock:*"))
+        await binding.until(lambda: not redis_client.keys("rlock:*"))

@@ -22,146 +22,146 @@ def semaphore() -> PermitExpirableSemaphore:
     return PermitExpirableSemaphore("semaphore")
 
 
-async def numbers(face, semaphore) -> list[int]:
+async def numbers(binding, semaphore) -> list[int]:
     """How many are left, taken, and there in all."""
-    return [await face.call(semaphore, f"{which}_permits") for which in ("available", "acquired", "total")]
+    return [await binding.call(semaphore, f"{which}_permits") for which in ("available", "acquired", "total")]
 
 
-async def ended(face, redis_client, live: int = 0) -> None:
+async def ended(binding, redis_client, live: int = 0) -> None:
     """Until no lease but those of so many permits runs, by the server's clock."""
 
     def running() -> int:
         seconds, microseconds = redis_client.time()
         return redis_client.zcount("{rlock:semaphore}:timeout", f"({seconds * 1000 + microseconds // 1000}", "+inf")
 
-    await face.until(lambda: running() == live)
+    await binding.until(lambda: running() == live)
 
 
-async def test_update_lease_time(face, redis_client, semaphore):
+async def test_update_lease_time(binding, redis_client, semaphore):
     """Until the new end it is taken, and then it is not."""
-    await face.call(semaphore, "try_set_permits", 1)
-    assert not await face.call(semaphore, "update_lease_time", UNKNOWN, 1)
-    permit = await face.call(semaphore, "acquire", lease_time=20)
-    assert await face.call(semaphore, "update_lease_time", permit, LEASE)
-    await ended(face, redis_client)
-    assert not await face.call(semaphore, "update_lease_time", permit, 1)
-    permit = await face.call(semaphore, "acquire", lease_time=LEASE)
-    assert await face.call(semaphore, "update_lease_time", permit, 20)
-    assert not await face.call(semaphore, "acquire", wait_time=LEASE + 0.1)
-    assert await face.call(semaphore, "update_lease_time", permit, 0.1)
-    assert await face.call(semaphore, "acquire", wait_time=20)
+    await binding.call(semaphore, "try_set_permits", 1)
+    assert not await binding.call(semaphore, "update_lease_time", UNKNOWN, 1)
+    permit = await binding.call(semaphore, "acquire", lease_time=20)
+    assert await binding.call(semaphore, "update_lease_time", permit, LEASE)
+    await ended(binding, redis_client)
+    assert not await binding.call(semaphore, "update_lease_time", permit, 1)
+    permit = await binding.call(semaphore, "acquire", lease_time=LEASE)
+    assert await binding.call(semaphore, "update_lease_time", permit, 20)
+    assert not await binding.call(semaphore, "acquire", wait_time=LEASE + 0.1)
+    assert await binding.call(semaphore, "update_lease_time", permit, 0.1)
+    assert await binding.call(semaphore, "acquire", wait_time=20)
 
 
-async def test_not_existent(face, semaphore):
-    assert await numbers(face, semaphore) == [0, 0, 0]
+async def test_not_existent(binding, semaphore):
+    assert await numbers(binding, semaphore) == [0, 0, 0]
 
 
-async def test_available_permits(face, redis_client, semaphore):
+async def test_available_permits(binding, redis_client, semaphore):
     """Ported from testAvailablePermits, testAcquiredPermits and testGetPermits: what ends comes back."""
-    await face.call(semaphore, "try_set_permits", 2)
-    assert await numbers(face, semaphore) == [2, 0, 2]
-    first = await face.call(semaphore, "acquire", lease_time=20)
-    assert await numbers(face, semaphore) == [1, 1, 2]
-    second = await face.call(semaphore, "acquire", lease_time=20)
-    assert not await face.call(semaphore, "acquire", blocking=False)
-    assert await numbers(face, semaphore) == [0, 2, 2]
+    await binding.call(semaphore, "try_set_permits", 2)
+    assert await numbers(binding, semaphore) == [2, 0, 2]
+    first = await binding.call(semaphore, "acquire", lease_time=20)
+    assert await numbers(binding, semaphore) == [1, 1, 2]
+    second = await binding.call(semaphore, "acquire", lease_time=20)
+    assert not await binding.call(semaphore, "acquire", blocking=False)
+    assert await numbers(binding, semaphore) == [0, 2, 2]
     for permit in (first, second):
-        await face.call(semaphore, "update_lease_time", permit, 0.05)
-    await ended(face, redis_client)
-    assert await numbers(face, semaphore) == [2, 0, 2]
+        await binding.call(semaphore, "update_lease_time", permit, 0.05)
+    await ended(binding, redis_client)
+    assert await numbers(binding, semaphore) == [2, 0, 2]
 
 
 @pytest.mark.lengthy
-async def test_expiration(face, redis_client, semaphore):
+async def test_expiration(binding, redis_client, semaphore):
     """What has a time to live goes with all that belongs to it; what was asked is forgotten in two minutes."""
-    await face.call(semaphore, "try_set_permits", 1, ttl=3)
-    assert await face.call(semaphore, "acquire", lease_time=0.2)
+    await binding.call(semaphore, "try_set_permits", 1, ttl=3)
+    assert await binding.call(semaphore, "acquire", lease_time=0.2)
     assert redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout") == 2
-    await face.until(lambda: not redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout"))
+    await binding.until(lambda: not redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout"))
     assert all(0 < redis_client.ttl(key) <= 120 for key in redis_client.keys("*semaphore*"))
 
 
-async def test_expire(face, semaphore):
+async def test_expire(binding, semaphore):
     """It is never released; the next one gets it when the lease ends, and a late release has no effect."""
-    await face.call(semaphore, "try_set_permits", 1)
+    await binding.call(semaphore, "try_set_permits", 1)
     began = time.monotonic()
-    late = await face.call(semaphore, "acquire", lease_time=LEASE)
-    assert await face.call(semaphore, "acquire")
+    late = await binding.call(semaphore, "acquire", lease_time=LEASE)
+    assert await binding.call(semaphore, "acquire")
     assert 0.45 < time.monotonic() - began < 20
-    assert await face.call(semaphore, "try_release", late) == 0
-    assert await numbers(face, semaphore) == [0, 1, 1]
+    assert await binding.call(semaphore, "try_release", late) == 0
+    assert await numbers(binding, semaphore) == [0, 1, 1]
 
 
-async def test_set_permits(face, semaphore):
+async def test_set_permits(binding, semaphore):
     """Any number in all; if more are taken, the free ones are below zero."""
     for total in (10, 15, 15, 5):
-        await face.call(semaphore, "set_permits", total)
-        assert await numbers(face, semaphore) == [total, 0, total]
-    await face.call(semaphore, "set_permits", 10)
-    assert await face.call(semaphore, "acquire", 3, lease_time=20)
+        await binding.call(semaphore, "set_permits", total)
+        assert await numbers(binding, semaphore) == [total, 0, total]
+    await binding.call(semaphore, "set_permits", 10)
+    assert await binding.call(semaphore, "acquire", 3, lease_time=20)
     for total, left in ((5, 2), (3, 0), (2, -1)):
-        await face.call(semaphore, "set_permits", total)
-        assert await numbers(face, semaphore) == [left, 3, total]
+        await binding.call(semaphore, "set_permits", total)
+        assert await numbers(binding, semaphore) == [left, 3, total]
 
 
-async def test_add_permits(face, semaphore):
-    await face.call(semaphore, "try_set_permits", 10)
+async def test_add_permits(binding, semaphore):
+    await binding.call(semaphore, "try_set_permits", 10)
     for change, left in ((5, 15), (-10, 5), (-10, -5)):
-        await face.call(semaphore, "add_permits", change)
-        assert await face.call(semaphore, "available_permits") == left
+        await binding.call(semaphore, "add_permits", change)
+        assert await binding.call(semaphore, "available_permits") == left
 
 
-async def test_blocking_acquire_many(face, semaphore):
+async def test_blocking_acquire_many(binding, semaphore):
     """A request for more than are free waits until others are released, by their ids."""
-    await face.call(semaphore, "try_set_permits", 10)
-    permit = await face.call(semaphore, "acquire", 6)
+    await binding.call(semaphore, "try_set_permits", 10)
+    permit = await binding.call(semaphore, "acquire", 6)
     assert [len(each) for each in permit.ids] == [32] * 6
-    waiter = face.start(face.call, semaphore, "acquire", 8)
-    await face.until(WAITS.snapshot)
-    assert await face.call(semaphore, "available_permits") == 4
-    await face.call(semaphore, "release", list(permit.ids))
-    await face.result(waiter)
-    assert await numbers(face, semaphore) == [2, 8, 10]
+    waiter = binding.start(binding.call, semaphore, "acquire", 8)
+    await binding.until(WAITS.snapshot)
+    assert await binding.call(semaphore, "available_permits") == 4
+    await binding.call(semaphore, "release", list(permit.ids))
+    await binding.result(waiter)
+    assert await numbers(binding, semaphore) == [2, 8, 10]
 
 
-async def test_try_acquire(face, semaphore):
+async def test_try_acquire(binding, semaphore):
     """Nothing when there is none; and within the wait, permits that are released meanwhile."""
-    await face.call(semaphore, "try_set_permits", 1)
-    permit = await face.call(semaphore, "acquire", blocking=False)
-    assert await face.call(semaphore, "acquire", blocking=False) is None
-    waiter = face.start(partial(face.call, semaphore, "acquire", wait_time=20))
-    await face.until(WAITS.snapshot)
-    await face.call(permit, "release")
-    assert await face.result(waiter)
-    assert await face.call(semaphore, "available_permits") == 0
+    await binding.call(semaphore, "try_set_permits", 1)
+    permit = await binding.call(semaphore, "acquire", blocking=False)
+    assert await binding.call(semaphore, "acquire", blocking=False) is None
+    waiter = binding.start(partial(binding.call, semaphore, "acquire", wait_time=20))
+    await binding.until(WAITS.snapshot)
+    await binding.call(permit, "release")
+    assert await binding.result(waiter)
+    assert await binding.call(semaphore, "available_permits") == 0
 
 
-async def test_try_acquire_many(face, semaphore):
-    await face.call(semaphore, "try_set_permits", 10)
+async def test_try_acquire_many(binding, semaphore):
+    await binding.call(semaphore, "try_set_permits", 10)
     for permits in (4, 5):
-        permit = await face.call(semaphore, "acquire", permits, blocking=False)
+        permit = await binding.call(semaphore, "acquire", permits, blocking=False)
         assert len(set(permit.ids)) == permits
-    assert await face.call(semaphore, "available_permits") == 1
+    assert await binding.call(semaphore, "available_permits") == 1
 
 
-async def test_release_without_permits(face, semaphore):
+async def test_release_without_permits(binding, semaphore):
     with pytest.raises(PermitNotHeldError):
-        await face.call(semaphore, "release", UNKNOWN)
-    assert await numbers(face, semaphore) == [0, 0, 0]
+        await binding.call(semaphore, "release", UNKNOWN)
+    assert await numbers(binding, semaphore) == [0, 0, 0]
 
 
-async def test_concurrency_single_instance(face, semaphore):
-    await face.call(semaphore, "try_set_permits", 1)
+async def test_concurrency_single_instance(binding, semaphore):
+    await binding.call(semaphore, "try_set_permits", 1)
     counter = [0]
 
     async def work() -> None:
-        permit = await face.call(semaphore, "acquire")
+        permit = await binding.call(semaphore, "acquire")
         seen = counter[0]
-        await face.sleep(0)
+        await binding.sleep(0)
         counter[0] = seen + 1
-        await face.call(permit, "release")
+        await binding.call(permit, "release")
 
-    await all_together(face, 100, work)
+    await all_together(binding, 100, work)
     assert counter == [100]
 
 
@@ -173,89 +173,91 @@ def test_concurrency_loop_multi_instance(clients, redis_client, semaphore):
 
 
 @pytest.mark.parametrize("permits", [1, 6])
-async def test_acquire(face, semaphore, permits):
+async def test_acquire(binding, semaphore, permits):
     """Ported from testAcquire and testAcquireAsyncMany: free permits are granted at once."""
-    await face.call(semaphore, "try_set_permits", 10)
-    permit = await face.call(semaphore, "acquire", permits, lease_time=5)
+    await binding.call(semaphore, "try_set_permits", 10)
+    permit = await binding.call(semaphore, "acquire", permits, lease_time=5)
     assert len(set(permit.ids)) == permits
     assert WAITS.snapshot() == []
-    assert await numbers(face, semaphore) == [10 - permits, permits, 10]
+    assert await numbers(binding, semaphore) == [10 - permits, permits, 10]
 
 
-async def test_release_many(face, semaphore):
+async def test_release_many(binding, semaphore):
     """Ported from testReleaseAsyncMany: released in parts, it counts the released ones."""
-    await face.call(semaphore, "try_set_permits", 10)
-    permit = await face.call(semaphore, "acquire", 10)
+    await binding.call(semaphore, "try_set_permits", 10)
+    permit = await binding.call(semaphore, "acquire", 10)
     for part, left in ((permit.ids[:4], 4), (permit.ids[4:6], 6)):
-        assert await face.call(semaphore, "try_release", part) == len(part)
-        assert await face.call(semaphore, "available_permits") == left
+        assert await binding.call(semaphore, "try_release", part) == len(part)
+        assert await binding.call(semaphore, "available_permits") == left
 
 
-async def test_release_many_expired_does_not_throw(face, redis_client, semaphore):
+async def test_release_many_expired_does_not_throw(binding, redis_client, semaphore):
     """Leases that ended harm no acquire after them."""
-    await face.call(semaphore, "try_set_permits", 10)
-    await face.call(semaphore, "acquire", 6, lease_time=0.1)
-    await ended(face, redis_client)
-    permit = await face.call(semaphore, "acquire", 1)
-    assert await face.call(semaphore, "available_permits") == 9
-    await face.call(permit, "release")
-    assert await face.call(semaphore, "available_permits") == 10
+    await binding.call(semaphore, "try_set_permits", 10)
+    await binding.call(semaphore, "acquire", 6, lease_time=0.1)
+    await ended(binding, redis_client)
+    permit = await binding.call(semaphore, "acquire", 1)
+    assert await binding.call(semaphore, "available_permits") == 9
+    await binding.call(permit, "release")
+    assert await binding.call(semaphore, "available_permits") == 10
 
 
-async def test_try_release_many_expired(face, redis_client, semaphore):
+async def test_try_release_many_expired(binding, redis_client, semaphore):
     """An ended permit cannot be released, and comes back with the next release of a live one."""
-    await face.call(semaphore, "try_set_permits", 10)
-    old = await face.call(semaphore, "acquire", 3, lease_time=0.1)
-    live = await face.call(semaphore, "acquire", 3, lease_time=20)
-    await ended(face, redis_client, live=3)
-    assert await face.call(semaphore, "try_release", live) == 3
-    assert await face.call(semaphore, "available_permits") == 10
-    assert await face.call(semaphore, "try_release", old) == 0
-    assert await face.call(semaphore, "available_permits") == 10
+    await binding.call(semaphore, "try_set_permits", 10)
+    old = await binding.call(semaphore, "acquire", 3, lease_time=0.1)
+    live = await binding.call(semaphore, "acquire", 3, lease_time=20)
+    await ended(binding, redis_client, live=3)
+    assert await binding.call(semaphore, "try_release", live) == 3
+    assert await binding.call(semaphore, "available_permits") == 10
+    assert await binding.call(semaphore, "try_release", old) == 0
+    assert await binding.call(semaphore, "available_permits") == 10
 
 
 @pytest.mark.parametrize("which", ["unknown", "ended", "given back"])
-async def test_release_many_not_exist_or_expired(face, redis_client, semaphore, which):
+async def test_release_many_not_exist_or_expired(binding, redis_client, semaphore, which):
     """One such among them leaves all as they are."""
-    await face.call(semaphore, "try_set_permits", 10)
-    live = await face.call(semaphore, "acquire", 3, lease_time=20)
-    gone = await face.call(semaphore, "acquire", lease_time=0.1 if which == "ended" else 20)
+    await binding.call(semaphore, "try_set_permits", 10)
+    live = await binding.call(semaphore, "acquire", 3, lease_time=20)
+    gone = await binding.call(semaphore, "acquire", lease_time=0.1 if which == "ended" else 20)
     if which == "ended":
-        await ended(face, redis_client, live=3)
+        await ended(binding, redis_client, live=3)
     else:
-        await face.call(gone, "release")
+        await binding.call(gone, "release")
     stranger = UNKNOWN if which == "unknown" else gone.id
     for ids in ([*live.ids, stranger], [stranger, *live.ids]):
         with pytest.raises(PermitNotHeldError):
-            await face.call(semaphore, "release", ids)
-        assert await numbers(face, semaphore) == [7, 3, 10]
-    await face.call(semaphore, "release", live)
+            await binding.call(semaphore, "release", ids)
+        assert await numbers(binding, semaphore) == [7, 3, 10]
+    await binding.call(semaphore, "release", live)
 
 
-async def test_get_lease_time(face, semaphore):
-    await face.call(semaphore, "try_set_permits", 2)
+async def test_get_lease_time(binding, semaphore):
+    await binding.call(semaphore, "try_set_permits", 2)
     with pytest.raises(PermitNotHeldError):
-        await face.call(semaphore, "lease_time", UNKNOWN)
-    assert await face.call(semaphore, "lease_time", await face.call(semaphore, "acquire")) is None
-    assert 15 < await face.call(semaphore, "lease_time", await face.call(semaphore, "acquire", lease_time=20)) <= 20
+        await binding.call(semaphore, "lease_time", UNKNOWN)
+    assert await binding.call(semaphore, "lease_time", await binding.call(semaphore, "acquire")) is None
+    assert (
+        15 < await binding.call(semaphore, "lease_time", await binding.call(semaphore, "acquire", lease_time=20)) <= 20
+    )
 
 
 @pytest.mark.parametrize("wanted", [(2, 2), (1, 2)])
-async def test_concurrency_multi_permits(face, semaphore, wanted):
+async def test_concurrency_multi_permits(binding, semaphore, wanted):
     """Ported from testConcurrencyMultiPermits and testConcurrencyMultiPermits2: both have them, one after the other."""
-    await face.call(semaphore, "try_set_permits", 2)
+    await binding.call(semaphore, "try_set_permits", 2)
     inside: list[Any] = []
 
     async def work(permits: int) -> None:
         for _ in range(10):
-            permit = await face.call(semaphore, "acquire", permits)
+            permit = await binding.call(semaphore, "acquire", permits)
             inside.append(permit)
             assert len(inside) == 1, "two inside, who together have more than there are"
-            await face.sleep(0)
+            await binding.sleep(0)
             inside.remove(permit)
-            await face.call(permit, "release")
+            await binding.call(permit, "release")
 
-    started = [face.start(work, permits) for permits in wanted]
+    started = [binding.start(work, permits) for permits in wanted]
     for each in started:
-        await face.result(each)
-    assert await numbers(face, semaphore) == [2, 0, 2]
+        await binding.result(each)
+    assert await numbers(binding, semaphore) == [2, 0, 2]

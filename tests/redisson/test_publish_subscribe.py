@@ -29,29 +29,29 @@ def test_subscribe_for_race_condition(redis_client, monkeypatch):
         second.close()
 
 
-async def test_cancelled_waiters_do_not_retain_queue_nodes(face):
+async def test_cancelled_waiters_do_not_retain_queue_nodes(binding):
     """A wait that has ended leaves nothing behind in its process."""
-    async with held_elsewhere(face, RLock("lock")):
+    async with held_elsewhere(binding, RLock("lock")):
         for _ in range(20):
-            assert not await face.acquire(RLock("lock"), wait_time=0.001)
+            assert not await binding.acquire(RLock("lock"), wait_time=0.001)
         lines = {name for name, channel in listener("default").channels.items() if channel.waiters()}
         assert CHANNEL not in lines
         assert WAITS.snapshot() == []
 
 
-async def test_on_zero_message_all_listeners_executed(face):
+async def test_on_zero_message_all_listeners_executed(binding):
     """The message that a latch is open wakes all who wait for it, not one."""
     latch = CountDownLatch("latch", wait_time=20)
-    await face.call(latch, "try_set_count", 1)
+    await binding.call(latch, "try_set_count", 1)
 
     async def wait() -> bool:
-        return await (latch.await_() if face.name == "async" else _blocking(latch))
+        return await (latch.await_() if binding.name == "async" else _blocking(latch))
 
-    waits = [face.start(wait) for _ in range(5)]
-    await face.until(lambda: len(WAITS.snapshot()) == 5)
-    await face.call(latch, "count_down")
+    waits = [binding.start(wait) for _ in range(5)]
+    await binding.until(lambda: len(WAITS.snapshot()) == 5)
+    await binding.call(latch, "count_down")
     for each in waits:
-        assert await face.result(each) is True
+        assert await binding.result(each) is True
 
 
 async def _blocking(latch: CountDownLatch) -> bool:

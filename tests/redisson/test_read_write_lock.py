@@ -10,7 +10,7 @@ import pytest
 from django_rlock import LockUpgradeError, ReadLock, WriteLock
 from django_rlock._transport.identity import NamedOwner
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.faces import elsewhere
+from tests.bindings import elsewhere
 from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
 from tests.redisson.others import held_elsewhere, visit
 from tests.redisson.test_lock import (
@@ -50,29 +50,29 @@ def lease_end(lock: ReadLock) -> float:
     return hold.deadline
 
 
-async def all_lost(face) -> None:
+async def all_lost(binding) -> None:
     """Until the watchdog has seen that leases have ended."""
-    await face.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
+    await binding.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
 
 
 @pytest.mark.lengthy
-async def test_read_lock_expiration(face):
+async def test_read_lock_expiration(binding):
     """A writer enters when the last reader leaves: the lease that another one had has ended without effect."""
     long, short = ReadLock("lock", owner="long"), ReadLock("lock", owner="short")
-    await face.acquire(long, lease_time=LONG)
-    await face.acquire(short, lease_time=3)
+    await binding.acquire(long, lease_time=LONG)
+    await binding.acquire(short, lease_time=3)
     ends = lease_end(short)
-    writer = face.start(visit, face, WriteLock("lock"))
-    await face.until(WAITS.snapshot)
-    await face.release(short)
-    await face.until(lambda: time.monotonic() > ends)
+    writer = binding.start(visit, binding, WriteLock("lock"))
+    await binding.until(WAITS.snapshot)
+    await binding.release(short)
+    await binding.until(lambda: time.monotonic() > ends)
     assert len(WAITS.snapshot()) == 1
-    await face.release(long)
-    await face.result(writer)
+    await binding.release(long)
+    await binding.result(writer)
 
 
 @pytest.mark.thorough
-async def test_read_lock_expiration_renewal(face, settings):
+async def test_read_lock_expiration_renewal(binding, settings):
     """Readers for longer than the watchdog's timeout; every release finds its hold."""
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 5.0}}
     owners = count()
@@ -80,159 +80,159 @@ async def test_read_lock_expiration_renewal(face, settings):
     async def read_twice() -> None:
         lock = ReadLock("lock", owner=f"reader {next(owners)}")
         for _ in range(2):
-            async with face.inside(lock):
+            async with binding.inside(lock):
                 first_end = lease_end(lock)
-                await face.until(lambda end=first_end: time.monotonic() > end)
+                await binding.until(lambda end=first_end: time.monotonic() > end)
 
-    await all_together(face, 10, read_twice)
+    await all_together(binding, 10, read_twice)
 
 
-async def test_name(face, redis_client):
+async def test_name(binding, redis_client):
     """With a hash tag of its own, and with many readers at once."""
 
     async def read() -> None:
         for _ in range(10):
-            await visit(face, ReadLock("{test}:abc:key"))
+            await visit(binding, ReadLock("{test}:abc:key"))
 
-    await all_together(face, 10, read)
+    await all_together(binding, 10, read)
     assert not redis_client.keys("*{test}*")
 
 
-async def test_write_lock_expiration(face):
+async def test_write_lock_expiration(binding):
     """The shorter lease of a second hold does not let another writer take the lock."""
     lock = WriteLock("lock")
-    await face.acquire(lock, lease_time=LONG)
-    await face.acquire(lock, lease_time=0.1)
-    assert not await elsewhere(face, lock, "acquire", wait_time=0.3)
+    await binding.acquire(lock, lease_time=LONG)
+    await binding.acquire(lock, lease_time=0.1)
+    assert not await elsewhere(binding, lock, "acquire", wait_time=0.3)
     for _ in range(2):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_read_lock_lease_timeout_diff_threads_wrr(face):
+async def test_read_lock_lease_timeout_diff_threads_wrr(binding):
     """Two readers get the lock when the lease of a writer ends that never releases."""
     began = time.monotonic()
-    assert await elsewhere(face, WriteLock("lock"), "acquire", lease_time=0.3)
-    await all_together(face, 2, visit, face, ReadLock("lock"))
+    assert await elsewhere(binding, WriteLock("lock"), "acquire", lease_time=0.3)
+    await all_together(binding, 2, visit, binding, ReadLock("lock"))
     assert 0.25 < time.monotonic() - began < 20  # long before the next poll
-    await all_lost(face)
+    await all_lost(binding)
 
 
-async def test_read_lock_lease_timeout_diff_threads_rrw(face):
+async def test_read_lock_lease_timeout_diff_threads_rrw(binding):
     """A reader that comes and goes does not lengthen what another left behind."""
     began = time.monotonic()
-    await face.acquire(ReadLock("lock", owner="dead"), lease_time=0.3)
-    await face.sleep(0.15)
-    await visit(face, ReadLock("lock", lease_time=LONG))
-    await visit(face, WriteLock("lock"))
+    await binding.acquire(ReadLock("lock", owner="dead"), lease_time=0.3)
+    await binding.sleep(0.15)
+    await visit(binding, ReadLock("lock", lease_time=LONG))
+    await visit(binding, WriteLock("lock"))
     assert 0.25 < time.monotonic() - began < 20
-    await all_lost(face)
+    await all_lost(binding)
 
 
 @pytest.mark.lengthy
-async def test_read_lock_lease_timeout(face, redis_client):
+async def test_read_lock_lease_timeout(binding, redis_client):
     """The reader itself may write when its lease has ended, which the end of an inner hold counts anew."""
     read, write = ReadLock("lock", lease_time=2), WriteLock("lock", wait_time=0)
     for _ in range(2):
-        await face.acquire(read)
-    await face.release(read)
+        await binding.acquire(read)
+    await binding.release(read)
     with pytest.raises(LockUpgradeError):
-        await face.acquire(write)
-    await face.until(lambda: not redis_client.exists("rlock:lock"))
-    await all_lost(face)
-    assert await face.acquire(write)
-    await face.release(write)
+        await binding.acquire(write)
+    await binding.until(lambda: not redis_client.exists("rlock:lock"))
+    await all_lost(binding)
+    assert await binding.acquire(write)
+    await binding.release(write)
 
 
-async def test_wr(face):
+async def test_wr(binding):
     """Reading under a write lock, and stopping, leaves it unchanged."""
     read, write = ReadLock("lock"), WriteLock("lock")
-    async with face.inside(write):
-        async with face.inside(read):
-            assert await face.call(write, "locked")
-        assert await face.call(write, "locked")
-    assert not await face.call(write, "locked")
+    async with binding.inside(write):
+        async with binding.inside(read):
+            assert await binding.call(write, "locked")
+        assert await binding.call(write, "locked")
+    assert not await binding.call(write, "locked")
 
 
-async def test_write_read_reentrancy(face):
+async def test_write_read_reentrancy(binding):
     """Another owner reads and writes when both are released; a reader cannot write, and gets an error."""
     read, write = ReadLock("lock"), WriteLock("lock")
-    await face.acquire(write)
-    assert await face.acquire(read, blocking=False)
-    assert not await elsewhere(face, read, "acquire", blocking=False)
-    await face.release(write)
+    await binding.acquire(write)
+    assert await binding.acquire(read, blocking=False)
+    assert not await elsewhere(binding, read, "acquire", blocking=False)
+    await binding.release(write)
     with pytest.raises(LockUpgradeError):
-        await face.acquire(write, blocking=False)
-    assert not await elsewhere(face, write, "acquire", blocking=False)
-    await face.release(read)
-    assert await face.acquire(write, blocking=False)
-    await face.release(write)
+        await binding.acquire(write, blocking=False)
+    assert not await elsewhere(binding, write, "acquire", blocking=False)
+    await binding.release(read)
+    assert await binding.acquire(write, blocking=False)
+    await binding.release(write)
 
 
-async def test_write_lock(face):
+async def test_write_lock(binding):
     """Entered twice; others do not get in on either side, and read when it is free, which keeps writers out."""
     read, write = ReadLock("lock"), WriteLock("lock")
     for _ in range(2):
-        assert await face.acquire(write, blocking=False)
-        assert not await elsewhere(face, write, "owned")
-        assert not await elsewhere(face, read, "acquire", blocking=False)
-        assert not await elsewhere(face, write, "acquire", blocking=False)
-    await face.release(write)
-    assert not await elsewhere(face, read, "acquire", blocking=False)
-    await face.release(write)
-    async with held_elsewhere(face, read):
-        assert not await face.acquire(write, blocking=False)
+        assert await binding.acquire(write, blocking=False)
+        assert not await elsewhere(binding, write, "owned")
+        assert not await elsewhere(binding, read, "acquire", blocking=False)
+        assert not await elsewhere(binding, write, "acquire", blocking=False)
+    await binding.release(write)
+    assert not await elsewhere(binding, read, "acquire", blocking=False)
+    await binding.release(write)
+    async with held_elsewhere(binding, read):
+        assert not await binding.acquire(write, blocking=False)
 
 
-async def test_multi_read(face):
+async def test_multi_read(binding):
     """A writer is kept out until both readers have left."""
     first, second = ReadLock("lock", owner="first"), ReadLock("lock", owner="second")
-    assert not await face.call(first, "force_release")
+    assert not await binding.call(first, "force_release")
     for reader in (first, second):
-        assert await face.acquire(reader, blocking=False)
+        assert await binding.acquire(reader, blocking=False)
     for reader in (first, second):
-        assert not await face.acquire(WriteLock("lock"), blocking=False)
-        await face.release(reader)
-    await visit(face, WriteLock("lock", wait_time=0))
+        assert not await binding.acquire(WriteLock("lock"), blocking=False)
+        await binding.release(reader)
+    await visit(binding, WriteLock("lock", wait_time=0))
 
 
-async def test_expire_read(face):
+async def test_expire_read(binding):
     """Another reader need not wait for the end of the lease, and its leaving does no harm."""
     lock = ReadLock("lock", lease_time=LONG)
-    async with face.inside(lock):
-        async with held_elsewhere(face, ReadLock("lock", wait_time=0)):
+    async with binding.inside(lock):
+        async with held_elsewhere(binding, ReadLock("lock", wait_time=0)):
             pass
-        assert await face.call(lock, "owned")
+        assert await binding.call(lock, "owned")
 
 
-async def test_reentrancy(face):
+async def test_reentrancy(binding):
     """Another name is another lock, and a writer gets it when it is released as often as it was taken."""
     lock = ReadLock("lock")
     for _ in range(2):
-        assert await face.acquire(lock, blocking=False)
-    await visit(face, WriteLock("other", wait_time=0))
-    await face.release(lock)
-    assert not await elsewhere(face, WriteLock("lock"), "acquire", blocking=False)
-    await face.release(lock)
-    async with held_elsewhere(face, WriteLock("lock", wait_time=0)):
+        assert await binding.acquire(lock, blocking=False)
+    await visit(binding, WriteLock("other", wait_time=0))
+    await binding.release(lock)
+    assert not await elsewhere(binding, WriteLock("lock"), "acquire", blocking=False)
+    await binding.release(lock)
+    async with held_elsewhere(binding, WriteLock("lock", wait_time=0)):
         pass
 
 
-async def test_concurrency_single_instance(face):
+async def test_concurrency_single_instance(binding):
     """Writers count; readers see no counter that is about to change."""
     counter, turns = [0, 0], count()
 
     async def work() -> None:
         if next(turns) % 2:
-            async with face.inside(ReadLock("lock")):
+            async with binding.inside(ReadLock("lock")):
                 assert counter[0] == counter[1]
         else:
-            async with face.inside(WriteLock("lock")):
+            async with binding.inside(WriteLock("lock")):
                 seen = counter[0]
                 counter[0] += 1
-                await face.sleep(0.001)
+                await binding.sleep(0.001)
                 counter[1] = seen + 1
 
-    await all_together(face, 15, work)
+    await all_together(binding, 15, work)
     assert counter == [8, 8]
 
 
@@ -245,13 +245,13 @@ def test_concurrency_multi_instance(clients, redis_client, pairs, loops):
 
 
 @pytest.mark.thorough
-async def test_multi_instance_zombie_read_lock_performance(face, clients):
+async def test_multi_instance_zombie_read_lock_performance(binding, clients):
     """A writer gets in soon after twenty readers who died with three holds each."""
     (dead,) = clients(1, WATCHDOG_TIMEOUT=4.0)
     reader = "__import__('django_rlock').ReadLock('lock', owner=f'dead {number}')"
     dead.do(f"[{reader}.acquire() for number in range(20) for _ in range(3)]")
-    assert not await face.acquire(WriteLock("lock"), blocking=False)
+    assert not await binding.acquire(WriteLock("lock"), blocking=False)
     dead.kill()
     began = time.monotonic()
-    await visit(face, WriteLock("lock"))
+    await visit(binding, WriteLock("lock"))
     assert time.monotonic() - began < 20

@@ -50,68 +50,68 @@ def give_back_elsewhere(server: EmbeddedServer) -> None:
 
 
 @pytest.mark.parametrize("times", [{"lease_time": LEASE}, {"lease_time": 60}, {"wait_time": 0.05, "lease_time": LEASE}])
-async def test_lock_lease_time(face, nodes, times):
+async def test_lock_lease_time(binding, nodes, times):
     """Ported from testLockLeasetimeWithMilliSeconds, …WithSeconds, …WithMinutes and testTryLockLeasetime."""
     counter = [0]
 
     async def work() -> None:
         for _ in range(5):
-            while not await face.acquire(red_lock(**times)):
+            while not await binding.acquire(red_lock(**times)):
                 pass
             seen = counter[0]
-            await face.sleep(0.001)
+            await binding.sleep(0.001)
             counter[0] = seen + 1
-            await face.release(red_lock())
+            await binding.release(red_lock())
 
-    workers = [face.start(work) for _ in range(10)]
+    workers = [binding.start(work) for _ in range(10)]
     for each in workers:
-        await face.result(each)
+        await binding.result(each)
     assert counter == [50]
 
 
-async def test_lock_failed(face, nodes):
+async def test_lock_failed(binding, nodes):
     for server in nodes[1:]:
         take_elsewhere(server)
-    assert not await face.acquire(red_lock(), wait_time=0)
+    assert not await binding.acquire(red_lock(), wait_time=0)
     with nodes[0].client() as client:
-        await face.until(lambda: not client.exists("rlock:lock"))
+        await binding.until(lambda: not client.exists("rlock:lock"))
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
-async def test_lock_success(face, nodes, taken):
+async def test_lock_success(binding, nodes, taken):
     """Ported from testLockSuccess and testLockSuccess2."""
     take_elsewhere(nodes[taken])
-    assert await face.acquire(red_lock(), wait_time=0.5, lease_time=LEASE)
-    assert await face.call(red_lock(), "owned")
-    await face.release(red_lock())
+    assert await binding.acquire(red_lock(), wait_time=0.5, lease_time=LEASE)
+    assert await binding.call(red_lock(), "owned")
+    await binding.release(red_lock())
     with nodes[taken].client() as client:
         assert client.hgetall("rlock:lock") == {"somebody": "1"}
     for server in nodes:
         give_back_elsewhere(server)
 
 
-async def test_connection_failed(face, nodes):
+async def test_connection_failed(binding, nodes):
     nodes[2].kill()
     try:
-        async with face.inside(red_lock()):
-            assert await face.call(red_lock(), "owned")
+        async with binding.inside(red_lock()):
+            assert await binding.call(red_lock(), "owned")
     finally:
         nodes[2].start()
 
 
-async def test_multi_threads(face, nodes):
+async def test_multi_threads(binding, nodes):
     """Another owner waits until it is released."""
     inside = [0]
 
     async def second() -> None:
-        async with face.inside(red_lock()):
+        async with binding.inside(red_lock()):
             inside[0] += 1
 
-    async with face.inside(red_lock()):
+    async with binding.inside(red_lock()):
         began = time.monotonic()
-        waiting = face.start(second)
+        waiting = binding.start(second)
         while time.monotonic() - began < 0.1:
-            await face.sleep(0.01)
+            await binding.sleep(0.01)
         assert inside == [0]
-    await face.result(waiting)
+    await binding.result(waiting)
     assert inside == [1]

@@ -11,7 +11,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
-from tests.faces import BlockingFace, face, nothing_left, pytest_pyfunc_call  # noqa: F401
+from tests.bindings import BlockingBinding, binding, nothing_left, pytest_pyfunc_call  # noqa: F401
 from tests.proxy import Proxy, load_scripts
 
 NODE_TIMEOUT = 1.0
@@ -67,7 +67,7 @@ def proxies(
         yield found
 
 
-async def acquire_and_give_back(by: BlockingFace, lock: RedLock) -> None:
+async def acquire_and_give_back(by: BlockingBinding, lock: RedLock) -> None:
     """Take a lock and release it, so that the nodes are connected."""
     assert await by.acquire(lock)
     await by.release(lock)

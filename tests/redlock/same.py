@@ -1,4 +1,4 @@
-"""A course of events on five nodes that a seed decides, through one of the faces; prints what happened.
+"""A course of events on five nodes that a seed decides, through one of the bindings; prints what happened.
 
 python -m tests.redlock.same <seed> <url>...      # under gevent, all patched
 """
@@ -23,7 +23,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 async def course(seed: int, urls: list[str], call: Any) -> list[Any]:
-    """The result of each step; ``call(lock, method, ...)`` is the face's."""
+    """The result of each step; ``call(lock, method, ...)`` is the binding's."""
     from django_rlock import RLockError
     from django_rlock.locks.redlock import RedLock
 

@@ -73,47 +73,47 @@ def test_another_kind_on_nodes(kind, nodes):
         rlock("x", using="quorum", kind=kind)
 
 
-async def test_another_class_on_nodes(face, nodes):
+async def test_another_class_on_nodes(binding, nodes):
     with pytest.raises(ImproperlyConfigured, match="only RedLock works"):
-        await face.acquire(FairLock("x", using="quorum"), wait_time=0)
+        await binding.acquire(FairLock("x", using="quorum"), wait_time=0)
     assert not any(holders(nodes))
     assert HOLDS.snapshot() == []
 
 
-async def test_redlock_on_one_server(face, redis_client):
+async def test_redlock_on_one_server(binding, redis_client):
     with pytest.raises(ImproperlyConfigured, match="RedLock needs several"):
-        await face.acquire(RedLock("x"), wait_time=0)
+        await binding.acquire(RedLock("x"), wait_time=0)
     assert redis_client.keys() == []
 
 
 @pytest.mark.parametrize(("lease", "text"), [(19.9, "at least 20 s, 20 times"), (61.0, "at most 60 s")])
-async def test_leases(lease, text, face, nodes, settings):
+async def test_leases(lease, text, binding, nodes, settings):
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 60}}
     lock = RedLock("x", using="quorum")
     with pytest.raises(ValueError, match=text):
-        await face.acquire(lock, lease_time=lease)
+        await binding.acquire(lock, lease_time=lease)
     assert not any(holders(nodes))
 
 
-async def test_extend_checks_the_lease_too(face, nodes, settings):
+async def test_extend_checks_the_lease_too(binding, nodes, settings):
     lock = RedLock("x", using="quorum")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         with pytest.raises(ValueError, match="at least 20 s"):
-            await face.call(lock, "extend", 19.9)
+            await binding.call(lock, "extend", 19.9)
         assert not lock.lost
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 60}}
     with pytest.raises(ValueError, match="at most 60 s"):
         lock._kind.check_lease(lock, 61.0)
 
 
-async def test_a_chosen_owner_acquires_nothing(face, nodes):
+async def test_a_chosen_owner_acquires_nothing(binding, nodes):
     with pytest.raises(ValueError, match="takes no owner="):
-        await face.acquire(RedLock("x", using="quorum", owner="me"), wait_time=0)
+        await binding.acquire(RedLock("x", using="quorum", owner="me"), wait_time=0)
     assert not any(holders(nodes))
 
 
 @pytest.mark.lengthy
-async def test_one_server_under_two_names(face, nodes, settings):
+async def test_one_server_under_two_names(binding, nodes, settings):
     """An address may lead to the same server as another; its run id shows that."""
     path = nodes[0].url
     twins = [path, path.replace("?db=0", "?db=1"), nodes[1].url]
@@ -121,7 +121,7 @@ async def test_one_server_under_two_names(face, nodes, settings):
     nodes[1].pause()  # so that both names are needed
     try:
         with pytest.raises(ImproperlyConfigured, match="one and the same server"):
-            await face.acquire(RedLock("x", using="quorum"), wait_time=0)
+            await binding.acquire(RedLock("x", using="quorum"), wait_time=0)
     finally:
         nodes[1].resume()
-    await face.until(lambda: not any(holders(nodes)))
+    await binding.until(lambda: not any(holders(nodes)))

@@ -230,17 +230,17 @@ def test_admin(held, nodes, settings):
     eventually(lambda: not any(holders(nodes)))  # a quorum decides, and the others hear of it as well
 
 
-async def test_released_lock_stays_taken_on_all_nodes(face, nodes):
+async def test_released_lock_stays_taken_on_all_nodes(binding, nodes):
     lock = RedLock("x", using="quorum", at_least=50)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
-    assert await face.acquire(lock, blocking=False) is False
-    assert 40 < await face.call(lock, "remaining_lease") <= 50
+    assert await binding.acquire(lock, blocking=False) is False
+    assert 40 < await binding.call(lock, "remaining_lease") <= 50
     with nodes[0].client() as client:
         assert [field[:5] for field in client.hkeys("rlock:x")] == ["kept:"]
 
 
-async def test_a_lock_is_not_kept_for_longer_than_a_restarted_node_has_no_vote(face, nodes, settings):
+async def test_a_lock_is_not_kept_for_longer_than_a_restarted_node_has_no_vote(binding, nodes, settings):
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 60}}
     with pytest.raises(ValueError, match="kept for at most 60 s after its release"):
-        await face.acquire(RedLock("x", using="quorum", at_least=61))
+        await binding.acquire(RedLock("x", using="quorum", at_least=61))

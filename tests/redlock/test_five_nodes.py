@@ -22,8 +22,8 @@ from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.redlock import RedLock
 from tests.background import is_clean, renew_now, until_clean, until_heard, until_renewed
+from tests.bindings import BlockingBinding, TaskBinding, elsewhere
 from tests.eventually import PATIENCE
-from tests.faces import BlockingFace, TaskFace, elsewhere
 from tests.processes import ClientProcess
 from tests.proxy import load_scripts
 from tests.redlock.conftest import hold_of, holders, owner_of, paused
@@ -38,9 +38,9 @@ def lock(nodes):
     return RedLock("x", using="quorum")
 
 
-def driver_of(face):
-    """What the face's calls go through; it notes since when too few nodes can be asked."""
-    return sync_driver("quorum") if face.name == "sync" else async_driver("quorum")
+def driver_of(binding):
+    """What the binding's calls go through; it notes since when too few nodes can be asked."""
+    return sync_driver("quorum") if binding.name == "sync" else async_driver("quorum")
 
 
 def take_away(servers, owner="somebody"):
@@ -58,42 +58,42 @@ def free(servers):
             client.delete(NAME)
 
 
-async def all_have_it(face, nodes):
-    await face.until(lambda: all(holders(nodes)))
+async def all_have_it(binding, nodes):
+    await binding.until(lambda: all(holders(nodes)))
 
 
-async def none_has_it(face, nodes):
+async def none_has_it(binding, nodes):
     """A majority settles a release; slower nodes execute it later."""
-    await others_have(face, nodes, 0)
+    await others_have(binding, nodes, 0)
 
 
-async def others_have(face, nodes, number):
+async def others_have(binding, nodes, number):
     """Another owner has it on the first few nodes, and the rest are free."""
     wanted = [["somebody"]] * number + [[]] * (len(nodes) - number)
-    await face.until(lambda: [list(each) for each in holders(nodes)] == wanted)
+    await binding.until(lambda: [list(each) for each in holders(nodes)] == wanted)
 
 
 # --- as on one server -------------------------------------------------------------------------------------------------
 
 
-async def test_acquire_and_release(face, nodes):
+async def test_acquire_and_release(binding, nodes):
     lock = rlock("x", using="quorum")
     assert isinstance(lock, RedLock)
-    assert await face.acquire(lock, wait_time=0)
-    await all_have_it(face, nodes)
-    assert await face.call(lock, "owned")
-    assert await face.call(lock, "hold_count") == 1
-    assert 25 < await face.call(lock, "remaining_lease") <= 30
-    await face.release(lock)
-    await none_has_it(face, nodes)
-    assert not await face.call(lock, "locked")
+    assert await binding.acquire(lock, wait_time=0)
+    await all_have_it(binding, nodes)
+    assert await binding.call(lock, "owned")
+    assert await binding.call(lock, "hold_count") == 1
+    assert 25 < await binding.call(lock, "remaining_lease") <= 30
+    await binding.release(lock)
+    await none_has_it(binding, nodes)
+    assert not await binding.call(lock, "locked")
     with pytest.raises(LockNotOwnedError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_state_on_each_node_is_redissons(face, nodes, lock):
-    async with face.inside(lock):
-        await all_have_it(face, nodes)
+async def test_state_on_each_node_is_redissons(binding, nodes, lock):
+    async with binding.inside(lock):
+        await all_have_it(binding, nodes)
         assert holders(nodes) == [{owner_of(lock): "1"}] * 5
         counters = []
         for server in nodes:
@@ -103,160 +103,160 @@ async def test_state_on_each_node_is_redissons(face, nodes, lock):
         assert sum(counter >= lock.token for counter in counters) >= 3
 
 
-async def test_excludes_another(face, nodes, lock):
+async def test_excludes_another(binding, nodes, lock):
     async def other() -> bool:
-        return await face.acquire(lock, wait_time=0)
+        return await binding.acquire(lock, wait_time=0)
 
-    async with face.inside(lock):
-        assert not await face.result(face.start(other))
+    async with binding.inside(lock):
+        assert not await binding.result(binding.start(other))
         assert len({owner for each in holders(nodes) for owner in each}) <= 1
-    assert await face.acquire(lock, wait_time=0)
-    await face.release(lock)
+    assert await binding.acquire(lock, wait_time=0)
+    await binding.release(lock)
 
 
-async def test_waits_for_another(face, nodes, lock):
+async def test_waits_for_another(binding, nodes, lock):
     async def other() -> int:
-        async with face.inside(lock):
+        async with binding.inside(lock):
             return lock.token
 
-    async with face.inside(lock):
+    async with binding.inside(lock):
         first = lock.token
-        waiting = face.start(other)
-        await face.until(WAITS.snapshot)
-    assert await face.result(waiting) > first
+        waiting = binding.start(other)
+        await binding.until(WAITS.snapshot)
+    assert await binding.result(waiting) > first
 
 
-async def test_reenters(face, nodes, lock):
-    async with face.inside(lock):
+async def test_reenters(binding, nodes, lock):
+    async with binding.inside(lock):
         token = lock.token
-        async with face.inside(lock):
-            assert await face.call(lock, "hold_count") == 2
+        async with binding.inside(lock):
+            assert await binding.call(lock, "hold_count") == 2
             assert lock.token == token
-        assert await face.call(lock, "hold_count") == 1
-    assert not await face.call(lock, "locked")
+        assert await binding.call(lock, "hold_count") == 1
+    assert not await binding.call(lock, "locked")
 
 
-async def test_without_fencing(face, nodes):
+async def test_without_fencing(binding, nodes):
     lock = RedLock("x", using="quorum", fencing=False)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         with pytest.raises(RuntimeError, match="without tokens"):
             lock.token  # noqa: B018
 
 
-async def test_many_at_once(face, nodes, lock):
+async def test_many_at_once(binding, nodes, lock):
     """Eight owners, five times each: never two holders."""
     inside = []
 
     async def work() -> None:
         for _ in range(5):
-            async with face.inside(lock):
+            async with binding.inside(lock):
                 inside.append(1)
                 assert len(inside) == 1
-                await face.sleep(0.001)
+                await binding.sleep(0.001)
                 inside.pop()
 
-    for each in [face.start(work) for _ in range(8)]:
-        await face.result(each)
+    for each in [binding.start(work) for _ in range(8)]:
+        await binding.result(each)
 
 
 # --- nodes that fail --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.lengthy
-async def test_works_while_two_are_paused(face, nodes, lock):
+async def test_works_while_two_are_paused(binding, nodes, lock):
     with paused(nodes[:2]):
         for _ in range(3):
-            async with face.inside(lock):
-                assert await face.call(lock, "owned")
-    await none_has_it(face, nodes)
+            async with binding.inside(lock):
+                assert await binding.call(lock, "owned")
+    await none_has_it(binding, nodes)
 
 
-async def test_works_while_two_are_down(face, nodes, lock):
+async def test_works_while_two_are_down(binding, nodes, lock):
     for server in nodes[3:]:
         server.kill()
     try:
         for _ in range(3):
-            async with face.inside(lock):
-                assert await face.call(lock, "hold_count") == 1
+            async with binding.inside(lock):
+                assert await binding.call(lock, "hold_count") == 1
     finally:
         for server in nodes[3:]:
             server.start()
-    assert await face.acquire(lock)
-    await face.release(lock)
+    assert await binding.acquire(lock)
+    await binding.release(lock)
 
 
 @pytest.mark.lengthy
-async def test_too_few_nodes(face, nodes, lock):
+async def test_too_few_nodes(binding, nodes, lock):
     with paused(nodes[:3]), pytest.raises(QuorumNotReachedError, match="only 2 of 5 nodes voted") as failure:
-        await face.acquire(lock, wait_time=0.2)
+        await binding.acquire(lock, wait_time=0.2)
     assert list(failure.value.errors) == ["locks0", "locks1", "locks2"]
     copy = pickle.loads(pickle.dumps(failure.value))
     assert (str(copy), list(copy.errors)) == (str(failure.value), list(failure.value.errors))
-    await none_has_it(face, nodes)
+    await none_has_it(binding, nodes)
 
 
 @pytest.mark.lengthy
-async def test_goes_on_waiting_until_enough_nodes_are_back(face, nodes, hasty_nodes, lock):
+async def test_goes_on_waiting_until_enough_nodes_are_back(binding, nodes, hasty_nodes, lock):
     async def acquire() -> bool:
-        async with face.inside(lock):
+        async with binding.inside(lock):
             return True
 
     with paused(nodes[:3]):
-        waiting = face.start(acquire)
-        await face.until(lambda: driver_of(face).topology._cut_off_since)
-    assert await face.result(waiting)
+        waiting = binding.start(acquire)
+        await binding.until(lambda: driver_of(binding).topology._cut_off_since)
+    assert await binding.result(waiting)
 
 
-async def test_a_question_outlasts_a_pause_of_most_nodes(face, nodes, hasty_nodes, lock, monkeypatch):
+async def test_a_question_outlasts_a_pause_of_most_nodes(binding, nodes, hasty_nodes, lock, monkeypatch):
     """As long as one server would have to reply; here that is longer than any stall of the machine."""
     monkeypatch.setattr(calls.Question, "grace", PATIENCE)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         with paused(nodes[:3]):
-            asking = face.start(face.call, lock, "locked")
-            await face.until(lambda: driver_of(face).topology._cut_off_since)
-        assert await face.result(asking) is True
+            asking = binding.start(binding.call, lock, "locked")
+            await binding.until(lambda: driver_of(binding).topology._cut_off_since)
+        assert await binding.result(asking) is True
 
 
 @pytest.mark.thorough
-async def test_a_wait_without_end_outlasts_the_quarantine(face, nodes, lock, settings, monkeypatch):
+async def test_a_wait_without_end_outlasts_the_quarantine(binding, nodes, lock, settings, monkeypatch):
     monkeypatch.setattr("django_rlock._transport.quorum.calls.PATIENCE", 0.1)
     times = {"QUARANTINE": 6.0, "WATCHDOG_TIMEOUT": 6.0, "NODE_TIMEOUT": 0.3}
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], **times}}
     for server in nodes[:3]:
         server.restart()
-    async with face.inside(lock):
+    async with binding.inside(lock):
         assert lock.token
 
 
-async def test_a_late_grant_is_given_back(face, nodes, hasty_nodes, lock):
+async def test_a_late_grant_is_given_back(binding, nodes, hasty_nodes, lock):
     """Three nodes get the command while they are paused, and obey when no one waits for it any more."""
     with paused(nodes[:3]), pytest.raises(QuorumNotReachedError):
-        await face.acquire(lock, wait_time=0)
-    await none_has_it(face, nodes)
-    await face.until(lambda: is_clean() and not node_set("quorum").untold)
+        await binding.acquire(lock, wait_time=0)
+    await none_has_it(binding, nodes)
+    await binding.until(lambda: is_clean() and not node_set("quorum").untold)
     assert not any(holders(nodes))
 
 
-async def test_undo_is_kept_for_as_long_as_a_copy_may_come(face, nodes, hasty_nodes, lock):
+async def test_undo_is_kept_for_as_long_as_a_copy_may_come(binding, nodes, hasty_nodes, lock):
     """The nodes may be unreachable for longer than the lease, and get the command after that."""
-    async with face.inside(lock):  # connects to the nodes, so that they get the next command
+    async with binding.inside(lock):  # connects to the nodes, so that they get the next command
         pass
     with paused(nodes[:3]):
         with pytest.raises(QuorumNotReachedError):
-            await face.acquire(lock, wait_time=0, lease_time=5)
+            await binding.acquire(lock, wait_time=0, lease_time=5)
         assert min(node_set("quorum").untold.values()) > time.monotonic() + REMEMBERED / 2
-    await none_has_it(face, nodes)
+    await none_has_it(binding, nodes)
 
 
-async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, hasty_nodes, monkeypatch):
+async def test_votes_that_arrive_while_the_process_stalls_count(binding, nodes, hasty_nodes, monkeypatch):
     """All threads stood still until NODE_TIMEOUT had passed: the nodes were in time."""
-    session = Session if face.name == "sync" else TaskTalk
+    session = Session if binding.name == "sync" else TaskTalk
     listen = session.listen
     stalled: list[int] = []
 
     async def stall_and_listen(self, count, until) -> None:
         if not stalled:
-            links = self._connections.values() if face.name == "sync" else self._connections
+            links = self._connections.values() if binding.name == "sync" else self._connections
             stalled.extend(link.connection.fileno() for link in links)
             for fileno in stalled:
                 assert select.select([fileno], [], [], PATIENCE)[0]
@@ -268,47 +268,47 @@ async def test_votes_that_arrive_while_the_process_stalls_count(face, nodes, has
     lock = RedLock("x", using="quorum", fencing=False)
     with monkeypatch.context() as patch:
         patch.setattr(session, "listen", stall_and_listen)
-        assert await face.acquire(lock, wait_time=0)
+        assert await binding.acquire(lock, wait_time=0)
     assert len(stalled) == 5
-    await face.release(lock)
+    await binding.release(lock)
 
 
-async def test_split_votes_end(face, nodes, settings, lock):
+async def test_split_votes_end(binding, nodes, settings, lock):
     """Two and two of four: there is no quorum, and the attempt ends at once and releases what it has."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODES": settings.RLOCK["quorum"]["NODES"][:4]}}
     take_away(nodes[:2])
-    assert not await face.acquire(lock, wait_time=0)
-    await others_have(face, nodes, 2)
+    assert not await binding.acquire(lock, wait_time=0)
+    await others_have(binding, nodes, 2)
     free(nodes)
-    assert await face.acquire(lock, wait_time=0)
-    await face.release(lock)
+    assert await binding.acquire(lock, wait_time=0)
+    await binding.release(lock)
 
 
-async def test_a_minority_that_others_have_is_not_needed(face, nodes, lock):
+async def test_a_minority_that_others_have_is_not_needed(binding, nodes, lock):
     take_away(nodes[:2])
-    async with face.inside(lock):
-        assert await face.call(lock, "owned")
-    await others_have(face, nodes, 2)
+    async with binding.inside(lock):
+        assert await binding.call(lock, "owned")
+    await others_have(binding, nodes, 2)
 
 
-async def test_a_restarted_node_has_no_vote(face, nodes, settings, lock):
+async def test_a_restarted_node_has_no_vote(binding, nodes, settings, lock):
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 3600, "WATCHDOG_TIMEOUT": 3600}}
     with pytest.raises(QuorumNotReachedError, match="has restarted, and gets no votes"):
-        await face.acquire(lock, wait_time=0)
-    await none_has_it(face, nodes)
+        await binding.acquire(lock, wait_time=0)
+    await none_has_it(binding, nodes)
 
 
-async def test_a_node_that_restarts_is_met_anew(face, nodes, lock):
+async def test_a_node_that_restarts_is_met_anew(binding, nodes, lock):
     """Its old connections, which say who it was, ended with it."""
-    async with face.inside(lock):
-        await all_have_it(face, nodes)
+    async with binding.inside(lock):
+        await all_have_it(binding, nodes)
     seen = node_set("quorum").restarts._seen
     before = seen[0].run_id
     nodes[0].kill()
     nodes[0].start()
     while seen[0].run_id == before:
-        async with face.inside(lock):
-            await face.sleep(0.01)
+        async with binding.inside(lock):
+            await binding.sleep(0.01)
 
 
 def test_stale_replies_are_not_counted(nodes, lock):
@@ -323,17 +323,17 @@ def test_stale_replies_are_not_counted(nodes, lock):
     assert not lock.acquire(wait_time=0)
 
 
-async def test_scripts_that_the_servers_forgot(face, nodes, lock):
+async def test_scripts_that_the_servers_forgot(binding, nodes, lock):
     for server in nodes:
         with server.client() as client:
             client.script_flush()
-    async with face.inside(lock):
-        assert await face.call(lock, "owned")
+    async with binding.inside(lock):
+        assert await binding.call(lock, "owned")
 
 
 def test_a_cancelled_task_leaves_nothing(nodes, lock):
     async def cancelled() -> None:
-        task = TaskFace().start(TaskFace().acquire, lock)
+        task = TaskBinding().start(TaskBinding().acquire, lock)
         await asyncio.sleep(0.02)  # into its first round, which lasts for NODE_TIMEOUT
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -341,7 +341,7 @@ def test_a_cancelled_task_leaves_nothing(nodes, lock):
 
     with paused(nodes[:3]):
         asyncio.run(cancelled())
-    BlockingFace().run(none_has_it(BlockingFace(), nodes))
+    BlockingBinding().run(none_has_it(BlockingBinding(), nodes))
 
 
 def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
@@ -369,126 +369,126 @@ def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
 
 
 @pytest.mark.lengthy
-async def test_renewed_by_a_quorum(face, nodes, lock):
+async def test_renewed_by_a_quorum(binding, nodes, lock):
     with paused(nodes[:2]):
-        async with face.inside(lock):
+        async with binding.inside(lock):
             hold = hold_of(lock)
             until_renewed(hold)
             assert not lock.lost
 
 
 @pytest.mark.lengthy
-async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(face, nodes, lock):
-    await face.acquire(lock)
+async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(binding, nodes, lock):
+    await binding.acquire(lock)
     with paused(nodes[:3]):
         renew_now()
-        await face.until(lambda: lock.suspect)
+        await binding.until(lambda: lock.suspect)
         assert not lock.lost
         hold_of(lock).deadline -= 1000
         assert lock.lost
         with pytest.raises(LockLostError):
             lock.check()
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
 @pytest.mark.lengthy
-async def test_no_longer_suspect_when_a_renewal_succeeds(face, nodes, lock):
-    async with face.inside(lock):
+async def test_no_longer_suspect_when_a_renewal_succeeds(binding, nodes, lock):
+    async with binding.inside(lock):
         with paused(nodes[:3]):
             renew_now()
-            await face.until(lambda: lock.suspect)
-        await face.until(lambda: not lock.suspect)
+            await binding.until(lambda: lock.suspect)
+        await binding.until(lambda: not lock.suspect)
         assert not lock.lost
 
 
-async def test_a_node_that_lost_it_gets_it_again(face, nodes, lock):
-    async with face.inside(lock):
-        await all_have_it(face, nodes)
+async def test_a_node_that_lost_it_gets_it_again(binding, nodes, lock):
+    async with binding.inside(lock):
+        await all_have_it(binding, nodes)
         free(nodes[:2])
         for _ in range(2):  # the first one finds out
             until_renewed(hold_of(lock))
-        await all_have_it(face, nodes)
+        await all_have_it(binding, nodes)
         assert not lock.lost
 
 
-async def test_lost_when_most_nodes_lost_it(face, nodes, lock):
-    await face.acquire(lock)
-    await all_have_it(face, nodes)
+async def test_lost_when_most_nodes_lost_it(binding, nodes, lock):
+    await binding.acquire(lock)
+    await all_have_it(binding, nodes)
     free(nodes[:3])
     renew_now()
-    await face.until(lambda: lock.lost)
-    await none_has_it(face, nodes)
+    await binding.until(lambda: lock.lost)
+    await none_has_it(binding, nodes)
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_force_release(face, nodes, lock):
-    await face.acquire(lock)
-    assert await elsewhere(face, lock, "force_release")
-    assert not await face.call(lock, "locked")
+async def test_force_release(binding, nodes, lock):
+    await binding.acquire(lock)
+    assert await elsewhere(binding, lock, "force_release")
+    assert not await binding.call(lock, "locked")
     renew_now()
-    await face.until(lambda: lock.lost)
+    await binding.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
-        await face.release(lock)
-    assert not await face.call(lock, "force_release")
+        await binding.release(lock)
+    assert not await binding.call(lock, "force_release")
 
 
-async def test_the_holder_hears_of_its_forced_release(face, nodes, monkeypatch):
+async def test_the_holder_hears_of_its_forced_release(binding, nodes, monkeypatch):
     # Neither a renewal nor a subscription that was checked tells it.
     monkeypatch.setattr(subscriber, "PING_AFTER", PATIENCE)
     lock = RedLock("x", using="quorum", lease_time=3 * PATIENCE)
-    await face.acquire(lock)
+    await binding.acquire(lock)
     until_heard()
-    assert await elsewhere(face, RedLock("x", using="quorum"), "force_release")
-    await face.until(lambda: lock.lost)
+    assert await elsewhere(binding, RedLock("x", using="quorum"), "force_release")
+    await binding.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_force_release_by_the_holder(face, nodes, lock):
-    await face.acquire(lock)
-    assert await face.call(RedLock("x", using="quorum"), "force_release")
-    await none_has_it(face, nodes)
-    assert await face.acquire(lock)
-    await face.release(lock)
+async def test_force_release_by_the_holder(binding, nodes, lock):
+    await binding.acquire(lock)
+    assert await binding.call(RedLock("x", using="quorum"), "force_release")
+    await none_has_it(binding, nodes)
+    assert await binding.acquire(lock)
+    await binding.release(lock)
     with pytest.raises(LockNotOwnedError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_a_release_that_most_nodes_do_not_confirm(face, nodes, lock):
-    await face.acquire(lock)
+async def test_a_release_that_most_nodes_do_not_confirm(binding, nodes, lock):
+    await binding.acquire(lock)
     with paused(nodes[:3]), pytest.raises(LockUnavailableError, match="could not be released"):
-        await face.release(lock)
-    await none_has_it(face, nodes)
+        await binding.release(lock)
+    await none_has_it(binding, nodes)
 
 
-async def test_a_node_that_missed_the_release_is_told_later(face, nodes, lock):
-    await face.acquire(lock)
-    await all_have_it(face, nodes)
+async def test_a_node_that_missed_the_release_is_told_later(binding, nodes, lock):
+    await binding.acquire(lock)
+    await all_have_it(binding, nodes)
     with paused(nodes[:1]):
-        await face.release(lock)
-    await none_has_it(face, nodes)
+        await binding.release(lock)
+    await none_has_it(binding, nodes)
 
 
 @pytest.mark.lengthy
-async def test_keys_end_when_the_holder_is_killed(face, nodes):
+async def test_keys_end_when_the_holder_is_killed(binding, nodes):
     urls = [server.url for server in nodes]
     options = {"NODES": urls, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": 3.0, "NODE_TIMEOUT": 0.15}
     with ClientProcess(nodes[0].url, options) as client:
         assert client.do("lock('x', None).acquire()")
-        await all_have_it(face, nodes)
+        await all_have_it(binding, nodes)
         client.kill()
-    await none_has_it(face, nodes)
+    await none_has_it(binding, nodes)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-async def test_tokens_rise_though_a_minority_loses_all(face, nodes, lock):
+async def test_tokens_rise_though_a_minority_loses_all(binding, nodes, lock):
     tokens = []
     for number in range(6):
-        async with face.inside(lock):
+        async with binding.inside(lock):
             tokens.append(lock.token)
         for server in (nodes[number % 5], nodes[(number + 1) % 5]):
             with server.client() as client:
@@ -497,13 +497,13 @@ async def test_tokens_rise_though_a_minority_loses_all(face, nodes, lock):
 
 
 @pytest.mark.lengthy
-async def test_a_token_is_passed_on_to_a_quorum(face, nodes, lock):
+async def test_a_token_is_passed_on_to_a_quorum(binding, nodes, lock):
     """The counter of one node runs ahead; before anybody has its token, the others count on from it."""
     ahead = 8 * 10**15
     with nodes[2].client() as client:
         client.set("redisson_lock_token:{rlock:x}", ahead)
     with paused(nodes[:2]):
-        async with face.inside(lock):
+        async with binding.inside(lock):
             assert lock.token > ahead
             for server in nodes[2:]:
                 with server.client() as client:
@@ -512,18 +512,18 @@ async def test_a_token_is_passed_on_to_a_quorum(face, nodes, lock):
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(("mode", "adds"), [(EXTEND, True), (SETTLE, False)])
-async def test_only_a_new_lease_adds_a_node_that_lost_the_lock(face, nodes, lock, mode, adds):
+async def test_only_a_new_lease_adds_a_node_that_lost_the_lock(binding, nodes, lock, mode, adds):
     """What settles extensions may come after a forced release, and must not take the lock again."""
-    assert await face.acquire(lock)
-    await face.until(lambda: all(holders(nodes)))
+    assert await binding.acquire(lock)
+    await binding.until(lambda: all(holders(nodes)))
     with nodes[4].client() as client:
         client.delete(NAME)
-    driver = async_driver("quorum") if face.name == "async" else sync_driver("quorum")
+    driver = async_driver("quorum") if binding.name == "async" else sync_driver("quorum")
     owner_id = owner_of(lock)
     reply = await driver.run(lock._kind.lease(lock, owner_id, 100.0, mode))
     assert reply[1] == 1
     await driver.run(lock._kind.state(lock, owner_id))  # by then the nodes have obeyed what was sent before
     if adds:
-        await face.until(lambda: holders(nodes)[4])
+        await binding.until(lambda: holders(nodes)[4])
     assert bool(holders(nodes)[4]) == adds
-    await face.release(lock)
+    await binding.release(lock)

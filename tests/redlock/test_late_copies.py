@@ -19,58 +19,58 @@ def is_remembered(server):
         return client.pttl(TOMBSTONES) > 60_000
 
 
-async def arrive(face, late):
-    await face.until(late.served.is_set)  # a majority of other nodes may have been faster
+async def arrive(binding, late):
+    await binding.until(late.served.is_set)  # a majority of other nodes may have been faster
     late.let_go.set()
-    await face.until(late.obeyed.is_set)
+    await binding.until(late.obeyed.is_set)
 
 
-async def test_acquire_that_failed_takes_no_node(face, nodes, proxies):
+async def test_acquire_that_failed_takes_no_node(binding, nodes, proxies):
     late = [each.copy_late(scripts.REDLOCK_ACQUIRE) for each in proxies for _ in range(2)]  # each node is asked again
     with pytest.raises(QuorumNotReachedError):
-        await face.acquire(RedLock("x", using="quorum"), wait_time=0)
-    await face.until(lambda: all(map(is_remembered, nodes[:2])))
+        await binding.acquire(RedLock("x", using="quorum"), wait_time=0)
+    await binding.until(lambda: all(map(is_remembered, nodes[:2])))
     for each in late:
-        await arrive(face, each)
+        await arrive(binding, each)
     assert not any(holders(nodes))
 
 
-async def test_acquire_takes_no_node_after_the_release(face, nodes, proxies):
+async def test_acquire_takes_no_node_after_the_release(binding, nodes, proxies):
     late = proxies[0].copy_late(scripts.REDLOCK_ACQUIRE)
     lock = RedLock("x", using="quorum")
-    assert await face.acquire(lock)
-    await face.until(late.served.is_set)
-    await face.release(lock)
-    await face.until(lambda: is_remembered(nodes[0]))
-    await arrive(face, late)
+    assert await binding.acquire(lock)
+    await binding.until(late.served.is_set)
+    await binding.release(lock)
+    await binding.until(lambda: is_remembered(nodes[0]))
+    await arrive(binding, late)
     assert not any(holders(nodes))
 
 
-async def test_tombstones_are_short_where_nothing_may_come_late(face, nodes, proxies, settings):
+async def test_tombstones_are_short_where_nothing_may_come_late(binding, nodes, proxies, settings):
     # A stalled machine must not make a node late.
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 4.0, "WATCHDOG_TIMEOUT": 100}}
     lock = RedLock("x", using="quorum")
-    assert await face.acquire(lock)
-    await face.release(lock)
+    assert await binding.acquire(lock)
+    await binding.release(lock)
     assert not any(map(is_remembered, nodes[:3]))
 
 
 @pytest.mark.parametrize("what", ["enter", "inner release", "extend"])
-async def test_lease_that_was_prolonged_since_stays(face, nodes, proxies, what):
+async def test_lease_that_was_prolonged_since_stays(binding, nodes, proxies, what):
     """A copy that comes late shortens it on no node; an extension's, once that is settled."""
     lock = RedLock("x", using="quorum", lease_time=30)
-    assert await face.acquire(lock)
+    assert await binding.acquire(lock)
     if what == "enter":
         late = proxies[0].copy_late(scripts.REDLOCK_ACQUIRE)
-    assert await face.acquire(lock)
+    assert await binding.acquire(lock)
     if what == "inner release":
         late = proxies[0].copy_late(scripts.REDLOCK_RELEASE)
-    await face.release(lock)
+    await binding.release(lock)
     if what == "extend":
         for each in proxies:
             late = each.copy_late(scripts.REDLOCK_RENEW)
-    await face.call(lock, "extend", 20)
-    await face.call(lock, "extend", 60)
+    await binding.call(lock, "extend", 20)
+    await binding.call(lock, "extend", 60)
     with nodes[1 if what == "extend" else 0].client() as client:
 
         def is_long() -> bool:
@@ -80,7 +80,7 @@ async def test_lease_that_was_prolonged_since_stays(face, nodes, proxies, what):
         give_up_at = time.monotonic() + UNTIL_SERVED
         while not is_long():  # a majority of other nodes may have been faster, while its connection was made anew
             assert time.monotonic() < give_up_at
-            await face.call(lock, "extend", 60)
-        await arrive(face, late)
+            await binding.call(lock, "extend", 60)
+        await arrive(binding, late)
         assert is_long()
-    await face.release(lock)
+    await binding.release(lock)

@@ -293,18 +293,18 @@ def test_over_tls(settings):
         asyncio.run(body())
 
 
-async def test_a_connection_that_ends_while_it_is_made_is_made_anew(face, proxies):
+async def test_a_connection_that_ends_while_it_is_made_is_made_anew(binding, proxies):
     cut = [each.cut_before(b"INFO") for each in proxies]
     lock = RedLock("x", using="quorum")
-    assert await face.acquire(lock, wait_time=0)
-    await face.until(lambda: all(each.served.is_set() for each in cut))
+    assert await binding.acquire(lock, wait_time=0)
+    await binding.until(lambda: all(each.served.is_set() for each in cut))
     assert node_set("quorum").down == {}
-    await face.release(lock)
+    await binding.release(lock)
 
 
 @pytest.mark.lengthy
 @pytest.mark.usefixtures("patient")
-async def test_connecting_goes_on_beside_the_votes(face, proxies, monkeypatch):
+async def test_connecting_goes_on_beside_the_votes(binding, proxies, monkeypatch):
     """Nodes that take longer to connect than callers wait are there for a later call, over the same connections."""
     lock = RedLock("x", using="quorum")
     known = node_set("quorum")
@@ -312,21 +312,21 @@ async def test_connecting_goes_on_beside_the_votes(face, proxies, monkeypatch):
     with monkeypatch.context() as hasty:
         hasty.setattr(known, "connect_within", 0.2)
         with pytest.raises(QuorumNotReachedError, match="Timeout connecting"):
-            await face.acquire(lock, wait_time=0)
+            await binding.acquire(lock, wait_time=0)
         of_the_visit = [each.hold(b"LIB-NAME") for each in proxies]
         further = [each.cut_before(b"LIB-NAME") for each in proxies]
-        await face.until(lambda: all(rule.served.is_set() for rule in of_the_visit))
-        time.sleep(known.connect_within)  # noqa: ASYNC251 - none of them is in time, under either face
+        await binding.until(lambda: all(rule.served.is_set() for rule in of_the_visit))
+        time.sleep(known.connect_within)  # noqa: ASYNC251 - none of them is in time, under either binding
     for rule in of_the_call + of_the_visit:
         rule.let_go.set()
     reached = [known.server(node, "calls") for node, _ in enumerate(proxies)]
-    await face.until(lambda: known.down == {} and all(server.idle for server in reached))
-    assert await face.acquire(lock, wait_time=0)
-    await face.release(lock)
+    await binding.until(lambda: known.down == {} and all(server.idle for server in reached))
+    assert await binding.acquire(lock, wait_time=0)
+    await binding.release(lock)
     assert not any(rule.served.is_set() for rule in further)
 
 
-async def test_nodes_that_were_slow_to_connect_vote_as_soon_as_they_have(face, proxies):
+async def test_nodes_that_were_slow_to_connect_vote_as_soon_as_they_have(binding, proxies):
     """A caller without a time limit does not wait until the background has reached them as well."""
     lock = RedLock("x", using="quorum")
     known = node_set("quorum")
@@ -337,28 +337,28 @@ async def test_nodes_that_were_slow_to_connect_vote_as_soon_as_they_have(face, p
             each.cut_before(b"LIB-NAME")  # and of its further visits
     with pytest.MonkeyPatch.context() as hasty:
         hasty.setattr(known, "connect_within", 0.2)
-        acquiring = face.start(acquire_and_give_back, face, lock)
-        await face.until(lambda: known.down.keys() >= {0, 1})
+        acquiring = binding.start(acquire_and_give_back, binding, lock)
+        await binding.until(lambda: known.down.keys() >= {0, 1})
     for rule in of_the_call:
         rule.let_go.set()
-    await face.result(acquiring)
+    await binding.result(acquiring)
 
 
-async def test_connections_that_were_idle_for_long_are_replaced(face, proxies):
+async def test_connections_that_were_idle_for_long_are_replaced(binding, proxies):
     """They may be gone without a word, and a vote has no time to find that out."""
     lock = RedLock("x", using="quorum")
-    await acquire_and_give_back(face, lock)
+    await acquire_and_give_back(binding, lock)
     for each in proxies:
         each.forget_connections()
     transport: Any = sync_driver("quorum").topology.transport  # type: ignore[attr-defined]
     for kept in transport._kept:
         for link in kept:
             link.since -= KEEP_IDLE
-    if face.name == "async":
+    if binding.name == "async":
         for link in connections_of(asyncio.get_running_loop()).shared.values():
             link._heard_at -= KEEP_IDLE
-    assert await face.acquire(lock, wait_time=0)
-    await face.release(lock)
+    assert await binding.acquire(lock, wait_time=0)
+    await binding.release(lock)
 
 
 def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty_nodes, nodes):
@@ -391,7 +391,7 @@ def test_a_connection_that_has_lost_its_login_does_not_prove_that_a_node_is_up(p
     assert known.is_up(0)
 
 
-async def test_who_finds_a_node_down_has_it_visited(face, lock, monkeypatch):
+async def test_who_finds_a_node_down_has_it_visited(binding, lock, monkeypatch):
     """An interruption may keep the one who noted it from that; then nobody else would ever have looked."""
     known = node_set("quorum")
     with monkeypatch.context() as interrupting:
@@ -400,9 +400,9 @@ async def test_who_finds_a_node_down_has_it_visited(face, lock, monkeypatch):
             with pytest.raises(KeyboardInterrupt):
                 known.note_down(node, RedisTimeoutError("did not reply in time"))
     with pytest.raises(QuorumNotReachedError):
-        await face.acquire(lock, wait_time=0)
-    await face.until(lambda: known.down == {})
-    await acquire_and_give_back(face, lock)
+        await binding.acquire(lock, wait_time=0)
+    await binding.until(lambda: known.down == {})
+    await acquire_and_give_back(binding, lock)
 
 
 def interrupted(node):

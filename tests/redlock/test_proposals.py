@@ -34,13 +34,13 @@ def test_one_clock_that_is_wrong_is_not_followed(proposals, wrong):
     assert proposals.next(5.0) == CLOCK + 20 + LEAD
 
 
-async def count_bumps(face, nodes, lock, turns):
+async def count_bumps(binding, nodes, lock, turns):
     """How many of the acquisitions had to raise counters."""
     before = evals(nodes)
     for _ in range(turns):
-        async with face.inside(lock):
-            await face.until(lambda: all(holders(nodes)))
-        await face.until(lambda: not any(holders(nodes)))
+        async with binding.inside(lock):
+            await binding.until(lambda: all(holders(nodes)))
+        await binding.until(lambda: not any(holders(nodes)))
     return (evals(nodes) - before) / len(nodes) - 2 * turns
 
 
@@ -55,19 +55,19 @@ def evals(nodes):
     return calls
 
 
-async def test_two_commands_to_each_node_take_and_release_it(face, nodes):
+async def test_two_commands_to_each_node_take_and_release_it(binding, nodes):
     """But for the first ones, and some whose commands take longer on the way than any before."""
     turns = 30
-    assert await count_bumps(face, nodes, RedLock("x", using="quorum"), turns) < turns / 2
+    assert await count_bumps(binding, nodes, RedLock("x", using="quorum"), turns) < turns / 2
 
 
 @pytest.mark.parametrize("wrong", [-3600, 3600])
-async def test_a_client_whose_guess_is_wrong_learns_the_clock(wrong, face, nodes):
+async def test_a_client_whose_guess_is_wrong_learns_the_clock(wrong, binding, nodes):
     known, now = node_set("quorum").proposals, monotonic()
     known.learn([(time_ns() // 1000) + wrong * SECOND], now)
     guess = known.next(now)
     lock = RedLock("x", using="quorum")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         token = lock.token
     assert abs(token - known.next(now)) < 60 * SECOND
     assert abs(token - guess) > 3000 * SECOND

@@ -54,65 +54,65 @@ def empty(server: EmbeddedServer) -> None:
         client.flushall()
 
 
-async def is_refused(face, lock) -> bool:
+async def is_refused(binding, lock) -> bool:
     with pytest.raises(QuorumNotReachedError, match=REFUSED):
-        await face.acquire(lock, wait_time=0)
+        await binding.acquire(lock, wait_time=0)
     return True
 
 
-async def test_nodes_that_have_kept_their_data_vote_at_once(face, lock):
-    async with face.inside(lock):
+async def test_nodes_that_have_kept_their_data_vote_at_once(binding, lock):
+    async with binding.inside(lock):
         assert lock.token
 
 
-async def test_a_majority_that_was_emptied_has_no_votes(face, three, lock):
+async def test_a_majority_that_was_emptied_has_no_votes(binding, three, lock):
     """By FLUSHALL: the connections stay, and the servers say that they have been up for long."""
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
     for server in three[:2]:
         empty(server)
-    assert await is_refused(face, lock)
-    await face.until(lambda: not any(holders(three)))
+    assert await is_refused(binding, lock)
+    await binding.until(lambda: not any(holders(three)))
 
 
-async def test_a_replica_that_was_promoted_has_no_vote(face, three, lock):
+async def test_a_replica_that_was_promoted_has_no_vote(binding, three, lock):
     """Its data have the mark of its primary, and may lack the primary's last grants."""
     for server in three[:2]:
         mark(server, "0123456789abcdef")
-    assert await is_refused(face, lock)
+    assert await is_refused(binding, lock)
 
 
-async def test_restarted_nodes_have_no_votes(face, three, lock):
+async def test_restarted_nodes_have_no_votes(binding, three, lock):
     """With the data that they had when they stopped."""
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
     for server in three[:2]:
         before = mark_of(server)
         server.kill()
         server.start()
         mark(server, before or "")
-    assert await is_refused(face, lock)
+    assert await is_refused(binding, lock)
 
 
-async def test_a_mark_is_known_from_when_it_was_seen(face, three, lock, monkeypatch):
+async def test_a_mark_is_known_from_when_it_was_seen(binding, three, lock, monkeypatch):
     """Data that were lost again have another one."""
     known = node_set("quorum").restarts
     for server in three:
         empty(server)
-    assert await is_refused(face, lock)
+    assert await is_refused(binding, lock)
     monkeypatch.setattr(known, "quarantine", 0.001)
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
-    await face.until(lambda: sum(mark_of(server) == run_id_of(server) for server in three) >= 2)
+    await binding.until(lambda: sum(mark_of(server) == run_id_of(server) for server in three) >= 2)
     monkeypatch.undo()
     for server in three:
         empty(server)
-    assert await is_refused(face, lock)
+    assert await is_refused(binding, lock)
 
 
-async def test_renewals_do_not_count_nodes_that_may_have_voted_for_another(face, three, lock):
+async def test_renewals_do_not_count_nodes_that_may_have_voted_for_another(binding, three, lock):
     """They were emptied, and another owner may have had their votes until then."""
-    async with face.inside(lock):
+    async with binding.inside(lock):
         hold = hold_of(lock)
         for server in three[:2]:
             empty(server)
@@ -121,28 +121,28 @@ async def test_renewals_do_not_count_nodes_that_may_have_voted_for_another(face,
                 client.pexpire("rlock:x", 60_000)
         hold.runs_for *= 2  # it is due now
         look_at(hold)
-        await face.until(lambda: hold.suspect)
+        await binding.until(lambda: hold.suspect)
         for server in three[:2]:
             mark(server, run_id_of(server))
-        await face.until(lambda: not hold.suspect)
+        await binding.until(lambda: not hold.suspect)
 
 
 @pytest.mark.lengthy
-async def test_new_data_get_a_vote_after_the_quarantine(face, three, nodes, lock):
+async def test_new_data_get_a_vote_after_the_quarantine(binding, three, nodes, lock):
     for server in three:
         empty(server)
     began = monotonic()
-    async with face.inside(lock):
+    async with binding.inside(lock):
         assert monotonic() > began + QUARANTINE
     # Others need not wait.
-    await face.until(lambda: sum(mark_of(server) == run_id_of(server) for server in three) >= 2)
+    await binding.until(lambda: sum(mark_of(server) == run_id_of(server) for server in three) >= 2)
     assert [mark_of(server) for server in nodes[3:]] == [None, None]
 
 
-async def test_longer_leases_of_another_project_are_waited_for(face, three, lock, settings):
+async def test_longer_leases_of_another_project_are_waited_for(binding, three, lock, settings):
     options = settings.RLOCK["quorum"]
     settings.RLOCK = {"quorum": {**options, "QUARANTINE": 10 * QUARANTINE}}
-    assert await is_refused(face, RedLock("x", using="quorum"))
+    assert await is_refused(binding, RedLock("x", using="quorum"))
 
 
 def test_a_server_whose_clock_was_set_back_says_who_it_is():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.soak.grips import PERMITS, WATCHDOG_TIMEOUT, Face, Grip, Promise
+from tests.soak.grips import PERMITS, WATCHDOG_TIMEOUT, Binding, Grip, Promise
 from tests.soak.records import ALONE, PERMIT, READ, now
 
 PLACE = "nowhere"
@@ -23,11 +23,11 @@ class NoLock(Grip):
         self.mode, self.amount, self.limit = mode, amount, limit
         self._numbers = itertools.count()
 
-    async def acquire(self, face: Face, wait: float | None, lease: float | None) -> bool:
+    async def acquire(self, binding: Binding, wait: float | None, lease: float | None) -> bool:
         self._deadline = now() + WATCHDOG_TIMEOUT
         return True
 
-    async def release(self, face: Face) -> None:
+    async def release(self, binding: Binding) -> None:
         pass
 
     def promise(self) -> Promise:

@@ -1,4 +1,4 @@
-"""Each kind of lock as a worker takes it, whatever the face, and what it promises while it is held."""
+"""Each kind of lock as a worker takes it, whatever the binding, and what it promises while it is held."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Tasks:
         await asyncio.gather(*(body() for body in bodies))
 
 
-Face = Threads | Tasks
+Binding = Threads | Tasks
 
 
 class Promise(NamedTuple):
@@ -97,14 +97,14 @@ class Grip:
         self.names = list(names)
         self.lock = lock
 
-    async def acquire(self, face: Face, wait: float | None, lease: float | None) -> bool:
-        return await face.call(self.lock, "acquire", wait_time=wait, lease_time=lease)
+    async def acquire(self, binding: Binding, wait: float | None, lease: float | None) -> bool:
+        return await binding.call(self.lock, "acquire", wait_time=wait, lease_time=lease)
 
-    async def release(self, face: Face) -> None:
-        await face.call(self.lock, "release")
+    async def release(self, binding: Binding) -> None:
+        await binding.call(self.lock, "release")
 
-    async def extend(self, face: Face, seconds: float) -> None:
-        await face.call(self.lock, "extend", seconds)
+    async def extend(self, binding: Binding, seconds: float) -> None:
+        await binding.call(self.lock, "extend", seconds)
 
     def promise(self) -> Promise:
         ahead = now() - monotonic()
@@ -132,22 +132,22 @@ class NamedGrip(Grip):
 
     again = False
 
-    async def release(self, face: Face) -> None:
+    async def release(self, binding: Binding) -> None:
         failures: list[BaseException] = []
         begun: list[bool] = []
 
         async def give_back() -> None:
             begun.append(True)
             try:
-                await face.call(self.lock, "release")
+                await binding.call(self.lock, "release")
             except Exception as error:  # noqa: BLE001 - raised by who waits for it
                 failures.append(error)
 
         try:
-            await face.elsewhere(give_back)
+            await binding.elsewhere(give_back)
         finally:
             if not begun:  # cancelled before; a name has no end, so its lock would be renewed for ever
-                await face.call(self.lock, "release")
+                await binding.call(self.lock, "release")
         if failures:
             raise failures[0]
 
@@ -163,13 +163,13 @@ class SemaphoreGrip(Grip):
         self.amount = amount
         self._longest_wait = longest_wait
 
-    async def acquire(self, face: Face, wait: float | None, lease: float | None) -> bool:
-        await face.call(self.lock, "try_set_permits", PERMITS)
+    async def acquire(self, binding: Binding, wait: float | None, lease: float | None) -> bool:
+        await binding.call(self.lock, "try_set_permits", PERMITS)
         wait = self._longest_wait if wait is None else wait
-        return await face.call(self.lock, "acquire", self.amount, wait_time=wait)
+        return await binding.call(self.lock, "acquire", self.amount, wait_time=wait)
 
-    async def release(self, face: Face) -> None:
-        await face.call(self.lock, "release", self.amount)
+    async def release(self, binding: Binding) -> None:
+        await binding.call(self.lock, "release", self.amount)
 
     def promise(self) -> Promise:
         return Promise(False, math.inf, math.inf)
@@ -186,19 +186,19 @@ class PermitGrip(Grip):
         self.amount = amount
         self.extends = amount == 1
 
-    async def acquire(self, face: Face, wait: float | None, lease: float | None) -> bool:
-        await face.call(self.lock, "try_set_permits", PERMITS)
+    async def acquire(self, binding: Binding, wait: float | None, lease: float | None) -> bool:
+        await binding.call(self.lock, "try_set_permits", PERMITS)
         options: dict[str, Any] = {"renewed": True} if lease is None else {"lease_time": lease}
-        self.permit = await face.call(self.lock, "acquire", self.amount, wait_time=wait, **options)
+        self.permit = await binding.call(self.lock, "acquire", self.amount, wait_time=wait, **options)
         self.lease = lease or WATCHDOG_TIMEOUT
         return self.permit is not None
 
-    async def release(self, face: Face) -> None:
-        await face.call(self.permit, "release")
+    async def release(self, binding: Binding) -> None:
+        await binding.call(self.permit, "release")
 
-    async def extend(self, face: Face, seconds: float) -> None:
+    async def extend(self, binding: Binding, seconds: float) -> None:
         self.lease = max(self.lease, seconds)
-        await face.call(self.lock, "update_lease_time", self.permit, seconds)
+        await binding.call(self.lock, "update_lease_time", self.permit, seconds)
 
     def promise(self) -> Promise:
         ahead = now() - monotonic()

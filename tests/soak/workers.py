@@ -25,7 +25,7 @@ from typing import Any
 from django_rlock import CountDownLatch, LockLostError, LockNotOwnedError, PermitNotHeldError, RLockError, rlock
 from django_rlock._transport.calls import run_sync
 from tests.soak.control import NO_LOCKS
-from tests.soak.grips import EXTENSIONS, KINDS, LEASES, ONE, Face, Grip, Tasks, Threads, last_semaphore
+from tests.soak.grips import EXTENSIONS, KINDS, LEASES, ONE, Binding, Grip, Tasks, Threads, last_semaphore
 from tests.soak.records import Log, now
 
 MANY, FEW = (5, 10), (2, 3)
@@ -49,10 +49,10 @@ Action = Callable[[], Coroutine[Any, Any, None]]
 class Actor:
     """A thread, or a task, that has one turn after another. ``doing`` says what it is at."""
 
-    def __init__(self, name: str, chance: Random, face: Face, crew: Crew) -> None:
+    def __init__(self, name: str, chance: Random, binding: Binding, crew: Crew) -> None:
         self.name = name
         self.chance = chance
-        self.face = face
+        self.binding = binding
         self.crew = crew
         self.doing = ""
         self.is_served = False
@@ -61,7 +61,7 @@ class Actor:
     async def live(self) -> None:
         while not self.crew.last_turns.is_set():
             await self._turn(self._random_turn)
-            await self.face.sleep(self.chance.expovariate(1 / IDLE))
+            await self.binding.sleep(self.chance.expovariate(1 / IDLE))
 
     async def have_last_turns(self) -> None:
         """Take everything once more, and wait for it as long as that may last."""
@@ -75,7 +75,7 @@ class Actor:
 
     async def _have(self, action: Action) -> None:
         while not await self._turn(action):
-            await self.face.sleep(LOOKS_EVERY)
+            await self.binding.sleep(LOOKS_EVERY)
 
     async def _turn(self, action: Action) -> bool:
         """Do something with locks; whether none of them refused."""
@@ -95,7 +95,7 @@ class Actor:
             await self._force()
         elif dice < 0.01:
             await self._open_latch()
-        elif dice < 0.10 and isinstance(self.face, Tasks):
+        elif dice < 0.10 and isinstance(self.binding, Tasks):
             await self._be_cancelled()
         else:
             await self._take_any()
@@ -121,7 +121,7 @@ class Actor:
     ) -> None:
         self.doing = f"takes {grip.kind} {grip.names} since {now():.3f}"
         asked = now()
-        if not await grip.acquire(self.face, wait, lease):
+        if not await grip.acquire(self.binding, wait, lease):
             self.crew.met["not in time"] += 1
             return
         got = now()
@@ -168,12 +168,12 @@ class Actor:
                 await self._enter_again(grip)
             elif dice < 0.2 and grip.extends:
                 self.crew.log.write("changing", id=hold, at=now())
-                await grip.extend(self.face, self.chance.choice(EXTENSIONS))
+                await grip.extend(self.binding, self.chance.choice(EXTENSIONS))
             elif dice < 0.3 and not inner:
                 other = self.crew.kinds[self.chance.choice(list(self.crew.kinds))](self.chance)
                 await self._take(other, self.chance.choice((0, 0.1)), None, BRIEF * self.chance.random(), inner=True)
             else:
-                await self.face.sleep(min(left, LOOKS_EVERY))
+                await self.binding.sleep(min(left, LOOKS_EVERY))
 
     def _is_held(self, hold: str, grip: Grip) -> bool:
         """Ask the lock, and write down what it says."""
@@ -186,16 +186,16 @@ class Actor:
         return not lost
 
     async def _enter_again(self, grip: Grip) -> None:
-        if await grip.acquire(self.face, 0, self.chance.choice(LEASES)):
+        if await grip.acquire(self.binding, 0, self.chance.choice(LEASES)):
             try:
-                await self.face.sleep(BRIEF * self.chance.random())
+                await self.binding.sleep(BRIEF * self.chance.random())
             finally:
-                await grip.release(self.face)
+                await grip.release(self.binding)
 
     async def _give_back(self, hold: str, grip: Grip) -> None:
         was_lost = grip.tells and grip.is_lost()
         try:
-            await grip.release(self.face)
+            await grip.release(self.binding)
         except (LockLostError, LockNotOwnedError, PermitNotHeldError):
             # Losses in inner blocks are reported as well; that the lock was lost is what counts.
             self.crew.log.write("lost", id=hold, at=now())
@@ -214,7 +214,7 @@ class Actor:
         self.doing = f"frees {name}"
         self.crew.log.write("freeing", id=freed, deed="free by force", place=grip.place, name=name, began=now())
         lock = rlock(name, kind=grip.lock.kind, using=grip.place)
-        await self.face.call(lock, "force_release", reason="soak")
+        await self.binding.call(lock, "force_release", reason="soak")
         self.crew.log.write("freed", id=freed, ended=now())
 
     async def _open_latch(self) -> None:
@@ -222,24 +222,24 @@ class Actor:
         since = now()
         latch = CountDownLatch(f"latch:{self.crew.new_id()}", using=ONE)
         self.doing = f"opens {latch.name}"
-        if not await self.face.call(latch, "try_set_count", LATCH_COUNT):
+        if not await self.binding.call(latch, "try_set_count", LATCH_COUNT):
             self.crew.log.wrong(f"{latch!r} was closed before it was made.", ONE, since)
         begun: list[float] = []
         delays = [self.chance.random() * 10 * BRIEF for _ in range(LATCH_COUNT)]
 
         async def count_down() -> None:
-            await self.face.sleep(delays[len(begun)])
+            await self.binding.sleep(delays[len(begun)])
             begun.append(now())
             with contextlib.suppress(RLockError):
-                await self.face.call(latch, "count_down")
+                await self.binding.call(latch, "count_down")
 
         async def wait() -> None:
             with contextlib.suppress(RLockError):
-                if await self.face.call(latch, "wait", wait_time=LATCH_WAIT) and len(begun) < LATCH_COUNT:
+                if await self.binding.call(latch, "wait", wait_time=LATCH_WAIT) and len(begun) < LATCH_COUNT:
                     self.crew.log.wrong(f"{latch!r} let one pass at {len(begun)} of {LATCH_COUNT}.", ONE, since)
 
-        await self.face.elsewhere(wait, *[count_down] * LATCH_COUNT)
-        await self.face.call(latch, "delete")
+        await self.binding.elsewhere(wait, *[count_down] * LATCH_COUNT)
+        await self.binding.call(latch, "delete")
 
 
 class Crew:
@@ -255,9 +255,10 @@ class Crew:
         self._numbers = iter(range(1 << 60))
         self._chance = Random(seed)
         threads, tasks = FEW if control else MANY
-        faces: list[Face] = [*(Threads() for _ in range(threads)), *(Tasks() for _ in range(tasks))]
+        bindings: list[Binding] = [*(Threads() for _ in range(threads)), *(Tasks() for _ in range(tasks))]
         self._actors = [
-            Actor(f"{name}.{number}", Random(f"{seed}/{number}"), face, self) for number, face in enumerate(faces)
+            Actor(f"{name}.{number}", Random(f"{seed}/{number}"), binding, self)
+            for number, binding in enumerate(bindings)
         ]
         self._threads = [
             *(

@@ -1,5 +1,5 @@
-"""Locks in the process, through both faces."""
+"""Locks in the process, through both bindings."""
 
-from tests.faces import face, nothing_left, pytest_pyfunc_call
+from tests.bindings import binding, nothing_left, pytest_pyfunc_call
 
-__all__ = ["face", "nothing_left", "pytest_pyfunc_call"]
+__all__ = ["binding", "nothing_left", "pytest_pyfunc_call"]

@@ -20,8 +20,8 @@ from django_rlock._stores import embedded, keeper
 from django_rlock._transport.connections import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
+from tests.bindings import BlockingBinding as Binding
 from tests.eventually import PATIENCE, eventually
-from tests.faces import BlockingFace as Face
 from tests.forking import in_child
 
 PROCESSES = """
@@ -81,16 +81,16 @@ def server_pid() -> int:
     return int(get_client().info("server")["process_id"])
 
 
-async def test_locks_on_it(face: Face, folder: Path) -> None:
-    async with face.inside(RLock("stock:42")):
+async def test_locks_on_it(binding: Binding, folder: Path) -> None:
+    async with binding.inside(RLock("stock:42")):
         assert lock_info("stock:42")
-        waiting = face.start(visit, face)
-    await face.result(waiting)
+        waiting = binding.start(visit, binding)
+    await binding.result(waiting)
     assert lock_info("stock:42") is None
 
 
-async def visit(face: Face) -> None:
-    async with face.inside(RLock("stock:42")):
+async def visit(binding: Binding) -> None:
+    async with binding.inside(RLock("stock:42")):
         pass
 
 

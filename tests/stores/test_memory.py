@@ -17,7 +17,7 @@ from django_rlock._stores import memory
 from django_rlock._transport.connections import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
-from tests.faces import BlockingFace as Face
+from tests.bindings import BlockingBinding as Binding
 from tests.forking import in_child
 
 pytest.importorskip("lupa", reason="lupa, which fakeredis needs, has no wheels for this Python")
@@ -47,17 +47,17 @@ def in_memory(settings: Any) -> Iterator[None]:
     memory._own.value.server("memory://").forget()
 
 
-async def test_locks_in_memory(face: Face, in_memory: None) -> None:
-    async with face.inside(FairLock("stock:42")):
+async def test_locks_in_memory(binding: Binding, in_memory: None) -> None:
+    async with binding.inside(FairLock("stock:42")):
         assert get_client().exists("rlock:stock:42")
         assert lock_info("stock:42")
-        waiting = face.start(visit, face)
-    await face.result(waiting)
+        waiting = binding.start(visit, binding)
+    await binding.result(waiting)
     assert not get_client().exists("rlock:stock:42")
 
 
-async def visit(face: Face) -> None:
-    async with face.inside(FairLock("stock:42")):
+async def visit(binding: Binding) -> None:
+    async with binding.inside(FairLock("stock:42")):
         pass
 
 

@@ -1,4 +1,4 @@
-"""One test body over every topology, through both faces and with several kinds of lock."""
+"""One test body over every topology, through both bindings and with several kinds of lock."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,12 +7,12 @@ from contextlib import ExitStack
 import pytest
 from pytest_django import Settings
 
-from tests.faces import face, kind, nothing_left, pytest_pyfunc_call
+from tests.bindings import binding, kind, nothing_left, pytest_pyfunc_call
 from tests.forms import long
 from tests.inspection.conftest import past
 from tests.topologies.servers import TOPOLOGIES, Topology
 
-__all__ = ["face", "kind", "nothing_left", "past", "pytest_pyfunc_call"]
+__all__ = ["binding", "kind", "nothing_left", "past", "pytest_pyfunc_call"]
 
 Started = Callable[[str], Topology]
 

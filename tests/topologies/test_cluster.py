@@ -48,11 +48,11 @@ def topology(started, use):
     chosen.redis.flushall()
 
 
-async def visit(face, lock, inside):
-    async with face.inside(lock):
+async def visit(binding, lock, inside):
+    async with binding.inside(lock):
         inside.append(lock)
         assert len(inside) == 1, "two inside at once"
-        await face.sleep(0)
+        await binding.sleep(0)
         inside.clear()
 
 
@@ -65,87 +65,87 @@ def commands(node, name):
         return client.info("commandstats").get(f"cmdstat_{name}", {}).get("calls", 0)
 
 
-async def test_wake_up_comes_by_the_shard(face, kind, topology):
+async def test_wake_up_comes_by_the_shard(binding, kind, topology):
     node = owner(topology)
     command(node, "CONFIG RESETSTAT")
     lock = kind("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, kind("stock:42"), [])
-    await face.until(WAITS.snapshot)
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, kind("stock:42"), [])
+    await binding.until(WAITS.snapshot)
     with node.client() as client:
-        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
-    await face.release(lock)
-    await face.result(waiting)
+        await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
+    await binding.release(lock)
+    await binding.result(waiting)
     assert commands(node, "spublish") >= 1
     assert commands(node, "publish") == 0
 
 
-async def test_moved_is_followed(face, kind, topology, monkeypatch):
+async def test_moved_is_followed(binding, kind, topology, monkeypatch):
     monkeypatch.setattr(forced, "LISTEN_AFTER", math.inf)  # on a busy machine that subscription is redirected as well
-    async with face.inside(kind("stock:42")):
+    async with binding.inside(kind("stock:42")):
         pass
     with moving(topology, KEY) as move:
         pass
     before = errors(move.source, "MOVED")
     for _ in range(2):
-        async with face.inside(kind("stock:42")):
+        async with binding.inside(kind("stock:42")):
             assert command(move.target, "EXISTS", KEY)
     assert errors(move.source, "MOVED") == before + 1, "it learns from the first"
 
 
-async def test_ask_is_followed(face, topology):
+async def test_ask_is_followed(binding, topology):
     with moving(topology, KEY) as move:
         before = errors(move.source, "ASK")
         lock = RLock("stock:42")
-        await face.acquire(lock)
+        await binding.acquire(lock)
         assert errors(move.source, "ASK") > before
         assert not move.keys(), "it was taken at the target"
-    await face.release(lock)
+    await binding.release(lock)
 
 
-async def test_try_again_is_tried_again(face, topology):
+async def test_try_again_is_tried_again(binding, topology):
     with moving(topology, KEY) as move:
         before = errors(move.target, "TRYAGAIN")
-        visiting = face.start(visit, face, FairLock("stock:42", wait_time=20), [])
+        visiting = binding.start(visit, binding, FairLock("stock:42", wait_time=20), [])
         # The target has none of the three keys, and cannot know whether the source has them.
-        await face.until(lambda: errors(move.target, "TRYAGAIN") > before)
-    await face.result(visiting)
+        await binding.until(lambda: errors(move.target, "TRYAGAIN") > before)
+    await binding.result(visiting)
 
 
-async def test_nodes_that_disagree_are_given_time(face, topology):
+async def test_nodes_that_disagree_are_given_time(binding, topology):
     """The source names a target that does not know of it yet, and names the source."""
     move = Move(topology, topology.redis.keyslot(KEY))
     move.leave()
     before = errors(move.source, "ASK")
-    visiting = face.start(visit, face, RLock("stock:42", wait_time=20), [])
-    await face.until(lambda: errors(move.source, "ASK") > before + 6)
+    visiting = binding.start(visit, binding, RLock("stock:42", wait_time=20), [])
+    await binding.until(lambda: errors(move.source, "ASK") > before + 6)
     move.begin()
     move.finish()
-    await face.result(visiting)
+    await binding.result(visiting)
 
 
-async def test_waiter_is_woken_where_its_slot_went(face, kind, topology):
+async def test_waiter_is_woken_where_its_slot_went(binding, kind, topology):
     lock = kind("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, kind("stock:42"), [])
-    await face.until(WAITS.snapshot)
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, kind("stock:42"), [])
+    await binding.until(WAITS.snapshot)
     with moving(topology, KEY) as move:
         pass
     with move.target.client() as client:
-        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
-    await face.release(lock)
-    await face.result(waiting)
+        await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
+    await binding.release(lock)
+    await binding.result(waiting)
 
 
-async def test_renewed_where_its_slot_went(face, kind, topology):
-    async with face.inside(kind("stock:42")):
+async def test_renewed_where_its_slot_went(binding, kind, topology):
+    async with binding.inside(kind("stock:42")):
         with moving(topology, KEY):
             pass
         until_renewed(*HOLDS.snapshot())
         assert topology.redis.exists(KEY)
 
 
-async def test_slot_moves_under_load(face, kind, topology, monkeypatch):
+async def test_slot_moves_under_load(binding, kind, topology, monkeypatch):
     monkeypatch.setattr(engine, "RELEASE_PATIENCE", 20.0)  # a slow machine moves a slot for longer than a second
     inside: list[object] = []
     served = [0] * 4
@@ -153,25 +153,25 @@ async def test_slot_moves_under_load(face, kind, topology, monkeypatch):
 
     async def client(number):
         while not moved.is_set():
-            await visit(face, kind("stock:42", wait_time=20), inside)
+            await visit(binding, kind("stock:42", wait_time=20), inside)
             served[number] += 1
 
     def are_served(before) -> bool:
         return any(each.done() for each in clients) or all(map(operator.gt, served, before))
 
-    clients = [face.start(client, number) for number in range(len(served))]
+    clients = [binding.start(client, number) for number in range(len(served))]
     try:
         for _ in range(3):
             so_far = list(served)
             move = Move(topology, topology.redis.keyslot(KEY))
             move.begin()
-            await face.sleep(0.02)
+            await binding.sleep(0.02)
             move.finish()
-            await face.until(partial(are_served, so_far))
+            await binding.until(partial(are_served, so_far))
     finally:
         moved.set()
         for each in clients:
-            await face.result(each)
+            await binding.result(each)
 
 
 @pytest.fixture
@@ -182,70 +182,70 @@ def own_cluster(use):
 
 
 @pytest.mark.lengthy
-async def test_node_dies_and_comes_back(face, topology, use):
+async def test_node_dies_and_comes_back(binding, topology, use):
     use(topology, REFUSED_WAIT_TIME=None)
     node = owner(topology)
     lock = RLock("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass
     node.kill()
     began = time.monotonic()
     with pytest.raises(LockUnavailableError):
-        await face.acquire(lock, wait_time=0.3)
+        await binding.acquire(lock, wait_time=0.3)
     assert time.monotonic() - began < UNTIL_SERVED
     node.start()
-    assert await face.acquire(lock, wait_time=20)
-    await face.release(lock)
-    await face.until(lambda: all(map(is_ready, topology.servers)))
+    assert await binding.acquire(lock, wait_time=20)
+    await binding.release(lock)
+    await binding.until(lambda: all(map(is_ready, topology.servers)))
 
 
 @pytest.mark.lengthy
-async def test_another_node_takes_over(face, own_cluster, use):
+async def test_another_node_takes_over(binding, own_cluster, use):
     """The holder's lock is gone with its node; the waiter goes on where its slot is served now."""
     use(own_cluster, REFUSED_WAIT_TIME=None)
     for node in own_cluster.servers:
         command(node, "CONFIG SET", "cluster-require-full-coverage", "no")
     lock = RLock("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, RLock("stock:42"), [])
-    await face.until(WAITS.snapshot)
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, RLock("stock:42"), [])
+    await binding.until(WAITS.snapshot)
     move = Move(own_cluster, own_cluster.redis.keyslot(KEY))
     move.source.kill()
     move.take_over()
-    await face.result(waiting)
+    await binding.result(waiting)
     renew_now()
-    await face.until(lambda: lock.lost)
+    await binding.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
-        await face.release(lock)
+        await binding.release(lock)
 
 
-async def test_messages_are_heard_again(face, topology):
+async def test_messages_are_heard_again(binding, topology):
     """After the listening connection was lost."""
     node = owner(topology)
     lock = RLock("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, RLock("stock:42"), [])
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, RLock("stock:42"), [])
     with node.client() as client:
-        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[RLock]))
+        await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[RLock]))
         subscribed = client.client_list(_type="pubsub")[0]["id"]
         client.client_kill_filter(_id=subscribed)
-        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[RLock]))
+        await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[RLock]))
         assert client.client_list(_type="pubsub")[0]["id"] != subscribed
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.release(lock)
+    await binding.result(waiting)
 
 
-async def test_nobody_queues_up_to_ask_nodes_that_do_not_answer(face, use):
+async def test_nobody_queues_up_to_ask_nodes_that_do_not_answer(binding, use):
     """More tasks than an event loop has threads for."""
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         options = entry("cluster")["OPTIONS"] | {"STARTUP_NODES": []}
         use(Topology("silent", f"redis://127.0.0.1:{silent.getsockname()[1]}", None, [], options))
-        driver: Any = sync_driver("default") if face.name == "sync" else async_driver("default")
+        driver: Any = sync_driver("default") if binding.name == "sync" else async_driver("default")
         slots = slot_map("default")
-        asking = [face.start(driver.call, slots.refresh, slots.rounds) for _ in range(40)]
+        asking = [binding.start(driver.call, slots.refresh, slots.rounds) for _ in range(40)]
         for each in asking:
-            await face.result(each)
+            await binding.result(each)
         silent.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -338,12 +338,12 @@ def test_the_cache_itself(topology, use):
 
 
 @pytest.mark.lengthy
-async def test_renewed_where_another_node_took_over(face, own_cluster):
+async def test_renewed_where_another_node_took_over(binding, own_cluster):
     """No one else asks that node: neither a waiter nor another acquire learns of its death for the watchdog."""
     for node in own_cluster.servers:
         command(node, "CONFIG SET", "cluster-require-full-coverage", "no")
     lock = RLock("stock:42")
-    await face.acquire(lock)
+    await binding.acquire(lock)
     (hold,) = HOLDS.snapshot()
     move = Move(own_cluster, own_cluster.redis.keyslot(KEY))
     move.source.kill()
@@ -352,7 +352,7 @@ async def test_renewed_where_another_node_took_over(face, own_cluster):
     command(move.target, "PEXPIRE", KEY, 60000)
     until_renewed(hold)
     assert hold.lost is None
-    await face.release(lock)
+    await binding.release(lock)
 
 
 # --- one client for each process --------------------------------------------------------------------------------------
@@ -403,22 +403,22 @@ def test_the_map_is_not_asked_for_over_a_connection_that_was_refused(topology):
     assert _ask_slots("default", node)
 
 
-async def test_a_cluster_without_the_factory_is_an_error_at_once(face, kind, topology, settings):
+async def test_a_cluster_without_the_factory_is_an_error_at_once(binding, kind, topology, settings):
     """To an entry that names one node only, most keys are elsewhere."""
     login = {name: topology.options[name] for name in ("USERNAME", "PASSWORD")}
     settings.CACHES = {"default": {**topology.cache, "OPTIONS": login}}
     elsewhere = next(name for name in map(str, range(99)) if slot_of(f"rlock:{name}") > 5460)
     told = r"another node.*Redis Cluster.*'django_rlock\.cluster\.ConnectionFactory'"
     with pytest.raises(LockUnavailableError, match=told):
-        await face.acquire(kind(elsewhere), wait_time=3600)
+        await binding.acquire(kind(elsewhere), wait_time=3600)
 
 
 @pytest.mark.parametrize("wait", [{"blocking": False}, {"wait_time": 600}, {}], ids=["once", "long", "for ever"])
-async def test_a_node_behind_the_entry_of_one_server_refuses_at_once(face, kind, topology, settings, wait):
+async def test_a_node_behind_the_entry_of_one_server_refuses_at_once(binding, kind, topology, settings, wait):
     """Trying again would not help, nor would another server: the entry names no cluster."""
     login = {name: topology.options[name] for name in ("USERNAME", "PASSWORD")}
     settings.CACHES = {"default": {**topology.cache, "OPTIONS": login}}
     node = topology.servers[0]
     elsewhere = next(name for name in map(str, range(100)) if owner_of(topology, slot_of(f"rlock:{name}")) is not node)
     with pytest.raises(LockUnavailableError, match=r"another node of the cluster .*django_rlock\.cluster\.Connection"):
-        await face.acquire(kind(elsewhere), **wait)
+        await binding.acquire(kind(elsewhere), **wait)

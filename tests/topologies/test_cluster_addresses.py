@@ -83,50 +83,50 @@ def topology(named, inside, use):
     assert not [each for each in inside if was_connected_to(each)]
 
 
-async def visit(face, lock):
-    async with face.inside(lock):
+async def visit(binding, lock):
+    async with binding.inside(lock):
         pass
 
 
-async def test_each_lock_is_where_its_slot_is(face, kind, topology):
+async def test_each_lock_is_where_its_slot_is(binding, kind, topology):
     for name in NAMES:
-        async with face.inside(kind(name)):
+        async with binding.inside(kind(name)):
             key = f"rlock:{name}"
             assert command(owner_of(topology, topology.redis.keyslot(key)), "EXISTS", key)
     assert len({owner_of(topology, topology.redis.keyslot(f"rlock:{name}")).port for name in NAMES}) == 3
 
 
-async def test_redirections_are_followed(face, topology, monkeypatch):
+async def test_redirections_are_followed(binding, topology, monkeypatch):
     monkeypatch.setattr(forced, "LISTEN_AFTER", math.inf)  # on a busy machine that subscription is redirected as well
     lock = RLock("stock:42")
-    await visit(face, lock)  # by now the map is known
+    await visit(binding, lock)  # by now the map is known
     with moving(topology, KEY) as move:
         before = errors(move.source, "ASK")
-        await face.acquire(lock)
+        await binding.acquire(lock)
         assert errors(move.source, "ASK") > before
         assert not move.keys(), "it was taken at the target"
     before = errors(move.source, "MOVED")
-    await face.release(lock)
-    await visit(face, lock)
+    await binding.release(lock)
+    await visit(binding, lock)
     assert errors(move.source, "MOVED") == before + 1, "it learns from the first"
     assert not command(move.target, "EXISTS", KEY)
 
 
-async def test_waiter_is_woken_where_its_slot_went(face, kind, topology):
+async def test_waiter_is_woken_where_its_slot_went(binding, kind, topology):
     lock = kind("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, kind("stock:42"))
-    await face.until(WAITS.snapshot)
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, kind("stock:42"))
+    await binding.until(WAITS.snapshot)
     with moving(topology, KEY) as move:
         pass
     with move.target.client() as client:
-        await face.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", f"*{{{KEY}}}*"))
-    await face.release(lock)
-    await face.result(waiting)
+        await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", f"*{{{KEY}}}*"))
+    await binding.release(lock)
+    await binding.result(waiting)
 
 
-async def test_renewed_where_its_slot_went(face, topology):
-    async with face.inside(RLock("stock:42")):
+async def test_renewed_where_its_slot_went(binding, topology):
+    async with binding.inside(RLock("stock:42")):
         with moving(topology, KEY):
             pass
         until_renewed(*HOLDS.snapshot())
@@ -200,10 +200,10 @@ def test_where_a_node_is_reached(use, addresses, host, port, reached):
     ],
     ids=repr,
 )
-async def test_other_addresses_are_refused_with_an_example(face, use, addresses):
+async def test_other_addresses_are_refused_with_an_example(binding, use, addresses):
     use(configured(NODE_ADDRESSES=addresses))
     with pytest.raises(ImproperlyConfigured, match="NODE_ADDRESSES") as refused:
-        await face.acquire(RLock("stock:42"))
+        await binding.acquire(RLock("stock:42"))
     text = str(refused.value)
     assert [problem.msg for problem in check_settings()] == [text]
     assert "hid" not in text

@@ -30,11 +30,11 @@ def topology(started):
     topology.redis.flushall()
 
 
-async def taken(face: Any, client: Any) -> None:
+async def taken(binding: Any, client: Any) -> None:
     """A lock is where a client looks, through both what locks and what lists them."""
-    async with face.inside(FairLock("stock:42")):
+    async with binding.inside(FairLock("stock:42")):
         assert client.exists(KEY)
-        assert (await face.call(FairLock("stock:42"), "info")).holder
+        assert (await binding.call(FairLock("stock:42"), "info")).holder
     assert not client.exists(KEY)
 
 
@@ -42,16 +42,16 @@ async def taken(face: Any, client: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [SpinLock, FencedLock], ids=lambda each: each.kind)
-async def test_the_other_kinds(face, topology, use, kind):
+async def test_the_other_kinds(binding, topology, use, kind):
     use(topology)
-    async with face.inside(kind("stock:42")):
+    async with binding.inside(kind("stock:42")):
         assert topology.redis.exists(KEY)
-        assert not await face.result(face.start(try_once, face, kind("stock:42")))
+        assert not await binding.result(binding.start(try_once, binding, kind("stock:42")))
     assert not topology.redis.exists(KEY)
 
 
-async def try_once(face: Any, lock: Any) -> bool:
-    return await face.acquire(lock, blocking=False)
+async def try_once(binding: Any, lock: Any) -> bool:
+    return await binding.acquire(lock, blocking=False)
 
 
 @distributed_lock("stock:<sku>")
@@ -64,13 +64,13 @@ async def abuy(sku: int) -> list[str]:
     return [hold.lock.name for hold in HOLDS.snapshot()]
 
 
-async def test_decorated_functions(face, topology, use):
+async def test_decorated_functions(binding, topology, use):
     use(topology)
-    assert (await abuy(42) if face.name == "async" else buy(42)) == ["stock:42"]
+    assert (await abuy(42) if binding.name == "async" else buy(42)) == ["stock:42"]
     assert not topology.redis.exists(KEY)
 
 
-async def test_nodes(face, own_server, settings):
+async def test_nodes(binding, own_server, settings):
     nodes = [own_server(None) for _ in range(3)]
     entry = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": nodes[0].url}
     settings.CACHES = {**settings.CACHES, "first": entry}
@@ -78,47 +78,47 @@ async def test_nodes(face, own_server, settings):
     settings.RLOCK = {"default": {"NODES": names, "NODE_TIMEOUT": 1, "QUARANTINE": 0}}
     with ExitStack() as stack:
         clients = [stack.enter_context(node.client()) for node in nodes]
-        async with face.inside(RedLock("stock:42")):
-            await face.until(lambda: all(client.exists(KEY) for client in clients))
+        async with binding.inside(RedLock("stock:42")):
+            await binding.until(lambda: all(client.exists(KEY) for client in clients))
         assert check_settings() == []
 
 
-async def test_both_backends_at_once(face, topology, settings, redis_client):
+async def test_both_backends_at_once(binding, topology, settings, redis_client):
     settings.CACHES = {**settings.CACHES, "locks": topology.cache}
     settings.RLOCK = {"default": {}, "djangos": {"CACHE": "locks"}}
-    async with face.inside(RLock("stock:42", using="djangos")):
-        async with face.inside(RLock("stock:42")):
+    async with binding.inside(RLock("stock:42", using="djangos")):
+        async with binding.inside(RLock("stock:42")):
             assert (redis_client.exists(KEY), topology.redis.exists(KEY)) == (1, 1)
         assert (redis_client.exists(KEY), topology.redis.exists(KEY)) == (0, 1)
-        assert not await face.call(RLock("stock:42"), "locked")
-        assert await face.call(RLock("stock:42", using="djangos"), "locked")
+        assert not await binding.call(RLock("stock:42"), "locked")
+        assert await binding.call(RLock("stock:42", using="djangos"), "locked")
 
 
 # --- LOCATION --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("written", [",".join, ";".join, list, tuple, lambda urls: urls[0]])
-async def test_locks_are_on_the_first_server_of_several(face, topology, use, written):
+async def test_locks_are_on_the_first_server_of_several(binding, topology, use, written):
     primary, other = topology.servers
     use(replace(topology, location=written([primary.url, other.url])))
     with other.client() as elsewhere:
-        async with face.inside(RLock("stock:42")):
+        async with binding.inside(RLock("stock:42")):
             assert topology.redis.exists(KEY)
             assert elsewhere.dbsize() == 0
 
 
-async def test_unix_socket(face, settings, own_server):
+async def test_unix_socket(binding, settings, own_server):
     server = own_server(None)
     assert server.url.startswith("unix://")
     settings.CACHES = {"default": {"BACKEND": f"{PATH}.Subclass", "LOCATION": server.url}}
     with server.client() as client:
-        await taken(face, client)
+        await taken(binding, client)
 
 
-async def test_tls(face, use):
+async def test_tls(binding, use):
     with djangos_encrypted() as topology:
         use(topology)
-        await taken(face, topology.redis)
+        await taken(binding, topology.redis)
 
 
 # --- OPTIONS ---------------------------------------------------------------------------------------------------------
@@ -137,31 +137,31 @@ async def test_tls(face, use):
     ],
     ids=str,
 )
-async def test_options_keep_their_meaning(face, topology, use, options):
+async def test_options_keep_their_meaning(binding, topology, use, options):
     use(replace(topology, options={**topology.options, **options}))
     assert check_settings() == []
-    await taken(face, topology.redis)
+    await taken(binding, topology.redis)
 
 
-async def test_the_database_and_the_clients_name(face, started, use):
+async def test_the_database_and_the_clients_name(binding, started, use):
     topology = started("single")
     location, options = topology.location.removesuffix("/0"), {"db": 5, "client_name": "shop"}
     use(replace(topology, location=location, options=options, backend=f"{PATH}.Subclass"))
     with redis.Redis(port=topology.servers[0].port, db=5, decode_responses=True) as client:
-        await taken(face, client)
+        await taken(binding, client)
         assert {each["db"] for each in client.client_list() if each["name"] == "shop"} == {"5"}
         assert topology.redis.dbsize() == 0
         client.flushdb()
 
 
-async def test_a_cache_that_is_out_of_connections_stops_no_lock(face, topology, use):
+async def test_a_cache_that_is_out_of_connections_stops_no_lock(binding, topology, use):
     use(replace(topology, options={**topology.options, "max_connections": 1}, backend=f"{PATH}.Sharing"))
     cache: Any = caches["default"]
     pool = cache._cache.get_client(write=True).connection_pool
     before = dict(pool.connection_kwargs)
     taken_by_the_cache = pool.get_connection()
     try:
-        await taken(face, topology.redis)
+        await taken(binding, topology.redis)
         assert clients_of("default", within=0.5)
         assert pool.connection_kwargs == before  # the time limits of locks are not the cache's
     finally:

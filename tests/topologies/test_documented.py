@@ -56,40 +56,40 @@ def test_rights_are_those_that_are_used():
 
 
 @pytest.mark.parametrize("name", ["acl", "cluster"])
-async def test_nothing_else_is_tried(face, kind, started, use, name):
+async def test_nothing_else_is_tried(binding, kind, started, use, name):
     topology = started(name)
     use(topology)
     for node in topology.servers:
         with node.client() as client:
             client.acl_log_reset()
     lock = kind("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, kind("stock:42"))
-    await face.until(WAITS.snapshot)
-    assert await face.call(lock, "info")
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, kind("stock:42"))
+    await binding.until(WAITS.snapshot)
+    assert await binding.call(lock, "info")
+    await binding.release(lock)
+    await binding.result(waiting)
     for node in topology.servers:
         with node.client() as client:
             assert {line["object"] for line in client.acl_log()} <= TRIED
 
 
-async def visit(face, lock):
-    async with face.inside(lock):
+async def visit(binding, lock):
+    async with binding.inside(lock):
         pass
 
 
 @pytest.mark.parametrize("missing", [{"+publish"}, {"+subscribe"}, {"&rlock_wake:*", "&redisson_*"}])
-async def test_locks_without_the_rights_for_messages(face, own_server, use, missing):
+async def test_locks_without_the_rights_for_messages(binding, own_server, use, missing):
     server = own_server(None, port=0)
     options = log_in(server, [right for right in least_rights("single") if right not in missing])
     topology = Topology("acl", server.url, None, [server], options)
     use(topology, WAITER_ALIVE_TIME=1, CLAIM_TIME=0.9)
     lock = FairLock("stock:42")
-    await face.acquire(lock)
-    waiting = face.start(visit, face, FairLock("stock:42"))
-    await face.until(WAITS.snapshot)
-    await face.release(lock)
-    await face.result(waiting)  # its heartbeat finds the lock
-    async with face.inside(RLock("stock:43", wait_time=CONFIRM_WITHIN)):
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, FairLock("stock:42"))
+    await binding.until(WAITS.snapshot)
+    await binding.release(lock)
+    await binding.result(waiting)  # its heartbeat finds the lock
+    async with binding.inside(RLock("stock:43", wait_time=CONFIRM_WITHIN)):
         pass

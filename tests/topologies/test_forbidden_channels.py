@@ -24,22 +24,24 @@ def _allow(topology, *channels):
         command(node, "ACL SETUSER", "locks", "resetchannels", *channels)
 
 
-async def _visit(face, lock):
-    assert await face.acquire(lock)
-    await face.release(lock)
+async def _visit(binding, lock):
+    assert await binding.acquire(lock)
+    await binding.release(lock)
 
 
-async def test_other_channels_stay_subscribed(face, topology, caplog):
+async def test_other_channels_stay_subscribed(binding, topology, caplog):
     caplog.set_level("INFO", "django_rlock.listening")
     locks = [FairLock("stock:42"), RLock("stock:43", lease_time=2)]
     for lock in locks:
-        await face.acquire(lock)
-    waiting = [face.start(_visit, face, kind(lock.name)) for kind, lock in zip([FairLock, RLock], locks, strict=True)]
-    await face.until(lambda: sum(wait.expected for wait in WAITS.snapshot()) == 2)
+        await binding.acquire(lock)
+    waiting = [
+        binding.start(_visit, binding, kind(lock.name)) for kind, lock in zip([FairLock, RLock], locks, strict=True)
+    ]
+    await binding.until(lambda: sum(wait.expected for wait in WAITS.snapshot()) == 2)
     assert "Listening connection lost" not in caplog.text
     assert "may not subscribe to 'redisson_lock__channel:{rlock:stock:43}'" in caplog.text
     for lock in locks:
-        await face.release(lock)
+        await binding.release(lock)
     for each in waiting:
-        await face.result(each)
+        await binding.result(each)
     assert "Listening connection lost" not in caplog.text

@@ -8,8 +8,8 @@ import redis
 
 from django_rlock import FairLock, RLock
 from django_rlock._transport.connections import get_client, source
+from tests.bindings import BlockingBinding as Binding
 from tests.conftest import OwnServer
-from tests.faces import BlockingFace as Face
 from tests.topologies import pools
 from tests.topologies.servers import command
 
@@ -27,7 +27,12 @@ def entry(backend: str, url: str, pool: type[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGOS])
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.__name__)
 async def test_a_pool_that_renews_its_password(
-    face: Face, own_server: OwnServer, settings: Any, monkeypatch: pytest.MonkeyPatch, backend: str, pool: type[Any]
+    binding: Binding,
+    own_server: OwnServer,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    pool: type[Any],
 ) -> None:
     monkeypatch.setitem(pools.TOKEN, "now", "first")
     server = own_server(None, port=0, args=["--requirepass", "first"])
@@ -37,12 +42,12 @@ async def test_a_pool_that_renews_its_password(
             client.config_set("requirepass", password)
             client.client_kill_filter(_type="normal")
             pools.renew(password)
-            async with face.inside(FairLock("stock:42")):
+            async with binding.inside(FairLock("stock:42")):
                 assert client.exists("rlock:stock:42")
 
 
 async def test_links_leave_nothing_in_the_books_of_a_pool(
-    face: Face, own_server: OwnServer, settings: Any, monkeypatch: pytest.MonkeyPatch
+    binding: Binding, own_server: OwnServer, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(pools.TOKEN, "now", "first")
     server = own_server(None, port=0, args=["--requirepass", "first"])
@@ -58,14 +63,14 @@ async def test_links_leave_nothing_in_the_books_of_a_pool(
 @pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGOS])
 @pytest.mark.parametrize("login", [":unneeded@", "default:unneeded@"])
 async def test_a_password_for_a_server_that_wants_none(
-    face: Face, own_server: OwnServer, settings: Any, backend: str, login: str
+    binding: Binding, own_server: OwnServer, settings: Any, backend: str, login: str
 ) -> None:
     server = own_server(None, port=0)
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": server.url.replace("://", f"://{login}")}}
-    async with face.inside(RLock("stock:42")):
+    async with binding.inside(RLock("stock:42")):
         assert get_client("default").exists("rlock:stock:42")
     command(server, "CONFIG SET", "requirepass", "wanted")
     with server.client(password="wanted") as client:
         client.client_kill_filter(_type="normal")
     with pytest.raises(Exception, match="invalid username-password pair"):
-        await face.acquire(RLock("stock:42"), blocking=False)
+        await binding.acquire(RLock("stock:42"), blocking=False)

@@ -6,26 +6,26 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock, RLock
+from tests.bindings import BlockingBinding as Binding
 from tests.conftest import OwnServer
-from tests.faces import BlockingFace as Face
 from tests.topologies.servers import command, watched
 from tests.topologies.ways import PASSWORD, Encrypted, port_of
 
 BACKEND = "django_redis.cache.RedisCache"
 
 
-async def taken_and_waited_for(face: Face) -> None:
-    async with face.inside(FairLock("stock:42")):
-        waiting = face.start(visit, face)
-    await face.result(waiting)
+async def taken_and_waited_for(binding: Binding) -> None:
+    async with binding.inside(FairLock("stock:42")):
+        waiting = binding.start(visit, binding)
+    await binding.result(waiting)
 
 
-async def visit(face: Face) -> None:
-    async with face.inside(FairLock("stock:42")):
+async def visit(binding: Binding) -> None:
+    async with binding.inside(FairLock("stock:42")):
         pass
 
 
-async def test_a_certificate_of_its_own(face: Face, settings: Any) -> None:
+async def test_a_certificate_of_its_own(binding: Binding, settings: Any) -> None:
     """As Heroku has it: encrypted, and checked by nobody."""
     with ExitStack() as stack:
         server = Encrypted(stack).start()
@@ -33,23 +33,23 @@ async def test_a_certificate_of_its_own(face: Face, settings: Any) -> None:
         location = f"rediss://:{PASSWORD}@127.0.0.1:{port_of(server)}/0"
         entry = {"BACKEND": BACKEND, "LOCATION": location, "OPTIONS": {"CONNECTION_POOL_KWARGS": options}}
         settings.CACHES = {"default": entry}
-        await taken_and_waited_for(face)
+        await taken_and_waited_for(binding)
         settings.CACHES = {"default": {**entry, "OPTIONS": {}, "LOCATION": f"{location}?ssl_cert_reqs=none"}}
-        async with face.inside(RLock("stock:43")):
+        async with binding.inside(RLock("stock:43")):
             pass
 
 
 @pytest.mark.parametrize("withheld", ["CONFIG", "CLIENT", "KEYS"])
-async def test_commands_that_are_withheld(face: Face, own_server: OwnServer, withheld: str) -> None:
+async def test_commands_that_are_withheld(binding: Binding, own_server: OwnServer, withheld: str) -> None:
     own_server(args=["--rename-command", withheld, ""])
-    await taken_and_waited_for(face)
+    await taken_and_waited_for(binding)
 
 
-async def test_sentinels_that_name_hosts(face: Face, settings: Any) -> None:
+async def test_sentinels_that_name_hosts(binding: Binding, settings: Any) -> None:
     with watched() as topology:
         sentinel, primary = topology.sentinel, topology.servers[0]
         command(sentinel, "SENTINEL CONFIG SET", "resolve-hostnames", "yes")
         command(sentinel, "SENTINEL CONFIG SET", "announce-hostnames", "yes")
         command(sentinel, "SENTINEL MONITOR", f"{topology.service}-named", "localhost", primary.port, 1)
         settings.CACHES = {"default": {**topology.cache, "LOCATION": f"redis://{topology.service}-named/0"}}
-        await taken_and_waited_for(face)
+        await taken_and_waited_for(binding)

@@ -3,16 +3,16 @@
 from django_rlock import FairLock, FencedLock, MultiLock, RLock
 
 
-async def test_members_in_several_slots(face, topology):
+async def test_members_in_several_slots(binding, topology):
     members = RLock("a"), FairLock("b"), FencedLock("c"), RLock("{a}:2")
     lock = MultiLock(*members)
 
     async def try_once(tried) -> bool:
-        return await face.acquire(tried, blocking=False)
+        return await binding.acquire(tried, blocking=False)
 
-    async with face.inside(lock):
+    async with binding.inside(lock):
         for each in (lock, *members):
-            assert await face.call(each, "owned")
-            assert not await face.result(face.start(try_once, each))
+            assert await binding.call(each, "owned")
+            assert not await binding.result(binding.start(try_once, each))
     for each in members:
-        assert not await face.call(each, "locked")
+        assert not await binding.call(each, "locked")

@@ -10,9 +10,9 @@ from django_rlock._transport.registry import background_driver
 from django_rlock.locks import heartbeats
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now
+from tests.bindings import BlockingBinding as Binding
+from tests.bindings import waiting
 from tests.eventually import PATIENCE
-from tests.faces import BlockingFace as Face
-from tests.faces import waiting
 from tests.topologies.conftest import Started
 from tests.topologies.servers import Topology
 
@@ -32,71 +32,71 @@ def keys(topology: Topology) -> list[str]:
     return sorted(key for key in topology.redis.keys("rlock:stock:*"))
 
 
-async def test_several_locks_are_taken_and_given_back_together(face: Face, topology: Topology) -> None:
+async def test_several_locks_are_taken_and_given_back_together(binding: Binding, topology: Topology) -> None:
     for _ in range(2):
         lock = MultiLock(*map(FairLock, NAMES))
         for _ in range(2):
-            async with face.inside(lock):
+            async with binding.inside(lock):
                 assert keys(topology) == [f"rlock:{name}" for name in NAMES]
         assert keys(topology) == []
     assert HOLDS.snapshot() == []
 
 
-async def test_several_locks_are_taken_all_or_none(face: Face, topology: Topology) -> None:
+async def test_several_locks_are_taken_all_or_none(binding: Binding, topology: Topology) -> None:
     topology.redis.hset("rlock:stock:3", "somebody", 1)
-    assert not await face.acquire(MultiLock(*map(FairLock, NAMES)), blocking=False)
+    assert not await binding.acquire(MultiLock(*map(FairLock, NAMES)), blocking=False)
     assert keys(topology) == ["rlock:stock:3"]
 
 
-async def test_locks_taken_alone_are_given_back_together(face: Face, topology: Topology) -> None:
+async def test_locks_taken_alone_are_given_back_together(binding: Binding, topology: Topology) -> None:
     for name in NAMES:
-        assert await face.acquire(FairLock(name))
+        assert await binding.acquire(FairLock(name))
     topology.redis.delete("rlock:stock:2")
     with pytest.raises(LockLostError, match="stock:2"):
-        await face.release(MultiLock(*map(FairLock, NAMES)))
+        await binding.release(MultiLock(*map(FairLock, NAMES)))
     assert keys(topology) == []
     assert HOLDS.snapshot() == []
 
 
-async def test_many_locks_are_renewed(face: Face, topology: Topology) -> None:
+async def test_many_locks_are_renewed(binding: Binding, topology: Topology) -> None:
     for name in NAMES:
-        assert await face.acquire(RLock(name))
+        assert await binding.acquire(RLock(name))
     for _ in range(2):
         for name in NAMES:
             topology.redis.pexpire(f"rlock:{name}", 5000)
         renew_now()
-        await face.until(lambda: all(topology.redis.pttl(f"rlock:{name}") > 5000 for name in NAMES))
+        await binding.until(lambda: all(topology.redis.pttl(f"rlock:{name}") > 5000 for name in NAMES))
     assert background_driver("default").place("a") != background_driver("default").place("b")
     for name in NAMES:
-        await face.release(RLock(name))
+        await binding.release(RLock(name))
 
 
 @pytest.mark.parametrize(
     "retry", [heartbeats._RETRY, PATIENCE], ids=["by its next heartbeat", "by the failure of its heartbeat"]
 )
 async def test_a_process_that_waits_for_several_locks_is_woken(
-    face: Face, topology: Topology, monkeypatch: pytest.MonkeyPatch, retry: float
+    binding: Binding, topology: Topology, monkeypatch: pytest.MonkeyPatch, retry: float
 ) -> None:
     monkeypatch.setattr(heartbeats, "_RETRY", retry)
     for name in NAMES:
         topology.redis.hset(f"rlock:{name}", "somebody", 1)
-    waits = [face.start(visit, face, FairLock(name)) for name in NAMES]
-    await waiting(face, len(NAMES))
+    waits = [binding.start(visit, binding, FairLock(name)) for name in NAMES]
+    await waiting(binding, len(NAMES))
     for name in NAMES:
         topology.redis.delete(f"rlock:{name}")
     for name in NAMES:
         heartbeats.heartbeat_soon(FairLock(name))
     for each in waits:
-        await face.result(each)
+        await binding.result(each)
 
 
-async def test_waiters_are_counted_by_slots(face: Face, topology: Topology) -> None:
+async def test_waiters_are_counted_by_slots(binding: Binding, topology: Topology) -> None:
     for name in NAMES:
         topology.redis.hset(f"rlock:{name}", "somebody", 1)
     with asking("a test", "default") as server:
         assert server.count_present([f"rlock:{name}" for name in NAMES]) == len(NAMES)
 
 
-async def visit(face: Face, lock: FairLock) -> None:
-    async with face.inside(lock):
+async def visit(binding: Binding, lock: FairLock) -> None:
+    async with binding.inside(lock):
         pass

@@ -51,61 +51,61 @@ def called(node, name):
         return client.info("commandstats").get(f"cmdstat_{name}", {}).get("calls", 0)
 
 
-async def visits(face, topology, number):
+async def visits(binding, topology, number):
     """Owners that visit the lock one after the other: all but the first wait."""
     first = RLock("stock:42")
-    await face.acquire(first)
-    waiting = [face.start(_visit, face) for _ in range(number)]
-    await face.until(lambda: len(WAITS.snapshot()) == number)
-    await face.until(lambda: command(owner(topology), "PUBSUB SHARDNUMSUB", plain_mark(CHANNEL))[1] == 1)
-    await face.release(first)
+    await binding.acquire(first)
+    waiting = [binding.start(_visit, binding) for _ in range(number)]
+    await binding.until(lambda: len(WAITS.snapshot()) == number)
+    await binding.until(lambda: command(owner(topology), "PUBSUB SHARDNUMSUB", plain_mark(CHANNEL))[1] == 1)
+    await binding.release(first)
     for each in waiting:
-        await face.result(each)
+        await binding.result(each)
 
 
-async def _visit(face):
+async def _visit(binding):
     lock = RLock("stock:42")
-    await face.acquire(lock)
-    await face.release(lock)
+    await binding.acquire(lock)
+    await binding.release(lock)
 
 
-async def test_without_others_no_message_goes_to_all_nodes(face, topology):
+async def test_without_others_no_message_goes_to_all_nodes(binding, topology):
     command(owner(topology), "CONFIG RESETSTAT")
-    await visits(face, topology, 2)
+    await visits(binding, topology, 2)
     assert called(owner(topology), "spublish") >= 3
     assert called(owner(topology), "publish") == 0
 
 
-async def test_others_hear_of_each_release(face, topology):
+async def test_others_hear_of_each_release(binding, topology):
     with foreign_listener(owner(topology)) as theirs:
-        await visits(face, topology, 2)
+        await visits(binding, topology, 2)
         heard = [int(theirs.get_message(timeout=PATIENCE)["data"]) for _ in range(3)]
     assert heard == [0, 0, 0]
 
 
-async def test_process_that_hears_both_messages_wakes_one_waiter(face, topology):
+async def test_process_that_hears_both_messages_wakes_one_waiter(binding, topology):
     with foreign_listener(owner(topology)):
-        await visits(face, topology, 1)  # subscribes
+        await visits(binding, topology, 1)  # subscribes
         command(owner(topology), "CONFIG RESETSTAT")
-        await visits(face, topology, 2)
+        await visits(binding, topology, 2)
     assert called(owner(topology), "evalsha") == 1 + 2 * 2 + 3, "a try before each wait, one after it; three releases"
 
 
-async def test_plain_subscription_follows_a_moving_slot(face, topology):
+async def test_plain_subscription_follows_a_moving_slot(binding, topology):
     source = owner(topology)
     subscription = listener("default").call_at(neighbour(topology, source), str)  # keeps the connection open
-    await visits(face, topology, 1)
+    await visits(binding, topology, 1)
     with moving(topology, KEY):
         pass
-    await visits(face, topology, 1)
-    await face.until(lambda: command(source, "PUBSUB NUMSUB", CHANNEL)[1] == 0)
-    await face.until(lambda: command(source, "PUBSUB SHARDNUMSUB", subscription.channel)[1] == 1)
+    await visits(binding, topology, 1)
+    await binding.until(lambda: command(source, "PUBSUB NUMSUB", CHANNEL)[1] == 0)
+    await binding.until(lambda: command(source, "PUBSUB SHARDNUMSUB", subscription.channel)[1] == 1)
     assert command(owner(topology), "PUBSUB NUMSUB", CHANNEL)[1] == 1
 
 
-async def test_option_publishes_always(face, topology, use):
+async def test_option_publishes_always(binding, topology, use):
     use(topology, PUBLISH_TO_ALL=True)
     elsewhere = next(node for node in topology.servers if node is not owner(topology))
     with foreign_listener(elsewhere) as theirs:
-        await _visit(face)
+        await _visit(binding)
         assert int(theirs.get_message(timeout=PATIENCE)["data"]) == 0

@@ -4,57 +4,57 @@ from django_rlock import FairLock, ReadWriteLock
 from django_rlock._redis.keys import writers_key
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import until_renewed
-from tests.faces import waiting
+from tests.bindings import waiting
 
 KEY = "rlock:prices"
 
 
-async def visit(face, lock) -> bool:
-    async with face.inside(lock):
+async def visit(binding, lock) -> bool:
+    async with binding.inside(lock):
         return True
 
 
-async def waiting_long(face, count) -> None:
+async def waiting_long(binding, count) -> None:
     """No look of their own brings them in: those come with the lease's end, or a heartbeat, at the earliest."""
-    await waiting(face, count)
+    await waiting(binding, count)
     assert all(wait.heartbeat_at - wait.since > 1 for wait in WAITS.snapshot())
 
 
-async def test_readers_and_writers_wake_each_other(face, topology):
+async def test_readers_and_writers_wake_each_other(binding, topology):
     lock = ReadWriteLock("prices", prefer="writer")
-    await face.acquire(lock.read_lock)
-    await face.acquire(lock.read_lock)
-    assert await face.result(face.start(visit, face, lock.read_lock))
-    writer = face.start(visit, face, lock.write_lock)
-    await waiting_long(face, 1)
-    await face.until(lambda: topology.redis.exists(writers_key(KEY)))
-    reader = face.start(visit, face, lock.read_lock)
-    await waiting_long(face, 2)
+    await binding.acquire(lock.read_lock)
+    await binding.acquire(lock.read_lock)
+    assert await binding.result(binding.start(visit, binding, lock.read_lock))
+    writer = binding.start(visit, binding, lock.write_lock)
+    await waiting_long(binding, 1)
+    await binding.until(lambda: topology.redis.exists(writers_key(KEY)))
+    reader = binding.start(visit, binding, lock.read_lock)
+    await waiting_long(binding, 2)
     for _ in range(2):
-        await face.release(lock.read_lock)
-    assert await face.result(writer)
-    assert await face.result(reader)
+        await binding.release(lock.read_lock)
+    assert await binding.result(writer)
+    assert await binding.result(reader)
     assert not topology.redis.exists(KEY)
 
 
-async def test_writer_steps_down(face, topology):
+async def test_writer_steps_down(binding, topology):
     lock = ReadWriteLock("prices")
-    await face.acquire(lock.write_lock)
-    await face.acquire(lock.read_lock)
-    reader = face.start(visit, face, lock.read_lock)
-    await waiting_long(face, 1)
-    await face.release(lock.write_lock)
-    assert await face.result(reader)
-    await face.release(lock.read_lock)
+    await binding.acquire(lock.write_lock)
+    await binding.acquire(lock.read_lock)
+    reader = binding.start(visit, binding, lock.read_lock)
+    await waiting_long(binding, 1)
+    await binding.release(lock.write_lock)
+    assert await binding.result(reader)
+    await binding.release(lock.read_lock)
     assert not topology.redis.exists(KEY)
 
 
-async def test_renewed_and_forced(face, topology):
+async def test_renewed_and_forced(binding, topology):
     lock = ReadWriteLock("prices")
     for side in (lock.read_lock, lock.write_lock):
-        await face.acquire(side)
+        await binding.acquire(side)
         until_renewed(*HOLDS.snapshot())
-        assert await face.call(side, "owned")
-        assert await face.call(FairLock("prices"), "force_release")
+        assert await binding.call(side, "owned")
+        assert await binding.call(FairLock("prices"), "force_release")
         assert not topology.redis.exists(KEY)
         HOLDS.clear()

@@ -24,12 +24,12 @@ def entry(backend: str, location: str = "redis://one", **options: Any) -> dict[s
     return {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
 
 
-async def refused(face: Any, settings: Any, cache: dict[str, Any]) -> str:
+async def refused(binding: Any, settings: Any, cache: dict[str, Any]) -> str:
     """The text of the error, which is the same everywhere."""
     settings.CACHES = {**settings.CACHES, "locks": cache}
     settings.RLOCK = {"default": {"CACHE": "locks"}}
     with pytest.raises(ImproperlyConfigured) as told:
-        await face.acquire(RLock("stock:42"), blocking=False)
+        await binding.acquire(RLock("stock:42"), blocking=False)
     assert [message.msg for message in check_settings()] == [str(told.value)]
     assert check_deployment() == []
     with pytest.raises(ImproperlyConfigured) as told_again:
@@ -40,47 +40,49 @@ async def refused(face: Any, settings: Any, cache: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGOS])
 @pytest.mark.parametrize(("name", "value"), REFUSED)
-async def test_options_of_an_entry(face, settings, backend, name, value):
+async def test_options_of_an_entry(binding, settings, backend, name, value):
     given = {"CONNECTION_POOL_KWARGS": {name: value}} if backend == DJANGO_REDIS else {name: value}
     # The URL's own host would be taken before the option.
     location = "redis:///0" if name in ("host", "port") else "redis://one"
-    text = await refused(face, settings, entry(backend, location, **given))
+    text = await refused(binding, settings, entry(backend, location, **given))
     assert f"its {name} must be " in text
     assert f"not {value!r}" in text
 
 
 @pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGOS])
 @pytest.mark.parametrize("query", ["socket_timeout=nan", "socket_connect_timeout=-1"])
-async def test_options_in_a_url(face, settings, backend, query):
-    text = await refused(face, settings, entry(backend, f"redis://one?{query}"))
+async def test_options_in_a_url(binding, settings, backend, query):
+    text = await refused(binding, settings, entry(backend, f"redis://one?{query}"))
     assert f"its {query.split('=')[0]} must be " in text
 
 
 @pytest.mark.parametrize("sentinel", [("one", "x"), ("one", 0), (5, 26379)])
-async def test_addresses_of_sentinels(face, settings, sentinel):
+async def test_addresses_of_sentinels(binding, settings, sentinel):
     options = {**SENTINEL, "SENTINELS": [("one", 26379), sentinel]}
-    text = await refused(face, settings, entry(DJANGO_REDIS, "redis://mymaster/0", **options))
+    text = await refused(binding, settings, entry(DJANGO_REDIS, "redis://mymaster/0", **options))
     assert "a sentinel's " in text
 
 
-async def test_limits_of_sentinels(face, settings):
+async def test_limits_of_sentinels(binding, settings):
     options = {**SENTINEL, "SENTINELS": [("one", 26379)], "SENTINEL_KWARGS": {"socket_timeout": "5"}}
-    text = await refused(face, settings, entry(DJANGO_REDIS, "redis://mymaster/0", **options))
+    text = await refused(binding, settings, entry(DJANGO_REDIS, "redis://mymaster/0", **options))
     assert "a sentinel's socket_timeout must be " in text
 
 
 @pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGOS])
-async def test_connections_that_open_no_socket(face, settings, backend):
+async def test_connections_that_open_no_socket(binding, settings, backend):
     """As fakeredis's documentation shows for Django's cache."""
     fakeredis = pytest.importorskip("fakeredis")
     given = {"connection_class": fakeredis.FakeConnection}
     options = {"CONNECTION_POOL_KWARGS": given} if backend == DJANGO_REDIS else given
-    assert "override_locks()" in await refused(face, settings, entry(backend, **options))
+    assert "override_locks()" in await refused(binding, settings, entry(backend, **options))
 
 
-async def test_client_that_spreads_keys(face, settings):
+async def test_client_that_spreads_keys(binding, settings):
     options = {"CLIENT_CLASS": "django_redis.client.ShardClient"}
-    text = await refused(face, settings, {**entry(DJANGO_REDIS, **options), "LOCATION": ["redis://one", "redis://two"]})
+    text = await refused(
+        binding, settings, {**entry(DJANGO_REDIS, **options), "LOCATION": ["redis://one", "redis://two"]}
+    )
     assert "whose client is ShardClient: it spreads keys over servers that know nothing of each other" in text
     assert "NODES for RedLock" in text
 

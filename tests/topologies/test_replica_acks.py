@@ -46,129 +46,129 @@ def waits(group):
 
 
 @pytest.mark.parametrize("acks", NEEDED)
-async def test_confirmed(face, kind, group, use, acks):
+async def test_confirmed(binding, kind, group, use, acks):
     use(group, REPLICA_ACKS=acks)
     lock = kind("stock:42")
-    async with face.inside(lock):
+    async with binding.inside(lock):
         pass  # the server learns the scripts
     group.redis.config_resetstat()
-    async with face.inside(lock), face.inside(lock):
+    async with binding.inside(lock), binding.inside(lock):
         assert sum(command(replica, "EXISTS", KEY) for replica in group.servers[1:]) >= NEEDED[acks]
     assert waits(group) == 1, "for the first acquire alone"
 
 
-async def test_not_asked_by_default(face, kind, group, use):
+async def test_not_asked_by_default(binding, kind, group, use):
     use(group)
     group.redis.config_resetstat()
-    async with face.inside(kind("stock:42")):
+    async with binding.inside(kind("stock:42")):
         pass
     assert waits(group) == 0
 
 
 @pytest.mark.parametrize("acks", [2, "all"])
-async def test_too_few(face, kind, group, behind, use, acks):
+async def test_too_few(binding, kind, group, behind, use, acks):
     use(group, REPLICA_ACKS=acks, REPLICA_ACK_TIMEOUT=0.05)
     # The replica that runs may be slow as well.
     with pytest.raises(LockUnavailableError, match=r"[01] of the 2 replicas needed .* 0\.05 s.* released"):
-        await face.acquire(kind("stock:42"))
+        await binding.acquire(kind("stock:42"))
     assert not group.redis.exists(KEY)
 
 
 @pytest.mark.lengthy
-async def test_says_how_many_confirmed(face, group, behind, use):
+async def test_says_how_many_confirmed(binding, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=3)
     with pytest.raises(LockUnavailableError, match=r"1 of the 2 replicas"):
-        await face.acquire(RLock("stock:42"))
+        await binding.acquire(RLock("stock:42"))
 
 
 @pytest.mark.parametrize("acks", [1, "majority"])
-async def test_enough_of_them(face, kind, group, behind, use, acks):
+async def test_enough_of_them(binding, kind, group, behind, use, acks):
     use(group, REPLICA_ACKS=acks)
-    async with face.inside(kind("stock:42")):
+    async with binding.inside(kind("stock:42")):
         assert group.redis.exists(KEY)
 
 
-async def test_given_back_by_an_owner_with_a_name(face, group, behind, use):
+async def test_given_back_by_an_owner_with_a_name(binding, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
     with pytest.raises(LockUnavailableError):
-        await face.acquire(RLock("stock:42", owner="me"))
+        await binding.acquire(RLock("stock:42", owner="me"))
     assert not group.redis.exists(KEY)
 
 
-async def test_waiter_tries_again_after_an_unconfirmed_lock_was_released(face, group, behind, use):
+async def test_waiter_tries_again_after_an_unconfirmed_lock_was_released(binding, group, behind, use):
     """A waiter learns that it is free again, and tries for itself."""
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
     group.redis.hset(KEY, "somebody", 1)
-    waiting = face.start(acquire, face, RLock("stock:42"))
-    await face.until(lambda: group.redis.pubsub_numsub(f"redisson_lock__channel:{{{KEY}}}")[0][1])
-    await face.call(RLock("stock:42"), "force_release")
+    waiting = binding.start(acquire, binding, RLock("stock:42"))
+    await binding.until(lambda: group.redis.pubsub_numsub(f"redisson_lock__channel:{{{KEY}}}")[0][1])
+    await binding.call(RLock("stock:42"), "force_release")
     with pytest.raises(LockUnavailableError):
-        await face.result(waiting)
+        await binding.result(waiting)
     assert not group.redis.exists(KEY)
 
 
-async def acquire(face, lock):
-    return await face.acquire(lock)
+async def acquire(binding, lock):
+    return await binding.acquire(lock)
 
 
-async def test_a_grant_is_asked_about(face, group, use):
+async def test_a_grant_is_asked_about(binding, group, use):
     """Its message does not say which replicas have it."""
 
     async def take() -> None:
-        async with face.inside(FairLock("stock:42")):
+        async with binding.inside(FairLock("stock:42")):
             assert waits(group) > waits_before[0]
             assert not HOLDS.snapshot()[0].is_unconfirmed
 
     use(group, REPLICA_ACKS=1)
     waits_before: list[int] = []
-    async with face.inside(FairLock("stock:42")):
-        waiting = face.start(take)
-        await face.until(lambda: group.redis.zcard(queue_key(KEY)) == 1)
+    async with binding.inside(FairLock("stock:42")):
+        waiting = binding.start(take)
+        await binding.until(lambda: group.redis.zcard(queue_key(KEY)) == 1)
         waits_before.append(waits(group))
-    await face.result(waiting)
+    await binding.result(waiting)
 
 
-async def test_other_kinds(face, group, behind, use):
+async def test_other_kinds(binding, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
     for lock in (FencedLock("stock:42"), MultiLock(FairLock("a"), FairLock("b"))):
         with pytest.raises(LockUnavailableError, match="of the 2 replicas"):
-            await face.acquire(lock)
+            await binding.acquire(lock)
     assert not group.redis.exists(KEY, "rlock:a", "rlock:b")
 
 
-async def test_semaphore(face, group, behind, use):
+async def test_semaphore(binding, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
     semaphore = Semaphore("seats")
-    await face.call(semaphore, "try_set_permits", 3)
+    await binding.call(semaphore, "try_set_permits", 3)
     with pytest.raises(LockUnavailableError, match="of the 2 replicas"):
-        await face.call(semaphore, "acquire")
-    assert await face.call(semaphore, "available_permits") == 3
+        await binding.call(semaphore, "acquire")
+    assert await binding.call(semaphore, "available_permits") == 3
 
 
-async def test_latch_takes_nothing(face, group, behind, use):
+async def test_latch_takes_nothing(binding, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
     group.redis.config_resetstat()
     gate = CountDownLatch("gate")
-    assert await gate.await_() if face.name == "async" else gate.wait()
+    assert await gate.await_() if binding.name == "async" else gate.wait()
     assert waits(group) == 0
 
 
 @pytest.mark.parametrize("acks", [1, "majority", "all"])
-async def test_server_without_replicas(face, started, use, acks):
+async def test_server_without_replicas(binding, started, use, acks):
     single = started("single")
     use(single, REPLICA_ACKS=acks, REPLICA_ACK_TIMEOUT=0.05)
     with pytest.raises(LockUnavailableError, match="0 of the 1 replicas"):
-        await face.acquire(RLock("stock:42"))
+        await binding.acquire(RLock("stock:42"))
     assert not single.redis.exists(KEY)
 
 
-async def test_in_a_cluster(face, started, use):
+async def test_in_a_cluster(binding, started, use):
     cluster = started("cluster")
     for node in cluster.servers:
         command(node, "ACL SETUSER", "locks", "+wait")
     use(cluster, REPLICA_ACKS=1, REPLICA_ACK_TIMEOUT=0.05)
     with pytest.raises(LockUnavailableError, match="0 of the 1 replicas"):
-        await face.acquire(RLock("stock:42"))
+        await binding.acquire(RLock("stock:42"))
     assert not cluster.redis.exists(KEY)
 
 
@@ -185,10 +185,10 @@ def test_not_for_independent_nodes(settings):
         get_settings("quorum")
 
 
-async def test_server_without_wait_is_named(face, use):
+async def test_server_without_wait_is_named(binding, use):
     with EmbeddedServer(port=0, args=("--rename-command", "WAIT", "")) as server, server.client() as client:
         use(Topology("replicas", server.url, client, [server]), REPLICA_ACKS=1)
         with pytest.raises(LockUnavailableError) as caught:
-            await face.acquire(RLock("stock:42"), wait_time=2)
+            await binding.acquire(RLock("stock:42"), wait_time=2)
         assert caught.value.advice == "Nothing was changed; set REPLICA_ACKS to 0, or use a server that has WAIT."
-        await face.until(lambda: not client.exists(KEY))
+        await binding.until(lambda: not client.exists(KEY))

@@ -24,106 +24,106 @@ def topology(use):
         yield chosen
 
 
-async def fail_over(face, topology: Topology) -> None:
+async def fail_over(binding, topology: Topology) -> None:
     """Make the sentinel promote the replica, whether the primary is dead or not."""
     replica = topology.servers[1]
-    await face.until(lambda: begin_failover(topology))
-    await face.until(lambda: primary_port(topology) == replica.port)
-    await face.until(lambda: command(replica, "ROLE")[0] == "master")
+    await binding.until(lambda: begin_failover(topology))
+    await binding.until(lambda: primary_port(topology) == replica.port)
+    await binding.until(lambda: command(replica, "ROLE")[0] == "master")
 
 
-async def visit(face, lock, inside):
-    async with face.inside(lock):
+async def visit(binding, lock, inside):
+    async with binding.inside(lock):
         inside.append(lock)
 
 
-async def test_a_replicated_lock_survives_a_failover(face, kind, topology):
+async def test_a_replicated_lock_survives_a_failover(binding, kind, topology):
     """The holder goes on, and is renewed; its waiter goes on waiting, and is woken by the new primary."""
     primary, replica = topology.servers
     lock = kind("stock:42")
-    await face.acquire(lock)
-    await face.until(lambda: command(replica, "EXISTS", KEY))
+    await binding.acquire(lock)
+    await binding.until(lambda: command(replica, "EXISTS", KEY))
     inside: list[object] = []
-    waiting = face.start(visit, face, kind("stock:42"), inside)
-    await face.until(WAITS.snapshot)
+    waiting = binding.start(visit, binding, kind("stock:42"), inside)
+    await binding.until(WAITS.snapshot)
     primary.kill()
-    await fail_over(face, topology)
+    await fail_over(binding, topology)
     until_renewed(*HOLDS.snapshot())
-    await face.until(lambda: command(replica, "PUBSUB CHANNELS", "*lock*"))
+    await binding.until(lambda: command(replica, "PUBSUB CHANNELS", "*lock*"))
     assert inside == []
     assert not lock.lost
-    await face.release(lock)
-    await face.result(waiting)
+    await binding.release(lock)
+    await binding.result(waiting)
     assert not command(replica, "EXISTS", KEY)
 
 
 @pytest.mark.lengthy
-async def test_holder_learns_that_it_was_not_replicated(face, topology):
+async def test_holder_learns_that_it_was_not_replicated(binding, topology):
     primary, replica = topology.servers
     lock = RLock("stock:42")
     command(replica, "REPLICAOF", "127.0.0.1", 1)  # it has fallen behind
-    await face.acquire(lock)
+    await binding.acquire(lock)
     primary.kill()
-    await fail_over(face, topology)
+    await fail_over(binding, topology)
     renew_now()
-    await face.until(lambda: lock.lost)
+    await binding.until(lambda: lock.lost)
     with pytest.raises(LockLostError):
-        await face.release(lock)
-    async with face.inside(lock):
+        await binding.release(lock)
+    async with binding.inside(lock):
         assert command(replica, "EXISTS", KEY)
 
 
 @pytest.mark.lengthy
-async def test_acquire_and_release_in_the_middle_of_it(face, topology, use):
+async def test_acquire_and_release_in_the_middle_of_it(binding, topology, use):
     """A release reports whether it worked; if not, it is done in the background."""
     use(topology, REFUSED_WAIT_TIME=None)
     primary, replica = topology.servers
     lock = RLock("stock:42")
-    await face.acquire(lock, lease_time=60)
-    await face.until(lambda: command(replica, "EXISTS", KEY))
+    await binding.acquire(lock, lease_time=60)
+    await binding.until(lambda: command(replica, "EXISTS", KEY))
     primary.kill()
     with pytest.raises(LockUnavailableError):
-        await face.acquire(RLock("stock:43"), blocking=False)
+        await binding.acquire(RLock("stock:43"), blocking=False)
     with pytest.raises(LockUnavailableError, match="it frees itself"):
-        await face.release(lock)
-    failing_over = face.start(fail_over, face, topology)
-    assert await face.acquire(RLock("stock:43"), wait_time=20)
+        await binding.release(lock)
+    failing_over = binding.start(fail_over, binding, topology)
+    assert await binding.acquire(RLock("stock:43"), wait_time=20)
     assert command(replica, "EXISTS", "rlock:stock:43")
-    await face.release(RLock("stock:43"))
-    await face.until(lambda: not command(replica, "EXISTS", KEY))
-    await face.result(failing_over)
+    await binding.release(RLock("stock:43"))
+    await binding.until(lambda: not command(replica, "EXISTS", KEY))
+    await binding.result(failing_over)
 
 
 @pytest.mark.parametrize("acks", [0, 1])
-async def test_demoted_primary_is_left(face, topology, use, acks):
+async def test_demoted_primary_is_left(binding, topology, use, acks):
     """Its connections stay open, so only its refusal to write shows it."""
     use(topology, REPLICA_ACKS=acks)
     primary, replica = topology.servers
-    async with face.inside(RLock("warm")):
+    async with binding.inside(RLock("warm")):
         pass
-    await fail_over(face, topology)
+    await fail_over(binding, topology)
     follow(primary, replica)  # as the sentinel will in some seconds
-    async with face.inside(RLock("stock:42")):
+    async with binding.inside(RLock("stock:42")):
         assert command(replica, "EXISTS", KEY)
 
 
-async def test_sentinel_that_is_down_holds_nobody_up(face, started, use):
+async def test_sentinel_that_is_down_holds_nobody_up(binding, started, use):
     """redis-py would try it ten times, for minutes, before the next one."""
     topology = started("sentinel")
     sentinels = [("127.0.0.1", 1), *topology.options["SENTINELS"]]
     use(replace(topology, options={**topology.options, "SENTINELS": sentinels}))
     began = time.monotonic()
-    async with face.inside(RLock("stock:42")):
+    async with binding.inside(RLock("stock:42")):
         assert time.monotonic() - began < PATIENCE
 
 
 @pytest.mark.parametrize("login", ["", ":hidden@"])
-async def test_scheme_that_asks_no_sentinel_is_refused(face, started, use, login):
+async def test_scheme_that_asks_no_sentinel_is_refused(binding, started, use, login):
     """redis-py would make connections that know of no sentinel; the text has the entry that works."""
     topology = started("sentinel")
     use(replace(topology, location=f"rediss://{login}{topology.service}/0"))
     with pytest.raises(ImproperlyConfigured) as refused:
-        await face.acquire(RLock("stock:42"))
+        await binding.acquire(RLock("stock:42"))
     text = str(refused.value)
     assert re.search(rf"\bredis://(\*+@)?{topology.service}/0\b", text)
     assert re.search(r"""["']ssl["']: True""", text)

@@ -26,7 +26,7 @@ LOCKS: list[type] = [RLock, FairLock, FencedLock, SpinLock, MultiLock, RedLock, 
 KINDS = [*LOCKS, Semaphore, PermitExpirableSemaphore, CountDownLatch]
 
 
-def faces_of(kind: type) -> dict[str, str]:
+def bindings_of(kind: type) -> dict[str, str]:
     """The blocking method of each coroutine method."""
     pairs = {f"a{name}": name for name in dir(kind) if f"a{name}" in dir(kind) and not name.startswith(("_", "enter"))}
     return pairs | ({"await_": "wait"} if kind is CountDownLatch else {})
@@ -35,7 +35,7 @@ def faces_of(kind: type) -> dict[str, str]:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_methods_are_written_out(kind):
     """What an editor reads, without running anything."""
-    pairs = faces_of(kind)
+    pairs = bindings_of(kind)
     assert len(pairs) >= 5
     for name in {*pairs, *pairs.values()}:
         method = getattr(kind, name)
@@ -47,7 +47,7 @@ def test_methods_are_written_out(kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_coroutine_methods_have_the_signatures_of_the_blocking_ones(kind):
-    for awaited, blocking in faces_of(kind).items():
+    for awaited, blocking in bindings_of(kind).items():
         assert inspect.iscoroutinefunction(getattr(kind, awaited))
         assert not inspect.iscoroutinefunction(getattr(kind, blocking))
         assert inspect.signature(getattr(kind, awaited)) == inspect.signature(getattr(kind, blocking))

@@ -205,7 +205,7 @@ class Conversation(Protocol):
 
 
 class QuorumTransport(Protocol):
-    """How a face reaches the nodes of an alias. Times are monotonic seconds."""
+    """How a binding reaches the nodes of an alias. Times are monotonic seconds."""
 
     @property
     def names(self) -> Sequence[str]:

@@ -1,7 +1,7 @@
-"""One test body for both faces: ``async def test_x(face)`` runs as blocking calls of a thread, and as an asyncio task.
+"""One test body for both bindings: ``async def test_x(binding)`` runs as blocking calls, and as an asyncio task.
 
-Under the blocking face nothing in the body suspends, so it is run as the package itself runs its flows. Import
-``face``, ``kind`` and ``pytest_pyfunc_call`` into the conftest of a folder whose tests use them.
+Under the blocking binding nothing in the body suspends, so it is run as the package itself runs its flows. Import
+``binding``, ``kind`` and ``pytest_pyfunc_call`` into the conftest of a folder whose tests use them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.eventually import UNTIL_SERVED
 Body = Callable[..., Coroutine[Any, Any, Any]]
 
 
-class BlockingFace:
+class BlockingBinding:
     """The methods without a prefix; other owners are threads."""
 
     name = "sync"
@@ -78,7 +78,7 @@ class BlockingFace:
         return found
 
 
-class TaskFace(BlockingFace):
+class TaskBinding(BlockingBinding):
     """The methods with Django's ``a``; other owners are tasks."""
 
     name = "async"
@@ -108,14 +108,14 @@ class TaskFace(BlockingFace):
         await asyncio.sleep(seconds)
 
 
-async def elsewhere(face: Any, lock: BaseLock, method: str, *args: Any, **kwargs: Any) -> Any:
-    """What a method of the lock returns to another owner: a thread or a task, by the face."""
-    return await face.result(face.start(partial(face.call, lock, method, *args, **kwargs)))
+async def elsewhere(binding: Any, lock: BaseLock, method: str, *args: Any, **kwargs: Any) -> Any:
+    """What a method of the lock returns to another owner: a thread or a task, by the binding."""
+    return await binding.result(binding.start(partial(binding.call, lock, method, *args, **kwargs)))
 
 
-async def waiting(face: Any, number: int = 1) -> None:
+async def waiting(binding: Any, number: int = 1) -> None:
     """Wait until so many owners do; see ``waits``."""
-    await face.until(lambda: waits() == number)
+    await binding.until(lambda: waits() == number)
 
 
 def waits() -> int:
@@ -138,9 +138,9 @@ class _Block:
         self.lock.__exit__(kind, error, trace)
 
 
-@pytest.fixture(params=[BlockingFace, TaskFace], ids=["sync", "async"])
-def face(request: pytest.FixtureRequest) -> BlockingFace:
-    """Through which of the two faces the test's body goes."""
+@pytest.fixture(params=[BlockingBinding, TaskBinding], ids=["sync", "async"])
+def binding(request: pytest.FixtureRequest) -> BlockingBinding:
+    """Through which of the two bindings the test's body goes."""
     return request.param()
 
 
@@ -171,9 +171,9 @@ def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test through its face."""
+    """Run a coroutine test through its binding."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    arguments["face"].run(pyfuncitem.obj(**arguments))
+    arguments["binding"].run(pyfuncitem.obj(**arguments))
     return True

@@ -124,7 +124,7 @@ class LoggedTasks(Tasks):
         return code.co_filename.startswith(IN_ASYNCIO)
 
 
-FACES: dict[str, type[Threads]] = {
+BINDINGS: dict[str, type[Threads]] = {
     "threads": Threads,
     "tasks": Tasks,
     "cancelled": CancelledTasks,
