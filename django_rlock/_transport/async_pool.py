@@ -157,21 +157,21 @@ async def take_connection(server: Server, limit: float) -> Connection:
     if connection is not None:
         return connection
     event = LoopEvent()
-    claim = ConnectionWait(event.set)
+    wait = ConnectionWait(event.set)
     try:
-        return await _await(server, claim, event, monotonic() + limit)
+        return await _await(server, wait, event, monotonic() + limit)
     finally:
-        server.forget(claim)
+        server.forget(wait)
 
 
-async def _await(server: Server, claim: ConnectionWait, event: LoopEvent, until: float) -> Connection:
+async def _await(server: Server, wait: ConnectionWait, event: LoopEvent, until: float) -> Connection:
     while True:
-        opens = server.ask_for(claim)
+        opens = server.ask_for(wait)
         left = until - monotonic()
         if left <= 0:
             raise server.none_in_time(opens)
         await event.wait(left if opens else min(left, _LOOK_AGAIN))
-        claim.check()
+        wait.check()
         connection = server.take_idle()
         if connection is not None:
             return connection

@@ -96,7 +96,7 @@ class Server:
         self.reply_limit = reply_limit
         self._places = math.inf if places is None else places
         self._taken = threads.Alive()
-        self._claims: deque[ConnectionWait] = deque()
+        self._waits: deque[ConnectionWait] = deque()
         self._closed = False
         self.idle: deque[Connection] = deque()
 
@@ -109,15 +109,15 @@ class Server:
         if connection is not None:
             return connection
         event = threads.AutoResetEvent()
-        claim = ConnectionWait(event.set)
+        wait = ConnectionWait(event.set)
         try:
-            return self._await(claim, event, monotonic() + limit)
+            return self._await(wait, event, monotonic() + limit)
         finally:
-            self.forget(claim)
+            self.forget(wait)
 
-    def _await(self, claim: ConnectionWait, event: threads.AutoResetEvent, until: float) -> Connection:
+    def _await(self, wait: ConnectionWait, event: threads.AutoResetEvent, until: float) -> Connection:
         while True:
-            opens = self.ask_for(claim)
+            opens = self.ask_for(wait)
             connection = self.take_idle()
             if connection is not None:
                 return connection
@@ -125,7 +125,7 @@ class Server:
             if left <= 0:
                 raise self.none_in_time(opens)
             event.wait(left if opens else min(left, _LOOK_AGAIN))
-            claim.check()
+            wait.check()
             connection = self.take_idle()
             if connection is not None:
                 return connection
@@ -153,37 +153,37 @@ class Server:
                 return connection
             connection.close()
 
-    def ask_for(self, claim: ConnectionWait) -> bool:
-        """Start opening a connection for a claim, which is woken when the connection is open. Returns False if the
-        limit is reached; the claim is then queued for the next connection that is released."""
-        if claim.opening:
+    def ask_for(self, wait: ConnectionWait) -> bool:
+        """Start opening a connection for a wait, which is woken when the connection is open. Returns False if the
+        limit is reached; the wait is then queued for the next connection that is released."""
+        if wait.opening:
             return True
         place = Place(self._taken)
         if len(self._taken) > self._places:
             place.free()
-            if claim not in self._claims:
-                self._claims.append(claim)
+            if wait not in self._waits:
+                self._waits.append(wait)
             return False
-        claim.opening = True
+        wait.opening = True
         try:
-            threads.start(self._open_for, claim, place)
+            threads.start(self._open_for, wait, place)
         except RuntimeError:  # no threads left, or the interpreter exits
-            self._open_for(claim, place)
+            self._open_for(wait, place)
         return True
 
-    def forget(self, claim: ConnectionWait) -> None:
-        """Remove a claim from the queue."""
+    def forget(self, wait: ConnectionWait) -> None:
+        """Remove a wait from the queue."""
         with contextlib.suppress(ValueError):
-            self._claims.remove(claim)
+            self._waits.remove(wait)
 
-    def _open_for(self, claim: ConnectionWait, place: Place) -> None:
+    def _open_for(self, wait: ConnectionWait, place: Place) -> None:
         try:
             self.idle.append(self.open(place))
-        except BaseException as error:  # noqa: BLE001 - the claim raises it
+        except BaseException as error:  # noqa: BLE001 - the waiting caller raises it
             place.free()
-            claim.fail(error)
-        claim.opening = False
-        claim.wake()
+            wait.fail(error)
+        wait.opening = False
+        wait.wake()
         if self._closed:
             self.close()
 
@@ -201,9 +201,9 @@ class Server:
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next caller, after all its replies have been read."""
         self.idle.append(connection)
-        if self._claims:
+        if self._waits:
             with contextlib.suppress(IndexError):
-                self._claims.popleft().wake()
+                self._waits.popleft().wake()
         if self._closed:
             self.close()
 

@@ -34,7 +34,7 @@ from django_rlock.locks.callers import (
     left_by_its_owner,
     released_when_dropped,
 )
-from django_rlock.locks.engine import Claim, Engine
+from django_rlock.locks.engine import AcquireRequest, Engine
 from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.options import (
     UNSET,
@@ -197,18 +197,18 @@ class BaseLock(HeldLock):
         if self.until_commit:
             check_until_commit(self, driver)
         owner = self._owner(driver)
-        taken = await engine.ask_for(self, driver, self._claim(owner, blocking, wait, lease))
+        taken = await engine.ask_for(self, driver, self._request(owner, blocking, wait, lease))
         if taken and self.until_commit:
             release_at_end(self, owner)
         return taken
 
-    def _claim(self, owner: Owner, blocking: bool, wait: Any, lease: Any) -> Claim:
+    def _request(self, owner: Owner, blocking: bool, wait: Any, lease: Any) -> AcquireRequest:
         if not blocking:
             if wait is not UNSET and wait != 0:
                 raise ValueError("acquire(blocking=False) tries once; it takes no wait_time.")
             wait = 0
         wait = self.wait_time if wait is UNSET else wait_seconds(wait)
-        return Claim(owner, wait, self.lease_time if lease is UNSET else lease_seconds(lease))
+        return AcquireRequest(owner, wait, self.lease_time if lease is UNSET else lease_seconds(lease))
 
     # --- release -----------------------------------------------------------------------------------------------------
 
@@ -319,9 +319,9 @@ class BaseLock(HeldLock):
         if self.until_commit:
             check_until_commit(self, driver)
         started = driver.now()
-        claim = Claim(owner, self.wait_time, self.lease_time, scoped=1, tells=describe)
-        if not await engine.ask_for(self, driver, claim):
-            failed = claim.failed
+        request = AcquireRequest(owner, self.wait_time, self.lease_time, scoped=1, logs=describe)
+        if not await engine.ask_for(self, driver, request):
+            failed = request.failed
             raise LockTimeoutError(
                 failed.lock.name,
                 waited=driver.now() - started,

@@ -46,7 +46,7 @@ class Engine(Protocol):
     """The flows of a lock: this module, or ``multi`` for a MultiLock. This module also handles the members of a
     MultiLock, so the protocol omits flows that only a single lock needs."""
 
-    def take(self, lock: Any, driver: Driver, claim: Claim, /) -> Coroutine[Any, Any, bool]: ...
+    def take(self, lock: Any, driver: Driver, request: AcquireRequest, /) -> Coroutine[Any, Any, bool]: ...
     def give_back(self, lock: Any, driver: Driver, owner: Owner, /) -> Coroutine[Any, Any, None]: ...
     def leave_block(self, lock: Any, owner: Owner, /) -> None: ...
     def prolong(self, lock: Any, driver: Driver, owner: Owner, lease: Duration, /) -> Coroutine[Any, Any, None]: ...
@@ -57,18 +57,18 @@ class Engine(Protocol):
     def ask_holders(self, lock: Any, driver: Driver, /) -> Coroutine[Any, Any, list[str]]: ...
 
 
-class Claim:
+class AcquireRequest:
     """The parameters of one acquire.
 
     ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
     (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
-    acquire waits only for an unreachable server, not for another owner. ``tells`` is whether to log that the lock is
+    acquire waits only for an unreachable server, not for another owner. ``logs`` is whether to log that the lock is
     taken; otherwise the caller logs it.
 
     After an acquire that did not succeed, ``failed`` is the attempt.
     """
 
-    __slots__ = ("failed", "lease", "once", "owner", "scoped", "tells", "wait")
+    __slots__ = ("failed", "lease", "logs", "once", "owner", "scoped", "wait")
 
     failed: Attempt
 
@@ -79,14 +79,14 @@ class Claim:
         lease: float | None,
         scoped: int = 0,
         once: bool = False,
-        tells: bool = True,
+        logs: bool = True,
     ) -> None:
         self.owner = owner
         self.wait = wait
         self.lease = lease
         self.scoped = scoped
         self.once = once or wait == 0
-        self.tells = tells
+        self.logs = logs
 
     def lease_under(self, options: AliasSettings) -> float:
         """The lease to request from the server, in seconds."""
@@ -98,9 +98,9 @@ class Claim:
 
 
 @a_call
-async def ask_for(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
+async def ask_for(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
     """Take the lock, and report a failure once, however often a MultiLock tries its members."""
-    started, owner = driver.now(), claim.owner
+    started, owner = driver.now(), request.owner
     if owner.in_pool or (owner.thread and is_bridged()):
         give_back_at_job_end(lock, owner)
     if lock.at_least is not None:
@@ -109,10 +109,10 @@ async def ask_for(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
     try:
         owner.is_calling = True
         taken = await (
-            _take_after_others(lock, driver, claim) if owner.is_named else lock._engine.take(lock, driver, claim)
+            _take_after_others(lock, driver, request) if owner.is_named else lock._engine.take(lock, driver, request)
         )
         if not taken:
-            claim.failed.check_speed()
+            request.failed.check_speed()
     except LockUnavailableError as error:
         about = next((part for part in lock.parts if part.name == error.lock_name), lock.parts[0])
         signals.lock_unavailable.tell(about, waited=driver.now() - started, reason=error.reason)
@@ -120,7 +120,7 @@ async def ask_for(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
     finally:
         owner.is_calling = before
     if not taken:
-        tell_timed_out(claim.failed, driver.now() - started, claim.tells)
+        tell_timed_out(request.failed, driver.now() - started, request.logs)
     elif lock.at_least is not None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(lock.at_least, driver.now())
@@ -133,56 +133,60 @@ def check_keep(lock: AbstractLock, seconds: float) -> None:
         part._kind.check_keep(part, seconds)
 
 
-def take_in_turn(lock: AbstractLock, driver: Driver, claim: Claim) -> Coroutine[Any, Any, bool]:
+def take_in_turn(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> Coroutine[Any, Any, bool]:
     """Take the lock. The calls of a named owner run one after another, in all threads and tasks that use the name."""
-    return _take_after_others(lock, driver, claim) if claim.owner.is_named else lock._engine.take(lock, driver, claim)
+    return (
+        _take_after_others(lock, driver, request)
+        if request.owner.is_named
+        else lock._engine.take(lock, driver, request)
+    )
 
 
-async def _take_after_others(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
-    until = claim.until(driver.now())
+async def _take_after_others(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
+    until = request.until(driver.now())
     taken = False
     try:
-        with TURNS.join(key_of(lock, claim.owner)) as turn:
+        with TURNS.join(key_of(lock, request.owner)) as turn:
             if not await turn.comes(lock, driver, until):
-                lease = claim.lease_under(settings_of(lock.using))
-                claim.failed = Attempt(lock, driver, claim.owner, claim.owner.owner_id, lease, until)
+                lease = request.lease_under(settings_of(lock.using))
+                request.failed = Attempt(lock, driver, request.owner, request.owner.owner_id, lease, until)
                 return False
             if until is not None:
-                claim.wait = max(until - driver.now(), 0.0)
-            taken = bool(await lock._engine.take(lock, driver, claim))
+                request.wait = max(until - driver.now(), 0.0)
+            taken = bool(await lock._engine.take(lock, driver, request))
     except BaseException:
-        if taken and (hold := HOLDS.get(lock, claim.owner)):  # the end of the turn was interrupted
-            hold.scoped -= claim.scoped
+        if taken and (hold := HOLDS.get(lock, request.owner)):  # the end of the turn was interrupted
+            hold.scoped -= request.scoped
             hold.count -= 1
-            _finish_later(lock, hold, claim.owner)
+            _finish_later(lock, hold, request.owner)
         raise
     return taken
 
 
-async def take(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
+async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
     """Take the lock; returns False if it was still taken at the end of the wait.
 
     A grant whose lease is over before this returns is undone, and the lock is tried again while the wait lasts.
     """
     options = settings_of(lock.using)
     options.check_kind(lock.kind)
-    owner, started, lease = claim.owner, driver.now(), claim.lease_under(options)
+    owner, started, lease = request.owner, driver.now(), request.lease_under(options)
     key = key_of(lock, owner)
     outer = HOLDS.at(key)
-    give_up_at = until = claim.until(started)
+    give_up_at = until = request.until(started)
     if outer is not None and not note_loss(outer, started):
         attempt = Attempt(lock, driver, owner, outer.owner_id, lease, until)
         attempt.kind.begin(attempt, started)
-        await _enter_again(lock, attempt, outer, claim)
+        await _enter_again(lock, attempt, outer, request)
         return True
     while True:
         # After a loss the owner has a new owner id, so late clean-up of the old hold cannot touch the new one.
         attempt = Attempt(lock, driver, owner, owner.owner_id, lease, until)
         attempt.kind.begin(attempt, started)
-        attempt.renewed = claim.lease is None
+        attempt.renewed = request.lease is None
         try:
-            granted = await (attempt.once() if claim.once else attempt.wait())
-            if granted and _note_taken(lock, attempt, claim, outer, started):
+            granted = await (attempt.once() if request.once else attempt.wait())
+            if granted and _note_taken(lock, attempt, request, outer, started):
                 return True
             if granted or attempt.in_doubt:
                 abandon(lock, driver, owner, attempt.undo(), lease)
@@ -191,16 +195,18 @@ async def take(lock: AbstractLock, driver: Driver, claim: Claim) -> bool:
             abandon(lock, driver, owner, attempt.undo(), lease, attempt.in_doubt)
             raise
         give_up_at = give_up_at or driver.now() + PATIENCE  # without a limit, as with a server that does not reply
-        if not granted or claim.once or driver.now() >= give_up_at:
-            claim.failed = attempt
+        if not granted or request.once or driver.now() >= give_up_at:
+            request.failed = attempt
             return False
 
 
-def _note_taken(lock: AbstractLock, attempt: Attempt, claim: Claim, outer: Hold | None, started: float) -> bool:
+def _note_taken(
+    lock: AbstractLock, attempt: Attempt, request: AcquireRequest, outer: Hold | None, started: float
+) -> bool:
     """Record and report a new hold. Returns False, and records nothing, if its lease is over by now."""
     key = key_of(lock, attempt.owner)
     hold = Hold(key, lock, attempt.owner, attempt.owner_id, attempt.sent_at, attempt.token)
-    hold.lease_from(hold.since, attempt.lease, renewed=claim.lease is None)
+    hold.lease_from(hold.since, attempt.lease, renewed=request.lease is None)
     if attempt.granted_until is not None:
         hold.granted_until(attempt.granted_until)
     if attempt.granted_at >= hold.deadline:
@@ -210,7 +216,7 @@ def _note_taken(lock: AbstractLock, attempt: Attempt, claim: Claim, outer: Hold 
     if attempt.in_doubt:
         expect_copies(hold, attempt.lease)
         hold.asker = attempt.asker
-    hold.scoped += claim.scoped
+    hold.scoped += request.scoped
     hold.line = calling_line()
     HOLDS.put(hold)
     watch(hold)
@@ -225,7 +231,7 @@ def _note_taken(lock: AbstractLock, attempt: Attempt, claim: Claim, outer: Hold 
     return False
 
 
-async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, claim: Claim) -> None:
+async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, request: AcquireRequest) -> None:
     driver, until = attempt.driver, attempt.until
     # A nested hold never shortens the lease, nor stops the renewal that the outer one relies on.
     lease = max(attempt.lease, hold.deadline - driver.now())
@@ -249,9 +255,9 @@ async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, claim: 
         raise hold.lost_error()
     count, scoped = hold.count, hold.scoped
     try:
-        hold.lease_from(call.sent_at, lease, renewed=claim.lease is None or hold.renewed)
+        hold.lease_from(call.sent_at, lease, renewed=request.lease is None or hold.renewed)
         hold.count += 1
-        hold.scoped += claim.scoped
+        hold.scoped += request.scoped
         watch(hold)
         tell_acquired(lock, hold.owner_id, hold.count, 0.0)
         _refuse_lost(hold, driver.now())

@@ -20,7 +20,7 @@ from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.batches import BatchHold, LockGroup
 from django_rlock.locks.callers import a_call, calling_line, refuse_nested
-from django_rlock.locks.engine import Claim, Engine, expect_copies
+from django_rlock.locks.engine import AcquireRequest, Engine, expect_copies
 from django_rlock.locks.groups import Grouping, Piece, give_back_all, held_of, pieces_of
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Kind, Named
@@ -44,25 +44,27 @@ class AllOrNone:
     ``_left`` is the number of locks whose block is no longer counted. ``until`` is when its time is up (None: never).
     """
 
-    def __init__(self, driver: Driver, claim: Claim, until: float | None, locks: Sequence[AbstractLock]) -> None:
+    def __init__(
+        self, driver: Driver, request: AcquireRequest, until: float | None, locks: Sequence[AbstractLock]
+    ) -> None:
         self.driver = driver
-        self.claim = claim
-        self.owner = claim.owner
+        self.request = request
+        self.owner = request.owner
         self.until = until
         self.taken: list[AbstractLock] = []
         self.lent: list[Hold] = []
         self._begun: set[object] = set()
         self._left = 0
-        self._keys = [key_of(lock, claim.owner) for lock in locks]
+        self._keys = [key_of(lock, request.owner) for lock in locks]
         self._before = HOLDS.before(self._keys, HOLDS.depth)
 
     def may_wait(self) -> bool:
         """Whether there is time left to wait."""
-        return not self.claim.once and (self.until is None or self.driver.now() < self.until)
+        return not self.request.once and (self.until is None or self.driver.now() < self.until)
 
     async def wait_for(self, lock: AbstractLock) -> bool:
         """Take one lock, waiting for it; returns False when the time is up."""
-        return await self._take_alone(lock, self.claim.lease, self._time_left())
+        return await self._take_alone(lock, self.request.lease, self._time_left())
 
     async def take(self, pieces: Iterable[Piece]) -> bool:
         """Take the locks in addition to those taken before, or release all; returns False if any lock is not free."""
@@ -110,7 +112,7 @@ class AllOrNone:
         for lock in locks:
             is_new = HOLDS.get(lock, self.owner) is None
             # It is unknown how long the other locks take, so a new hold is renewed until all are taken.
-            lease = None if is_new else self.claim.lease
+            lease = None if is_new else self.request.lease
             if not await self._take_alone(lock, lease, self._time_left(keep_until)):
                 return False
             if is_new and (hold := HOLDS.get(lock, self.owner)):
@@ -128,24 +130,24 @@ class AllOrNone:
 
     async def _take_each(self, locks: Iterable[AbstractLock]) -> bool:
         for lock in locks:
-            if not await self._take_alone(lock, self.claim.lease, self._time_left(), once=True):
+            if not await self._take_alone(lock, self.request.lease, self._time_left(), once=True):
                 return False
         return True
 
     async def _take_alone(
         self, lock: AbstractLock, lease: float | None, wait: float | None, once: bool = False
     ) -> bool:
-        claim = Claim(self.owner, wait, lease, self.claim.scoped, once)
-        taken = await engine.take_in_turn(lock, self.driver.at(lock.using), claim)
+        request = AcquireRequest(self.owner, wait, lease, self.request.scoped, once)
+        taken = await engine.take_in_turn(lock, self.driver.at(lock.using), request)
         if taken:
             self.taken.append(lock)
         else:
-            self.claim.failed = claim.failed
+            self.request.failed = request.failed
         return taken
 
     async def _take_together(self, group: LockGroup) -> bool:
         driver, owner = self.driver.at(group.using), self.owner
-        owner_id, lease = owner.owner_id, self.claim.lease_under(group.settings)
+        owner_id, lease = owner.owner_id, self.request.lease_under(group.settings)
         first = group.locks[0]
         group.settings.check_kind(first.kind)
         call = group.acquire_call(owner_id, lease)
@@ -155,7 +157,7 @@ class AllOrNone:
             now = driver.now()
             if reply[1] == OK and now < call.sent_at + lease:
                 held = BatchHold(group, owner, owner_id, call.sent_at, lease)
-                held.renewed, held.scoped = self.claim.lease is None, self.claim.scoped
+                held.renewed, held.scoped = self.request.lease is None, self.request.scoped
                 held.line = calling_line()
                 self._note_taken(held, call.sends > 1)
                 return True
@@ -190,8 +192,8 @@ class AllOrNone:
     async def _all_or_none(self, taking: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
         self.lent = []
         if await taking():
-            if self.claim.lease is not None:
-                await self._level_leases(self.claim.lease)
+            if self.request.lease is not None:
+                await self._level_leases(self.request.lease)
             if not self._has_lost_any():
                 return True
         await self._undo()
@@ -210,9 +212,9 @@ class AllOrNone:
         return False
 
     def _note_failed(self, lock: Named) -> Attempt:
-        lease = self.claim.lease_under(lock._settings)
-        self.claim.failed = Attempt(lock, self.driver, self.owner, self.owner.owner_id, lease, self.until)
-        return self.claim.failed
+        lease = self.request.lease_under(lock._settings)
+        self.request.failed = Attempt(lock, self.driver, self.owner, self.owner.owner_id, lease, self.until)
+        return self.request.failed
 
     async def _level_leases(self, lease: float) -> None:
         """Extend the leases of locks taken early to that of the last one; the watchdog takes care of renewed ones."""
@@ -235,7 +237,7 @@ class AllOrNone:
         """Stop counting the blocks of the locks that were taken; after an interruption, continue with the rest."""
         for held in held_of(self.taken, self.owner)[self._left :]:
             # Python looks for signals after calls and as a loop starts over: not between these two statements.
-            held.scoped -= self.claim.scoped
+            held.scoped -= self.request.scoped
             self._left += 1
 
     async def give_up(self, error: BaseException) -> None:
@@ -266,8 +268,8 @@ class AllOrNone:
 # --- the flows -------------------------------------------------------------------------------------------------------
 
 
-async def take(lock: MultiLock, driver: Driver, claim: Claim) -> bool:
-    attempt = AllOrNone(driver, claim, claim.until(driver.now()), lock.parts)
+async def take(lock: MultiLock, driver: Driver, request: AcquireRequest) -> bool:
+    attempt = AllOrNone(driver, request, request.until(driver.now()), lock.parts)
     try:
         return await _take_all(lock, driver, attempt)
     except BaseException as error:
@@ -281,7 +283,7 @@ async def _take_all(lock: MultiLock, driver: Driver, attempt: AllOrNone) -> bool
     keep_for = KEEP_FOR
     while not taken and attempt.may_wait():
         # Nothing is held during this wait. The awaited member is kept while the others are tried.
-        (awaited,) = [part for part in parts if part is attempt.claim.failed.lock]
+        (awaited,) = [part for part in parts if part is attempt.request.failed.lock]
         if await attempt.wait_for(awaited):
             taken = await attempt.take(Grouping(driver, [part for part in parts if part is not awaited]).pieces)
         if not taken and attempt.may_wait():

@@ -10,7 +10,7 @@ from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, RLoc
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import sync_driver
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.watchdog import lose
@@ -80,7 +80,7 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
     """As the watchdog does after a minute, if the loss was never reported."""
     several = MultiLock(RLock("account:1"), FencedLock("account:2"))
     lose_hold_of(several.parts[0])
-    attempt = AllOrNone(sync_driver("default"), Claim(current_owner(), 0, None), None, several.parts)
+    attempt = AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, several.parts)
     HOLDS.remove(HOLDS.snapshot()[0])
     assert run_sync(attempt.wait_for(several.parts[0]))
     run_sync(attempt.give_up(Interruption()))
@@ -91,7 +91,7 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
 def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():
     """Else a later hold of its owner would count as lost."""
     several = MultiLock(RLock("account:1"), FencedLock("account:2"))
-    attempt = AllOrNone(sync_driver("default"), Claim(current_owner(), 0, None), None, several.parts)
+    attempt = AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, several.parts)
     assert run_sync(attempt.wait_for(several.parts[0]))
     lose(HOLDS.snapshot()[0], "it was freed by force")
     run_sync(attempt.give_up(Interruption()))

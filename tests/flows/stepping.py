@@ -18,7 +18,7 @@ from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import NamedOwner, Owner
 from django_rlock._transport.worker import worker
 from django_rlock.locks import BaseLock, heartbeats, watchdog
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.engine import take_in_turn as take
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Wait
@@ -266,7 +266,7 @@ class Visitor(Actor):
         return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.owner_id
 
     async def _visit(self, wait: float | None) -> str:
-        if not await take(self.lock, self.driver, Claim(self.owner, wait, self.lease)):
+        if not await take(self.lock, self.driver, AcquireRequest(self.owner, wait, self.lease)):
             return "timeout"
         self.world.enter(self)
         try:
@@ -295,7 +295,7 @@ class Returner(Visitor):
 
     async def _stay(self) -> None:
         await self.lock._engine.prolong(self.lock, self.driver, self.owner, LEASE / 2 + self.visits)
-        await take(self.lock, self.driver, Claim(self.owner, None, 2 * LEASE))
+        await take(self.lock, self.driver, AcquireRequest(self.owner, None, 2 * LEASE))
         try:
             await self.lock._engine.prolong(self.lock, self.driver, self.owner, 3 * LEASE)
         finally:

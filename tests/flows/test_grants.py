@@ -15,7 +15,7 @@ from django_rlock import FairLock
 from django_rlock._redis.keys import alive_key, queue_key
 from django_rlock._transport.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from tests.flows.exploring import LONG, explore
@@ -59,7 +59,7 @@ class Truster(Visitor):
         return ", ".join(results)
 
     async def _visit_once(self, wait: float | None) -> str:
-        if not await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, wait, None)):
+        if not await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, None)):
             return "timeout"
         self.world.enter(self)
         outcome = "served"

@@ -8,7 +8,7 @@ from django_rlock import FairLock
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import LONG, explore
@@ -291,8 +291,8 @@ class Nested(Visitor):
 
     async def _visit(self, wait: float | None) -> str:
         try:
-            await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, wait, LEASE))
-            await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, wait, LEASE))
+            await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, LEASE))
+            await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, LEASE))
             await suspend("inside")
             await self.lock._engine.give_back(self.lock, self.driver, self.owner)
             hold = HOLDS.get(self.lock, self.owner)

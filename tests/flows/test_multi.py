@@ -10,7 +10,7 @@ import pytest
 from django_rlock import FairLock, FencedLock, MultiLock, RLock
 from django_rlock.locks import BaseLock
 from django_rlock.locks.batches import BatchHold
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.records import Hold
@@ -43,7 +43,7 @@ class Guest(Visitor):
         attempt = self.local("attempt")
         if not isinstance(attempt, AllOrNone):
             return None
-        failed = getattr(attempt.claim, "failed", None)
+        failed = getattr(attempt.request, "failed", None)
         return [lock.name for lock in attempt.taken], [hold.key for hold in attempt.lent], failed and failed.lock.name
 
 
@@ -52,7 +52,7 @@ class Fiddler(Guest):
 
     async def _stay(self) -> None:
         part = self.lock.parts[-1]
-        await part._engine.take(part, self.driver, Claim(self.owner, None, 2 * LEASE))
+        await part._engine.take(part, self.driver, AcquireRequest(self.owner, None, 2 * LEASE))
         try:
             await part._engine.prolong(part, self.driver, self.owner, 3 * LEASE)
         finally:

@@ -16,7 +16,7 @@ from django_rlock import FairLock, ReadLock, RLock, WriteLock
 from django_rlock._redis.keys import readwrite_channel, readwrite_keys
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.engine import take_in_turn as take
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
@@ -102,7 +102,7 @@ class Sharer(Visitor):
 
     async def _stay(self) -> None:
         await self.lock._engine.prolong(self.lock, self.driver, self.owner, 2 * self.asks)
-        await take(self.lock, self.driver, Claim(self.owner, None, self.asks))
+        await take(self.lock, self.driver, AcquireRequest(self.owner, None, self.asks))
         await self.lock._engine.give_back(self.lock, self.driver, self.owner)
         await suspend("inside")
 

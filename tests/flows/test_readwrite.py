@@ -10,7 +10,7 @@ import pytest
 from django_rlock import ReadLock, WriteLock
 from django_rlock._redis.keys import readwrite_channel, writers_key
 from django_rlock.locks import BaseLock
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from tests.flows.exploring import explore
 from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Returner, Visitor, suspend
@@ -33,7 +33,7 @@ class Staying(Visitor):
     """Takes the lock for good."""
 
     async def _visit(self, wait: float | None) -> str:
-        assert await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, wait, LEASE))
+        assert await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, LEASE))
         return "served"
 
 
@@ -46,9 +46,9 @@ class SteppingDown(Visitor):
 
     async def _visit(self, wait: float | None) -> str:
         write, read = self.lock, ReadLock(NAME)
-        assert await write._engine.take(write, self.driver, Claim(self.owner, wait, LEASE))
+        assert await write._engine.take(write, self.driver, AcquireRequest(self.owner, wait, LEASE))
         self.world.enter(self)
-        assert await read._engine.take(read, self.driver, Claim(self.owner, wait, LEASE))
+        assert await read._engine.take(read, self.driver, AcquireRequest(self.owner, wait, LEASE))
         self.lock = read  # others may read from when the server has the command
         await write._engine.give_back(write, self.driver, self.owner)
         if self.for_good:

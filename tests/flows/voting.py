@@ -16,7 +16,7 @@ from django_rlock._redis.keys import voter_key
 from django_rlock._transport.quorum.calls import Quorum, Release
 from django_rlock._transport.quorum.votes import Answer, Count, Proposals, QuorumCall, Restarts
 from django_rlock.exceptions import RLockError
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.watchdog import note_loss
@@ -209,7 +209,7 @@ class Walker(Visitor):
         while True:
             await suspend("idle")
             with suppress(RLockError, asyncio.CancelledError):
-                if await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, 0, None, once=True)):
+                if await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, 0, None, once=True)):
                     await suspend("inside")
                     await self.lock._engine.give_back(self.lock, self.driver, self.owner)
 

@@ -13,7 +13,7 @@ from django_rlock import FairLock
 from django_rlock._redis.keys import queue_key
 from django_rlock._transport.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import note_loss
 from models import fairlock
@@ -61,7 +61,7 @@ class Walker(Visitor):
 
     async def _visit_until_cancelled(self) -> None:
         with suppress(asyncio.CancelledError):
-            await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, None, None))
+            await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, None, None))
             await suspend("inside")
             await self.lock._engine.give_back(self.lock, self.driver, self.owner)
 

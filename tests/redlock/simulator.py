@@ -43,7 +43,7 @@ from django_rlock._transport.quorum.votes import (
 from django_rlock._transport.worker import AGAIN_AFTER
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import engine, watchdog
-from django_rlock.locks.engine import Claim
+from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.records import Hold
@@ -560,7 +560,7 @@ class Client:
         began, asked = self.world.now, self.clock()
         lease = None if renewed else self.world.setting.lease
         try:
-            if not await lock._engine.take(lock, driver, Claim(self.owner, self.world.setting.wait, lease)):
+            if not await lock._engine.take(lock, driver, AcquireRequest(self.owner, self.world.setting.wait, lease)):
                 return False
         except RLockError:
             return False
@@ -582,7 +582,9 @@ class Client:
 
     async def visit_again(self, stay: float) -> None:
         with suppress(RLockError):
-            await self.lock._engine.take(self.lock, self.driver, Claim(self.owner, 1.0, self.world.setting.lease))
+            await self.lock._engine.take(
+                self.lock, self.driver, AcquireRequest(self.owner, 1.0, self.world.setting.lease)
+            )
             await suspend(self.clock() + stay)
             await self.lock._engine.give_back(self.lock, self.driver, self.owner)
 
