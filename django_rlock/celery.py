@@ -16,7 +16,7 @@ from celery.utils import uuid
 
 import django_rlock._tasks.messages  # noqa: F401 - listens to the signals of workers
 from django_rlock._tasks.bodies import guard
-from django_rlock._tasks.checks import tell_worker
+from django_rlock._tasks.checks import check_worker
 from django_rlock._tasks.deliveries import (
     SENT_AGAIN,
     SENT_BY_ITSELF,
@@ -267,4 +267,4 @@ def _stores_errors(task: LockedTask[..., Any]) -> bool:
 
 @worker_init.connect(weak=False)
 def _tell_worker(**_: Any) -> None:
-    tell_worker()
+    check_worker()

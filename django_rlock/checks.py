@@ -225,8 +225,8 @@ def _uwsgi_options() -> dict[str, Any]:
     if uwsgi is not None:
         return dict(uwsgi.opt)
     prefix = "UWSGI_"
-    told = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix).lower().replace("_", "-"): value for name, value in told.items()}
+    found = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix).lower().replace("_", "-"): value for name, value in found.items()}
 
 
 def _is_on(value: object) -> bool:

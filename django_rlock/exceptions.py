@@ -238,10 +238,10 @@ class QuorumNotReachedError(LockUnavailableError):
     """Fewer than a majority of a RedLock's ``nodes`` replied; ``errors`` maps the others' names to their errors."""
 
     def __init__(self, lock_name: str, errors: dict[str, Exception], nodes: int) -> None:
-        told = "; ".join(f"{node}: {reason_of(error)}" for node, error in errors.items())
+        reasons = "; ".join(f"{node}: {reason_of(error)}" for node, error in errors.items())
         super().__init__(
             lock_name,
-            f"only {nodes - len(errors)} of {nodes} nodes voted, and {nodes // 2 + 1} must agree ({told})",
+            f"only {nodes - len(errors)} of {nodes} nodes voted, and {nodes // 2 + 1} must agree ({reasons})",
             "The lock is held only if a majority grants it. Check that the nodes are up and reachable.",
         )
         self.args = lock_name, errors, nodes

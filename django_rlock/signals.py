@@ -25,7 +25,7 @@ class LockSignal(Signal):
         super().__init__(use_caching=True)
         self.outcome = outcome
 
-    def tell(self, lock: Any, **values: object) -> None:
+    def notify(self, lock: Any, **values: object) -> None:
         """Send the signal to its receivers, with the keywords of all signals."""
         if self.receivers:
             self._find_receivers(type(lock))

@@ -41,10 +41,10 @@ def redacted(text: str) -> str:
 
     A URL ends at white space, a value after ``=`` with the text.
     """
-    told = re.sub(_CREDENTIALS, f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
+    text = re.sub(_CREDENTIALS, f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
     for secret in (_NO_HOST, _IN_DICT, _ASSIGNED):
-        told = re.sub(secret, rf"\1{HIDDEN}", told)
-    return told
+        text = re.sub(secret, rf"\1{HIDDEN}", text)
+    return text
 
 
 def reason_of(error: BaseException) -> str:

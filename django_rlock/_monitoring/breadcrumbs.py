@@ -32,11 +32,11 @@ def leave_breadcrumbs() -> None:
 
 
 def _leave(**given: Any) -> None:
-    told = _MESSAGES.get(given["outcome"])
+    level_and_text = _MESSAGES.get(given["outcome"])
     sentry = sys.modules.get("sentry_sdk")
-    if sentry is None or told is None or (given["outcome"] == "acquired" and given["waited"] < WORTH_TELLING):
+    if sentry is None or level_and_text is None or (given["outcome"] == "acquired" and given["waited"] < WORTH_TELLING):
         return
-    level, message = told
+    level, message = level_and_text
     shown = {"name": given["lock"].name, **{key: given[key] for key in _DATA if key in given}}
     data = {key: printable(value) if isinstance(value, str) else value for key, value in shown.items()}
     sentry.add_breadcrumb(category="lock", level=level, message=message.format(**data), data=data)

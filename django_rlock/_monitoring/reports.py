@@ -231,7 +231,7 @@ class Reporter:
         self._leaving: threads.AutoResetEvent | None = None
         self.wakes_at = math.inf
 
-    def tell(self, item: Item) -> None:
+    def notify(self, item: Item) -> None:
         """Report a hold or a wait that a background thread has found."""
         self.inbox.append(item)
         self.recorder.noted = True
@@ -375,8 +375,8 @@ def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:
     return f"{what} {owner} {item.lock.key}", json.dumps(document, separators=(",", ":"))
 
 
-def _tell(item: Item) -> None:
-    _reporter.value.tell(item)
+def _notify(item: Item) -> None:
+    _reporter.value.notify(item)
 
 
 def _counted(is_event: bool) -> None:
@@ -387,6 +387,6 @@ def _leave(within: float) -> None:
     _reporter.value.leave(within)
 
 
-NEWCOMERS.tell = _tell
+NEWCOMERS.notify = _notify
 NEWCOMERS.counted = _counted
 on_exit("reports", _leave)

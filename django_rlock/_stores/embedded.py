@@ -205,11 +205,11 @@ class Embedded:
 
     def _reason(self, said: str, logged: int) -> str:
         lines = self._logged_since(logged)
-        told = "; ".join([said or "its keeper ended at once", *lines[-2:], f"see {self._log}"])
+        output = "; ".join([said or "its keeper ended at once", *lines[-2:], f"see {self._log}"])
         if any(word in line for word in _OF_DATA for line in lines):
             data = self._folder / keeper.DATA
-            return f"its data is damaged. If no process of the project holds a lock, remove {data}. It said: {told}"
-        return told
+            return f"its data is damaged. If no process of the project holds a lock, remove {data}. It said: {output}"
+        return output
 
     def _logged_since(self, size: int) -> list[str]:
         try:

@@ -55,7 +55,7 @@ def main(program: str, idle: float) -> None:
     os.umask(0o077)
     if os.fork():  # the starter collects this process at once, and has no other child of ours
         os._exit(0)
-    told = _take_output()
+    output = _take_output()
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     text = READY
     server = connection = None
@@ -67,8 +67,8 @@ def main(program: str, idle: float) -> None:
     except OSError as error:
         text = f"{error}"
     finally:
-        os.write(told, f"{text}\n".encode(errors="replace"))
-        os.close(told)
+        os.write(output, f"{text}\n".encode(errors="replace"))
+        os.close(output)
     if server is not None and connection is not None:
         _watch(server, connection, idle)
     if server is not None:
@@ -77,7 +77,7 @@ def main(program: str, idle: float) -> None:
 
 def _take_output() -> int:
     """Return a descriptor of standard output, which the log file replaces."""
-    told = os.dup(1)
+    output = os.dup(1)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     if os.path.exists(LOG) and os.path.getsize(LOG) > _LONGEST_LOG:
         os.replace(LOG, f"{LOG}.old")
@@ -88,7 +88,7 @@ def _take_output() -> int:
     for opened in log, nothing:
         if opened > 2:
             os.close(opened)
-    return told
+    return output
 
 
 # --- starting --------------------------------------------------------------------------------------------------------

@@ -342,7 +342,7 @@ def _left_to(other: str, task: AbstractTask[..., Any], place: Place, on_queued: 
         raise TaskQueuedError(lock.name, other)
     reason = f"task {other} waits or runs with its key"
     log(logger, logging.INFO, "Task %s was not sent: %s", task.name, reason)
-    task_deduplicated.tell(lock, task=task, task_id=other, reason=reason)
+    task_deduplicated.notify(lock, task=task, task_id=other, reason=reason)
     return sent(task.AsyncResult(other), was_sent=False)
 
 

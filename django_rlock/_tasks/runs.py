@@ -232,7 +232,7 @@ class Run:
 
     def leave_to_another(self) -> Skipped | None:
         """Return the result of a message that another message has replaced."""
-        self._tell(task_deduplicated, "was dropped: %s", REPLACED)
+        self._report(task_deduplicated, "was dropped: %s", REPLACED)
         return skipped(self.task, self.lock.name, None, is_replaced=True)
 
     # --- the lock is taken -------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Run:
     def _skipped(self, error: LockTimeoutError, found: Holders) -> Skipped | None:
         waited = f" and was not free within {error.waited:.1f} s" if error.waited >= 0.05 else ""
         other = None if found.first_task else found.describe() or _described(error, self.lock).holder
-        self._tell(task_skipped, "was skipped: %s", held_by(self.lock.name, found.first_task, other) + waited)
+        self._report(task_skipped, "was skipped: %s", held_by(self.lock.name, found.first_task, other) + waited)
         result = skipped(self.task, self.lock.name, found.first_task)
         if self.delivery is not None and self.options.on_skipped == "stop_chain":
             end_chain(self.task, self.delivery.message, result)
@@ -303,7 +303,7 @@ class Run:
         if standing in {Standing.DONE, Standing.SUPERSEDED}:
             if standing is Standing.SUPERSEDED and self._place is not None:
                 self._place.hand_on()
-            self._tell(task_deduplicated, "was dropped: %s", standing.value)
+            self._report(task_deduplicated, "was dropped: %s", standing.value)
             raise Ignore(standing.value)
         return standing
 
@@ -339,7 +339,7 @@ class Run:
             delivery.note_copy(headers)
         except LockUnavailableError as unavailable:
             self.log(logging.WARNING, "is sent again, which could not be recorded: %s", unavailable)
-        self._tell(task_deferred, "was sent again: %s", error)
+        self._report(task_deferred, "was sent again: %s", error)
         message.ignore_result = True  # so that Celery stores no state now
         setattr(message, SENT_AGAIN, True)
         return Retry(exc=error, when=signature.options["countdown"], sig=signature)
@@ -381,9 +381,9 @@ class Run:
         except Exception as failure:  # noqa: BLE001 - each backend has its own errors
             self.log(logging.WARNING, "continues, but its state %s could not be stored: %s", state, failure)
 
-    def _tell(self, signal: LockSignal, text: str, reason: object) -> None:
+    def _report(self, signal: LockSignal, text: str, reason: object) -> None:
         self.log(logging.INFO, text, reason)
-        signal.tell(self.lock, task=self.task, task_id=self.task_id, reason=str(reason))
+        signal.notify(self.lock, task=self.task, task_id=self.task_id, reason=str(reason))
 
     def log(self, level: int, text: str, *args: object) -> None:
         log(logger, level, "Task %s[%s] " + text, self.task.name, self.task_id, *args)
@@ -457,15 +457,15 @@ class _Surroundings:
 
     def _give_back(self, hold: Hold, times: int) -> None:
         lock: Any = hold.lock
-        tell = partial(self._run.log, logging.WARNING)
-        tell("did not release lock %r, which is released now.", lock.name)
+        log = partial(self._run.log, logging.WARNING)
+        log("did not release lock %r, which is released now.", lock.name)
         for _ in range(times):
             if hold not in HOLDS:
                 return
             try:
                 lock.release()
             except RLockError as error:
-                tell("could not release it: %s", error)
+                log("could not release it: %s", error)
 
 
 def _count(hold: Hold) -> int:

@@ -79,10 +79,10 @@ def _address(setting: str, value: object) -> Address:
 
 
 def _refused(setting: str, value: object) -> ImproperlyConfigured:
-    told = re.sub(".*@", "***@", shown(value))  # a URL may lack its scheme here
+    cleaned = re.sub(".*@", "***@", shown(value))  # a URL may lack its scheme here
     return ImproperlyConfigured(
         f"{setting}, in the OPTIONS of a Redis Cluster in CACHES, must be {_EXAMPLES[setting]}, "
-        f'whose addresses may also be written ("10.0.0.1", 6379) or "[2001:db8::1]:6379"; not {told}.'
+        f'whose addresses may also be written ("10.0.0.1", 6379) or "[2001:db8::1]:6379"; not {cleaned}.'
     )
 
 

@@ -417,10 +417,10 @@ def server(using: str, node: Address | None = None, purpose: Purpose = "calls") 
 _when_left: list[Callable[[str, Address | None], object]] = []
 
 
-def when_left(tell: Callable[[str, Address | None], object]) -> None:
+def when_left(notify: Callable[[str, Address | None], object]) -> None:
     """Call a function with the alias, and the node of its cluster, whenever all connections to a server must be
     closed."""
-    _when_left.append(tell)
+    _when_left.append(notify)
 
 
 def _leave(using: str, node: Address | None) -> None:
@@ -432,8 +432,8 @@ def _leave(using: str, node: Address | None) -> None:
     for (alias, address, _), each in _servers.value.copy().items():
         if (alias, address) == (using, node):
             each.close_idle()
-    for tell in _when_left:
-        tell(using, node)
+    for notify in _when_left:
+        notify(using, node)
 
 
 def servers_of(using: str) -> list[Server]:

@@ -369,9 +369,9 @@ class ShardSubscriber(Subscriber):
             time.sleep(_TURN_BACK_AFTER)
             self._listener.follow([name for name in self._listener.wanted(self) if slot_of(name) == slot])
 
-    def _tell(self, kind: str, channel: str, data: Any) -> None:
+    def _deliver(self, kind: str, channel: str, data: Any) -> None:
         if kind == "smessage" or (kind == "message" and not data.startswith(COPY)):
-            super()._tell("message", channel, data)
+            super()._deliver("message", channel, data)
         elif kind in {"ssubscribe", "subscribe"}:
             self._has_subscribed(kind, channel)
         elif kind == "sunsubscribe":
@@ -385,7 +385,7 @@ class ShardSubscriber(Subscriber):
         elif is_redissons(channel):
             self._ask_for(channel, pack_command("SUBSCRIBE", channel))
         else:
-            super()._tell("subscribe", marked(channel), b"")
+            super()._deliver("subscribe", marked(channel), b"")
 
     def _has_unsubscribed(self, channel: str) -> None:
         if is_redissons(channel):

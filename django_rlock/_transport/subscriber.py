@@ -233,7 +233,7 @@ class Subscriber:
         kind, channel, data = _text(reply[0]), _text(reply[1]), reply[2] if len(reply) > 2 else b""
         if self._asked and self._asked[0] == channel and kind in {"subscribe", "ssubscribe"}:
             self._asked.popleft()
-        self._tell(kind, channel, data)
+        self._deliver(kind, channel, data)
 
     def _take_error(self, error: RedisError) -> None:
         if not isinstance(error, NoPermissionError) or not self._asked:
@@ -243,7 +243,7 @@ class Subscriber:
         self._has_warned = True
         self._listener.refuse(channel)
 
-    def _tell(self, kind: str, channel: str, data: Any) -> None:
+    def _deliver(self, kind: str, channel: str, data: Any) -> None:
         if kind == "message":
             self._listener.deliver(channel, _text(data))
         elif kind == "subscribe":

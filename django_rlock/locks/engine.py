@@ -32,9 +32,9 @@ from django_rlock.locks.statistics import (
     LONG_WAIT,
     count_hold,
     count_wait,
-    tell_acquired,
-    tell_released,
-    tell_timed_out,
+    report_acquired,
+    report_released,
+    report_timed_out,
 )
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
 from django_rlock.settings import AliasSettings, settings_of
@@ -115,12 +115,12 @@ async def ask_for(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
             request.failed.check_speed()
     except LockUnavailableError as error:
         about = next((part for part in lock.parts if part.name == error.lock_name), lock.parts[0])
-        signals.lock_unavailable.tell(about, waited=driver.now() - started, reason=error.reason)
+        signals.lock_unavailable.notify(about, waited=driver.now() - started, reason=error.reason)
         raise
     finally:
         owner.is_calling = before
     if not taken:
-        tell_timed_out(request.failed, driver.now() - started, request.logs)
+        report_timed_out(request.failed, driver.now() - started, request.logs)
     elif lock.at_least is not None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(lock.at_least, driver.now())
@@ -135,11 +135,8 @@ def check_keep(lock: AbstractLock, seconds: float) -> None:
 
 def take_in_turn(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> Coroutine[Any, Any, bool]:
     """Take the lock. The calls of a named owner run one after another, in all threads and tasks that use the name."""
-    return (
-        _take_after_others(lock, driver, request)
-        if request.owner.is_named
-        else lock._engine.take(lock, driver, request)
-    )
+    flow = _take_after_others if request.owner.is_named else lock._engine.take
+    return flow(lock, driver, request)
 
 
 async def _take_after_others(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
@@ -223,7 +220,7 @@ def _note_taken(
     waited = attempt.sent_at - started
     if waited >= LONG_WAIT and attempt.was_refused:
         count_wait(lock, hold.key, hold.place, waited)
-    tell_acquired(lock, hold.owner_id, 1, waited)
+    report_acquired(lock, hold.owner_id, 1, waited)
     if hold.lost is None and attempt.driver.now() < hold.deadline:
         return True
     note_loss(hold, attempt.driver.now())  # after it was reported as acquired
@@ -259,7 +256,7 @@ async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, request
         hold.count += 1
         hold.scoped += request.scoped
         watch(hold)
-        tell_acquired(lock, hold.owner_id, hold.count, 0.0)
+        report_acquired(lock, hold.owner_id, hold.count, 0.0)
         _refuse_lost(hold, driver.now())
     except BaseException:  # lost, or from a signal handler; for the caller the lock was not re-entered
         hold.count, hold.scoped = count, scoped
@@ -340,7 +337,7 @@ def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: f
         if hold.late_lease:
             free_behind(hold, now)
         count_hold(hold, now)
-        tell_released(lock, hold, now)
+        report_released(lock, hold, now)
 
 
 async def _give_back_unknown(lock: AbstractLock, driver: Driver, owner: Owner) -> None:

@@ -371,7 +371,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         number = checked_number("permits", permits)
         all_keys = *self._keys(), keys.requests_key(self.key)
         request = with_answered(self, new_request())
-        await self._told(driver, self._call(scripts.PERMIT_SET, all_keys, request, number, REMEMBERED_MS))
+        await self._reply(driver, self._call(scripts.PERMIT_SET, all_keys, request, number, REMEMBERED_MS))
 
     async def _state(self, driver: Driver, each: str = "") -> list[int]:
         return await self._ask(driver, self._call(scripts.PERMIT_STATE, self._keys(), bytes.fromhex(each)))

@@ -57,7 +57,7 @@ async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner
         )  # fmt: skip
         note_freed(lock, owner, reason, caller.place)
         NEWCOMERS.counted(True)
-        signals.lock_force_released.tell(lock, owner=owner, reason=reason)
+        signals.lock_force_released.notify(lock, owner=owner, reason=reason)
     return freed
 
 
@@ -123,7 +123,7 @@ MOST_CHANNELS = 1000
 """How many channels of an alias are subscribed at once. A cluster has one for each lock; holds of further locks notice
 their forced release at their next renewal.
 """
-_MOST_TOLD = 100
+_MOST_MESSAGES = 100
 """How many messages of forced releases are kept, as reasons of losses."""
 UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
 ANSWER_WITHIN = 1.0
@@ -169,7 +169,7 @@ class ForcedReleaseWatcher:
         self.clocks = self._seen = wall_offset()
         self.inbox: deque[tuple[str, str]] = deque()
         """The channel and the message of each forced release; an empty message means all locks of the channel."""
-        self._told: deque[tuple[float, str]] = deque(maxlen=_MOST_TOLD)
+        self._messages: deque[tuple[float, str]] = deque(maxlen=_MOST_MESSAGES)
 
     def add(self, hold: Hold) -> None:
         """Let a hold listen to its forced release once it is old enough."""
@@ -224,7 +224,7 @@ class ForcedReleaseWatcher:
             subscription.waiters = [each.call_at(channel, hear) for each in listeners(self._worker.using)]
 
     def _hear(self, channel: str, message: str) -> None:
-        self._told.append((monotonic(), message))
+        self._messages.append((monotonic(), message))
         self.inbox.append((channel, message))
         self._worker.wake()
 
@@ -245,9 +245,9 @@ class ForcedReleaseWatcher:
     def how_freed(self, hold: Hold) -> str | None:
         """How a hold was freed by force, if a message said so; the last message counts, because earlier ones may be
         late."""
-        told = (Forced.parse(message) for at, message in [*self._told][::-1] if at >= hold.since)
+        parsed = (Forced.parse(message) for at, message in [*self._messages][::-1] if at >= hold.since)
         fields = "", hold.hash_field
-        return next((each.how for each in told if each.key == hold.lock.key and each.field in fields), None) or None
+        return next((each.how for each in parsed if each.key == hold.lock.key and each.field in fields), None) or None
 
     async def _ask(self, holds: list[Hold]) -> None:
         if unanswered := await _ask_about(holds):

@@ -107,7 +107,7 @@ class Heartbeats:
         for _ in range(len(self.inbox)):
             wait = self.inbox.popleft()
             if not wait.over:
-                NEWCOMERS.tell(wait)
+                NEWCOMERS.notify(wait)
                 if wait.heartbeat_at < math.inf:
                     self._join(wait, now)
         for _ in range(len(self.hurried)):

@@ -224,7 +224,7 @@ class Waits:
 class Newcomers:
     """Is notified of holds and waits that a background thread sees for the first time, or whose lease has changed."""
 
-    tell: Callable[[Hold | Wait], object] = staticmethod(lambda _: None)
+    notify: Callable[[Hold | Wait], object] = staticmethod(lambda _: None)
     counted: Callable[[bool], object] = staticmethod(lambda _: None)
     """Called when ``statistics`` has something new, with whether that is an event, to be reported soon."""
 

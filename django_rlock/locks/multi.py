@@ -26,7 +26,7 @@ from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Kind, Named
 from django_rlock.locks.options import Duration, unknown_option
 from django_rlock.locks.records import Hold, key_of
-from django_rlock.locks.statistics import tell_taken
+from django_rlock.locks.statistics import report_taken
 from django_rlock.locks.watchdog import watch_group
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class AllOrNone:
             expect_copies(held, held.lease)
         HOLDS.put_group(held)
         watch_group(held)
-        tell_taken(held.group.locks, held.owner_id)
+        report_taken(held.group.locks, held.owner_id)
         self.taken += held.group.locks
 
     # --- all, or none ------------------------------------------------------------------------------------------------

@@ -74,11 +74,12 @@ class Hold:
     releases still have to report that. ``token`` is the fencing token, for kinds that have one. ``late_lease`` is how
     long a late copy of its acquire could hold the lock, in seconds; 0 if there is no copy. ``suspect`` is set while its
     renewal fails, and ``renewing`` while one is under way. ``planned`` is when the watchdog checks it next, and
-    ``told`` whether the loss was reported; only the watchdog writes these. ``ear`` listens to forced releases while the
-    hold is kept. ``ending`` is set while its own owner frees it by force, which is not a loss. ``line`` is where it was
-    acquired. ``overdue`` is set once the watchdog has warned of a hold that lasts too long. ``variables`` are the
-    context variables of the code that acquired it, for what the background thread reports of it. ``kept_until`` is
-    until when the lock stays taken after its release; 0 if it becomes free. ``ended`` is set once it is counted.
+    ``reported`` whether the loss was reported; only the watchdog writes these. ``subscription`` receives forced
+    releases while the hold is kept. ``ending`` is set while its own owner frees it by force, which is not a loss.
+    ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a hold that lasts too long.
+    ``variables`` are the context variables of the code that acquired it, for what the background thread reports of it.
+    ``kept_until`` is until when the lock stays taken after its release; 0 if it becomes free. ``ended`` is set once it
+    is counted.
     """
 
     __slots__ = (
@@ -104,13 +105,13 @@ class Hold:
         "planned",
         "renewed",
         "renewing",
+        "reported",
         "runs_for",
         "scoped",
         "since",
         "subscription",
         "suspect",
         "token",
-        "told",
         "variables",
     )
 
@@ -130,7 +131,7 @@ class Hold:
         self.variables = copy_context()
         self.since = now
         self.planned = math.nan
-        self.told = False
+        self.reported = False
         self.count = 1
         self.scoped = 0
         self.suspect = False

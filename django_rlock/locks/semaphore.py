@@ -55,7 +55,9 @@ class BaseSemaphore(Counter):
     async def _try_set_permits(self, driver: Driver, permits: int, ttl: Duration | None) -> bool:
         life = lease_seconds(ttl)
         number = checked_number("permits", permits)
-        return bool(await self._tell(driver, scripts.SEMAPHORE_SET, number, 0 if life is None else milliseconds(life)))
+        return bool(
+            await self._change_number(driver, scripts.SEMAPHORE_SET, number, 0 if life is None else milliseconds(life))
+        )
 
     def add_permits(self, permits: int) -> None:
         """Change the number of free permits by ``permits``, which may be negative; so may the result.
@@ -69,7 +71,7 @@ class BaseSemaphore(Counter):
         await self._add_permits(awaited_driver(self), permits)
 
     async def _add_permits(self, driver: Driver, permits: int) -> None:
-        if await self._tell(driver, scripts.SEMAPHORE_ADD, checked_number("permits", permits, -MOST)) == -1:
+        if await self._change_number(driver, scripts.SEMAPHORE_ADD, checked_number("permits", permits, -MOST)) == -1:
             raise self._too_many()
 
     def delete(self) -> bool:
@@ -84,12 +86,12 @@ class BaseSemaphore(Counter):
         key = self.key
         all_keys = key, keys.permits_key(key), keys.requests_key(key)
         request = with_answered(self, new_request())
-        return bool(await self._told(driver, self._call(scripts.SEMAPHORE_DELETE, all_keys, request, REMEMBERED_MS)))
+        return bool(await self._reply(driver, self._call(scripts.SEMAPHORE_DELETE, all_keys, request, REMEMBERED_MS)))
 
-    async def _tell(self, driver: Driver, script: scripts.Script, permits: int, *rest: Argument) -> int:
-        return await self._told(driver, self._request_call(script, permits, *rest))
+    async def _change_number(self, driver: Driver, script: scripts.Script, permits: int, *rest: Argument) -> int:
+        return await self._reply(driver, self._request_call(script, permits, *rest))
 
-    async def _told(self, driver: Driver, call: ScriptCall) -> int:
+    async def _reply(self, driver: Driver, call: ScriptCall) -> int:
         answer: int = await self._change_once(driver, call)
         note_answered(self, call)
         return answer

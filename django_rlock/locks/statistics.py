@@ -219,18 +219,18 @@ on_fork("holds", STATISTICS.clear)
 logger = logging.getLogger("django_rlock.locks")
 
 
-def tell_acquired(lock: AbstractLock, owner_id: str, count: int, waited: float) -> None:
+def report_acquired(lock: AbstractLock, owner_id: str, count: int, waited: float) -> None:
     log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, owner_id, count, waited)
     if signals.lock_acquired.receivers:
         outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
-        signals.lock_acquired.tell(lock, owner=owner_id, count=count, waited=waited, outcome=outcome)
+        signals.lock_acquired.notify(lock, owner=owner_id, count=count, waited=waited, outcome=outcome)
 
 
-def tell_taken(locks: Iterable[AbstractLock], owner_id: str) -> None:
+def report_taken(locks: Iterable[AbstractLock], owner_id: str) -> None:
     """Log and signal that locks were taken."""
     if signals.lock_acquired.receivers or is_logged(logger, logging.DEBUG):
         for lock in locks:
-            tell_acquired(lock, owner_id, 1, 0.0)
+            report_acquired(lock, owner_id, 1, 0.0)
 
 
 def tells_of_releases(lock: AbstractLock, held: float) -> bool:
@@ -238,22 +238,22 @@ def tells_of_releases(lock: AbstractLock, held: float) -> bool:
     return bool(signals.lock_released.receivers) or is_logged(logger, release_level(lock, held))
 
 
-def tell_released(lock: Named, hold: Hold, now: float) -> None:
+def report_released(lock: Named, hold: Hold, now: float) -> None:
     held = now - hold.since
     log(logger, release_level(lock, held), "Released %r as %s, after %.3f s.", lock.name, hold.owner_id, held)
     if signals.lock_released.receivers:
-        signals.lock_released.tell(lock, owner=hold.owner_id, held=held)
+        signals.lock_released.notify(lock, owner=hold.owner_id, held=held)
 
 
 def release_level(lock: Named, held: float) -> int:
     return logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING
 
 
-def tell_timed_out(failed: Attempt, waited: float, is_news: bool) -> None:
+def report_timed_out(failed: Attempt, waited: float, is_news: bool) -> None:
     lock = failed.lock
     count_given_up(lock)
     in_queue = waited if failed.tries > 1 else 0.0
     count_wait(lock, key_of(lock, failed.owner), failed.owner.place, in_queue, failure="")
     level = logging.INFO if is_news else logging.DEBUG
     log(logger, level, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.owner_id, waited)
-    signals.lock_timed_out.tell(lock, owner=failed.owner_id, waited=waited)
+    signals.lock_timed_out.notify(lock, owner=failed.owner_id, waited=waited)

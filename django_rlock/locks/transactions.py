@@ -52,7 +52,7 @@ one in this number is checked for a transaction."""
 _entries: dict[tuple[int, ...], int] = {}
 """How often a lock was released at each place of the project's code, and with the place that called it: the ids of code
 objects, and the instructions in them."""
-_told: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 """The lines, with the lines that called them, for which a warning was logged."""
 _BETWEEN = PACKAGE, contextlib.__file__
 """Files whose frames are neither a helper nor its caller."""
@@ -308,9 +308,9 @@ def _line(frame: FrameType) -> str:
 
 
 def _tell_once(lock: AbstractLock, alias: str, line: str, caller: str) -> None:
-    if (line, caller) in _told:
+    if (line, caller) in _warned:
         return
-    _told.add((line, caller))
+    _warned.add((line, caller))
     log(
         logger,
         logging.WARNING,

@@ -96,7 +96,7 @@ class Renewals:
                 if hold is not None:
                     self._plan(hold, _next_look(hold, now))
                     FORCED_RELEASES.listen(hold)
-                    NEWCOMERS.tell(hold)
+                    NEWCOMERS.notify(hold)
 
     def _plan(self, hold: Hold, at: float) -> None:
         if at != hold.planned and at < math.inf:
@@ -153,8 +153,8 @@ class Renewals:
     def _report_losses(self) -> None:
         while self.losses:
             hold = self.losses.popleft()
-            if not hold.told:
-                hold.told = True
+            if not hold.reported:
+                hold.reported = True
                 _report_loss(hold)
 
     def at_exit(self) -> None:
@@ -311,7 +311,7 @@ def _report_loss(hold: Hold) -> None:
 def _call_back(hold: Hold) -> None:
     """Notify the project, in the thread for callbacks."""
     lock = hold.lock
-    lock_lost.tell(lock, owner=hold.owner_id, reason=hold.lost)
+    lock_lost.notify(lock, owner=hold.owner_id, reason=hold.lost)
     if lock.on_lost is not None:
         try:
             lock.on_lost(lock)

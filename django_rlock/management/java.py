@@ -53,14 +53,14 @@ _Seen = tuple[Level, str, str]
 
 
 def _versions(client: redis.Redis, _alias: str) -> _Seen:
-    told = Counter(
+    found = Counter(
         f"{each['lib-name']} {each.get('lib-ver', '')}".strip()
         for each in client.client_list()
         if "redisson" in each.get("lib-name", "").lower()
     )
-    if not told:
+    if not found:
         return "ok", "no connection names Redisson as its library, but not every Redisson does", ""
-    return "ok", ", ".join(f"{library} ({number} connections)" for library, number in sorted(told.items())), ""
+    return "ok", ", ".join(f"{library} ({number} connections)" for library, number in sorted(found.items())), ""
 
 
 def _subscribers(client: Any, alias: str) -> _Seen:

@@ -45,7 +45,7 @@ def drive_by_hand() -> None:
     driven = reports._reporter.value = HandDriven()
     items: list[reports.Item] = [*HOLDS.snapshot(), *WAITS.snapshot()]
     for item in items:
-        driven.tell(item)
+        driven.notify(item)
 
 
 def drive_by_thread() -> None:

@@ -183,14 +183,14 @@ async def test_renewed_permits_are_renewed_until_given_back(binding, licences, e
 
 
 async def test_renewed_permit_that_an_operator_took_is_lost(binding, redis_client):
-    told: list[object] = []
+    reported: list[object] = []
     redis_client.set(KEY, 3)
-    licences = PermitExpirableSemaphore("licences", on_lost=told.append)
+    licences = PermitExpirableSemaphore("licences", on_lost=reported.append)
     permit = await binding.call(licences, "acquire", renewed=True)
     redis_client.delete(PERMITS)
     renew_now(HOLDS.snapshot()[0])
     await binding.until(lambda: permit.lost)
-    await binding.until(lambda: told == [licences])
+    await binding.until(lambda: reported == [licences])
     with pytest.raises(LockLostError, match="another owner or an operator"):
         permit.check()
     with pytest.raises(PermitNotHeldError):
@@ -218,7 +218,7 @@ async def test_permit_that_was_not_given_back_is_looked_at_again(
     monkeypatch.setattr(PermitExpirableSemaphore, "_surely", release_slowly)
     with pytest.raises(PermitNotHeldError):
         await binding.call(permit, "release")
-    await binding.until(lambda: hold.told)
+    await binding.until(lambda: hold.reported)
 
 
 def _is_planned(renewals, hold):

@@ -200,10 +200,10 @@ class Release(QuorumCall):
         return Release(self.name, self.script, self.keys, (owner, left, lease_ms, refused), lease=self.lease)
 
     async def over(self, voting: VotingRound) -> list[Any]:
-        told = self.lasting() if voting.lost_connections else self
-        votes = await voting.tell(told)
-        if told is not self:
-            self.sends += told.sends  # of nodes that were asked again
+        sent = self.lasting() if voting.lost_connections else self
+        votes = await voting.send_to_all(sent)
+        if sent is not self:
+            self.sends += sent.sends  # of nodes that were asked again
         return await self.settle(votes, voting)
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
@@ -225,7 +225,7 @@ class Poll(QuorumCall):
     """A call to all nodes, which combines the replies of a quorum."""
 
     async def over(self, voting: VotingRound) -> list[Any]:
-        return await self.settle(await voting.tell(self), voting)
+        return await self.settle(await voting.send_to_all(self), voting)
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if len(votes.answered) < votes.quorum:

@@ -98,7 +98,7 @@ class NodeSet:
         if is_demotion(error):
             self.server(node, "calls").leave()
 
-    def tell_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+    def send_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Send a call to nodes as soon as they are reachable, while what it undoes may come late or hold the lock."""
         until = monotonic() + max(undo.lease, REMEMBERED)
         self.untold.update({(node, undo): until for node in nodes})

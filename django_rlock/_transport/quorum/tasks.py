@@ -229,7 +229,7 @@ class TaskSessions:
         return Session(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        self.nodes.tell_later(undo, nodes)
+        self.nodes.send_later(undo, nodes)
 
     def connections(self, loop: asyncio.AbstractEventLoop) -> list[TaskConnection | None]:
         """The running loop's open connection to each node; a connection without a reply in time is given up."""

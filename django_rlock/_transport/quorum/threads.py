@@ -257,7 +257,7 @@ class ThreadSessions:
         return Session(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        self.nodes.tell_later(undo, nodes)
+        self.nodes.send_later(undo, nodes)
 
     def take_connection(self, node: int) -> NodeConnection:
         """Return an idle or a new connection; replies still owed on an idle one have been read or are on their way."""

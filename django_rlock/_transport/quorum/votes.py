@@ -387,7 +387,7 @@ class VotingRound:
             self._tallies[call].close()
         return tallies
 
-    async def tell(self, call: QuorumCall) -> VoteTally:
+    async def send_to_all(self, call: QuorumCall) -> VoteTally:
         """Send a call that every node should execute.
 
         It waits for a quorum, and then for the other nodes as long again as the quorum took.
@@ -438,11 +438,11 @@ class VotingRound:
         if call.undo is None:
             return
         # A copy of the call may still be under way on a connection that broke before the node was asked again.
-        told = await self.tell(call.undo.lasting() if self.lost_connections else call.undo)
+        tally = await self.send_to_all(call.undo.lasting() if self.lost_connections else call.undo)
         innocent = {node for node, error in asked.errors.items() if isinstance(error, NodeDownError)} | asked.no.keys()
         # Nodes that did not reply may still execute the call after the undo.
         unheard = set(range(self._size)) - asked.answered.keys()
-        self.reap(call.undo, (told.errors.keys() | unheard) - innocent)
+        self.reap(call.undo, (tally.errors.keys() | unheard) - innocent)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Let nodes execute an undo later, if they could not execute it now."""

@@ -71,10 +71,10 @@ class Command(BaseCommand):
 
     def _examine_briefly(self, using: str | None, java: bool) -> None:
         findings = list(_findings(using, java))
-        told = [finding for finding in findings if finding.level != "ok"]
-        state = f"{len(told)} of {len(findings)} findings are warnings or errors"
+        warnings = [finding for finding in findings if finding.level != "ok"]
+        state = f"{len(warnings)} of {len(findings)} findings are warnings or errors"
         self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')} {state}")
-        for finding in told:
+        for finding in warnings:
             self._print(finding)
         self.stdout.flush()
 

@@ -174,8 +174,8 @@ class Command(BaseCommand):
         for lock, has_it in found:
             under = f" (alias {lock.using})" if several else ""
             alive = isinstance(has_it, Holder) and not has_it.silent
-            told = f"{lock.name}{under}  held by {_described(has_it)}{'  (alive)' if alive else ''}"
-            self.stderr.write(printable(told))
+            text = f"{lock.name}{under}  held by {_described(has_it)}{'  (alive)' if alive else ''}"
+            self.stderr.write(printable(text))
         self.stderr.write(f"Free {len(found)} of them? [y/N] ", ending="")
         self.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
