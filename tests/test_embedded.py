@@ -1,10 +1,8 @@
 """The server under all other tests: a real one, that disturbs no one and outlives nothing."""
 
 import os
-import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import redis
 
 from example_project import embedded
 from example_project.embedded import EmbeddedServer, ServerError
-from tests.eventually import PATIENCE, eventually
+from tests.eventually import eventually
 
 PARENT = """
 import sys
@@ -40,21 +38,6 @@ def ended(pid: int) -> bool:
     return False
 
 
-def test_runs_scripts_by_their_hash(running: EmbeddedServer) -> None:
-    with running.client() as client:
-        sha = client.script_load("return redis.call('incrby', KEYS[1], ARGV[1])")
-        assert client.evalsha(sha, 1, "n", 2) == 2
-        assert client.evalsha(sha, 1, "n", 2) == 4
-
-
-def test_delivers_messages(running: EmbeddedServer) -> None:
-    with running.client() as client, client.pubsub() as subscription:
-        subscription.subscribe("news")
-        assert subscription.get_message(timeout=PATIENCE)["type"] == "subscribe"
-        client.publish("news", "it is out")
-        assert subscription.get_message(timeout=PATIENCE)["data"] == "it is out"
-
-
 def test_writes_nothing_to_disk_and_listens_only_where_it_was_told(running: EmbeddedServer) -> None:
     with running.client() as client:
         config = client.config_get("*")
@@ -64,36 +47,12 @@ def test_writes_nothing_to_disk_and_listens_only_where_it_was_told(running: Embe
     assert int(config["port"]) == (running.port or 0)
 
 
-def test_only_its_user_can_reach_the_socket() -> None:
-    with EmbeddedServer() as server:
-        assert stat.S_IMODE(server.folder.stat().st_mode) == 0o700
-        assert stat.S_ISSOCK((server.folder / "server.sock").stat().st_mode)
-
-
-def test_two_do_not_disturb_each_other(running: EmbeddedServer) -> None:
-    with EmbeddedServer(port=running.port and 0) as other, running.client() as ours, other.client() as theirs:
-        ours.set("key", "ours")
-        theirs.flushall()
-        other.kill()
-        assert running.url != other.url
-        assert ours.get("key") == "ours"
-
-
 def test_stop_leaves_neither_process_nor_folder(running: EmbeddedServer) -> None:
     pid, folder = running.pid, running.folder
     running.stop()
     assert ended(pid)
     assert not folder.exists()
     running.stop()  # once more does no harm
-
-
-def test_comes_back_empty_on_the_same_address(running: EmbeddedServer) -> None:
-    pid, url = running.pid, running.url
-    with running.client() as client:
-        client.set("key", "value")
-        running.restart()
-        assert (running.pid != pid, running.url) == (True, url)
-        assert client.get("key") is None
 
 
 def test_keeps_its_data_on_request(running: EmbeddedServer) -> None:
@@ -105,14 +64,6 @@ def test_keeps_its_data_on_request(running: EmbeddedServer) -> None:
         assert client.get("key") is None
 
 
-def test_is_there_when_it_has_read_its_data() -> None:
-    slowly = ["--key-load-delay", "200", "--loading-process-events-interval-bytes", "1024"]
-    with EmbeddedServer(args=slowly) as server, server.client() as client:
-        client.eval("for i = 1, 2000 do redis.call('set', i, i) end", 0)
-        server.restart(keep_data=True)
-        assert client.dbsize() == 2000
-
-
 def test_kill_refuses_clients_until_it_is_started_again(running: EmbeddedServer) -> None:
     pid = running.pid
     running.kill()
@@ -122,23 +73,6 @@ def test_kill_refuses_clients_until_it_is_started_again(running: EmbeddedServer)
             client.ping()
         running.start()
         assert client.ping()
-
-
-def test_pause_keeps_connections_and_answers_nobody(running: EmbeddedServer) -> None:
-    with running.client(socket_timeout=0.1) as client:
-        client.ping()
-        running.pause()
-        with pytest.raises(redis.TimeoutError):
-            client.ping()
-        running.resume()
-        assert client.ping()
-
-
-def test_a_paused_server_can_be_stopped(running: EmbeddedServer) -> None:
-    running.pause()
-    running.stop()
-    with pytest.raises(ServerError, match="not running"):
-        running.pause()
 
 
 @pytest.mark.parametrize("port", [[], ["0"]], ids=["unix", "tcp"])
@@ -153,33 +87,10 @@ def test_dies_with_a_parent_that_is_killed(port: list[str]) -> None:
     eventually(lambda: not Path(folder).exists())
 
 
-def test_outlives_the_thread_that_started_it() -> None:
-    server = EmbeddedServer()
-    thread = threading.Thread(target=server.start)
-    thread.start()
-    thread.join()
-    with server, server.client() as client:
-        assert client.ping()
-
-
-def test_ctrl_c_is_not_for_the_server(running: EmbeddedServer) -> None:
-    assert os.getpgid(running.pid) != os.getpgid(0)
-
-
 def test_names_a_program_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLOCK_TEST_SERVER", "no-such-server")
     with pytest.raises(ServerError, match=r"'no-such-server'.*RLOCK_TEST_SERVER"):
         EmbeddedServer()
-
-
-def test_runs_the_program_that_the_environment_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: EmbeddedServer
-) -> None:
-    program = tmp_path / "my-server"
-    program.symlink_to(server.binary)
-    monkeypatch.setenv("RLOCK_TEST_SERVER", str(program))
-    with EmbeddedServer() as mine, mine.client() as client:
-        assert mine.binary == str(program) == client.info("server")["executable"]
 
 
 def test_shows_the_log_of_a_server_that_does_not_start() -> None:

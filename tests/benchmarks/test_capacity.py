@@ -1,19 +1,16 @@
 """The model of a server's capacity, and what it is made from."""
 
-import json
-from collections import Counter
 from contextlib import ExitStack
 
 import pytest
 
 from benchmarks import sizing, stage
-from benchmarks.capacity import checks, packets, raw, spread, units
+from benchmarks.capacity import checks, packets, raw
 from benchmarks.results import Row, Table, to_json
 from benchmarks.sizing import Costs, Load
 from django_rlock import FairLock, RLock
 from django_rlock._monitoring.reports import PROCESSES, report_key
 from django_rlock._redis.keys import queue_key
-from django_rlock._transport.calls import pack_command
 
 COSTS = Costs(
     pair=40,
@@ -34,26 +31,9 @@ def test_the_fit_finds_what_made_the_measurements():
     assert sizing.fit_waking(slow, quick) == pytest.approx((90, 700))
 
 
-@pytest.mark.parametrize("larger", [0.5, 0.1, 0.09])
-def test_measurements_that_contradict_the_model_join_nothing_or_everything(larger):
-    wake, together = sizing.fit_waking((400, 0.05), (4000, larger))
-    assert wake > 0
-    assert together >= 0
-
-
-def test_a_busy_server_does_not_wake_up_for_each_command():
-    seldom, often = (sizing.waking(rate, 100, 1000) / rate for rate in (10, 10_000))
-    assert seldom == pytest.approx(100e-6, rel=0.02)
-    assert often < seldom / 10
-
-
 def test_rates_of_a_load():
     rates = Load(processes=100, pairs=7, handovers=3, held=50, waiting=30, lease=30).rates()
     assert rates == {"pair": 7, "handover": 3, "renewal": 5, "report": 80 / 5 + 5, "heartbeat": 10}
-
-
-def test_no_more_processes_report_than_there_are_and_each_at_most_once_a_second():
-    assert Load(processes=2, held=10_000).rates()["report"] == 2 / 5 + 2
 
 
 def test_needs_of_a_load():
@@ -62,22 +42,6 @@ def test_needs_of_a_load():
     assert needs.work == pytest.approx(0.2)
     assert needs.use == pytest.approx(0.2 + 1e-4 * 10_000 / 11)
     assert (needs.servers, needs.connections, needs.memory) == (1, 2000, 2000 * 2048)
-
-
-def test_each_server_of_a_cluster_is_used_at_most_as_planned():
-    load = Load(pairs=100_000)
-    servers = sizing.needs(load, COSTS).servers
-    uses = [sizing.use_of({"pair": 100_000 / count}, COSTS) for count in (servers - 1, servers)]
-    assert uses[0] > sizing.USE >= uses[1]
-
-
-def test_the_most_that_one_server_carries():
-    most = sizing.most(lambda number: Load(pairs=number), COSTS)
-    assert sizing.use_of({"pair": most}, COSTS) == pytest.approx(sizing.USE)
-
-
-def test_a_hot_lock():
-    assert sizing.handovers_of(0.0015, COSTS) == pytest.approx(500)
 
 
 def rows_of(costs):
@@ -99,47 +63,15 @@ def test_costs_are_read_from_the_file_of_a_run(tmp_path, capsys):
     assert "0.2 cores" in capsys.readouterr().out
 
 
-def test_a_file_without_the_benchmark_is_refused(tmp_path):
-    file = tmp_path / "out.json"
-    file.write_text(json.dumps({"tables": []}))
-    with pytest.raises(SystemExit) as ended:
-        sizing.main(["--costs", str(file)])
-    assert ended.value.code == 2
-
-
 def test_a_load_that_one_server_cannot_carry_is_said(capsys):
     sizing.main(["--pairs", "1000000"])
     assert "more than it has" in capsys.readouterr().out
-
-
-def test_what_a_turn_costs_does_not_include_the_waking_up():
-    series = units.Series.__new__(units.Series)
-    wake = sizing.waking(2 * 100, COSTS.wake, COSTS.together)
-    series.hot = [units.HotLock(0.01, 0.01 * (100 * 80e-6 + 0.002 + wake))]
-    assert series._handover(0.002, COSTS.wake, COSTS.together) == pytest.approx(80e-6)
 
 
 def test_the_error_of_a_prediction():
     row = checks.compared("x", [0.3, 0.2], [0.2, 0.2], 100, "%")
     assert row.figure == pytest.approx(25)
     assert row.details == pytest.approx({"predicted, %": 25, "measured, %": 20})
-
-
-# --- names over masters -------------------------------------------------------------------------------------------
-
-
-def test_names_spread_over_all_masters():
-    seen = Counter(spread.masters_of((f"stock:{number}" for number in range(3000)), 3))
-    assert seen.keys() == {0, 1, 2}
-    assert spread.busiest(3000, 3) == pytest.approx(max(seen.values()) / 1000)
-
-
-def test_names_that_share_a_hash_tag_stay_together():
-    assert len(set(spread.masters_of((f"{{account:7}}:{number}" for number in range(50)), 12))) == 1
-
-
-def test_a_hot_name_stays_on_one_master():
-    assert spread.busiest(100_000, 12, 0.2) >= 0.2 * 12
 
 
 # --- connections without a client ---------------------------------------------------------------------------------
@@ -206,17 +138,6 @@ def test_a_report_is_one_of_a_process(send, client):
     send(packets.report)
     [process] = client.zrange(PROCESSES, 0, -1)
     assert client.hlen(report_key(process)) == 1
-
-
-def test_a_reply_that_comes_after_the_time_is_waited_for(valkey):
-    late = packets.Sequel([packets.Packet(pack_command("BLPOP", "nothing", "0.5"))])
-    with raw.links(valkey.url, 1, lambda _: late) as opened:
-        assert raw.drive(opened, 0.05).packets == 1
-
-
-def test_no_more_is_sent_than_the_rate_allows(valkey):
-    with raw.links(valkey.url, 5, packets.plain_set) as opened:
-        assert raw.drive(opened, 0.3, rate=1.0).packets <= 10
 
 
 def test_an_error_reply_ends_the_benchmark(valkey):
