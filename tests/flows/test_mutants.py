@@ -124,7 +124,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed(engine, "_finish_later", "owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
     ),
     "a reader's inner release may shorten": (
-        changed_scripts("lease = math.max(lease, tonumber(ARGV[4]))", "lease = tonumber(ARGV[4])"),
+        changed_scripts("lease = math.max(lease, tonumber(lease_ms))", "lease = tonumber(lease_ms)"),
         sent_twice_in_a_long_read, SHORTENED,
     ),
     "what may only prolong a lease shortens it": (

@@ -11,36 +11,19 @@
 --
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
 
+-- include: limited_refusal
 -- include: read_hold
 
 local lock, holds, owner, count = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
 local left, mode = redis.call('pttl', lock), redis.call('hget', lock, 'mode')
-local again = read_lease(holds, owner, redis.call('hget', lock, owner)) >= 0
 
--- The number of owners that hold the lock, and the ms until the first lease ends. Expired leases do not count.
-local function holders()
-    local number, first = 0, left
-    local fields = redis.call('hgetall', lock)
-    for at = 1, #fields, 2 do
-        local lease = fields[at] ~= 'mode' and read_lease(holds, fields[at], fields[at + 1]) or -2
-        if lease >= 0 then
-            number, first = number + 1, math.min(first, lease)
-        end
-    end
-    return number, first
-end
-
-if not again then
+if not is_reader(lock, holds, owner) then
     if count ~= '1' then
         return {ARGV[1], 'LOST'}
     end
-    -- Without a mode, a lock of another kind is held.
-    if left ~= -2 and mode ~= 'read' then
-        return {ARGV[1], left}
-    end
-    local number, first = holders()
-    if number >= tonumber(ARGV[5]) then
-        return {ARGV[1], first}
+    local wait = limited_waits(lock, holds, tonumber(ARGV[5]), left, mode)
+    if wait then
+        return {ARGV[1], wait}
     end
 end
 add_read_hold(lock, holds, owner, count, ARGV[4], left)

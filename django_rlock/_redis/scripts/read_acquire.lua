@@ -13,23 +13,17 @@
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
 
 -- include: read_hold
--- include: write_waiters
+-- include: read_refusal
 
 local lock, holds, owner, count = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
 local left, mode = redis.call('pttl', lock), redis.call('hget', lock, 'mode')
-local again = read_lease(holds, owner, redis.call('hget', lock, owner)) >= 0
-local writer = (ARGV[6] == '' and owner or ARGV[6]) .. ':write'
 
-if count ~= '1' and not again then
-    return {ARGV[1], 'LOST'}
-end
-if not again and not (mode == 'write' and redis.call('hexists', lock, writer) == 1) then
-    -- Without a mode, a lock of another kind is held.
-    if left ~= -2 and mode ~= 'read' then
-        return {ARGV[1], left}
+if not is_reader(lock, holds, owner) then
+    if count ~= '1' then
+        return {ARGV[1], 'LOST'}
     end
-    local wait = ARGV[5] ~= '0' and kept_out_for(KEYS[3], tonumber(ARGV[5])) or 0
-    if wait > 0 then
+    local wait = reader_waits(lock, KEYS[3], ARGV[6] == '' and owner or ARGV[6], tonumber(ARGV[5]), left, mode)
+    if wait then
         return {ARGV[1], wait}
     end
 end

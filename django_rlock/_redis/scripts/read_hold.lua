@@ -3,6 +3,10 @@
 -- include: lease
 -- include: read_holds
 
+local function is_reader(lock, holds, owner)
+    return read_lease(holds, owner, redis.call('hget', lock, owner)) >= 0
+end
+
 -- Adds a hold of a reader, or enters it again. ``left`` is the lock's PTTL.
 local function add_read_hold(lock, holds, owner, count, lease_ms, left)
     if left == -2 then

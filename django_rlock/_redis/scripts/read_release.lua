@@ -11,31 +11,6 @@
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for reading, or no longer does.
 
--- include: read_holds
+-- include: read_leave
 
-local lock, holds, owner, left = KEYS[1], KEYS[2], ARGV[2], tonumber(ARGV[3])
-local held, mode = unpack(redis.call('hmget', lock, owner, 'mode'))
-if not held or not mode then -- without a mode it is a lock of another kind
-    return {ARGV[1], 0}
-end
-local lease = read_lease(holds, owner, held)
-local alive = lease >= 0
-if left == 0 or not alive then
-    drop(lock, holds, owner)
-else
-    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
-    lease = math.max(lease, tonumber(ARGV[4]))
-    redis.call('pexpire', lock, math.max(redis.call('pttl', lock), lease))
-    redis.call('hset', lock, owner, left)
-    for number = 1, left do
-        redis.call('set', hold_key(holds, owner, number), 1, 'px', lease)
-    end
-    for number = left + 1, holds_in(held) do
-        redis.call('del', hold_key(holds, owner, number))
-    end
-end
-if not settle(lock, holds) or (ARGV[5] == '1' and left == 0) then
-    -- pcall: without the right to publish, waiters wake when the lease that they know of ends.
-    redis.pcall('publish', KEYS[3], '0')
-end
-return {ARGV[1], alive and 1 or 0}
+return {ARGV[1], release_reader(KEYS[1], KEYS[2], KEYS[3], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1')}

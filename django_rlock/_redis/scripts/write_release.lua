@@ -12,24 +12,6 @@
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for writing.
 
--- include: lease
--- include: read_holds
--- include: write_waiters
+-- include: write_leave
 
-local lock, field = KEYS[1], ARGV[2] .. ':write'
-if redis.call('hexists', lock, field) == 0 then
-    let_readers_in(KEYS[3], ARGV[2], KEYS[4])
-    return {ARGV[1], 0}
-end
-if ARGV[3] == '0' then
-    redis.call('hdel', lock, field)
-    redis.call('hset', lock, 'mode', 'read')
-    settle(lock, KEYS[2])
-    -- pcall: without the right to publish, waiters wake when the lease that they know of ends.
-    redis.pcall('publish', KEYS[4], '1')
-else
-    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
-    redis.call('pexpire', lock, no_shorter(lock, ARGV[4]))
-    redis.call('hset', lock, field, ARGV[3])
-end
-return {ARGV[1], 1}
+return {ARGV[1], release_writer(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2], ARGV[3], ARGV[4])}
