@@ -11,17 +11,19 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from django_rlock._redis import scripts
 from django_rlock._redis.scripts import Script
+from example_project.embedded import EmbeddedServer
 from tests import namespaces
 from tests.campaign.plan import WATCHDOG_TIMEOUT
 from tests.campaign.servers import Servers
 from tests.campaign.staff import Staff
 from tests.proxy import Proxy, Rule
 from tests.soak import nemesis
-from tests.soak.nemesis import Deed, registering
+from tests.soak.nemesis import TO_COMMANDS, Deed, registering
 
 WORKERS, BROKER, LOCKS, WIRE = "workers", "the broker", "locks", "wire"
 """What is done to one of these places is done one after another."""
@@ -56,11 +58,6 @@ def _any(scene: Scene, chance: Random) -> int:
 @deed(WORKERS)
 def kill_a_child(scene: Scene, chance: Random) -> None:
     scene.staff.workers[_any(scene, chance)].kill_child(chance)
-
-
-@deed(WORKERS)
-def kill_another_child(scene: Scene, chance: Random) -> None:
-    kill_a_child(scene, chance)
 
 
 @deed(WORKERS)
@@ -114,60 +111,18 @@ if namespaces.why_not() is None:
     deed(WORKERS)(fill_the_disk_of_a_worker)
 
 
-# --- to servers -------------------------------------------------------------------------------------------------------
+DEEDS.append(Deed("kill another child", WORKERS, kill_a_child))
 
 
-@deed(BROKER)
-def restart_the_broker(scene: Scene, chance: Random) -> None:
-    scene.be_down(scene.servers.broker.server, chance.uniform(0, 1))
+# --- to servers, and to the wire between ------------------------------------------------------------------------------
 
 
-@deed(BROKER)
-def let_the_broker_hang(scene: Scene, chance: Random) -> None:
-    scene.hang(scene.servers.broker.server, chance.uniform(0.1, 1))
+def _broker(scene: Scene) -> EmbeddedServer:
+    return scene.servers.broker.server
 
 
-@deed(LOCKS)
-def restart_the_locks(scene: Scene, chance: Random) -> None:
-    scene.be_down(scene.servers.locks.server, 0)
-
-
-@deed(LOCKS)
-def be_without_locks_for_a_while(scene: Scene, chance: Random) -> None:
-    scene.be_down(scene.servers.locks.server, chance.uniform(0.2, 2.5))
-
-
-@deed(LOCKS)
-def let_the_locks_hang(scene: Scene, chance: Random) -> None:
-    scene.hang(scene.servers.locks.server, chance.uniform(0.05, 1))
-
-
-@deed(LOCKS)
-def let_the_locks_hang_beyond_the_lease(scene: Scene, chance: Random) -> None:
-    scene.hang(scene.servers.locks.server, chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT)
-
-
-# --- to the wire between ----------------------------------------------------------------------------------------------
-
-
-@deed(WIRE)
-def close_before_commands(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.cut_before)
-
-
-@deed(WIRE)
-def lose_replies(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.lose_reply)
-
-
-@deed(WIRE)
-def delay_commands(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.hold)
-
-
-@deed(WIRE)
-def delay_replies(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.hold_reply)
+def _locks(scene: Scene) -> EmbeddedServer:
+    return scene.servers.locks.server
 
 
 def _meet(scene: Scene, chance: Random, how: Callable[[Proxy, Script | bytes], Rule]) -> None:
@@ -180,3 +135,18 @@ def _meet(scene: Scene, chance: Random, how: Callable[[Proxy, Script | bytes], R
     scene.last(chance.uniform(0.1, 1))
     for proxy, rule in rules:
         proxy.withdraw(rule)
+
+
+DEEDS += [
+    Deed("restart the broker", BROKER, lambda scene, chance: scene.be_down(_broker(scene), chance.uniform(0, 1))),
+    Deed("let the broker hang", BROKER, lambda scene, chance: scene.hang(_broker(scene), chance.uniform(0.1, 1))),
+    Deed("restart the locks", LOCKS, lambda scene, _: scene.be_down(_locks(scene), 0)),
+    Deed("be without locks", LOCKS, lambda scene, chance: scene.be_down(_locks(scene), chance.uniform(0.2, 2.5))),
+    Deed("let the locks hang", LOCKS, lambda scene, chance: scene.hang(_locks(scene), chance.uniform(0.05, 1))),
+    Deed(
+        "let the locks hang beyond the lease",
+        LOCKS,
+        lambda scene, chance: scene.hang(_locks(scene), chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT),
+    ),
+    *(Deed(name, WIRE, partial(_meet, how=how)) for name, how in TO_COMMANDS.items()),
+]

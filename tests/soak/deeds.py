@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.proxy import Proxy, Rule
 from tests.soak import nemesis
 from tests.soak.crew import Crew, Worker
 from tests.soak.grips import ONE, PAIR, QUORUM, WATCHDOG_TIMEOUT
-from tests.soak.nemesis import COMPILER, LIBFAKETIME, Deed, registering
+from tests.soak.nemesis import COMPILER, LIBFAKETIME, TO_COMMANDS, Deed, registering
 from tests.soak.records import DOUBTS, ENDS, FORGETS, NODE_FORGETS, STEPS_BACK, WIRE, now
 from tests.soak.servers import PATIENCE, Servers, Single, start
 from tests.topologies.servers import begin_failover, command, primary_port
@@ -138,153 +139,162 @@ def _stop(scene: Scene, place: int, seconds: float) -> None:
         worker.resume()
 
 
-# --- to one server ------------------------------------------------------------------------------------------------
+# --- to one server, and to nodes of a RedLock -------------------------------------------------------------------------
 
 
-@deed(ONE)
-def crash_with_its_data(scene: Scene, chance: Random) -> None:
-    scene.servers.one.crash(keep_data=True)
+def to_a_server(*effects: str | None, needs: str = "") -> Callable[..., Any]:
+    """The decorator of what is done to a single server: the one that most locks live on, or any node.
+
+    It gets that server. The effects are those for the one and for a node; without the second, it is done to the one
+    alone.
+    """
+
+    def register(do: Callable[[Scene, Random, Single], None]) -> Callable[[Scene, Random, Single], None]:
+        name = do.__name__.replace("_", " ")
+        for effect, place in zip(effects or (None, None), (ONE, QUORUM), strict=False):
+            what = f"{name}, a node" if place == QUORUM else name
+            DEEDS.append(Deed(what, place, partial(_to_single, do, place), effect, needs))
+        return do
+
+    return register
 
 
-@deed(ONE, FORGETS)
-def crash_without_its_data(scene: Scene, chance: Random) -> None:
-    scene.servers.one.crash(keep_data=False)
+def _to_single(do: Callable[[Scene, Random, Single], None], place: str, scene: Scene, chance: Random) -> None:
+    do(scene, chance, scene.servers.one if place == ONE else chance.choice(scene.servers.nodes))
 
 
-@deed(ONE, FORGETS)
-def come_back_with_older_data(scene: Scene, chance: Random) -> None:
-    one = scene.servers.one
-    kept = one.data.with_name("kept")
-    shutil.copytree(one.data, kept)
+@to_a_server()
+def crash_with_its_data(scene: Scene, chance: Random, single: Single) -> None:
+    single.crash(keep_data=True)
+
+
+@to_a_server(FORGETS, NODE_FORGETS)
+def crash_without_its_data(scene: Scene, chance: Random, single: Single) -> None:
+    single.crash(keep_data=False)
+
+
+@to_a_server(FORGETS)
+def come_back_with_older_data(scene: Scene, chance: Random, single: Single) -> None:
+    kept = single.data.with_name("kept")
+    shutil.copytree(single.data, kept)
     scene.last(chance.uniform(0.1, 2))
-    one.server.kill()
-    shutil.rmtree(one.data)
-    kept.rename(one.data)
-    start(one.server)
+    single.server.kill()
+    shutil.rmtree(single.data)
+    kept.rename(single.data)
+    start(single.server)
 
 
-@deed(ONE)
-def be_down_for_a_while(scene: Scene, chance: Random) -> None:
-    scene.be_down(scene.servers.one.server, chance.uniform(0.2, 2.5))
+@to_a_server(None)
+def be_down_for_a_while(scene: Scene, chance: Random, single: Single) -> None:
+    scene.be_down(single.server, chance.uniform(0.2, 2.5))
 
 
-@deed(ONE)
-def hang_for_a_moment(scene: Scene, chance: Random) -> None:
-    scene.hang(scene.servers.one.server, chance.uniform(0.05, 0.8))
+@to_a_server()
+def hang_for_less_than_a_lease(scene: Scene, chance: Random, single: Single) -> None:
+    scene.hang(single.server, chance.uniform(0.02, 2))
 
 
-@deed(ONE)
-def hang_for_longer_than_a_lease(scene: Scene, chance: Random) -> None:
-    scene.hang(scene.servers.one.server, chance.uniform(1.1, 1.6) * WATCHDOG_TIMEOUT)
+@to_a_server(None)
+def hang_for_longer_than_a_lease(scene: Scene, chance: Random, single: Single) -> None:
+    scene.hang(single.server, chance.uniform(1.1, 1.6) * WATCHDOG_TIMEOUT)
 
 
-@deed(ONE, FORGETS)
-def hang_and_crash_without_its_data(scene: Scene, chance: Random) -> None:
-    one = scene.servers.one
-    one.server.pause()
+@to_a_server(FORGETS)
+def hang_and_crash_without_its_data(scene: Scene, chance: Random, single: Single) -> None:
+    single.server.pause()
     scene.last(chance.uniform(0.1, 2))
-    one.crash(keep_data=False)
+    single.crash(keep_data=False)
 
 
-@deed(ONE, FORGETS)
-def lose_all_keys(scene: Scene, chance: Random) -> None:
-    _command(scene.servers.one, "FLUSHALL")
-
-
-@deed(ONE, FORGETS)
-def lose_some_keys(scene: Scene, chance: Random) -> None:
-    with scene.servers.one.client() as client:
+@to_a_server(FORGETS)
+def lose_some_keys(scene: Scene, chance: Random, single: Single) -> None:
+    with single.client() as client:
         for key in sorted(client.scan_iter("rlock:*")):
             # Without its number alone, a semaphore would have too many permits for good.
             if key != "rlock:permits" and chance.random() < 0.3:
                 client.delete(key)
 
 
-@deed(ONE)
-def forget_all_scripts(scene: Scene, chance: Random) -> None:
-    _command(scene.servers.one, "SCRIPT FLUSH")
+@to_a_server(FORGETS, FORGETS)
+def lose_all_keys(scene: Scene, chance: Random, single: Single) -> None:
+    _command(single, "FLUSHALL")
 
 
-@deed(ONE)
-def close_connections(scene: Scene, chance: Random) -> None:
-    _close_connections(scene.servers.one, "normal")
+@to_a_server(None)
+def forget_all_scripts(scene: Scene, chance: Random, single: Single) -> None:
+    _command(single, "SCRIPT FLUSH")
 
 
-@deed(ONE)
-def close_connections_of_listeners(scene: Scene, chance: Random) -> None:
-    _close_connections(scene.servers.one, "pubsub")
+@to_a_server(None)
+def close_connections(scene: Scene, chance: Random, single: Single) -> None:
+    _close_connections(single, "normal")
 
 
-@deed(ONE)
-def pause_all_clients(scene: Scene, chance: Random) -> None:
-    _command(scene.servers.one, "CLIENT PAUSE", chance.randrange(50, 1500), "ALL")
+@to_a_server(None)
+def close_connections_of_listeners(scene: Scene, chance: Random, single: Single) -> None:
+    _close_connections(single, "pubsub")
 
 
-@deed(ONE)
-def pause_clients_that_write(scene: Scene, chance: Random) -> None:
-    _command(scene.servers.one, "CLIENT PAUSE", chance.randrange(50, 1500), "WRITE")
+@to_a_server(None)
+def pause_clients(scene: Scene, chance: Random, single: Single) -> None:
+    _command(single, "CLIENT PAUSE", chance.randrange(50, 1500), chance.choice(("ALL", "WRITE")))
 
 
-@deed(ONE)
-def be_out_of_memory(scene: Scene, chance: Random) -> None:
-    with _configured(scene.servers.one, "maxmemory", 1, 0):
+@to_a_server()
+def be_out_of_memory(scene: Scene, chance: Random, single: Single) -> None:
+    with _configured(single, "maxmemory", 1, 0):
         scene.last(chance.uniform(0.1, 1.5))
 
 
-@deed(ONE)
-def take_no_new_connections(scene: Scene, chance: Random) -> None:
-    with _configured(scene.servers.one, "maxclients", 1, 10000) as client:
+@to_a_server(None)
+def take_no_new_connections(scene: Scene, chance: Random, single: Single) -> None:
+    with _configured(single, "maxclients", 1, 10000) as client:
         client.client_kill_filter(_type="normal", skipme=True)
         scene.last(chance.uniform(0.1, 1))
 
 
-@deed(ONE)
-def want_replicas(scene: Scene, chance: Random) -> None:
-    with _configured(scene.servers.one, "min-replicas-to-write", 1, 0):
+@to_a_server(None)
+def want_replicas(scene: Scene, chance: Random, single: Single) -> None:
+    with _configured(single, "min-replicas-to-write", 1, 0):
         scene.last(chance.uniform(0.1, 1.5))
 
 
-@deed(ONE)
-def be_a_replica_for_a_while(scene: Scene, chance: Random) -> None:
-    with scene.servers.one.client() as client:
-        client.execute_command("REPLICAOF", "127.0.0.1", 1)
-        try:
-            scene.last(chance.uniform(0.1, 1.5))
-        finally:
-            client.execute_command("REPLICAOF", "NO", "ONE")
+@to_a_server(None)
+def be_a_replica_for_a_while(scene: Scene, chance: Random, single: Single) -> None:
+    _command(single, "REPLICAOF", "127.0.0.1", 1)
+    try:
+        scene.last(chance.uniform(0.1, 1.5))
+    finally:
+        _command(single, "REPLICAOF", "NO", "ONE")
 
 
-@deed(ONE)
-def be_busy_with_a_script(scene: Scene, chance: Random) -> None:
-    with _configured(scene.servers.one, "busy-reply-threshold", 20, 5000) as client:
+@to_a_server(None)
+def be_busy_with_a_script(scene: Scene, chance: Random, single: Single) -> None:
+    with _configured(single, "busy-reply-threshold", 20, 5000) as client:
         client.eval(_BUSY, 0, chance.randrange(50_000_000))
 
 
-@deed(ONE)
-def refuse_messages(scene: Scene, chance: Random) -> None:
-    _command(scene.servers.one, "ACL SETUSER", "default", "resetchannels")
+@to_a_server(None)
+def refuse_messages(scene: Scene, chance: Random, single: Single) -> None:
+    _command(single, "ACL SETUSER", "default", "resetchannels")
     try:
         scene.last(chance.uniform(0.1, 2))
     finally:
-        _command(scene.servers.one, "ACL SETUSER", "default", "allchannels")
+        _command(single, "ACL SETUSER", "default", "allchannels")
 
 
-@deed(ONE, FORGETS, needs=LIBFAKETIME)
-def set_the_clock_forward(scene: Scene, chance: Random) -> None:
-    _step(scene.servers.one, chance.uniform(0.1, 2) * WATCHDOG_TIMEOUT)
+@to_a_server(FORGETS, FORGETS, needs=LIBFAKETIME)
+def set_the_clock_forward(scene: Scene, chance: Random, single: Single) -> None:
+    _step(single, chance.uniform(0.1, 2) * WATCHDOG_TIMEOUT)
 
 
-@deed(ONE, STEPS_BACK, needs=LIBFAKETIME)
-def set_the_clock_back(scene: Scene, chance: Random) -> None:
-    _step(scene.servers.one, -chance.uniform(0.1, 1) * WATCHDOG_TIMEOUT)
+@to_a_server(STEPS_BACK, STEPS_BACK, needs=LIBFAKETIME)
+def set_the_clock_back(scene: Scene, chance: Random, single: Single) -> None:
+    _step(single, -chance.uniform(0.1, 1) * WATCHDOG_TIMEOUT)
 
 
-@deed(ONE, FORGETS, needs=LIBFAKETIME)
-def set_the_clock_by_an_hour_for_a_while(scene: Scene, chance: Random) -> None:
-    _step_by_an_hour(scene, chance, scene.servers.one)
-
-
-def _step_by_an_hour(scene: Scene, chance: Random, single: Single) -> None:
+@to_a_server(FORGETS, FORGETS, needs=LIBFAKETIME)
+def set_the_clock_by_an_hour_for_a_while(scene: Scene, chance: Random, single: Single) -> None:
     """There and back. What a clock that was fast has left for an hour, an operator removes."""
     began, step = now(), chance.choice((HOUR, -HOUR))
     _step(single, step)
@@ -329,36 +339,6 @@ def _step(single: Single, seconds: float) -> None:
 
 
 @deed(WIRE)
-def close_before_commands(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.cut_before)
-
-
-@deed(WIRE)
-def lose_replies(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.lose_reply)
-
-
-@deed(WIRE)
-def never_reply(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.swallow_reply)
-
-
-@deed(WIRE)
-def delay_commands(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.hold)
-
-
-@deed(WIRE)
-def delay_replies(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.hold_reply)
-
-
-@deed(WIRE)
-def obey_late_what_was_sent_again(scene: Scene, chance: Random) -> None:
-    _meet(scene, chance, Proxy.copy_late)
-
-
-@deed(WIRE)
 def obey_anything_late(scene: Scene, chance: Random) -> None:
     """Also two commands of a pipeline, a subscription, a report."""
     proxy, _ = _proxy(scene, chance)
@@ -382,6 +362,10 @@ def _proxy(scene: Scene, chance: Random) -> tuple[Proxy, list[Script]]:
     before_one = scene.servers.one.proxy
     assert before_one is not None
     return (chance.choice(proxies), _OF_NODES) if chance.random() < 0.3 else (before_one, _OF_ONE)
+
+
+TO_SCRIPTS = TO_COMMANDS | {"never reply": Proxy.swallow_reply, "obey late what was sent again": Proxy.copy_late}
+DEEDS += [Deed(name, WIRE, partial(_meet, meet=meet)) for name, meet in TO_SCRIPTS.items()]
 
 
 # --- to the pair with its sentinel ----------------------------------------------------------------------------------
@@ -446,21 +430,7 @@ def _until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-# --- to nodes of a RedLock ------------------------------------------------------------------------------------------
-
-
-def _node(scene: Scene, chance: Random) -> Single:
-    return chance.choice(scene.servers.nodes)
-
-
-@deed(QUORUM, NODE_FORGETS)
-def crash_a_node_without_its_data(scene: Scene, chance: Random) -> None:
-    _node(scene, chance).crash(keep_data=False)
-
-
-@deed(QUORUM)
-def crash_a_node_with_its_data(scene: Scene, chance: Random) -> None:
-    _node(scene, chance).crash(keep_data=True)
+# --- to several nodes of a RedLock ----------------------------------------------------------------------------------
 
 
 @deed(QUORUM, NODE_FORGETS)
@@ -495,14 +465,9 @@ def be_without_a_majority(scene: Scene, chance: Random) -> None:
 
 
 @deed(QUORUM)
-def hang_a_node(scene: Scene, chance: Random) -> None:
-    scene.hang(_node(scene, chance).server, chance.uniform(0.02, 2))
-
-
-@deed(QUORUM)
 def let_nodes_stutter(scene: Scene, chance: Random) -> None:
     for _ in range(10):
-        scene.hang(_node(scene, chance).server, chance.uniform(0.01, 0.15))
+        scene.hang(chance.choice(scene.servers.nodes).server, chance.uniform(0.01, 0.15))
 
 
 @deed(QUORUM)
@@ -512,32 +477,6 @@ def close_connections_of_nodes(scene: Scene, chance: Random) -> None:
 
 
 @deed(QUORUM)
-def have_a_node_out_of_memory(scene: Scene, chance: Random) -> None:
-    with _configured(_node(scene, chance), "maxmemory", 1, 0):
-        scene.last(chance.uniform(0.1, 2))
-
-
-@deed(QUORUM)
 def have_nodes_forget_all_scripts(scene: Scene, chance: Random) -> None:
     for node in scene.servers.nodes:
         _command(node, "SCRIPT FLUSH")
-
-
-@deed(QUORUM, FORGETS)
-def lose_all_keys_of_a_node(scene: Scene, chance: Random) -> None:
-    _command(_node(scene, chance), "FLUSHALL")
-
-
-@deed(QUORUM, FORGETS, needs=LIBFAKETIME)
-def set_the_clock_of_a_node_forward(scene: Scene, chance: Random) -> None:
-    _step(_node(scene, chance), chance.uniform(0.1, 2) * WATCHDOG_TIMEOUT)
-
-
-@deed(QUORUM, STEPS_BACK, needs=LIBFAKETIME)
-def set_the_clock_of_a_node_back(scene: Scene, chance: Random) -> None:
-    _step(_node(scene, chance), -chance.uniform(0.1, 1) * WATCHDOG_TIMEOUT)
-
-
-@deed(QUORUM, FORGETS, needs=LIBFAKETIME)
-def set_the_clock_of_a_node_by_an_hour_for_a_while(scene: Scene, chance: Random) -> None:
-    _step_by_an_hour(scene, chance, _node(scene, chance))

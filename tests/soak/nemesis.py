@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import redis
 
 from example_project.embedded import EmbeddedServer, ServerError
+from tests.proxy import Proxy, Rule
 from tests.soak.records import Log, now
 from tests.soak.servers import start
 
@@ -30,8 +31,17 @@ class Deed(NamedTuple):
     name: str
     place: str
     do: Callable[..., Any]
-    effect: str | None
-    needs: str
+    effect: str | None = None
+    needs: str = ""
+
+
+TO_COMMANDS: dict[str, Callable[..., Rule]] = {
+    "close before commands": Proxy.cut_before,
+    "lose replies": Proxy.lose_reply,
+    "delay commands": Proxy.hold,
+    "delay replies": Proxy.hold_reply,
+}
+"""What a proxy does to a command or its reply."""
 
 
 def registering(deeds: list[Deed]) -> Callable[..., Any]:
