@@ -336,6 +336,7 @@ async def test_permits_in_all(binding, redis_client):
     async def numbers():
         return [await binding.call(licences, f"{which}_permits") for which in ("available", "acquired", "total")]
 
+    assert await numbers() == [0, 0, 0]
     assert await binding.call(licences, "try_set_permits", 10) is True
     assert await binding.call(licences, "try_set_permits", 15) is False
     permit = await binding.call(licences, "acquire", 3, lease_time=60)

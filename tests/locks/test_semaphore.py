@@ -30,6 +30,7 @@ def printers(redis_client):
 
 async def test_permits_are_taken_and_given_back(binding, printers):
     assert await binding.call(printers, "available_permits") == 0
+    assert await binding.call(printers, "drain_permits") == 0
     assert await binding.call(printers, "acquire", blocking=False) is False
     assert await binding.call(printers, "try_set_permits", 3) is True
     assert await binding.call(printers, "try_set_permits", 9) is False
@@ -41,6 +42,7 @@ async def test_permits_are_taken_and_given_back(binding, printers):
     assert await binding.call(printers, "drain_permits") == 2
     await binding.call(printers, "add_permits", -5)
     assert await binding.call(printers, "available_permits") == -5
+    assert await binding.call(printers, "acquire", blocking=False) is False
     assert await binding.call(printers, "release_if_exists", 6) is True
     assert await binding.call(printers, "available_permits") == 1
     assert await binding.call(printers, "delete") is True

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from redis import Redis
 
 from tests.eventually import PATIENCE
 from tests.processes import ClientProcess
@@ -21,7 +20,7 @@ asks_the_server = pytest.mark.skipif(
     reason="the server of django_rlock.testing counts no commands, and lists channels that nobody hears any more",
 )
 
-_WORK = """exec('''
+WORK = """exec('''
 from django_redis import get_redis_connection
 from django_rlock import *
 
@@ -51,13 +50,7 @@ def in_processes(clients: Callable[..., list[ClientProcess]], calls: Iterable[st
     """Have each of four processes evaluate the calls at the same time, which may be of ``count`` and ``look``."""
     running = []
     for client in clients(PROCESSES):
-        client.do(_WORK)
+        client.do(WORK)
         running += [client.begin(call, f"thread {number}") for number, call in enumerate(calls)]
     for each in running:
         each.result(PATIENCE)
-
-
-def scripts_run(redis_client: Redis) -> int:
-    """How many scripts the server has run: a waiter that tries in vain adds one."""
-    calls: int = redis_client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
-    return calls

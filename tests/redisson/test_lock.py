@@ -13,20 +13,9 @@ from django_rlock import LockLostError, LockNotOwnedError, RLock
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.bindings import elsewhere
-from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
-from tests.redisson.crowds import LOOPS, asks_the_server
+from tests.eventually import UNTIL_SERVED, eventually
+from tests.redisson.crowds import LOOPS, PROCESSES, WORK, all_together, asks_the_server, in_processes
 from tests.redisson.others import held_elsewhere
-
-COUNT = """exec('''
-from django_redis import get_redis_connection
-from django_rlock import *
-def count(lock, loops):
-    counter = get_redis_connection("default")
-    for _ in range(loops):
-        with lock:
-            counter.set("counter", int(counter.get("counter") or 0) + 1)
-''', globals())"""
-"""The first code that processes run: a counter that is read and then written."""
 
 each_kind = pytest.mark.parametrize(
     "made",
@@ -129,40 +118,33 @@ async def test_expire(binding, kind):
 def test_auto_expire(clients, redis_client, made):
     """The watchdog ends with its process, and the lease soon after."""
     (client,) = clients(1, WATCHDOG_TIMEOUT=0.5)
-    client.do(COUNT)
+    client.do(WORK)
     client.do(f"{made}.acquire()")
     client.kill()
     eventually(lambda: not redis_client.keys("rlock:*"))
 
 
-async def test_is_held_by_current_thread_other_thread(binding, kind):
-    lock = kind("lock")
-    async with held_elsewhere(binding, lock):
-        assert not await binding.call(lock, "owned")
-    assert not await binding.call(lock, "owned")
-
-
-async def test_is_held_by_current_thread(binding, kind):
-    lock = kind("lock")
-    assert not await binding.call(lock, "owned")
-    async with binding.inside(lock):
-        assert await binding.call(lock, "owned")
-    assert not await binding.call(lock, "owned")
+async def answers(binding, lock) -> list[bool]:
+    """Whether it is locked, and whether the asking owner holds it."""
+    return [await binding.call(lock, "locked"), await binding.call(lock, "owned")]
 
 
 async def test_is_locked_other_thread(binding, kind):
+    """Ported from testIsHeldByCurrentThreadOtherThread, too."""
     lock = kind("lock")
     async with held_elsewhere(binding, lock):
-        assert await binding.call(lock, "locked")
-    assert not await binding.call(lock, "locked")
+        assert await answers(binding, lock) == [True, False]
+    assert await answers(binding, lock) == [False, False]
 
 
 async def test_is_locked(binding, kind):
-    lock = kind("lock")
-    assert not await binding.call(lock, "locked")
-    async with binding.inside(lock):
-        assert await binding.call(lock, "locked")
-    assert not await binding.call(lock, "locked")
+    """Ported from testIsHeldByCurrentThread and testLockUnlock, too."""
+    for _ in range(2):
+        lock = kind("lock")
+        assert await answers(binding, lock) == [False, False]
+        async with binding.inside(lock):
+            assert await answers(binding, lock) == [True, True]
+        assert await answers(binding, lock) == [False, False]
 
 
 async def test_unlock_fail(binding, kind):
@@ -171,14 +153,6 @@ async def test_unlock_fail(binding, kind):
         with pytest.raises(LockNotOwnedError):
             await binding.release(lock)
         assert await binding.call(lock, "locked")
-
-
-async def test_lock_unlock(binding, kind):
-    for _ in range(2):
-        lock = kind("lock")
-        await binding.acquire(lock)
-        await binding.release(lock)
-        assert not await binding.call(lock, "locked")
 
 
 async def test_reentrancy(binding, kind):
@@ -258,9 +232,7 @@ async def test_concurrency_single_instance(binding, kind):
             await binding.sleep(0)
             counter[0] = seen + 1
 
-    workers = [binding.start(work) for _ in range(15)]
-    for each in workers:
-        await binding.result(each)
+    await all_together(binding, 15, work)
     assert counter == [15]
 
 
@@ -269,10 +241,5 @@ async def test_concurrency_single_instance(binding, kind):
 @pytest.mark.parametrize(("threads", "loops"), [(4, 2 * LOOPS), (25, 1)], ids=["loop", "once"])
 def test_concurrency_multi_instance(clients, redis_client, made, threads, loops):
     """A counter that is read and then written, by threads of four processes."""
-    work = []
-    for client in clients(4):
-        client.do(COUNT)
-        work += [client.begin(f"count({made}, {loops})", f"thread {number}") for number in range(threads)]
-    for each in work:
-        each.result(PATIENCE)
-    assert redis_client.get("counter") == str(4 * threads * loops)
+    in_processes(clients, [f"count({loops}, lambda: {made})"] * threads)
+    assert redis_client.get("counter") == str(PROCESSES * threads * loops)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from django_rlock import RLock, Semaphore
+from tests.redisson.crowds import all_together
 
 loads = pytest.mark.parametrize(("owners", "loops"), [(2, 100), (5, 50), (10, 25), (20, 20)])
 
@@ -23,9 +24,7 @@ async def work_in_turn(binding, redis_client, owners: int, loops: int, acquire) 
             await binding.call(semaphore, "release")
             await binding.call(semaphore, "acquire")
 
-    workers = [binding.start(work) for _ in range(owners)]
-    for each in workers:
-        await binding.result(each)
+    await all_together(binding, owners, work)
     assert not await binding.call(RLock("lock"), "locked")
     assert await binding.call(semaphore, "available_permits") == 1
 

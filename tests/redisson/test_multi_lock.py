@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_rlock import FencedLock, MultiLock, RLock, rlock
+from django_rlock import FencedLock, MultiLock, RLock
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.signals import lock_acquired
 from tests.bindings import elsewhere
@@ -58,21 +58,6 @@ async def test_three_servers(binding, own_server):
         pass
 
 
-async def test_simple_lock(binding, redis_client):
-    async with binding.inside(rlock("a", "b", kind="rlock")):
-        assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["1"], ["1"]]
-    assert redis_client.keys("rlock:*") == []
-
-
-async def test_reentrant_lock(binding, redis_client):
-    lock = rlock("a", "b", kind="rlock")
-    async with binding.inside(lock):
-        async with binding.inside(lock):
-            assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["2"], ["2"]]
-        assert [redis_client.hvals(f"rlock:{name}") for name in "ab"] == [["1"], ["1"]]
-    assert redis_client.keys("rlock:*") == []
-
-
 async def test_renew_expiration(binding, settings):
     """The watchdog renews each member."""
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3.0}}
@@ -81,11 +66,6 @@ async def test_renew_expiration(binding, settings):
         await binding.until(
             lambda: all(hold.deadline > was for hold, was in zip(HOLDS.snapshot(), before, strict=True))
         )
-
-
-async def test_try_lock(binding, three):
-    async with binding.inside(three):
-        assert not await elsewhere(binding, three, "acquire", blocking=False)
 
 
 async def test_try_lock_wait(binding, three):

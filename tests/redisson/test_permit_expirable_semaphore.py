@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from functools import partial
 from typing import Any
 
 import pytest
 
 from django_rlock import PermitExpirableSemaphore, PermitNotHeldError
-from django_rlock.locks.holds import WAITS
 from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
 
 UNKNOWN = "0" * 32
@@ -52,10 +49,6 @@ async def test_update_lease_time(binding, redis_client, semaphore):
     assert await binding.call(semaphore, "acquire", wait_time=20)
 
 
-async def test_not_existent(binding, semaphore):
-    assert await numbers(binding, semaphore) == [0, 0, 0]
-
-
 async def test_available_permits(binding, redis_client, semaphore):
     """Ported from testAvailablePermits, testAcquiredPermits and testGetPermits: what ends comes back."""
     await binding.call(semaphore, "try_set_permits", 2)
@@ -81,75 +74,6 @@ async def test_expiration(binding, redis_client, semaphore):
     assert all(0 < redis_client.ttl(key) <= 120 for key in redis_client.keys("*semaphore*"))
 
 
-async def test_expire(binding, semaphore):
-    """It is never released; the next one gets it when the lease ends, and a late release has no effect."""
-    await binding.call(semaphore, "try_set_permits", 1)
-    began = time.monotonic()
-    late = await binding.call(semaphore, "acquire", lease_time=LEASE)
-    assert await binding.call(semaphore, "acquire")
-    assert 0.45 < time.monotonic() - began < 20
-    assert await binding.call(semaphore, "try_release", late) == 0
-    assert await numbers(binding, semaphore) == [0, 1, 1]
-
-
-async def test_set_permits(binding, semaphore):
-    """Any number in all; if more are taken, the free ones are below zero."""
-    for total in (10, 15, 15, 5):
-        await binding.call(semaphore, "set_permits", total)
-        assert await numbers(binding, semaphore) == [total, 0, total]
-    await binding.call(semaphore, "set_permits", 10)
-    assert await binding.call(semaphore, "acquire", 3, lease_time=20)
-    for total, left in ((5, 2), (3, 0), (2, -1)):
-        await binding.call(semaphore, "set_permits", total)
-        assert await numbers(binding, semaphore) == [left, 3, total]
-
-
-async def test_add_permits(binding, semaphore):
-    await binding.call(semaphore, "try_set_permits", 10)
-    for change, left in ((5, 15), (-10, 5), (-10, -5)):
-        await binding.call(semaphore, "add_permits", change)
-        assert await binding.call(semaphore, "available_permits") == left
-
-
-async def test_blocking_acquire_many(binding, semaphore):
-    """A request for more than are free waits until others are released, by their ids."""
-    await binding.call(semaphore, "try_set_permits", 10)
-    permit = await binding.call(semaphore, "acquire", 6)
-    assert [len(each) for each in permit.ids] == [32] * 6
-    waiter = binding.start(binding.call, semaphore, "acquire", 8)
-    await binding.until(WAITS.snapshot)
-    assert await binding.call(semaphore, "available_permits") == 4
-    await binding.call(semaphore, "release", list(permit.ids))
-    await binding.result(waiter)
-    assert await numbers(binding, semaphore) == [2, 8, 10]
-
-
-async def test_try_acquire(binding, semaphore):
-    """Nothing when there is none; and within the wait, permits that are released meanwhile."""
-    await binding.call(semaphore, "try_set_permits", 1)
-    permit = await binding.call(semaphore, "acquire", blocking=False)
-    assert await binding.call(semaphore, "acquire", blocking=False) is None
-    waiter = binding.start(partial(binding.call, semaphore, "acquire", wait_time=20))
-    await binding.until(WAITS.snapshot)
-    await binding.call(permit, "release")
-    assert await binding.result(waiter)
-    assert await binding.call(semaphore, "available_permits") == 0
-
-
-async def test_try_acquire_many(binding, semaphore):
-    await binding.call(semaphore, "try_set_permits", 10)
-    for permits in (4, 5):
-        permit = await binding.call(semaphore, "acquire", permits, blocking=False)
-        assert len(set(permit.ids)) == permits
-    assert await binding.call(semaphore, "available_permits") == 1
-
-
-async def test_release_without_permits(binding, semaphore):
-    with pytest.raises(PermitNotHeldError):
-        await binding.call(semaphore, "release", UNKNOWN)
-    assert await numbers(binding, semaphore) == [0, 0, 0]
-
-
 async def test_concurrency_single_instance(binding, semaphore):
     await binding.call(semaphore, "try_set_permits", 1)
     counter = [0]
@@ -170,25 +94,6 @@ def test_concurrency_loop_multi_instance(clients, redis_client, semaphore):
     in_processes(clients, [f"count({LOOPS}, PermitExpirableSemaphore('semaphore').permit)"] * 4)
     assert redis_client.get("counter") == str(PROCESSES * 4 * LOOPS)
     assert semaphore.available_permits() == 1
-
-
-@pytest.mark.parametrize("permits", [1, 6])
-async def test_acquire(binding, semaphore, permits):
-    """Ported from testAcquire and testAcquireAsyncMany: free permits are granted at once."""
-    await binding.call(semaphore, "try_set_permits", 10)
-    permit = await binding.call(semaphore, "acquire", permits, lease_time=5)
-    assert len(set(permit.ids)) == permits
-    assert WAITS.snapshot() == []
-    assert await numbers(binding, semaphore) == [10 - permits, permits, 10]
-
-
-async def test_release_many(binding, semaphore):
-    """Ported from testReleaseAsyncMany: released in parts, it counts the released ones."""
-    await binding.call(semaphore, "try_set_permits", 10)
-    permit = await binding.call(semaphore, "acquire", 10)
-    for part, left in ((permit.ids[:4], 4), (permit.ids[4:6], 6)):
-        assert await binding.call(semaphore, "try_release", part) == len(part)
-        assert await binding.call(semaphore, "available_permits") == left
 
 
 async def test_release_many_expired_does_not_throw(binding, redis_client, semaphore):
@@ -230,16 +135,6 @@ async def test_release_many_not_exist_or_expired(binding, redis_client, semaphor
             await binding.call(semaphore, "release", ids)
         assert await numbers(binding, semaphore) == [7, 3, 10]
     await binding.call(semaphore, "release", live)
-
-
-async def test_get_lease_time(binding, semaphore):
-    await binding.call(semaphore, "try_set_permits", 2)
-    with pytest.raises(PermitNotHeldError):
-        await binding.call(semaphore, "lease_time", UNKNOWN)
-    assert await binding.call(semaphore, "lease_time", await binding.call(semaphore, "acquire")) is None
-    assert (
-        15 < await binding.call(semaphore, "lease_time", await binding.call(semaphore, "acquire", lease_time=20)) <= 20
-    )
 
 
 @pytest.mark.parametrize("wanted", [(2, 2), (1, 2)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from django_rlock import CountDownLatch, RLock
+from django_rlock import RLock
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.registry import listener, sync_driver
 from django_rlock.locks.holds import WAITS
@@ -37,22 +37,3 @@ async def test_cancelled_waiters_do_not_retain_queue_nodes(binding):
         lines = {name for name, channel in listener("default").channels.items() if channel.waiters()}
         assert CHANNEL not in lines
         assert WAITS.snapshot() == []
-
-
-async def test_on_zero_message_all_listeners_executed(binding):
-    """The message that a latch is open wakes all who wait for it, not one."""
-    latch = CountDownLatch("latch", wait_time=20)
-    await binding.call(latch, "try_set_count", 1)
-
-    async def wait() -> bool:
-        return await (latch.await_() if binding.name == "async" else _blocking(latch))
-
-    waits = [binding.start(wait) for _ in range(5)]
-    await binding.until(lambda: len(WAITS.snapshot()) == 5)
-    await binding.call(latch, "count_down")
-    for each in waits:
-        assert await binding.result(each) is True
-
-
-async def _blocking(latch: CountDownLatch) -> bool:
-    return latch.wait()

@@ -13,25 +13,11 @@ from django_rlock.locks.holds import HOLDS, WAITS
 from tests.bindings import elsewhere
 from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
 from tests.redisson.others import held_elsewhere, visit
-from tests.redisson.test_lock import (
-    test_is_held_by_current_thread,
-    test_is_held_by_current_thread_other_thread,
-    test_is_locked,
-    test_is_locked_other_thread,
-    test_lock_unlock,
-    test_unlock_fail,
-)
+from tests.redisson.test_lock import test_is_locked, test_is_locked_other_thread, test_unlock_fail
 
 pytestmark = pytest.mark.lengthy
 
-__all__ = [
-    "test_is_held_by_current_thread",
-    "test_is_held_by_current_thread_other_thread",
-    "test_is_locked",
-    "test_is_locked_other_thread",
-    "test_lock_unlock",
-    "test_unlock_fail",
-]
+__all__ = ["test_is_locked", "test_is_locked_other_thread", "test_unlock_fail"]
 
 LONG = 20
 """A lease that does not end while a test runs, in seconds."""
@@ -87,27 +73,6 @@ async def test_read_lock_expiration_renewal(binding, settings):
     await all_together(binding, 10, read_twice)
 
 
-async def test_name(binding, redis_client):
-    """With a hash tag of its own, and with many readers at once."""
-
-    async def read() -> None:
-        for _ in range(10):
-            await visit(binding, ReadLock("{test}:abc:key"))
-
-    await all_together(binding, 10, read)
-    assert not redis_client.keys("*{test}*")
-
-
-async def test_write_lock_expiration(binding):
-    """The shorter lease of a second hold does not let another writer take the lock."""
-    lock = WriteLock("lock")
-    await binding.acquire(lock, lease_time=LONG)
-    await binding.acquire(lock, lease_time=0.1)
-    assert not await elsewhere(binding, lock, "acquire", wait_time=0.3)
-    for _ in range(2):
-        await binding.release(lock)
-
-
 async def test_read_lock_lease_timeout_diff_threads_wrr(binding):
     """Two readers get the lock when the lease of a writer ends that never releases."""
     began = time.monotonic()
@@ -143,58 +108,6 @@ async def test_read_lock_lease_timeout(binding, redis_client):
     await binding.release(write)
 
 
-async def test_wr(binding):
-    """Reading under a write lock, and stopping, leaves it unchanged."""
-    read, write = ReadLock("lock"), WriteLock("lock")
-    async with binding.inside(write):
-        async with binding.inside(read):
-            assert await binding.call(write, "locked")
-        assert await binding.call(write, "locked")
-    assert not await binding.call(write, "locked")
-
-
-async def test_write_read_reentrancy(binding):
-    """Another owner reads and writes when both are released; a reader cannot write, and gets an error."""
-    read, write = ReadLock("lock"), WriteLock("lock")
-    await binding.acquire(write)
-    assert await binding.acquire(read, blocking=False)
-    assert not await elsewhere(binding, read, "acquire", blocking=False)
-    await binding.release(write)
-    with pytest.raises(LockUpgradeError):
-        await binding.acquire(write, blocking=False)
-    assert not await elsewhere(binding, write, "acquire", blocking=False)
-    await binding.release(read)
-    assert await binding.acquire(write, blocking=False)
-    await binding.release(write)
-
-
-async def test_write_lock(binding):
-    """Entered twice; others do not get in on either side, and read when it is free, which keeps writers out."""
-    read, write = ReadLock("lock"), WriteLock("lock")
-    for _ in range(2):
-        assert await binding.acquire(write, blocking=False)
-        assert not await elsewhere(binding, write, "owned")
-        assert not await elsewhere(binding, read, "acquire", blocking=False)
-        assert not await elsewhere(binding, write, "acquire", blocking=False)
-    await binding.release(write)
-    assert not await elsewhere(binding, read, "acquire", blocking=False)
-    await binding.release(write)
-    async with held_elsewhere(binding, read):
-        assert not await binding.acquire(write, blocking=False)
-
-
-async def test_multi_read(binding):
-    """A writer is kept out until both readers have left."""
-    first, second = ReadLock("lock", owner="first"), ReadLock("lock", owner="second")
-    assert not await binding.call(first, "force_release")
-    for reader in (first, second):
-        assert await binding.acquire(reader, blocking=False)
-    for reader in (first, second):
-        assert not await binding.acquire(WriteLock("lock"), blocking=False)
-        await binding.release(reader)
-    await visit(binding, WriteLock("lock", wait_time=0))
-
-
 async def test_expire_read(binding):
     """Another reader need not wait for the end of the lease, and its leaving does no harm."""
     lock = ReadLock("lock", lease_time=LONG)
@@ -202,19 +115,6 @@ async def test_expire_read(binding):
         async with held_elsewhere(binding, ReadLock("lock", wait_time=0)):
             pass
         assert await binding.call(lock, "owned")
-
-
-async def test_reentrancy(binding):
-    """Another name is another lock, and a writer gets it when it is released as often as it was taken."""
-    lock = ReadLock("lock")
-    for _ in range(2):
-        assert await binding.acquire(lock, blocking=False)
-    await visit(binding, WriteLock("other", wait_time=0))
-    await binding.release(lock)
-    assert not await elsewhere(binding, WriteLock("lock"), "acquire", blocking=False)
-    await binding.release(lock)
-    async with held_elsewhere(binding, WriteLock("lock", wait_time=0)):
-        pass
 
 
 async def test_concurrency_single_instance(binding):

@@ -13,6 +13,7 @@ from pytest_django import Settings
 from django_rlock import rlock
 from django_rlock.locks import BaseLock
 from example_project.embedded import EmbeddedServer
+from tests.redisson.crowds import all_together
 
 OPTIONS = {"NODE_TIMEOUT": 1.0, "QUARANTINE": 0}
 """Patient, since all the servers share a busy machine."""
@@ -63,9 +64,7 @@ async def test_lock_lease_time(binding, nodes, times):
             counter[0] = seen + 1
             await binding.release(red_lock())
 
-    workers = [binding.start(work) for _ in range(10)]
-    for each in workers:
-        await binding.result(each)
+    await all_together(binding, 10, work)
     assert counter == [50]
 
 
