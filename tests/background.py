@@ -132,7 +132,7 @@ def no_threads() -> Iterator[None]:
     """A process without background threads: what they would do is the test's business."""
     with (
         mock.patch.object(BackgroundWorker, "_start"),
-        mock.patch.object(background_worker._workers, "value", {}),
+        mock.patch.object(background_worker.WORKERS, "value", background_worker.WORKERS._make()),
     ):
         yield
 

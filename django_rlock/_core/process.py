@@ -24,6 +24,7 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 
 P = ParamSpec("P")
+K = TypeVar("K")
 T = TypeVar("T")
 
 Stage = Literal[
@@ -74,6 +75,27 @@ class Owned(Generic[T]):
         self._renew()
         if self._stop is not None:
             self._stop(former)
+
+
+class _MadeOnUse(dict[K, T]):
+    """A table whose values are made when they are first looked up: threads that do so at once get the same one."""
+
+    def __init__(self, make: Callable[[K], T]) -> None:
+        self._make = make
+
+    def __missing__(self, key: K) -> T:
+        return self.setdefault(key, self._make(key))
+
+
+def owned_table(stage: Stage, make: Callable[[K], T], stop: Callable[[T], object]) -> Owned[dict[K, T]]:
+    """A table of objects, such as one for each alias, which ``make`` makes when they are first looked up, and ``stop``
+    ends when the settings change."""
+
+    def stop_all(table: dict[K, T]) -> None:
+        for each in list(table.values()):
+            stop(each)
+
+    return Owned(stage, lambda: _MadeOnUse(make), stop=stop_all)
 
 
 def on_fork(stage: Stage, hook: Callable[[], object]) -> None:
@@ -143,7 +165,8 @@ def _run(event: str) -> None:
         hook()
 
 
-_pid = os.getpid()
+pid = os.getpid()
+"""The process that the resources belong to."""
 _is_forked = False
 _noticing = threading.Lock()
 
@@ -152,16 +175,16 @@ def notice_fork() -> None:
     """Forget the parent's resources if this process was forked without Python's hooks: rule 11 of docs/architecture.md.
 
     uWSGI forks its workers in C, and runs Python's hooks only if an option says so. All workers would be one owner, and
-    would enter each other's locks. So every call of a lock begins here.
+    would enter each other's locks. So every call of a lock compares its process with ``pid`` first.
     """
-    if os.getpid() != _pid:
+    if os.getpid() != pid:
         threads.run_in_thread(_notice_fork)
 
 
 def _notice_fork() -> None:
     """Runs in a separate thread, because an interrupted caller could leave the mutex locked."""
     with _noticing:
-        if os.getpid() != _pid:
+        if os.getpid() != pid:
             _after_fork()
 
 
@@ -171,10 +194,10 @@ def is_forked() -> bool:
 
 
 def _after_fork() -> None:
-    global _is_forked, _pid  # noqa: PLW0603 - see above
+    global _is_forked, pid  # noqa: PLW0603 - see above
     _is_forked = True
     _run("fork")
-    _pid = os.getpid()  # last, because other threads of the child continue when they see it
+    pid = os.getpid()  # last, because other threads of the child continue when they see it
 
 
 def end(**_: object) -> None:

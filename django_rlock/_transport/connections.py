@@ -27,7 +27,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from django_rlock._core.addresses import database_named, refuse_unusable
-from django_rlock._core.process import Owned, is_test, remembered
+from django_rlock._core.process import Owned, is_test, owned_table, remembered
 from django_rlock._core.text import redacted
 from django_rlock._transport.cluster import ASK_WITHIN, Address, ClusterClient, ClusterFactory, SlotMap
 from django_rlock._transport.connection import ErrorReply
@@ -399,19 +399,9 @@ def _hurry(manager: Any) -> None:
 _Key = tuple[str, Address | None, Purpose]
 
 
-def _close(servers: dict[_Key, Server]) -> None:
-    for each in list(servers.values()):
-        each.close()
-
-
-_servers: Owned[dict[_Key, Server]] = Owned("connections", dict, stop=_close)
-
-
 def server(using: str, node: Address | None = None, purpose: Purpose = "calls") -> Server:
     """This process's connections to an alias's server, or to a node of its cluster. Errors as ``source``."""
-    key = using, node, purpose
-    known = _servers.value.get(key)
-    return known or _servers.value.setdefault(key, _make_server(*key))
+    return _servers.value[using, node, purpose]
 
 
 _when_left: list[Callable[[str, Address | None], object]] = []
@@ -442,7 +432,8 @@ def servers_of(using: str) -> list[Server]:
     return [each for (alias, _, _), each in _servers.value.copy().items() if alias in aliases]
 
 
-def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
+def _make_server(key: _Key) -> Server:
+    using, node, purpose = key
     reached = source(using, node)
     _start_store(using, reached.pool)
     longest = _longest(using, purpose)
@@ -450,6 +441,9 @@ def _make_server(using: str, node: Address | None, purpose: Purpose) -> Server:
         reached = reached.within(longest)
     places = get_settings(using).max_connections if purpose == "calls" else None
     return Server(reached.connect, reached.reply_limit, places, partial(_leave, using, node))
+
+
+_servers = owned_table("connections", _make_server, Server.close)
 
 
 def _longest(using: str, purpose: Purpose) -> float | None:

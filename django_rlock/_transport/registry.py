@@ -13,7 +13,7 @@ from redis.exceptions import MovedError, RedisError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._core.process import Owned, remembered
+from django_rlock._core.process import owned_table, remembered
 from django_rlock._transport.async_pool import TASKS
 from django_rlock._transport.calls import UNLIMITED, Argument, pack_command, run_sync
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
@@ -234,18 +234,9 @@ def _quorum(using: str) -> Quorum:
 # --- listening --------------------------------------------------------------------------------------------------------
 
 
-def _stop_all(listeners: dict[str, Listener]) -> None:
-    for each in list(listeners.values()):
-        each.stop()
-
-
-_listeners: Owned[dict[str, Listener]] = Owned("listening", dict, stop=_stop_all)
-
-
 def listener(using: str) -> Listener:
     """This process's listener for an alias, made on first use."""
-    known = _listeners.value.get(using)
-    return known or _listeners.value.setdefault(using, _make_listener(using))
+    return _listeners.value[using]
 
 
 def _leave(using: str, node: Address | None) -> None:
@@ -268,6 +259,9 @@ def _make_listener(using: str) -> Listener:
     if is_cluster(using):
         return ClusterListener(slot_map(using), lambda address: _listening_connection(using, address), limit)
     return Listener(lambda known, _: Subscriber(known, lambda: _listening_connection(using), limit))
+
+
+_listeners = owned_table("listening", _make_listener, Listener.stop)
 
 
 def _listening_connection(using: str, address: Address | None = None) -> Connection:

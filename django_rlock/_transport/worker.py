@@ -17,7 +17,7 @@ from redis.exceptions import ClusterCrossSlotError
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._core.process import Owned, on_exit
+from django_rlock._core.process import on_exit, owned_table
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.connections import servers_of
 from django_rlock._transport.registry import background_driver
@@ -217,23 +217,18 @@ class BackgroundWorker:
         log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))
 
 
-def _stop_all(workers: dict[str, BackgroundWorker]) -> None:
-    for each in list(workers.values()):
-        each.stop()
-
-
-_workers: Owned[dict[str, BackgroundWorker]] = Owned("keeping", dict, stop=_stop_all)
+WORKERS = owned_table("keeping", BackgroundWorker, BackgroundWorker.stop)
+"""The background threads of this process, by alias."""
 
 
 def worker(using: str) -> BackgroundWorker:
     """The background thread of an alias, made on first use."""
-    known = _workers.value.get(using)
-    return known or _workers.value.setdefault(using, BackgroundWorker(using))
+    return WORKERS.value[using]
 
 
 def workers() -> list[BackgroundWorker]:
     """All background threads of this process."""
-    return list(_workers.value.values())
+    return list(WORKERS.value.values())
 
 
 def _leave_all(within: float) -> None:

@@ -151,7 +151,7 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
 
     its, reporter, calls = BackgroundWorker("default"), Reporter(), Callbacks()
     its._began = reporter._began = calls._runs = True
-    monkeypatch.setattr(worker._workers, "value", {"default": its})
+    monkeypatch.setattr(worker.WORKERS, "value", {"default": its})
     monkeypatch.setattr(reports._reporter, "value", reporter)
     monkeypatch.setattr(callbacks._callbacks, "value", calls)
     monkeypatch.setattr(threads, "AutoResetEvent", AutoResetEvent)

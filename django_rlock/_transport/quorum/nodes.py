@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._core.process import Owned
+from django_rlock._core.process import owned_table
 from django_rlock._core.text import reason_of, redacted
 from django_rlock._transport.calls import REMEMBERED, is_down, next_nonce, pack, pack_command
 from django_rlock._transport.connection import Connection, ErrorReply
@@ -170,15 +170,9 @@ def _obey(connection: Connection, call: QuorumCall, limit: float) -> None:
     raise RedisError(str(reply))
 
 
-def _close_all(known: dict[str, NodeSet]) -> None:
-    for each in list(known.values()):
-        each.close()
-
-
-_node_sets: Owned[dict[str, NodeSet]] = Owned("connections", dict, stop=_close_all)
+_node_sets = owned_table("connections", NodeSet, NodeSet.close)
 
 
 def node_set(using: str) -> NodeSet:
     """The nodes of an alias, made on first use."""
-    known = _node_sets.value.get(using)
-    return known or _node_sets.value.setdefault(using, NodeSet(using))
+    return _node_sets.value[using]
