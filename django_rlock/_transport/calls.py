@@ -263,8 +263,8 @@ class Retrying:
         self._sleep = sleep
         self._refused = refused
 
-    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
-        """See ``driver.Driver``."""
+    async def run(self, call: ScriptCall, until: float | None = None, _undo: object = None) -> list[Any]:
+        """See ``driver.Driver``; it is ``take`` as well, where no replica must confirm and nothing is undone."""
         nonce = next_nonce()
         call.sent_at = now = monotonic()
         limit = math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE

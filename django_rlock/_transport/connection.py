@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -45,6 +45,9 @@ _DEEPEST = 9
 """How deep lists may be nested in a reply."""
 _LENGTH = re.compile(rb"-?\d{1,18}")
 
+MALFORMED = MemoryError, SystemError, TypeError
+"""What hiredis raises for lists of billions (PyPy raises SystemError), and for keys of RESP3's maps without a hash."""
+
 
 class ErrorReply(Exception):  # noqa: N818 - a reply, which is never raised
     """A server's error reply, with its text.
@@ -53,7 +56,15 @@ class ErrorReply(Exception):  # noqa: N818 - a reply, which is never raised
     """
 
 
+Unchecked = tuple[Callable[[bytes], object], Callable[[], Any]]
+
+
 class Reader(Protocol):
+    @property
+    def unchecked(self) -> Unchecked:
+        """``feed`` for the first piece of a reply, whose bytes need not be counted, and ``gets`` for code that handles
+        MALFORMED."""
+
     def feed(self, data: bytes) -> None:
         """Add bytes that have arrived. Raises InvalidResponse if a reply is too long."""
 
@@ -73,6 +84,10 @@ class HiredisReader:
         self._feed, self._gets = reader.feed, reader.gets
         self._held = 0
 
+    @property
+    def unchecked(self) -> Unchecked:
+        return self._feed, self._gets
+
     def feed(self, data: bytes) -> None:
         self._held += len(data)
         if self._held > LONGEST_REPLY:
@@ -82,9 +97,8 @@ class HiredisReader:
     def gets(self) -> Any:
         try:
             reply = self._gets()
-        # Lists of billions (PyPy raises SystemError); keys of RESP3's maps that have no hash.
-        except (MemoryError, SystemError, TypeError) as error:
-            raise InvalidResponse(f"Protocol Error: {type(error).__name__}") from error
+        except MALFORMED as error:
+            raise _malformed(error) from error
         if reply is not INCOMPLETE:
             self._held = 0
         return reply
@@ -95,6 +109,10 @@ class PythonReader:
 
     def __init__(self) -> None:
         self._buffer = b""
+
+    @property
+    def unchecked(self) -> Unchecked:
+        return self.feed, self.gets
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -145,6 +163,10 @@ class PythonReader:
             value, at = self._parse(at, depth + 1)
             values.append(value)
         return values, at
+
+
+def _malformed(error: BaseException) -> InvalidResponse:
+    return InvalidResponse(f"Protocol Error: {type(error).__name__}")
 
 
 def _too_long() -> InvalidResponse:
@@ -221,6 +243,8 @@ class Connection:
 
     __slots__ = (
         "__weakref__",
+        "_feed",
+        "_gets",
         "_guard",
         "_is_swift",
         "_pid",
@@ -240,6 +264,7 @@ class Connection:
         self._guard = guard(self, partial(_close, sock, self._pid))
         self._reader = make_reader()
         self.next_reply = self._reader.gets
+        self._feed, self._gets = self._reader.unchecked
         self.used_at = monotonic()
         self.is_doubted = False
         self.block()
@@ -275,14 +300,16 @@ class Connection:
         try:
             sock.sendall(packed)
             data = sock.recv(_READ_FIRST)
+            if not data:
+                raise _closed()
+            self._feed(data)
+            reply = self._gets()
         except BlockingIOError:
             return self._read_until(self.used_at + limit)
         except OSError as error:
             raise _broken(error) from error
-        if not data:
-            raise _closed()
-        self._reader.feed(data)
-        reply = self.next_reply()
+        except MALFORMED as error:
+            raise _malformed(error) from error
         return self._read_until(self.used_at + limit) if reply is INCOMPLETE else reply
 
     def ask_all(self, packed: bytes, replies: int, limit: float) -> list[Any]:

@@ -43,14 +43,14 @@ same cycle of garbage; so it calls none of them as the interpreter ends."""
 _numbers = count()
 
 
-def guard(each: object, act: Callable[[], object], number: int | None = None) -> int:
+def guard(each: object, act: Callable[[], object]) -> int:
     """Call ``act`` when an object is dropped, unless its guard is disarmed before; returns the guard's number.
 
     ``act`` must not refer to the object. It is called again if a signal interrupts it.
     """
-    own = next(_numbers) if number is None else number
-    _guards[own] = ref(each, partial(_when_dropped, act, own))
-    return own
+    number = next(_numbers)
+    _guards[number] = ref(each, partial(_when_dropped, act, number))
+    return number
 
 
 def disarm(number: int) -> None:
@@ -97,7 +97,7 @@ def guarded(exit_block: Callable[..., object], block: object, act: Callable[[], 
     """
     number = next(_numbers)
     made = partial(_leave, number, exit_block, block)
-    guard(made, act, number)
+    _guards[number] = ref(made, partial(_when_dropped, act, number))
     return made
 
 
@@ -108,7 +108,7 @@ def _leave(number: int, exit_block: Callable[..., object], block: object, *args:
     except RLockError:
         disarm(number)
         raise
-    disarm(number)
+    _guards.pop(number, None)  # as disarm()
     return outcome
 
 

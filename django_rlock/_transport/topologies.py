@@ -143,10 +143,7 @@ class OneServer:
         self._division = division
         self.place = division.place
         self.run = Retrying(using, node.exchange, binding.sleep, division.learn).run
-        self._take = take
-
-    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
-        return self.run(call, until) if self._take is None else self._take(self.run, call, until, undo)
+        self.take = self.run if take is None else partial(take, self.run)
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         groups = [list(group) for _, group in itertools.groupby(calls, self._may_join)]
@@ -289,14 +286,14 @@ class Cluster:
         self._slots = slots
         self._make_node = make_node
         self._nodes: dict[Address, Node] = {}
-        self._take = take
         self._to_all = to_all
+        self.take = self.run if take is None else partial(take, self.run)
         self._retrying = Retrying(using, self._exchange, binding.sleep)
 
     def place(self, key: str) -> object:
         return slot_of(key)
 
-    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+    async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
         key = call.keys[0]
         if slot_of(tagged("", key)) != slot_of(key):
             # Calls with a single key would succeed: the lock could be acquired, but then never released.
@@ -308,9 +305,6 @@ class Cluster:
             ) from ClusterCrossSlotError("the keys of a lock must be in one slot")
         call.prepared = call.prepared.sharded(self._to_all)
         return await self._retrying.run(call, until)
-
-    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
-        return self.run(call, until) if self._take is None else self._take(self.run, call, until, undo)
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         by_node = self._by_node(calls)

@@ -17,12 +17,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 from django.core.exceptions import SynchronousOnlyOperation
 
+from django_rlock._core import process
 from django_rlock._core.callbacks import log
-from django_rlock._core.process import notice_fork, on_fork
 from django_rlock._transport.bridges import Job, is_blocked_on_caller, running_job, whereabouts
 from django_rlock._transport.calls import run_flow
 from django_rlock._transport.driver import Driver
-from django_rlock._transport.identity import Owner, current_owner, must_not_block, running_loop, thread_owner
+from django_rlock._transport.identity import Owner, current_owner, may_block_loops, running_loop, thread_owner
 from django_rlock._transport.interruptions import Method, guarded
 from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
@@ -366,7 +366,7 @@ class Turns:
 
 
 TURNS = Turns()
-on_fork("holds", TURNS.forget)
+process.on_fork("holds", TURNS.forget)
 
 
 def in_turn(
@@ -413,9 +413,10 @@ def in_turn(
 def blocking_driver(of: Named) -> Driver:
     """The blocking driver. Raises ImproperlyConfigured for a wrong alias; SynchronousOnlyOperation in an event loop,
     unless DJANGO_ALLOW_ASYNC_UNSAFE is set."""
-    notice_fork()
+    if os.getpid() != process.pid:
+        process.notice_fork()
     driver = sync_driver(of.using)
-    if must_not_block():
+    if running_loop() is not None and not may_block_loops():
         raise SynchronousOnlyOperation(
             "A blocking method was called inside an event loop, which it would block. "
             "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "
@@ -426,7 +427,8 @@ def blocking_driver(of: Named) -> Driver:
 
 def awaited_driver(of: Named) -> Driver:
     """The async driver. Raises ImproperlyConfigured for a wrong alias, RuntimeError outside asyncio."""
-    notice_fork()
+    if os.getpid() != process.pid:
+        process.notice_fork()
     if running_loop() is None:
         raise RuntimeError(
             "The async methods need a running asyncio event loop, and there is none here. Other loops, such as trio's, "

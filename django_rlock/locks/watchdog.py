@@ -20,7 +20,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.text import printable
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver
-from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker
+from django_rlock._transport.worker import WORKERS, BackgroundWorker, add_job, clean_up, worker
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.heartbeats import heartbeat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
@@ -169,9 +169,10 @@ class Renewals:
 
 def watch(hold: Hold) -> None:
     """Let the watchdog renew a hold, or notice its end: it was just taken, or its lease has changed."""
-    its = worker(hold.lock.using)
+    its = WORKERS.value[hold.lock.using]
     its.jobs[Renewals].inbox.append(hold.key)
-    its.wake_by(hold.renew_at() if hold.renewed else hold.deadline)
+    if (hold.renew_at() if hold.renewed else hold.deadline) < its.wakes_at:  # as wake_by(), without a call
+        its.wake()
     if hold.confirmed_at() > its.late_at:
         its.check(hold.confirmed_at(), hold.runs_for if hold.is_unconfirmed else None)
 
