@@ -27,7 +27,7 @@ from django_rlock._tasks.deliveries import (
 )
 from django_rlock._tasks.holders import overlapping_runs
 from django_rlock._tasks.options import TaskOptions, refuse_of_call, refuse_unknown
-from django_rlock._tasks.reservations import Place, send_once, sent
+from django_rlock._tasks.reservations import Reservation, send_once, sent
 from django_rlock._tasks.runs import locks_held
 from django_rlock._tasks.skipped import Skipped
 from django_rlock._tasks.task import AbstractTask, P, R_co
@@ -87,9 +87,9 @@ class LockedTask(AbstractTask[P, R_co]):
     ``on_queued="earlier"`` replaces it by a message that starts earlier, ``on_queued="replace"`` by any message. With
     ``"replace"``, a message that is sent during a run runs after that run, as with ``"again"``.
 
-    A message that does not start keeps its place for ``lock_queue_time`` seconds after its countdown or eta. Parts of a
-    chord, group or chain, and messages with a ``link``, are always sent, because others wait for them. If a place in
-    the queue is lost or expires, a second message may be sent, but each run still takes the lock.
+    A message that does not start keeps its reservation for ``lock_queue_time`` seconds after its countdown or eta.
+    Parts of a chord, group or chain, and messages with a ``link``, are always sent, because others wait for them. If a
+    reservation in the queue is lost or expires, a second message may be sent, but each run still takes the lock.
 
     Work that may have begun is never skipped: a redelivered message, or a message sent by the task's own ``retry()``,
     is sent again without limit until it can run. A task runs at least once. A task that succeeds does not run again
@@ -129,7 +129,7 @@ class LockedTask(AbstractTask[P, R_co]):
     lock_queue_time: Duration = 3600
     on_queued: str = "return"
 
-    Request = "django_rlock._tasks.requests:PlacedRequest"
+    Request = "django_rlock._tasks.requests:LockedTaskRequest"
     Strategy = "django_rlock._tasks.requests:strategy"
 
     _rlock: TaskOptions
@@ -174,7 +174,7 @@ class LockedTask(AbstractTask[P, R_co]):
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Return the holders and waiters of the lock of a run with these arguments, and in ``queued`` the messages that
-        have its place in the queue; None if the lock is free and no message is queued.
+        have its reservation; None if the lock is free and no message is queued.
 
         Arguments that the key ignores may be left out. With ``lock_scope="until_start"`` each run has a lock of its
         own, so the holders of all runs that have lasted for half a second are returned. Raises LockUnavailableError if
@@ -187,11 +187,11 @@ class LockedTask(AbstractTask[P, R_co]):
         """Free the lock of a run with these arguments, regardless of its holder; returns whether it was held.
 
         The run that held the lock continues until it notices, so two runs may overlap. With
-        ``lock_scope="until_start"``, only the place of the waiting message is freed. Arguments and errors are as for
-        ``lock_info()``.
+        ``lock_scope="until_start"``, only the reservation of the waiting message is freed. Arguments and errors are as
+        for ``lock_info()``.
         """
         lock = self._lock_of(args, kwargs)
-        freed = self._rlock.scope != "run" and Place(self, lock.name, "", "").free()
+        freed = self._rlock.scope != "run" and Reservation(self, lock.name, "", "").free()
         return lock.force_release(reason=f"release_lock() of task {self.name}") or freed
 
     def _lock_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseLock:

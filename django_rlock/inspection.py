@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core import threads
 from django_rlock._monitoring.building import Builder
-from django_rlock._monitoring.queued import free_places, queued_messages, with_queued
+from django_rlock._monitoring.queued import free_reservations, queued_messages, with_queued
 from django_rlock._monitoring.reading import State, asking, listed_aliases
 from django_rlock._monitoring.survey import Problem, Survey, edges, mark, own_report
 from django_rlock.exceptions import LockUnavailableError
@@ -52,7 +52,7 @@ __all__ = [
     "find_locks",
     "find_named",
     "force_release",
-    "free_places",
+    "free_reservations",
     "iter_locks",
     "listed_aliases",
     "lock_info",

@@ -1,4 +1,4 @@
-"""Messages of Celery tasks that have a place in the queue: finding them, and freeing their places."""
+"""Messages of Celery tasks that have a reservation: finding them, and freeing their reservations."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.settings import get_settings
 
 _MOST = 5000
-"""The maximum length of a place's description."""
+"""The maximum length of a reservation's description."""
 ASKS, RUNS, UNSENT = "", "-", "?"
 """The argument of ``change_call`` that only reads."""
 _PATIENCE = 2.0
-"""How long freeing a place is retried while Redis is unreachable, in seconds."""
+"""How long freeing a reservation is retried while Redis is unreachable, in seconds."""
 
 HEADINGS = ["task", "message", "queue", "queued for", "sender", "kept for"]
 
@@ -34,11 +34,13 @@ def queued_messages(
     """
     prefix = get_settings(using).key_prefix
     with asking(", ".join(names or [pattern or "*"]), using) as server:
-        now, places = server.read_places(None if names is None else [prefix + name for name in names])
-    found = (_message(using, now, *place) for place in places)
+        now, reservations = server.read_reservations(None if names is None else [prefix + name for name in names])
+    found = (_message(using, now, *reservation) for reservation in reservations)
     matches = re.compile(translate(pattern or "*")).match
     ours = [
-        each for each in found if each.key.startswith(keys.place_key(prefix + each.name, "")) and matches(each.name)
+        each
+        for each in found
+        if each.key.startswith(keys.reservation_key(prefix + each.name, "")) and matches(each.name)
     ]
     return sorted(ours, key=lambda each: -each.waited)
 
@@ -94,8 +96,8 @@ def _only_queued(messages: Sequence[QueuedMessage]) -> LockInfo:
     )
 
 
-def free_places(messages: Sequence[QueuedMessage]) -> int:
-    """Free the places of messages, each only if that message still has it; returns how many were freed.
+def free_reservations(messages: Sequence[QueuedMessage]) -> int:
+    """Free the reservations of messages, each only if that message still has it; returns how many were freed.
 
     The messages themselves stay in the queue. Raises LockUnavailableError if Redis is unreachable.
     """
@@ -110,10 +112,10 @@ def _free(message: QueuedMessage) -> bool:
 
 
 def change_call(lock: BaseLock, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
-    """The call that keeps a place for ``ms`` milliseconds from now, or leaves it (0), if the place has that value; with
-    ``ASKS`` it only returns whether the message was replaced. ``starts`` is the number of milliseconds until the
-    message starts, or ``RUNS`` or ``UNSENT``.
+    """The call that keeps a reservation for ``ms`` milliseconds from now, or releases it (0), if the reservation has
+    that value; with ``ASKS`` it only returns whether the message was replaced. ``starts`` is the number of milliseconds
+    until the message starts, or ``RUNS`` or ``UNSENT``.
     """
     return ScriptCall(
-        lock.name, prepare(scripts.TASK_PLACE, keys.place_change_keys(lock.key, key), (ms, starts)), value
+        lock.name, prepare(scripts.TASK_RESERVATION, keys.reservation_change_keys(lock.key, key), (ms, starts)), value
     )

@@ -23,7 +23,7 @@ from django_rlock._monitoring.parsing import Fields, Report, number_of, parse_re
 from django_rlock._monitoring.recent import recent_field, recent_key
 from django_rlock._monitoring.recorded import HISTORIES, history_key
 from django_rlock._monitoring.reports import PROCESSES, report_key
-from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, places_key, queue_key, redisson_queue_key
+from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, queue_key, redisson_queue_key, reservations_key
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import unavailable
 from django_rlock._transport.cluster import ClusterClient
@@ -45,8 +45,8 @@ MAX_FIELDS = 4000
 MAX_PARTIES = 100
 """The number of holders and waiters of a lock that are read; ``State.waiting`` counts all waiters."""
 MAX_HISTORIES = 500
-MAX_PLACES = 10_000
-"""The number of places in the queue that are read in one round trip."""
+MAX_RESERVATIONS = 10_000
+"""The number of reservations that are read in one round trip."""
 BATCH = 500
 """The number of locks that are read in one round trip."""
 SCAN_COUNT = 2000
@@ -64,8 +64,9 @@ class State:
     """The current state of a lock: owner → count, the PTTL in ms, and the first waiters of its queues, ours and that of
     Redisson's fair lock.
 
-    ``queues`` is the number of queues that exist, ``has_places`` whether messages of tasks have places. For a RedLock,
-    ``nodes`` maps each node to the owner there, "" if the lock is free there, None if the node is unreachable.
+    ``queues`` is the number of queues that exist, ``has_reservations`` whether messages of tasks have reservations. For
+    a RedLock, ``nodes`` maps each node to the owner there, "" if the lock is free there, None if the node is
+    unreachable.
     """
 
     holds: Mapping[str, int]
@@ -74,12 +75,12 @@ class State:
     waiting: int
     nodes: Mapping[str, str | None] = field(default_factory=dict)
     queues: int = 0
-    has_places: bool = False
+    has_reservations: bool = False
 
     @property
     def present(self) -> int:
         """The number of the lock's keys that ``count_present`` should find."""
-        return sum(map(bool, self.nodes.values())) if self.nodes else 1 + self.queues + self.has_places
+        return sum(map(bool, self.nodes.values())) if self.nodes else 1 + self.queues + self.has_reservations
 
     @property
     def has_lock_owners(self) -> bool:
@@ -172,13 +173,13 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
     for start in range(0, len(wanted), BATCH):
         batch = wanted[start : start + BATCH]
         replies = iter(_pipeline(client, [command for key in batch for command in _read_lock(key)]))
-        for key, held, pttl, queue, java, places in zip(batch, *[replies] * 5, strict=False):
+        for key, held, pttl, queue, java, reserved in zip(batch, *[replies] * 5, strict=False):
             if (holds := _holds(held)) and pttl != ABSENT:
                 javas = [owner for owner in map(plain_text, java or ()) if owner != JAVA_QUEUE_ENTRY]
                 waiters = *map(_waiting, queue or ()), *javas
                 queues = bool(queue) + bool(java)
                 found[key] = State(
-                    holds, pttl, waiters[:MAX_PARTIES], len(waiters), queues=queues, has_places=bool(places)
+                    holds, pttl, waiters[:MAX_PARTIES], len(waiters), queues=queues, has_reservations=bool(reserved)
                 )
     return found | _count_waiters(client, {key: state for key, state in found.items() if state.waiting >= MAX_PARTIES})
 
@@ -199,9 +200,9 @@ def _count_waiters(client: redis.Redis, states: Mapping[str, State]) -> dict[str
 
 
 def count_present(client: redis.Redis, keys: Iterable[str]) -> int:
-    """The number of keys that exist among these locks, their queues and sets of places; one command, or in a cluster
-    one command for each key."""
-    locks = [(key, queue_key(key), redisson_queue_key(key), places_key(key)) for key in keys]
+    """The number of keys that exist among these locks, their queues and sets of reservations; one command, or in a
+    cluster one command for each key."""
+    locks = [(key, queue_key(key), redisson_queue_key(key), reservations_key(key)) for key in keys]
     if not isinstance(client, ClusterClient):
         with suppress(ClusterCrossSlotError):  # a cluster behind one address
             return sum(_pipeline(client, [("EXISTS", *itertools.chain(*locks))]))
@@ -215,14 +216,16 @@ def read_number(client: redis.Redis, key: str) -> int | None:
     return None if number is None else int(number)
 
 
-def read_places(client: redis.Redis, sets: Collection[str]) -> tuple[float, list[tuple[str, str, int]]]:
-    """The server's time in seconds, and the places in the queue that sorted sets name: key, value, and PTTL in ms."""
-    time, *members = _pipeline(client, [("TIME",), *(("ZRANGE", each, 0, MAX_PLACES - 1) for each in sets)])
-    places = sorted({plain_text(key) for found in members for key in found or ()})[:MAX_PLACES]
+def read_reservations(client: redis.Redis, sets: Collection[str]) -> tuple[float, list[tuple[str, str, int]]]:
+    """The server's time in seconds, and the reservations that sorted sets name: key, value, and PTTL in ms."""
+    time, *members = _pipeline(client, [("TIME",), *(("ZRANGE", each, 0, MAX_RESERVATIONS - 1) for each in sets)])
+    reservations = sorted({plain_text(key) for found in members for key in found or ()})[:MAX_RESERVATIONS]
     replies = (
-        _pipeline(client, [command for key in places for command in (("GET", key), ("PTTL", key))]) if places else []
+        _pipeline(client, [command for key in reservations for command in (("GET", key), ("PTTL", key))])
+        if reservations
+        else []
     )
-    found = zip(places, replies[::2], replies[1::2], strict=True)
+    found = zip(reservations, replies[::2], replies[1::2], strict=True)
     return _seconds(time), [(key, plain_text(value), pttl) for key, value, pttl in found if value is not None]
 
 
@@ -271,7 +274,7 @@ def _read_lock(key: str) -> Iterator[tuple[Any, ...]]:
     yield "PTTL", key
     yield "ZRANGE", queue_key(key), 0, MAX_PARTIES - 1
     yield "LRANGE", redisson_queue_key(key), 0, MAX_PARTIES - 1
-    yield "EXISTS", places_key(key)
+    yield "EXISTS", reservations_key(key)
 
 
 def _fields(reply: Any) -> Fields:
@@ -356,12 +359,12 @@ class Server:
     def scan_keys(self, prefix: str) -> set[str]:
         return self._ask(lambda client: set(scan_keys(client, prefix)))
 
-    def read_places(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:
-        """The places in the queues of some locks, or of all locks (None), which reads every key of the server."""
+    def read_reservations(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:
+        """The reservations of some locks, or of all locks (None), which reads every key of the server."""
 
         def read(client: redis.Redis) -> tuple[float, list[tuple[str, str, int]]]:
-            found = scan_keys(client, "rlock_places:", "zset") if keys is None else map(places_key, keys)
-            return read_places(client, set(found))
+            found = scan_keys(client, "rlock_places:", "zset") if keys is None else map(reservations_key, keys)
+            return read_reservations(client, set(found))
 
         return self._ask(read)
 
@@ -420,8 +423,8 @@ class Nodes(Server):
         known = {key: {node: states.get(key) for node, states in found.items()} for key in wanted}
         return {key: self._merge(by_node) for key, by_node in known.items() if any(by_node.values())}
 
-    def read_places(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:  # noqa: ARG002
-        """None: with NODES, tasks have no places."""
+    def read_reservations(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:  # noqa: ARG002
+        """None: with NODES, tasks have no reservations."""
         return 0.0, []
 
     def count_present(self, keys: Collection[str]) -> int:

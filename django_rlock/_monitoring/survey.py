@@ -285,8 +285,8 @@ class AliasSurvey:
         return locks
 
     def _with_queued(self, locks: list[LockInfo], states: Mapping[str, State]) -> list[LockInfo]:
-        """Add the queued messages to the locks that have places."""
-        names = [lock.name for lock in locks if lock.key in states and states[lock.key].has_places]
+        """Add the queued messages to the locks that have reservations."""
+        names = [lock.name for lock in locks if lock.key in states and states[lock.key].has_reservations]
         return with_queued(locks, queued_messages(self._using, names)) if names else locks
 
     def _matching(self, keys: Iterable[str], pattern: str | None) -> list[str]:

@@ -212,22 +212,22 @@ def task_keys(prefix: str, task_id: str) -> tuple[str, str]:
     return tagged("rlock_done", prefix + task_id), tagged("rlock_copy", prefix + task_id)
 
 
-def places_key(key: str) -> str:
-    """The sorted set of the keys of all places in a lock's queue."""
+def reservations_key(key: str) -> str:
+    """The sorted set of the keys of all reservations of a lock."""
     return tagged("rlock_places", key)
 
 
-def place_key(key: str, mark: str) -> str:
-    """The place in a lock's queue for one message of a Celery task, which is identified by ``mark``."""
+def reservation_key(key: str, mark: str) -> str:
+    """The reservation of a lock's key for one message of a Celery task, which is identified by ``mark``."""
     return f"{tagged('rlock_place', key)}:{mark}"
 
 
 FORMER = ":former"
-"""The end of the key of a former place: of the message that another one is about to replace."""
+"""The end of the key of a former reservation: of the message that another one is about to replace."""
 
 
-def place_change_keys(key: str, place: str) -> tuple[str, str, str, str]:
-    """For a change of a place, by its key or that of its former one: both, the lock's places between them, and its
-    replaced messages at the end."""
-    place = place.removesuffix(FORMER)
-    return place, places_key(key), place + FORMER, tagged("rlock_replaced", key)
+def reservation_change_keys(key: str, reservation: str) -> tuple[str, str, str, str]:
+    """For a change of a reservation, by its key or that of its former one: both, the lock's reservations between them,
+    and its replaced messages at the end."""
+    reservation = reservation.removesuffix(FORMER)
+    return reservation, reservations_key(key), reservation + FORMER, tagged("rlock_replaced", key)

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 # The holder of a task's lock: its process and its task's id are part of the owner's owner id.
 #
 # The owner id is ``<client id>:<number>:<pid>.<start time>@<machine>:<task id>``, with ``@<mark of the task>`` after
-# the machine if senders look for runs of that task (``places``). So a process on the same machine can learn from the
-# kernel alone that a holder has died; it then frees exactly that hold, by its owner id. The start time and the machine
-# are empty if the kernel does not provide them. A process that does not know its own machine assumes that all holders
-# live.
+# the machine if senders look for runs of that task (``reservations``). So a process on the same machine can learn from
+# the kernel alone that a holder has died; it then frees exactly that hold, by its owner id. The start time and the
+# machine are empty if the kernel does not provide them. A process that does not know its own machine assumes that all
+# holders live.
 
 _RENEWED_BY = 0.5
 """The smallest remaining share of a lease while its holder renews it, which happens after each third."""
@@ -54,7 +54,7 @@ class TaskHolder(NamedTuple):
 
     owner_id: str
     client: str
-    place: str
+    process: str
     task_id: str
 
     @classmethod
@@ -66,14 +66,14 @@ class TaskHolder(NamedTuple):
     @property
     def is_gone(self) -> bool:
         """Whether its process ran on this machine and has ended; False if that cannot be known here."""
-        process, machine, *_ = self.place.split("@")
+        process, machine, *_ = self.process.split("@")
         pid, _, started = process.partition(".")
         return bool(machine) and machine == _machine() and pid.isdigit() and has_ended(int(pid), started)
 
 
 def label(task_id: str, mark: str = "") -> str:
     """The end of the owner id of a task's locks in this process."""
-    return f"{_place()}@{mark}:{task_id}" if mark else f"{_place()}:{task_id}"
+    return f"{_process_label()}@{mark}:{task_id}" if mark else f"{_process_label()}:{task_id}"
 
 
 def holders_of(lock: BaseLock) -> list[TaskHolder]:
@@ -159,7 +159,7 @@ def _stat(pid: int) -> _Stat | None:
 
 
 @cache
-def _place() -> str:
+def _process_label() -> str:
     found = _stat(os.getpid()) if _machine() else None
     process = f"{os.getpid()}.{found.started}" if found else str(os.getpid())
     return f"{process}@{_machine()}"
@@ -188,7 +188,7 @@ def _installation() -> str:
         return ""
 
 
-on_fork("identity", _place.cache_clear)
+on_fork("identity", _process_label.cache_clear)
 
 # --- children ---------------------------------------------------------------------------------------------------------
 

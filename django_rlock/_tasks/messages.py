@@ -1,9 +1,9 @@
 """Follows a message through a worker to its end, by the worker's signals.
 
-Only the end of a message leaves its place in the queue. So the place stays if the message will be delivered again: if
-it was rejected and requeued, if it was sent again (the copy inherits the place), and if the process died, until the
-worker has decided what to do with the message. The signals of the worker's main process leave the place in the
-background, because other messages must not wait.
+Only the end of a message releases its reservation. So the reservation stays if the message will be delivered again: if
+it was rejected and requeued, if it was sent again (the copy inherits the reservation), and if the process died, until
+the worker has decided what to do with the message. The signals of the worker's main process release the reservation in
+the background, because other messages must not wait.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from celery.states import REJECTED, SUCCESS
 
 from django_rlock._core.clock import monotonic
 from django_rlock._tasks.deliveries import CONTENT_TYPE, RECEIVED, SUCCEEDED
-from django_rlock._tasks.reservations import PLACE, Place, leave_later
+from django_rlock._tasks.reservations import RESERVATION, Reservation, release_later
 
 _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
-"""The worker's requests of messages with places, by their ids: some of Celery's signals lack the request."""
+"""The worker's requests of messages with reservations, by their ids: some of Celery's signals lack the request."""
 
 
 @task_received.connect(weak=False)
@@ -39,7 +39,7 @@ def _note_arrival(request: Any, **_: Any) -> None:
     """Record when the worker received the message: it may be delivered again while it waits there."""
     if hasattr(request.task, "_rlock"):
         request.request_dict.update({RECEIVED: monotonic(), CONTENT_TYPE: request.content_type})
-        if PLACE in request.request_dict:
+        if RESERVATION in request.request_dict:
             _received[request.id] = request
 
 
@@ -55,13 +55,13 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
         known[SUCCEEDED].note_stored()
     if state is None or (state == REJECTED and retval.requeue and task.acks_late):
         return
-    if PLACE in known and hasattr(task, "_rlock") and (place := Place.of_request(task, task.request)):
-        place.leave()
+    if RESERVATION in known and hasattr(task, "_rlock") and (reservation := Reservation.of_request(task, task.request)):
+        reservation.release()
 
 
 @task_internal_error.connect(weak=False)
 def _after_internal_error(task_id: str, request: Mapping[str, Any] | None, **_: Any) -> None:
-    _leave(request, task_id)
+    _release(request, task_id)
 
 
 # --- in the worker's main process ------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def _after_internal_error(task_id: str, request: Mapping[str, Any] | None, **_: 
 @task_revoked.connect(weak=False)
 def _after_revocation(request: Any, **_: Any) -> None:
     """Handle a message that was revoked or has expired."""
-    _leave(vars(request), request.id)
+    _release(vars(request), request.id)
 
 
 @task_failure.connect(weak=False)
@@ -78,7 +78,7 @@ def _after_failure(sender: Any, task_id: str, exception: Any, **_: Any) -> None:
     """Handle a failure, mostly the end of a process or a time limit."""
     request = _received.get(task_id)
     if request is not None and not (isinstance(exception, TimeLimitExceeded) and _survives_time_limit(sender)):
-        _leave(request.request_dict, task_id)
+        _release(request.request_dict, task_id)
 
 
 def _survives_time_limit(task: Any) -> bool:
@@ -91,14 +91,14 @@ def _after_cancellation(sender: Any, request: Any, reason: Any = None, **_: Any)
     """Handle a run that a shutdown ends: its message is only delivered again with ``acks_late``, whatever Celery's log
     says."""
     if reason is None and not sender.acks_late:
-        _leave(vars(request), request.id)
+        _release(vars(request), request.id)
 
 
 @task_unknown.connect(weak=False)
 @task_rejected.connect(weak=False)
 def _after_refusal(message: Any, **_: Any) -> None:
     """Handle a message whose task or serializer this worker does not know."""
-    _leave(message.headers, (message.headers or {}).get("id", ""))
+    _release(message.headers, (message.headers or {}).get("id", ""))
 
 
 @worker_ready.connect(weak=False)
@@ -116,6 +116,6 @@ def _watch_decoding(sender: Any, **_: Any) -> None:
     sender.on_decode_error = refuse
 
 
-def _leave(headers: Mapping[str, Any] | None, task_id: str) -> None:
-    if headers and PLACE in headers:
-        leave_later(headers[PLACE], task_id)
+def _release(headers: Mapping[str, Any] | None, task_id: str) -> None:
+    if headers and RESERVATION in headers:
+        release_later(headers[RESERVATION], task_id)

@@ -10,27 +10,27 @@ from celery.worker.request import Request
 from celery.worker.state import successful_requests
 from celery.worker.strategy import default
 
-from django_rlock._tasks.reservations import PLACE, leave_later
+from django_rlock._tasks.reservations import RESERVATION, release_later
 
 
-class PlacedRequest(Request):
-    """Leaves the message's place in the queue in the two cases without a signal."""
+class LockedTaskRequest(Request):
+    """Releases the message's reservation in the two cases without a signal."""
 
     def acknowledge(self) -> None:
         """Handle a copy of a success that ``worker_deduplicate_successful_tasks`` does not run."""
         super().acknowledge()
         if self.delivery_info["redelivered"] and self.id in successful_requests:
-            self._leave_place()
+            self._release_reservation()
 
     def reject(self, requeue: bool = False) -> None:
         """Handle an ``eta`` that is not a time."""
         super().reject(requeue)
         if not requeue:
-            self._leave_place()
+            self._release_reservation()
 
-    def _leave_place(self) -> None:
-        if PLACE in self.request_dict:
-            leave_later(self.request_dict[PLACE], str(self.id))
+    def _release_reservation(self) -> None:
+        if RESERVATION in self.request_dict:
+            release_later(self.request_dict[RESERVATION], str(self.id))
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., None]:

@@ -1,18 +1,18 @@
-"""Places in the queue: of a task with ``lock_scope="queue"`` or ``"until_start"``, only one message with the same key
-is queued.
+"""Uniqueness reservations: of a task with ``lock_scope="queue"`` or ``"until_start"``, only one message with the same
+key is queued.
 
-A message's place in the queue is a key in Redis, named after the lock, the task and the broker, with the value
-``<token>:<task id>`` and a description for operators. The sender reserves the place for a short time before it sends
-the message, because it may die in between. Once the message is sent, the place is kept for ``lock_queue_time``. Until
-then other senders wait, and do not drop their message in favour of this one. So a stale place, left by a dead sender or
-a lost reply, never suppresses a message. docs/architecture.md has the table of states. The token is also a header of
-the message. It makes late commands harmless: a sender does not prolong a place that its message has already left, and
-an expired message does not remove the place of another message.
+A message's reservation is a key in Redis, named after the lock, the task and the broker, with the value ``<token>:<task
+id>`` and a description for operators. The sender reserves the key for a short time before it sends the message, because
+it may die in between. Once the message is sent, the reservation is kept for ``lock_queue_time``. Until then other
+senders wait, and do not drop their message in favour of this one. So a stale reservation, left by a dead sender or a
+lost reply, never suppresses a message. docs/architecture.md has the table of states. The token is also a header of the
+message. It makes late commands harmless: a sender does not prolong a reservation that its message has already released,
+and an expired message does not remove the reservation of another message.
 
-The place never replaces the lock: it does not allow a run, and exclusion does not depend on it. A run takes the lock
-first and then leaves the place, because from then on senders find the run by the lock itself: its owner's name contains
-a mark of the task, and the id. So freeing the lock of a dead process also ends its effect on senders. A message that is
-acknowledged late outlives the process; it keeps its place to the end.
+The reservation never replaces the lock: it does not allow a run, and exclusion does not depend on it. A run takes the
+lock first and then releases the reservation, because from then on senders find the run by the lock itself: its owner's
+name contains a mark of the task, and the id. So freeing the lock of a dead process also ends its effect on senders. A
+message that is acknowledged late outlives the process; it keeps its reservation to the end.
 """
 
 from __future__ import annotations
@@ -62,26 +62,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_rlock.celery")
 
 Header = Sequence[str]
-PLACE = "rlock_place"
-"""The header of a message that has a place: its token, the alias of its lock, the mark of its task, the lock's name."""
+RESERVATION = "rlock_place"
+"""The header of a message that has a reservation: its token, the alias of its lock, the mark of its task, the lock's
+name."""
 _OBJECT = "rlock_place_object"
-"""The attribute of a message's request that holds its place."""
+"""The attribute of a message's request that holds its reservation."""
 SENDING = 5.0
-"""How long a place is reserved while its message is being sent, in seconds; another sender waits no longer."""
+"""How long a reservation lasts while its message is being sent, in seconds; another sender waits no longer."""
 _UNSENT = "?"
-"""The first character of the value of a reserved place."""
+"""The first character of the value of a reservation whose message is not sent yet."""
 _PAUSES = 0.005, 0.2
 """How long another sender waits before it checks again, at first and at most, in seconds; it doubles each time."""
 _MARK_BYTES = 5
-_LEFT_WITHIN = 3600.0
-"""How long to retry to leave a place while Redis is unreachable, in seconds."""
+_RELEASED_WITHIN = 3600.0
+"""How long to retry to release a reservation while Redis is unreachable, in seconds."""
 
 _warned: set[str] = set()
 """The tasks for which a warning about parts of a canvas was logged."""
 
 
-class Place:
-    """The place of one message in the queue, as seen by the sender or the worker."""
+class Reservation:
+    """The uniqueness reservation of one message, as seen by the sender or the worker."""
 
     def __init__(
         self, task: AbstractTask[..., Any], lock_name: str, task_id: str, token: str, mark: str | None = None
@@ -93,104 +94,107 @@ class Place:
         self._value = f"{token}:{task_id}"
         self.header = [token, options.using, self.mark, lock_name]
         self.lock: BaseLock = options.lock([lock_name])
-        self._key = keys.place_key(self.lock.key, self.mark)
-        self._is_left = False
+        self._key = keys.reservation_key(self.lock.key, self.mark)
+        self._is_released = False
 
     @classmethod
-    def of_request(cls, task: AbstractTask[..., Any], request: Context) -> Place | None:
-        """The place of a running message, if it has one; the same object each time."""
+    def of_request(cls, task: AbstractTask[..., Any], request: Context) -> Reservation | None:
+        """The reservation of a running message, if it has one; the same object each time."""
         found = vars(request)
-        if PLACE in found and _OBJECT not in found:
-            found[_OBJECT] = cls.of_header(task, found[PLACE], str(request.id))
+        if RESERVATION in found and _OBJECT not in found:
+            found[_OBJECT] = cls.of_header(task, found[RESERVATION], str(request.id))
         return found.get(_OBJECT)
 
     @classmethod
-    def of_header(cls, task: AbstractTask[..., Any], header: Header, task_id: str) -> Place:
+    def of_header(cls, task: AbstractTask[..., Any], header: Header, task_id: str) -> Reservation:
         token, _, mark, lock_name = header
         return cls(task, lock_name, task_id, token, mark)
 
-    def take(self, queue: str = "", starts_in: float = 0.0, replaces: str = "") -> str | None:
-        """Take the place, or return the id of the task that has it or runs. Waits while another message is being sent.
+    def reserve(self, queue: str = "", starts_in: float = 0.0, replaces: str = "") -> str | None:
+        """Make the reservation, or return the id of the task that has it or runs. Waits while another message is being
+        sent.
 
-        ``replaces`` says which message gives up its place once this one has been sent: ``"earlier"`` a message that
-        starts later, ``"replace"`` any waiting message. Raises LockUnavailableError if Redis is unreachable.
+        ``replaces`` says which message gives up its reservation once this one has been sent: ``"earlier"`` a message
+        that starts later, ``"replace"`` any waiting message. Raises LockUnavailableError if Redis is unreachable.
         """
         if get_settings(self._options.using).nodes is not None:
             raise ImproperlyConfigured(unfit_alias(self._task))
         mark = f"@{self.mark}:" if self._options.scope == "queue" and not self._options.runs_again else ""
         pause, longest = _PAUSES
         while True:
-            known, run, left_ms = self._try_to_take(mark, queue, starts_in, replaces)
+            known, run, left_ms = self._try_to_reserve(mark, queue, starts_in, replaces)
             if known == _UNSENT + self._value:
                 return None
             if run:
                 holder = TaskHolder.of(owner_id_in(run, self.lock))
                 if holder is not None and not holder.is_gone and not seems_dead(self._options, left_ms / 1000):
                     return holder.task_id
-                mark = ""  # the run has ended; from now on only the place counts
+                mark = ""  # the run has ended; from now on only the reservation counts
             elif not known.startswith(_UNSENT):
                 return known.partition(":")[2]
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
 
-    def take_again(self, queue: str = "") -> None:
-        """Take the place, unless another message has it, for a message that is sent again, perhaps from within its
-        run."""
+    def reserve_again(self, queue: str = "") -> None:
+        """Make the reservation, unless another message has it, for a message that is sent again, perhaps from within
+        its run."""
         with logged(self._task):
-            self._try_to_take("", queue)
-            self._is_left = False
+            self._try_to_reserve("", queue)
+            self._is_released = False
 
     def keep(self, seconds: float, starts_in: float = 0.0) -> None:
-        """Keep the place for a number of seconds from now, if this message still has it."""
+        """Keep the reservation for a number of seconds from now, if this message still has it."""
         self._change(milliseconds(seconds), milliseconds(starts_in))
 
     def begin(self) -> bool:
-        """Leave the place, because the run holds the lock; but keep it for a message that outlives the process.
+        """Release the reservation, because the run holds the lock; but keep it for a message that outlives the process.
 
         Returns whether another message has replaced this one.
         """
         if self._task.acks_late and self._options.scope == "queue" and not self._options.runs_again:
             return self._change(milliseconds(self._options.queue_time), RUNS).is_replaced
-        self._is_left = True
+        self._is_released = True
         return self._change(0, RUNS).is_replaced
 
     def is_replaced(self) -> bool:
         """Whether another message has replaced this one."""
         return self._change(ASKS, RUNS).is_replaced
 
-    def leave(self, state: str = RUNS) -> None:
-        """Leave the place, if this message still has it; in the background if Redis is unreachable. With ``UNSENT``,
-        the message that was to be replaced gets the place back."""
-        if self._is_left:
+    def release(self, state: str = RUNS) -> None:
+        """Release the reservation, if this message still has it; in the background if Redis is unreachable. With
+        ``UNSENT``, the message that was to be replaced gets the reservation back."""
+        if self._is_released:
             return
-        self._is_left = True
+        self._is_released = True
         try:
             self._change(0, state)
         except BaseException as error:
-            leave_later(self.header, self.task_id, state)
+            release_later(self.header, self.task_id, state)
             if not isinstance(error, LockUnavailableError):
                 raise
 
     def hand_on(self) -> None:
-        """Do not leave the place: it now belongs to another copy of the message, which has been sent."""
-        self._is_left = True
+        """Do not release the reservation: it now belongs to another copy of the message, which has been sent."""
+        self._is_released = True
 
     def free(self) -> bool:
-        """Free the place from the message that has it and from a message that is about to get it; returns whether it
-        was taken."""
+        """Free the reservation from the message that has it and from a message that is about to get it; returns whether
+        it was taken."""
         freed = False
-        for _ in ("the former place", "the place"):
+        for _ in ("the former reservation", "the reservation"):
             if known := self._change(0, RUNS).known:
                 self._value = known  # by its value, because this command may be executed late
                 freed = self._change(0, RUNS).is_done or freed
         return freed
 
-    def _try_to_take(self, mark: str, queue: str, starts_in: float = 0.0, replaces: str = "") -> tuple[str, str, int]:
+    def _try_to_reserve(
+        self, mark: str, queue: str, starts_in: float = 0.0, replaces: str = ""
+    ) -> tuple[str, str, int]:
         sender = f"{gethostname()}:{os.getpid()}"
         about = {"lock": self.lock.name, "task": str(self._task.name), "queue": queue, "sender": sender}
-        place, places, former, _ = keys.place_change_keys(self.lock.key, self._key)
-        all_keys = place, self.lock.key, places, former, keys.requests_key(self.lock.key)
+        reservation, reservations, former, _ = keys.reservation_change_keys(self.lock.key, self._key)
+        all_keys = reservation, self.lock.key, reservations, former, keys.requests_key(self.lock.key)
         args = milliseconds(SENDING), mark, json.dumps(about), milliseconds(starts_in), replaces
         queueing = prepare(scripts.TASK_QUEUE, all_keys, (*args, milliseconds(REMEMBERED)))
         known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, f"{new_request()} {self._value}"))
@@ -207,28 +211,29 @@ class Place:
 
 
 class _Changed(NamedTuple):
-    """The outcome of a change of a place: whether this message had the place, otherwise the place's current value or
-    ""; and whether another message has replaced this one."""
+    """The outcome of a change of a reservation: whether this message had the reservation, otherwise the reservation's
+    current value or ""; and whether another message has replaced this one."""
 
     is_done: bool
     known: str
     is_replaced: bool
 
 
-def leave_later(header: Header, task_id: str, state: str = RUNS) -> None:
-    """Leave a message's place in the background, if the message still has it; its task need not be known here."""
+def release_later(header: Header, task_id: str, state: str = RUNS) -> None:
+    """Release a message's reservation in the background, if the message still has it; its task need not be known
+    here."""
     token, using, mark, lock_name = header
     try:
         lock = rlock(lock_name, using=using)
     except ImproperlyConfigured as error:
-        log(logger, logging.WARNING, "The place of message %s in the queue is not left: %s", task_id, error)
+        log(logger, logging.WARNING, "The reservation of message %s is not released: %s", task_id, error)
         return
-    call = change_call(lock, keys.place_key(lock.key, mark), f"{token}:{task_id}", 0, state)
-    clean_up(using, call, monotonic() + _LEFT_WITHIN)
+    call = change_call(lock, keys.reservation_key(lock.key, mark), f"{token}:{task_id}", 0, state)
+    clean_up(using, call, monotonic() + _RELEASED_WITHIN)
 
 
 def _value_in(known: bytes) -> str:
-    """The token and the task id in a place's value."""
+    """The token and the task id in a reservation's value."""
     return known.decode().partition("\n")[0].removeprefix(_UNSENT)
 
 
@@ -270,16 +275,18 @@ def send_once(
     raise TaskQueuedError. The result's ``was_sent`` says whether this message was sent.
     """
     headers: Mapping[str, Any] = options.get("headers") or {}
-    if PLACE in headers:
-        return sent(_send_again(task, headers[PLACE], task_id, _queue_of(task, args, options), options, send))
+    if RESERVATION in headers:
+        return sent(_send_again(task, headers[RESERVATION], task_id, _queue_of(task, args, options), options, send))
     if _was_sent_before(options, headers) or _is_of_a_canvas(task, options):
         return sent(send(task_id=task_id, **options))
-    place = Place(task, lock_name(), task_id, uuid.uuid4().hex)
+    reservation = Reservation(task, lock_name(), task_id, uuid.uuid4().hex)
     replaces = on_queued if on_queued in {"earlier", "replace"} else ""
-    other = place.take(_queue_of(task, args, options), _starts_in(task, options), replaces)
+    other = reservation.reserve(_queue_of(task, args, options), _starts_in(task, options), replaces)
     if other is not None:
-        return _left_to(other, task, place, on_queued)
-    return sent(_send_in(place, task, task_id, {**options, "headers": {**headers, PLACE: place.header}}, send))
+        return _left_to(other, task, reservation, on_queued)
+    return sent(
+        _send_in(reservation, task, task_id, {**options, "headers": {**headers, RESERVATION: reservation.header}}, send)
+    )
 
 
 def _send_again(
@@ -290,25 +297,25 @@ def _send_again(
     options: dict[str, Any],
     send: Callable[..., AsyncResult[Any]],
 ) -> AsyncResult[Any]:
-    """Send a message again for a worker or the task's own retry(): in any case, whichever message has its place.
+    """Send a message again for a worker or the task's own retry(): in any case, whichever message has its reservation.
 
-    If the message is running here, the copy inherits its place, so it does not leave the place.
+    If the message is running here, the copy inherits its reservation, so it does not release the reservation.
     """
-    place = Place.of_header(task, header, task_id)
-    if options["headers"].get(COPY):  # the original's run may end meanwhile and leave the place
+    reservation = Reservation.of_header(task, header, task_id)
+    if options["headers"].get(COPY):  # the original's run may end meanwhile and release the reservation
         result = send(task_id=task_id, **options)
-        _keep(place, task, options)
+        _keep(reservation, task, options)
     else:
-        place.take_again(queue)
-        result = _send_in(place, task, task_id, options, send)
-    running = Place.of_request(task, task.request)
-    if running is not None and running.header == place.header:
+        reservation.reserve_again(queue)
+        result = _send_in(reservation, task, task_id, options, send)
+    running = Reservation.of_request(task, task.request)
+    if running is not None and running.header == reservation.header:
         running.hand_on()
     return result
 
 
 def _send_in(
-    place: Place,
+    reservation: Reservation,
     task: AbstractTask[..., Any],
     task_id: str,
     options: dict[str, Any],
@@ -317,17 +324,17 @@ def _send_in(
     try:
         result = send(task_id=task_id, **options)
     except BaseException:
-        place.leave(UNSENT)
+        reservation.release(UNSENT)
         raise
-    _keep(place, task, options)
+    _keep(reservation, task, options)
     return result
 
 
-def _keep(place: Place, task: AbstractTask[..., Any], options: Mapping[str, Any]) -> None:
-    """Keep the place of a message that was sent. If that fails, the place expires soon, and another message may be
-    sent."""
+def _keep(reservation: Reservation, task: AbstractTask[..., Any], options: Mapping[str, Any]) -> None:
+    """Keep the reservation of a message that was sent. If that fails, the reservation expires soon, and another message
+    may be sent."""
     with logged(task):
-        place.keep(_time_in_queue(task, options), _starts_in(task, options))
+        reservation.keep(_time_in_queue(task, options), _starts_in(task, options))
 
 
 def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
@@ -336,8 +343,8 @@ def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
     return result
 
 
-def _left_to(other: str, task: AbstractTask[..., Any], place: Place, on_queued: str) -> AsyncResult[Any]:
-    lock = place.lock
+def _left_to(other: str, task: AbstractTask[..., Any], reservation: Reservation, on_queued: str) -> AsyncResult[Any]:
+    lock = reservation.lock
     if on_queued == "raise":
         raise TaskQueuedError(lock.name, other)
     reason = f"task {other} waits or runs with its key"
@@ -349,7 +356,7 @@ def _left_to(other: str, task: AbstractTask[..., Any], place: Place, on_queued: 
 def _queue_of(
     task: AbstractTask[..., Any], args: tuple[tuple[Any, ...], dict[str, Any]], options: Mapping[str, Any]
 ) -> str:
-    """The name of the queue of a message, for operators who list places; "" if unknown."""
+    """The name of the queue of a message, for operators who list reservations; "" if unknown."""
     app: Any = task.app
     try:
         routed = app.amqp.router.route({**task._get_exec_options(), **options}, task.name, *args)  # type: ignore[attr-defined] # noqa: SLF001
@@ -360,7 +367,7 @@ def _queue_of(
 
 
 def _was_sent_before(options: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
-    """Whether a message without a place is sent again."""
+    """Whether a message without a reservation is sent again."""
     return bool(options.get("retries")) or TOKEN in headers
 
 
@@ -403,8 +410,8 @@ def _seconds_until(task: AbstractTask[..., Any], moment: float | str | datetime 
 
 @contextmanager
 def logged(task: AbstractTask[..., Any]) -> Iterator[None]:
-    """Log that Redis is unreachable, if only a place in the queue is affected."""
+    """Log that Redis is unreachable, if only a reservation is affected."""
     try:
         yield
     except LockUnavailableError as error:
-        log(logger, logging.WARNING, "The place of a message of task %s in the queue: %s", task.name, error)
+        log(logger, logging.WARNING, "The reservation of a message of task %s: %s", task.name, error)

@@ -22,7 +22,7 @@ from django_rlock._core.process import is_test
 from django_rlock._core.text import reason_of
 from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing
 from django_rlock._tasks.holders import Holders, erase, label, note_of, write
-from django_rlock._tasks.reservations import Place, logged, mark_of
+from django_rlock._tasks.reservations import Reservation, logged, mark_of
 from django_rlock._tasks.skipped import REPLACED, Skipped, end_chain, held_by, skipped
 from django_rlock._transport.identity import thread_owner
 from django_rlock._transport.interruptions import run_when_dropped
@@ -60,21 +60,21 @@ def run_message(
 ) -> Any:
     """Run the body as ``Run.execute`` does.
 
-    A message with an outcome leaves its place before the outcome is stored, so that code that reads the outcome can
-    send the next message. In all other cases the worker's signals leave the place, see ``messages``.
+    A message with an outcome releases its reservation before the outcome is stored, so that code that reads the outcome
+    can send the next message. In all other cases the worker's signals release the reservation, see ``messages``.
     """
-    place = Place.of_request(task, request)
+    reservation = Reservation.of_request(task, request)
     try:
-        run = Run(task, args, kwargs, request, place)
+        run = Run(task, args, kwargs, request, reservation)
         result = run.execute(body)
     except _ReplacedError:
         result = run.leave_to_another()
     except Exception as error:
-        if place is not None and _is_outcome(task, error):
-            place.leave()
+        if reservation is not None and _is_outcome(task, error):
+            reservation.release()
         raise
-    if place is not None:
-        place.leave()
+    if reservation is not None:
+        reservation.release()
     return result
 
 
@@ -99,8 +99,8 @@ class _ReplacedError(Exception):
 
 
 class Run:
-    """One call of a task. ``request`` is Celery's, or None for a plain call; ``place`` is its message's place in the
-    queue, if it has one.
+    """One call of a task. ``request`` is Celery's, or None for a plain call; ``reservation`` is its message's
+    reservation in the queue, if it has one.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class Run:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         request: Context | None = None,
-        place: Place | None = None,
+        reservation: Reservation | None = None,
     ) -> None:
         self.task = task
         self.options: TaskOptions = task._rlock  # noqa: SLF001
         options = self.options
         self.task_id = "" if request is None else str(request.id)
         self.delivery: Delivery | None = None
-        self._place = place
+        self._reservation = reservation
         self._is_eager = request is not None and bool(request.is_eager)
         if request is not None and not self._is_eager:
             self.delivery = Delivery(task, request, options.using, options.done_marker_time)
@@ -131,7 +131,7 @@ class Run:
         """The mark by which senders find the run, if the scope needs it."""
         if self.options.scope != "queue":
             return ""
-        return mark_of(self.task) if self._place is None else self._place.mark
+        return mark_of(self.task) if self._reservation is None else self._reservation.mark
 
     def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """The names of the locks. Runs with ``"until_start"`` may overlap, but not the copies of one message."""
@@ -202,7 +202,7 @@ class Run:
             if standing is Standing.SETTLING:
                 raise self._sent_anew(delivery, RLockError(standing.value), self._delay(delivery), is_copy=True)
             delivery.note_run()
-        if self._place is not None and self._place.begin() and not delivery.retries:
+        if self._reservation is not None and self._reservation.begin() and not delivery.retries:
             raise _ReplacedError
         if self.task._stores_start and delivery.keeps_outcome:  # noqa: SLF001
             self._store(delivery.message, {"pid": os.getpid(), "hostname": delivery.message.hostname}, STARTED)
@@ -216,18 +216,18 @@ class Run:
                 self.log(logging.ERROR, "has done its work, which could not be recorded: %s", error)
 
     def _keep_out_others(self) -> None:
-        """Take the place again, while the lock is held, for a message that ``autoretry_for`` is about to send again: so
-        other senders always find the lock or the place."""
-        if self._place is not None and self.delivery is not None:
-            self._place.take_again(self.delivery.queue)
+        """Take the reservation again, while the lock is held, for a message that ``autoretry_for`` is about to send
+        again: so other senders always find the lock or the reservation."""
+        if self._reservation is not None and self.delivery is not None:
+            self._reservation.reserve_again(self.delivery.queue)
 
     # --- another message is to run instead ---------------------------------------------------------------------------
 
     def _end_if_replaced(self) -> None:
         """Raise _ReplacedError if another message has replaced this one, whose work has not begun."""
-        if self._place is not None and self.delivery is not None and not self.delivery.retries:
+        if self._reservation is not None and self.delivery is not None and not self.delivery.retries:
             with logged(self.task):
-                if self._place.is_replaced():
+                if self._reservation.is_replaced():
                     raise _ReplacedError
 
     def leave_to_another(self) -> Skipped | None:
@@ -301,8 +301,8 @@ class Run:
         except LockUnavailableError as error:
             raise self._when_unavailable(delivery, error) from error
         if standing in {Standing.DONE, Standing.SUPERSEDED}:
-            if standing is Standing.SUPERSEDED and self._place is not None:
-                self._place.hand_on()
+            if standing is Standing.SUPERSEDED and self._reservation is not None:
+                self._reservation.hand_on()
             self._report(task_deduplicated, "was dropped: %s", standing.value)
             raise Ignore(standing.value)
         return standing

@@ -34,7 +34,7 @@ class LockState(TextChoices):
     """Processes acquire and release the lock within milliseconds; the list shows it even while it is free."""
     HELD = "held", _("held")
     QUEUED = "queued", _("queued")
-    """The lock is free, but a message of a Celery task has its place in the queue."""
+    """The lock is free, but a message of a Celery task has reserved its key."""
 
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -292,7 +292,7 @@ class LockInfo:
     For a RedLock, ``nodes`` maps each node to the owner there, "" if the lock is free there, None if the node is
     unreachable. ``deadlock`` is the deadlock that the lock is part of, if any. If processes acquire the lock many times
     a second, ``rate`` is the number per second, and ``recent`` lists the last holders, the latest first; such holds are
-    too short to be reported. ``queued`` lists the messages of Celery tasks that have the lock's place in the queue, the
+    too short to be reported. ``queued`` lists the messages of Celery tasks that have a reservation of the lock, the
     oldest first; only functions that read single locks by name fill it.
     """
 
@@ -441,11 +441,11 @@ def _plain(party: Party) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class QueuedMessage:
-    """A message that has a place in the queue of a lock: further messages with its key are not sent.
+    """A message that has reserved a lock's key: further messages with its key are not sent.
 
     ``since`` is the time when it was sent, by the server's clock; ``waited`` is the time since then, and ``left`` the
-    time for which its place is still kept, both in seconds. ``sender`` is host and process id. ``is_sent`` is False
-    while its sender is about to send it.
+    time for which its reservation is still kept, both in seconds. ``sender`` is host and process id. ``is_sent`` is
+    False while its sender is about to send it.
     """
 
     name: str

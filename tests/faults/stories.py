@@ -24,7 +24,7 @@ from django_rlock import (
 )
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
-from django_rlock._tasks.reservations import Place
+from django_rlock._tasks.reservations import Reservation
 from django_rlock._transport.calls import ScriptCall, prepare, run_flow
 from django_rlock._transport.identity import client_id, new_request, thread_owner
 from django_rlock._transport.registry import sync_driver
@@ -440,35 +440,35 @@ def renew_permit(strike: Strike) -> None:
 # --- Celery ----------------------------------------------------------------------------------------------------------
 
 
-def place(token: str) -> Place:
-    """The place of a message of a task."""
+def reservation(token: str) -> Reservation:
+    """The reservation of a message of a task."""
     with Celery("scripts", broker="memory://", set_as_current=False) as app:
 
         @app.task(base=LockedTask, shared=False, name="job", lock_key="job", lock_scope="queue")
         def job() -> None:
             """Do nothing."""
 
-        return Place(job, "job", "1", token)
+        return Reservation(job, "job", "1", token)
 
 
-@story(scripts.TASK_PLACE)
-def keep_place(strike: Strike) -> None:
-    place("first").take()
-    place("first").keep(60)
-    place("second").take(replaces="replace")
+@story(scripts.TASK_RESERVATION)
+def keep_reservation(strike: Strike) -> None:
+    reservation("first").reserve()
+    reservation("first").keep(60)
+    reservation("second").reserve(replaces="replace")
     strike()
-    place("second").keep(60)
-    place("second").leave()
-    place("third").take()
+    reservation("second").keep(60)
+    reservation("second").release()
+    reservation("third").reserve()
 
 
 @story(scripts.TASK_QUEUE)
-def take_place(strike: Strike) -> None:
+def reserve(strike: Strike) -> None:
     strike()
-    place("first").take(replaces="replace")
-    place("first").keep(60)
-    place("second").take(replaces="replace")
-    place("second").keep(60)
+    reservation("first").reserve(replaces="replace")
+    reservation("first").keep(60)
+    reservation("second").reserve(replaces="replace")
+    reservation("second").keep(60)
 
 
 def task_call(script: Script, first: str | int, *args: str | int) -> ScriptCall:

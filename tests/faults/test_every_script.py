@@ -23,7 +23,7 @@ from tests.mutants import changed_scripts
 __all__ = ["often"]
 
 TIMES = re.compile(r"\n\d+ (\d+|-) ")
-"""When a place was taken, and when its message is to start."""
+"""When a reservation was made, and when its message is to start."""
 OWNER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:\d+")
 NUMBER = "rlock:printers"
 LEASES = """
@@ -90,8 +90,12 @@ MUTANTS = {
         "known ~= ARGV[2] and known ~= ARGV[3]",
         "false",
     ),
-    "a place is any message's": ("TASK_PLACE", "if value == ARGV[2] then", "if value then"),
-    "a place is taken from a newer message": ("TASK_QUEUE", "if was_obeyed(KEYS[5], request) then", "if false then"),
+    "a reservation is any message's": ("TASK_RESERVATION", "if value == ARGV[2] then", "if value then"),
+    "a reservation is taken from a newer message": (
+        "TASK_QUEUE",
+        "if was_obeyed(KEYS[5], request) then",
+        "if false then",
+    ),
 }
 
 

@@ -9,7 +9,7 @@ from celery.app.trace import build_tracer
 
 from django_rlock import FairLock
 from django_rlock._redis import scripts
-from django_rlock._tasks.reservations import Place
+from django_rlock._tasks.reservations import Reservation
 from django_rlock.celery import LockedTask
 from tests.eventually import UNTIL_SERVED
 
@@ -58,32 +58,32 @@ def test_a_task_is_sent_anew_that_redis_refused_and_then_did_not_know(app, proxy
 
 
 @pytest.fixture
-def place(app):
-    """Makes the place of a message with a token, which all take in turn."""
+def reservation(app):
+    """Makes the reservation of a message with a token, which all make in turn."""
 
     @app.task(base=LockedTask, shared=False, name="job", lock_key="job", lock_scope="queue")
     def task() -> None:
         """Do nothing."""
 
-    return lambda token: Place(task, "job", "1", token)
+    return lambda token: Reservation(task, "job", "1", token)
 
 
 CHANGES = {
-    "keep": lambda place: place("first").keep(60),
-    "begin": lambda place: place("first").begin(),
-    "leave": lambda place: place("first").leave(),
-    "free": lambda place: place("").free(),
+    "keep": lambda reservation: reservation("first").keep(60),
+    "begin": lambda reservation: reservation("first").begin(),
+    "release": lambda reservation: reservation("first").release(),
+    "free": lambda reservation: reservation("").free(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_late_change_of_a_place_leaves_the_next_message_in_it(place, proxy, redis_client, change):
-    place("first").take()
+def test_late_change_of_a_reservation_keeps_that_of_the_next_message(reservation, proxy, redis_client, change):
+    reservation("first").reserve()
     late = proxy.copy_late(b"first:1")
-    CHANGES[change](place)
+    CHANGES[change](reservation)
     assert late.served.is_set()
     redis_client.flushdb()
-    place("second").take()
+    reservation("second").reserve()
     late.let_go.set()
     assert late.obeyed.wait(UNTIL_SERVED)
     [key] = redis_client.keys("rlock_place:*")

@@ -12,8 +12,9 @@ from django_rlock._redis.scripts import Script
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
 INCLUDED = {
     "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "java_entry", "java_queue",
-    "lease", "limited_refusal", "move_place", "owns", "permit_reclaim", "publish_always", "publish_both", "read_hold",
-    "read_holds", "read_leave", "read_refusal", "token", "voter", "write_hold", "write_leave", "write_waiters",
+    "lease", "limited_refusal", "move_reservation", "owns", "permit_reclaim", "publish_always", "publish_both",
+    "read_hold", "read_holds", "read_leave", "read_refusal", "token", "voter", "write_hold", "write_leave",
+    "write_waiters",
 }  # fmt: skip
 
 SEVERAL = {"multi_acquire": 2, "multi_release": 6, "fair_heartbeat": 5, "java_heartbeat": 3, "lock_renew": 1}

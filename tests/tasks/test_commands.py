@@ -87,7 +87,7 @@ def test_a_message_of_queue_scope(app, run, commands):
     """Two commands of the sender, one where another waits; one more in the run."""
     task = made(app, lock_scope="queue")
     sent: list[dict[str, Any]] = []
-    before_task_publish.connect(lambda headers, **_: sent.append(headers), weak=False, dispatch_uid="places")
+    before_task_publish.connect(lambda headers, **_: sent.append(headers), weak=False, dispatch_uid="reservations")
     try:
         for _ in range(2):  # the server knows the scripts from the second time on
             sending = commands(task.delay)
@@ -96,7 +96,7 @@ def test_a_message_of_queue_scope(app, run, commands):
             sent.clear()
             running = commands(partial(run, task, {**headers}))
     finally:
-        before_task_publish.disconnect(dispatch_uid="places")
+        before_task_publish.disconnect(dispatch_uid="reservations")
     assert [len(each) for each in (sending, joining, running)] == [2, 1, 3]
 
 

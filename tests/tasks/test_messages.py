@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 from django_rlock import FairLock
 from django_rlock._core.clock import monotonic
 from django_rlock._tasks.deliveries import RECEIVED
-from django_rlock._tasks.reservations import PLACE
+from django_rlock._tasks.reservations import RESERVATION
 from django_rlock._transport.identity import thread_owner
 from django_rlock.celery import LockedTask
 from django_rlock.locks.holds import HOLDS
@@ -96,6 +96,6 @@ def test_a_task_without_a_lock_may_get_the_headers_of_another(app, caplog):
     def plain():
         return "ran"
 
-    headers = {**message(), PLACE: ["token", "default", "mark", "job"]}
+    headers = {**message(), RESERVATION: ["token", "default", "mark", "job"]}
     build_tracer("plain", plain, app=app)(headers["id"], [], {}, headers)
     assert not [record for record in caplog.records if record.name.startswith("django_rlock")]

@@ -7,13 +7,13 @@ import pytest
 from kombu.exceptions import SerializerNotInstalled
 
 from django_rlock._tasks import reservations
-from django_rlock._tasks.reservations import Place
+from django_rlock._tasks.reservations import Reservation
 from tests.celery_app import records, tasks
 from tests.celery_app.records import overlaps, starts, until
 from tests.forms import long
 from tests.tasks.test_endings import name_of
 from tests.tasks.test_losses import forget, go
-from tests.tasks.test_scopes import place_of, unread, waiting
+from tests.tasks.test_scopes import reservation_of, unread, waiting
 
 __all__ = ["unread"]
 
@@ -104,26 +104,26 @@ def test_a_replaced_message_does_not_wait_for_the_lock(worker, log):
 
 @pytest.fixture
 def replaced(unread, log):
-    """The result of a message that waits, and the place of another one that is about to replace it."""
+    """The result of a message that waits, and the reservation of another one that is about to replace it."""
     first = tasks.queues_the_last.apply_async([log, 1], queue=unread)
-    place = Place(tasks.queues_the_last, f"work:{log}", "second", "token")
+    reservation = Reservation(tasks.queues_the_last, f"work:{log}", "second", "token")
 
     def take():
-        assert place.take("", 0.0, "replace") is None
-        return first, place
+        assert reservation.reserve("", 0.0, "replace") is None
+        return first, reservation
 
     return take
 
 
-def place_with(result, log, celery_servers):
-    """The place of a message that was sent, as its worker sees it."""
+def reservation_with(result, log, celery_servers):
+    """The reservation of a message that was sent, as its worker sees it."""
     with celery_servers[0].client() as client:
         [value] = [
             found
             for key in client.scan_iter(f"rlock_place:{{rlock:work:{log}}}:*")
             if (found := client.get(key)).partition("\n")[0].endswith(result.id)
         ]
-    return Place(tasks.queues_the_last, f"work:{log}", result.id, value.partition(":")[0])
+    return Reservation(tasks.queues_the_last, f"work:{log}", result.id, value.partition(":")[0])
 
 
 def test_a_message_that_could_not_be_sent_replaces_none(unread, log, celery_servers):
@@ -131,41 +131,41 @@ def test_a_message_that_could_not_be_sent_replaces_none(unread, log, celery_serv
     with pytest.raises(SerializerNotInstalled):
         tasks.queues_the_last.apply_async([log, 2], queue=unread, serializer="unknown")
     assert [each.task_id for each in tasks.queues_the_last.lock_info(log).queued] == [first.id]
-    assert not place_with(first, log, celery_servers).begin()
+    assert not reservation_with(first, log, celery_servers).begin()
 
 
 def test_a_sender_that_died_replaces_none(replaced, log, monkeypatch, celery_servers):
     monkeypatch.setattr(reservations, "SENDING", 0.1)
     first, _ = replaced()
     assert tasks.queues_the_last.apply_async([log, 3], on_queued="return").id == first.id
-    assert not place_with(first, log, celery_servers).begin()
-    assert place_of(log, celery_servers) == []
+    assert not reservation_with(first, log, celery_servers).begin()
+    assert reservation_of(log, celery_servers) == []
 
 
 def test_a_message_that_begins_before_the_other_one_is_sent_is_not_replaced(replaced, log, celery_servers):
     first, second = replaced()
-    place = place_with(first, log, celery_servers)
-    assert not place.begin()
+    reservation = reservation_with(first, log, celery_servers)
+    assert not reservation.begin()
     second.keep(60)
-    assert not place.is_replaced()
-    assert len(place_of(log, celery_servers)) == 1
+    assert not reservation.is_replaced()
+    assert len(reservation_of(log, celery_servers)) == 1
 
 
 def test_a_message_that_is_replaced_learns_of_it_whoever_is_first(replaced, log, celery_servers):
     first, second = replaced()
-    place = place_with(first, log, celery_servers)
+    reservation = reservation_with(first, log, celery_servers)
     assert not second.begin()  # in the worker, before its sender goes on
     second.keep(60)
-    assert place.begin()
-    assert place_of(log, celery_servers) == []
+    assert reservation.begin()
+    assert reservation_of(log, celery_servers) == []
 
 
-def test_both_places_are_freed_by_hand(replaced, log, celery_servers):
+def test_both_reservations_are_freed_by_hand(replaced, log, celery_servers):
     first, _ = replaced()
-    place = place_with(first, log, celery_servers)
+    reservation = reservation_with(first, log, celery_servers)
     assert tasks.queues_the_last.release_lock(log)
-    assert place_of(log, celery_servers) == []
-    assert not place.begin()
+    assert reservation_of(log, celery_servers) == []
+    assert not reservation.begin()
 
 
 def test_work_that_has_begun_is_not_replaced(worker, log):

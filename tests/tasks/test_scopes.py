@@ -41,7 +41,7 @@ def waiting(queue):
         return channel.client.llen(queue)
 
 
-def place_of(log, celery_servers):
+def reservation_of(log, celery_servers):
     with celery_servers[0].client() as client:
         return [client.pttl(key) for key in client.scan_iter(f"rlock_place:{{rlock:work:{log}}}:*")]
 
@@ -154,17 +154,17 @@ def test_without_redis_nothing_is_sent(unread, log, own_server):
 # --- given back ------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_that_cannot_be_sent_has_no_place(unread, log, celery_servers):
+def test_a_message_that_cannot_be_sent_has_no_reservation(unread, log, celery_servers):
     with pytest.raises(SerializerNotInstalled):
         tasks.queues.apply_async([log], queue=unread, serializer="unknown")
-    assert place_of(log, celery_servers) == []
+    assert reservation_of(log, celery_servers) == []
 
 
 @pytest.mark.parametrize("step", [0, 3600], ids=["", "the server's clock was set back then"])
 def test_a_sender_that_died_swallows_no_message(unread, log, monkeypatch, celery_servers, step):
     monkeypatch.setattr(reservations, "SENDING", 0.5)
-    place = reservations.Place(tasks.queues, f"work:{log}", "dead", "token")
-    assert place.take() is None
+    reservation = reservations.Reservation(tasks.queues, f"work:{log}", "dead", "token")
+    assert reservation.reserve() is None
     if step:
         with celery_servers[0].client() as client:
             [key] = client.scan_iter(f"rlock_place:{{rlock:work:{log}}}:*")
@@ -175,31 +175,31 @@ def test_a_sender_that_died_swallows_no_message(unread, log, monkeypatch, celery
 
 @pytest.mark.parametrize("is_sent", [True, False])
 def test_a_second_sender_waits_until_the_first_has_sent_its_message(unread, log, is_sent):
-    place = reservations.Place(tasks.queues, f"work:{log}", "first", "token")
-    assert place.take() is None
+    reservation = reservations.Reservation(tasks.queues, f"work:{log}", "first", "token")
+    assert reservation.reserve() is None
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(tasks.queues.apply_async, [log], queue=unread)
-        place.keep(60) if is_sent else place.leave()
+        reservation.keep(60) if is_sent else reservation.release()
         assert (second.result(records.WAIT).id == "first") is is_sent
 
 
-def test_a_place_is_left_when_redis_is_back(unread, log, own_server):
+def test_a_reservation_is_released_when_redis_is_back(unread, log, own_server):
     server = own_server()
-    place = reservations.Place(tasks.queues, f"work:{log}", "first", "token")
-    place.take()
-    place.keep(60)
+    reservation = reservations.Reservation(tasks.queues, f"work:{log}", "first", "token")
+    reservation.reserve()
+    reservation.keep(60)
     server.pause()
-    place.leave()
+    reservation.release()
     server.resume()
     until(lambda: tasks.queues.apply_async([log], queue=unread).id != "first")
 
 
-def test_a_sender_prolongs_no_place_that_was_left(unread, log, celery_servers):
-    place = reservations.Place(tasks.queues, f"work:{log}", "fast", "token")
-    place.take()
-    place.begin()  # in the worker, before the sender goes on
-    place.keep(60)
-    assert place_of(log, celery_servers) == []
+def test_a_sender_prolongs_no_reservation_that_was_released(unread, log, celery_servers):
+    reservation = reservations.Reservation(tasks.queues, f"work:{log}", "fast", "token")
+    reservation.reserve()
+    reservation.begin()  # in the worker, before the sender goes on
+    reservation.keep(60)
+    assert reservation_of(log, celery_servers) == []
 
 
 def test_a_message_that_vanished_is_forgotten(unread, log):
@@ -208,13 +208,13 @@ def test_a_message_that_vanished_is_forgotten(unread, log):
     assert waiting(unread) == 2
 
 
-def test_a_place_lasts_from_the_time_to_start_and_no_longer_than_the_message(unread, log, celery_servers):
+def test_a_reservation_lasts_from_the_time_to_start_and_no_longer_than_the_message(unread, log, celery_servers):
     tasks.queues.apply_async([log], queue=unread, countdown=7200)
-    (left_ms,) = place_of(log, celery_servers)
+    (left_ms,) = reservation_of(log, celery_servers)
     assert 10_700_000 < left_ms <= 10_800_000
     tasks.queues.release_lock(log)
     tasks.queues.apply_async([log], queue=unread, expires=60)
-    (left_ms,) = place_of(log, celery_servers)
+    (left_ms,) = reservation_of(log, celery_servers)
     assert left_ms <= 60_000
 
 
@@ -236,7 +236,7 @@ def test_a_message_that_expires_before_it_starts(busy, log, unread, monkeypatch)
     starts(f"{log}-first", 1)
     monkeypatch.setattr(
         reservations, "_time_in_queue", lambda *_: 3600.0
-    )  # so that its time alone does not end the place
+    )  # so that its time alone does not end the reservation
     result = tasks.queues.apply_async([log], queue=busy.queue, expires=1)
     expires = time.time() + 1  # or before
     until(lambda: time.time() > expires + 0.1)
@@ -288,10 +288,10 @@ def test_eager_mode_queues_nothing(log, celery_servers):
         assert [tasks.queues.delay(log).get() for _ in range(2)] == [f"done {log}"] * 2
     finally:
         app.conf.task_always_eager = False
-    assert place_of(log, celery_servers) == []
+    assert reservation_of(log, celery_servers) == []
 
 
-def test_a_run_whose_message_comes_again_keeps_its_place(worker, log, unread):
+def test_a_run_whose_message_comes_again_keeps_its_reservation(worker, log, unread):
     result = tasks.queues_late.delay(log, gated=True)
     (killed,) = starts(log, 1)
     os.kill(killed["pid"], signal.SIGKILL)
@@ -305,7 +305,7 @@ def test_a_run_whose_message_comes_again_keeps_its_place(worker, log, unread):
     until(lambda: is_free(tasks.queues_late, log, unread))
 
 
-def test_the_place_outlives_a_worker_whose_message_does(worker, start_worker, log, unread):
+def test_the_reservation_outlives_a_worker_whose_message_does(worker, start_worker, log, unread):
     with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1") as victim:
         result = tasks.queues_late.apply_async([log, True], queue=victim.queue)
         (killed,) = starts(log, 1)
@@ -348,7 +348,7 @@ def test_no_message_comes_between_a_run_and_its_retry(worker, log):
     assert records.count(f"{log}:starts") == 1
 
 
-def test_the_last_of_its_retries_leaves_the_place(worker, log, unread):
+def test_the_last_of_its_retries_releases_the_reservation(worker, log, unread):
     task = tasks.queues_and_is_retried_slowly
     result = task.delay(log, fails=2)
     go(log)
@@ -357,11 +357,11 @@ def test_the_last_of_its_retries_leaves_the_place(worker, log, unread):
     until(lambda: is_free(task, log, unread))
 
 
-def test_a_copy_takes_no_place_that_its_run_has_left(worker, log, unread):
+def test_a_copy_makes_no_reservation_that_its_run_has_released(worker, log, unread):
     result = tasks.queues.delay(log, gated=True)
     starts(log, 1)
-    place = reservations.Place(tasks.queues, f"work:{log}", result.id, "token")
-    headers = {reservations.PLACE: place.header, COPY: True}
+    reservation = reservations.Reservation(tasks.queues, f"work:{log}", result.id, "token")
+    headers = {reservations.RESERVATION: reservation.header, COPY: True}
     tasks.queues.push_request(id=result.id)  # a run sends its own message again
     try:
         tasks.queues.apply_async([log, True], task_id=result.id, headers=headers, queue=unread)
@@ -372,7 +372,7 @@ def test_a_copy_takes_no_place_that_its_run_has_left(worker, log, unread):
     until(lambda: is_free(tasks.queues, log, unread))
 
 
-def test_a_message_that_is_sent_again_keeps_its_place(worker, log, unread):
+def test_a_message_that_is_sent_again_keeps_its_reservation(worker, log, unread):
     first = tasks.queues_again.delay(log, gated=True)
     starts(log, 1)
     second = tasks.queues_again.delay(log)
@@ -498,7 +498,7 @@ def test_unsupported_combinations_of_options_are_refused(options, error, text):
         type("job", (LockedTask,), {"name": "job", "lock_key": "job", "run": lambda self: None, **options})
 
 
-def test_forwarded_headers_do_not_bypass_a_place(worker, log):
+def test_forwarded_headers_do_not_bypass_a_reservation(worker, log):
     first, second = tasks.forwards_its_headers.delay(log).get(timeout=records.WAIT)
     assert first == second
     go(f"{log}-next")

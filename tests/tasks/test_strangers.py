@@ -90,8 +90,8 @@ def test_where_an_id_cannot_be_read_nobody_is_judged(container):
     assert not said(start(container, MACHINE))
 
 
-def is_gone(place):
-    holder = TaskHolder.of(f"client:1:{place}:id")
+def is_gone(process):
+    holder = TaskHolder.of(f"client:1:{process}:id")
     assert holder is not None
     return holder.is_gone
 

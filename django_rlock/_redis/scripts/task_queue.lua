@@ -1,13 +1,13 @@
--- Takes the place of a task's message in the queue, unless another message has it, or a run of that task has the lock.
+-- Reserves the key of a task's message, unless another message has it, or a run of that task has the lock.
 --
--- KEYS[1]  the place: <token>:<task id>, a newline, the time when it was taken in s, the start of its message in ms or -
---          once its run has begun, and a description; with ? before it until the message is sent
+-- KEYS[1]  the reservation: <token>:<task id>, a newline, the time when it was made in s, the start of its message in ms
+--          or - once its run has begun, and a description; with ? before it until the message is sent
 -- KEYS[2]  the lock: hash of owner -> holds
--- KEYS[3]  sorted set: the keys of the places of that lock -> when they were taken, s
--- KEYS[4]  the former place: the place of the message to replace, until its replacement has been sent
+-- KEYS[3]  sorted set: the keys of the reservations of that lock -> when they were made, s
+-- KEYS[4]  the former reservation: the reservation of the message to replace, until its replacement has been sent
 -- KEYS[5]  executed requests
 -- ARGV[1]  nonce
--- ARGV[2]  request, and the place's value, without ? and what follows the newline, separated by a space
+-- ARGV[2]  request, and the reservation's value, without ? and what follows the newline, separated by a space
 -- ARGV[3]  how long it is kept until the message is sent, ms
 -- ARGV[4]  mark of the owners of the task's runs, or '' if runs do not count
 -- ARGV[5]  its description
@@ -18,15 +18,15 @@
 -- Returns {nonce, the value that it has, '', 0}; or {nonce, '', owner of a run, its remaining lease in ms}.
 
 -- include: counting
--- include: move_place
+-- include: move_reservation
 
 local request, own = string.match(ARGV[2], '^(%S+) (.*)$')
-if was_obeyed(KEYS[5], request) then  -- a late copy must not move the place of a newer message
+if was_obeyed(KEYS[5], request) then  -- a late copy must not move the reservation of a newer message
     return {ARGV[1], redis.call('get', KEYS[1]) or '?' .. own, '', 0}
 end
 local starts = now_ms() + ARGV[6]
 if redis.call('exists', KEYS[1]) == 0 and redis.call('exists', KEYS[4]) == 1 then
-    move_place(KEYS[3], KEYS[4], KEYS[1])  -- the sender of its replacement has died
+    move_reservation(KEYS[3], KEYS[4], KEYS[1])  -- the sender of its replacement has died
 end
 local known = redis.call('get', KEYS[1])
 if known then
@@ -47,7 +47,7 @@ if ARGV[4] ~= '' then
     end
 end
 if known then
-    move_place(KEYS[3], KEYS[1], KEYS[4])
+    move_reservation(KEYS[3], KEYS[1], KEYS[4])
 end
 remember(KEYS[5], request, ARGV[8])
 local value, now = '?' .. own, redis.call('time')[1]

@@ -24,7 +24,7 @@ from django_rlock.inspection import (
     find_locks,
     find_named,
     force_release,
-    free_places,
+    free_reservations,
     listed_aliases,
     queued_messages,
     take_survey,
@@ -73,7 +73,7 @@ class Outcome:
 class Command(BaseCommand):
     help = (
         "Frees locks of other owners, each only if the owner that was found still holds it; for NAME also the "
-        "places of Celery tasks' messages in the queue. NAME and --pattern add locks, other conditions exclude locks. "
+        "reservations of Celery tasks' queued messages. NAME and --pattern add locks, other conditions exclude locks. "
         "After a deploy: rlock_release --dead --no-input. After celery purge: rlock_release --queue QUEUE --no-input. "
         "Exit status: 0 freed, or nothing is dead; 1 an error; 2 wrong usage; 3 nothing matched."
     )
@@ -88,7 +88,7 @@ class Command(BaseCommand):
         parser.add_argument("--host", help="only locks of processes on this host")
         parser.add_argument("--pattern", help="locks whose names match a shell pattern, as in 'stock:*'")
         parser.add_argument(
-            "--queue", help="the places of all messages in this queue, and no locks; reads every key of the server"
+            "--queue", help="reservations of all messages in this queue, and no locks; reads every key of the server"
         )
         parser.add_argument("--dry-run", action="store_true", help="say what would be freed, and free nothing")
         parser.add_argument(
@@ -187,7 +187,7 @@ class Command(BaseCommand):
             return Outcome(found, "would free")
         try:
             if isinstance(has_it, QueuedMessage):
-                freed = bool(free_places([has_it]))
+                freed = bool(free_reservations([has_it]))
             else:
                 freed = force_release(lock.name, has_it.owner, lock.using, why, by=_operator())
         except (LockUnavailableError, ImproperlyConfigured, ValueError) as error:  # such as a name that is too long

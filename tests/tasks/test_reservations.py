@@ -1,4 +1,4 @@
-"""Messages that have a place in the queue are seen, and their places freed, from outside."""
+"""Messages that have a reservation are seen, and their reservations freed, from outside."""
 
 import json
 from io import StringIO
@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from kombu import Queue
 
 from django_rlock.celery import LockedTask
-from django_rlock.inspection import free_places, lock_info, queued_messages
+from django_rlock.inspection import free_reservations, lock_info, queued_messages
 from tests.celery_app import app, tasks
 from tests.celery_app.records import starts, until
 from tests.tasks.test_losses import go
@@ -124,14 +124,14 @@ def test_the_admin_shows_it(queued, unread, log, admin_client):
         assert text in page
 
 
-def test_rlock_release_frees_the_place_of_a_name(queued, unread, log):
+def test_rlock_release_frees_the_reservation_of_a_name(queued, unread, log):
     assert queued.id in run("rlock_release", f"work:{log}", "--no-input")
     assert lock_info(f"work:{log}") is None
     assert tasks.queues.apply_async([log], queue=unread).id != queued.id
     assert waiting(unread) == 2
 
 
-def test_rlock_release_frees_all_places_of_a_queue(queued, unread, log):
+def test_rlock_release_frees_all_reservations_of_a_queue(queued, unread, log):
     other = tasks.queues.apply_async([f"{log}-2"], queue=f"{unread}-2")
     tasks.queues_late.apply_async([f"{log}-3"], queue=unread)
     options = "--queue", unread, "--using", "default", "--no-input", "--format", "json"
@@ -142,15 +142,15 @@ def test_rlock_release_frees_all_places_of_a_queue(queued, unread, log):
     tasks.queues.release_lock(f"{log}-2")
 
 
-def test_a_place_that_another_message_has_meanwhile_is_not_freed(queued, unread, log):
+def test_a_reservation_that_another_message_has_meanwhile_is_not_freed(queued, unread, log):
     [message] = queued_messages("default", [f"work:{log}"])
     tasks.queues.release_lock(log)
     later = tasks.queues.apply_async([log], queue=unread)
-    assert free_places([message]) == 0
+    assert free_reservations([message]) == 0
     assert tasks.queues.apply_async([log], queue=unread).id == later.id
 
 
-def test_apps_on_other_brokers_share_no_places(log):
+def test_apps_on_other_brokers_share_no_reservations(log):
     results: list[Any] = []
     for database in (1, 4, 1):
         url = app.conf.broker_url.removesuffix("/1") + f"/{database}"
