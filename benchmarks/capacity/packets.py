@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from django_rlock import FairLock, RLock
-from django_rlock._monitoring.reports import PROCESSES, report_key
+from django_rlock._redis.keys import PROCESSES, report_key
 from django_rlock._transport.calls import ScriptCall, next_nonce, pack, pack_command
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import RENEW

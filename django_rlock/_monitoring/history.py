@@ -12,9 +12,8 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock._monitoring.parsing import document_in, list_of, number_of, short_text, texts_of
+from django_rlock._monitoring.parsing import KEEP, SLOT, SLOTS, document_in, list_of, number_of, short_text, texts_of
 from django_rlock._monitoring.reading import asking, listed_aliases
-from django_rlock._monitoring.recorded import KEEP, SLOT, SLOTS
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import CLIENT_LENGTH, Party
 from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS

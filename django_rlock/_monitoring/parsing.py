@@ -9,9 +9,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from django_rlock._core.process import Owned
-from django_rlock._monitoring.recorded import MAX_NAMED
 from django_rlock._redis.keys import WRITER
 from django_rlock.locks.infos import Party
+
+# --- limits of reports, for their writers and readers -----------------------------------------------------------------
+
+HEARTBEAT = 5.0
+"""The interval of heartbeats while a process has anything to report, in seconds."""
+MAX_NAMED = 3
+"""The number of last holders of a hot lock in a report, each a different thread or task."""
+KEEP = 86400.0
+"""How long a history is kept after it was last written, in seconds."""
+SLOT = 300.0
+"""The length of a slot of the last hour, in seconds."""
+SLOTS = 12
+MAX_HOLDS = 10
+"""The number of holds of a lock that a process remembers."""
+MAX_WAITS = 50
+"""The number of waits of a lock that a process remembers, for the length of the queue."""
+
 
 # --- untrusted --------------------------------------------------------------------------------------------------------
 

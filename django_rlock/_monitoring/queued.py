@@ -12,7 +12,6 @@ from django_rlock._monitoring.reading import asking
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import ScriptCall, prepare, run_flow
 from django_rlock._transport.registry import sync_driver
-from django_rlock.locks import BaseLock, rlock
 from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.settings import get_settings
 
@@ -106,16 +105,17 @@ def free_reservations(messages: Sequence[QueuedMessage]) -> int:
 
 def _free(message: QueuedMessage) -> bool:
     driver = sync_driver(message.using)
-    call = change_call(rlock(message.name, using=message.using), message.key, message.value, 0, RUNS)
+    lock_key = get_settings(message.using).key_prefix + message.name
+    call = change_call(message.name, lock_key, message.key, message.value, 0, RUNS)
     _, freed, *_ = run_flow(driver.run, (call, driver.now() + _PATIENCE))
     return bool(freed)
 
 
-def change_call(lock: BaseLock, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
-    """The call that keeps a reservation for ``ms`` milliseconds from now, or releases it (0), if the reservation has
-    that value; with ``ASKS`` it only returns whether the message was replaced. ``starts`` is the number of milliseconds
-    until the message starts, or ``RUNS`` or ``UNSENT``.
+def change_call(name: str, lock_key: str, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
+    """The call that changes the reservation at ``key``, for the lock ``name``, if the reservation has that value: it
+    keeps the reservation for ``ms`` milliseconds from now, or releases it (0); with ``ASKS`` it only returns whether
+    the message was replaced. ``starts`` is the number of milliseconds until the message starts, or ``RUNS`` or
+    ``UNSENT``.
     """
-    return ScriptCall(
-        lock.name, prepare(scripts.TASK_RESERVATION, keys.reservation_change_keys(lock.key, key), (ms, starts)), value
-    )
+    call = prepare(scripts.TASK_RESERVATION, keys.reservation_change_keys(lock_key, key), (ms, starts))
+    return ScriptCall(name, call, value)

@@ -1,4 +1,9 @@
-"""Reads reports and locks from an alias's server or nodes, in few round trips."""
+"""Reads reports and locks from an alias's server or nodes, in few round trips, and trusts no value.
+
+Anyone with write access may have planted a value: of another type, huge, not UTF-8, not JSON. Such a value is left out,
+and never breaks a page. Replies are read as bytes even if the alias decodes them, because a value that cannot be
+decoded would leave the rest of the reply in the connection.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +25,18 @@ from django_rlock._core import threads
 from django_rlock._core.addresses import locations
 from django_rlock._core.text import hide_secrets, redacted
 from django_rlock._monitoring.parsing import Fields, Report, number_of, parse_report, plain_text, unchanged_report
-from django_rlock._monitoring.recent import recent_field, recent_key
-from django_rlock._monitoring.recorded import HISTORIES, history_key
-from django_rlock._monitoring.reports import PROCESSES, report_key
-from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, queue_key, redisson_queue_key, reservations_key
+from django_rlock._redis.keys import (
+    HISTORIES,
+    JAVA_QUEUE_ENTRY,
+    PROCESSES,
+    history_key,
+    queue_key,
+    recent_field,
+    recent_key,
+    redisson_queue_key,
+    report_key,
+    reservations_key,
+)
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import unavailable
 from django_rlock._transport.cluster import ClusterClient
@@ -31,14 +44,6 @@ from django_rlock._transport.connections import SERVER_ERRORS, get_client, node_
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
 from django_rlock.settings import get_aliases, get_settings, is_url, server_aliases
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-# Reads reports and locks from Redis, in few round trips, and trusts no value.
-#
-# Anyone with write access may have planted a value: of another type, huge, not UTF-8, not JSON. Such a value is left
-# out, and never breaks a page. Replies are read as bytes even if the alias decodes them, because a value that cannot be
-# decoded would leave the rest of the reply in the connection.
 
 MAX_PROCESSES = 2000
 MAX_FIELDS = 4000
@@ -303,9 +308,7 @@ def _waiting(member: bytes | str) -> str:
     return named[1] if named else owner
 
 
-# --- sources ----------------------------------------------------------------------------------------------------------
-
-# Reads locks and reports from the server of an alias, or from its nodes, of which a quorum must reply.
+# --- the server of an alias, or its nodes, of which a quorum must reply -----------------------------------------------
 
 T = TypeVar("T")
 

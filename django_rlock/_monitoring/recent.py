@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from django_rlock._monitoring.parsing import KEEP, MAX_HOLDS, MAX_WAITS
 from django_rlock._monitoring.recorded import (
-    KEEP,
     MAX_TEXT,
     Held,
     describe_event,
@@ -22,6 +22,7 @@ from django_rlock._monitoring.recorded import (
     described_context,
     names_of,
 )
+from django_rlock._redis.keys import recent_field, recent_key
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import Command
 from django_rlock.locks.records import Hold
@@ -30,9 +31,6 @@ from django_rlock.settings import get_settings
 
 MAX_LOCKS = 50
 """How many locks a process remembers; first it forgets those for which nobody waited."""
-MAX_HOLDS = 10
-MAX_WAITS = 50
-"""How many waits of a lock it remembers, for the length of the queue."""
 MAX_NAMED_WAITS = 10
 """Of how many of these, the last ones, it tells whose they were."""
 MAX_FREED = 5
@@ -44,11 +42,6 @@ _LONG = 0.5
 
 LockId = tuple[str, str]
 """Alias and name."""
-
-
-def recent_key(client: str) -> str:
-    """The key of a process's last holds and waits, a hash."""
-    return f"rlock_recent:{client}"
 
 
 class Recent:
@@ -155,11 +148,6 @@ class Recents:
             return None
         earlier = itertools.islice(self._locks.items(), excess + MAX_LOCKS - _LATEST)
         return next((lock for lock, recent in earlier if recent.is_dull), oldest)
-
-
-def recent_field(key: str) -> str:
-    """The field of a lock with a key."""
-    return f"lock {key}"
 
 
 def _field(lock: LockId) -> str:

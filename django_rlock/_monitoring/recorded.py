@@ -20,6 +20,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
+from django_rlock._monitoring.parsing import KEEP, MAX_NAMED, SLOT, SLOTS
+from django_rlock._redis.keys import HISTORIES, history_key
 from django_rlock._transport.connections import SERVER_ERRORS
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import Command, Commands, commands_to
@@ -94,8 +96,6 @@ LEAST_RATE = 1.0
 """The number of acquisitions per second from which a lock is hot."""
 MAX_HOT = 10
 """The number of hot locks that a process reports: those with the highest rates."""
-MAX_NAMED = 3
-"""The number of last holders to report, each a different thread or task."""
 _FEW = 10
 """Groups with more locks than this are not counted."""
 
@@ -177,23 +177,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.reports")
 
-HISTORIES = "rlock_histories"
-"""Sorted set of the processes that have a history: client id → server time when it was written, in seconds."""
-SLOT = 300.0
-"""The length of a slot of the last hour, in seconds."""
-SLOTS = 12
 LOOK_EVERY = 5.0
 WRITE_EVERY = 5.0
-KEEP = 86400.0
-"""How long a history is kept after it was last written, in seconds."""
 _EVENT_PAUSE = 1.0
 _RETRY_PAUSE = 10.0
 _LEAST_WINDOW = 1.0
-
-
-def history_key(client: str) -> str:
-    """The key of a process's history, a string."""
-    return f"rlock_history:{client}"
 
 
 @dataclass(slots=True)

@@ -21,9 +21,11 @@ from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, on_exit
+from django_rlock._monitoring.parsing import HEARTBEAT
 from django_rlock._monitoring.recent import Recents
 from django_rlock._monitoring.recorded import HotLock, Recorder, describe_process, described_context, server_clock
 from django_rlock._monitoring.stacks import Stacks, shows_stack
+from django_rlock._redis.keys import PROCESSES, report_key
 from django_rlock._transport.connections import SERVER_ERRORS
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import Command, commands_to
@@ -35,10 +37,6 @@ Item = Hold | Wait
 
 logger = logging.getLogger("django_rlock.reports")
 
-PROCESSES = "rlock_processes"
-"""Sorted set of the processes that have a report: client id → server time of the last heartbeat, in seconds."""
-HEARTBEAT = 5.0
-"""The interval of heartbeats while a process has anything to report, in seconds."""
 MIN_AGE = 0.5
 """Holds and waits that end sooner than this are never written, in seconds."""
 MAX_ENTRIES = 1000
@@ -49,11 +47,6 @@ _SHORTEST_TTL = 60.0
 _CLOCK_PAUSE = HEARTBEAT
 _CLOCK_STEP = 0.2
 _FORGET_AFTER = 30 * 86400.0
-
-
-def report_key(client: str) -> str:
-    """The key of a process's report, a hash."""
-    return f"rlock_process:{client}"
 
 
 class Publisher:
@@ -296,7 +289,7 @@ class Reporter:
         due = min([due, *(publisher.publish(now) for publisher in self.publishers.values())])
         self.stacks.answer()
         for publisher in self.publishers.values():
-            if publisher.using not in self.stacks.heard and publisher.shows_stacks:
+            if publisher.using not in self.stacks.channels and publisher.shows_stacks:
                 self.stacks.listen(publisher.using)
         return due
 

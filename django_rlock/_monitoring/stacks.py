@@ -13,6 +13,7 @@ from functools import partial
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._redis.keys import stack_channel, stack_key
 from django_rlock._transport.bridges import stack_of
 from django_rlock._transport.calls import unavailable
 from django_rlock._transport.connections import SERVER_ERRORS, is_cluster
@@ -40,30 +41,20 @@ MAX_CALLS = 200
 _MOST_ASKED = 10
 
 
-def stack_channel(client: str) -> str:
-    """The channel for requests to a process. It has the prefix of the wake-up channels, so the process needs no
-    additional right to subscribe. The payload is a list of the lock's key, its owner, and the ``request``."""
-    return f"rlock_wake:stack:{client}"
-
-
-def stack_key(request: str) -> str:
-    """The key of the reply, a string: a JSON list of lines."""
-    return f"rlock_stack:{request}"
-
-
 class Stacks:
     """The requests to this process without a reply yet; ``wake`` wakes the thread that replies."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._asked: deque[tuple[str, str]] = deque(maxlen=_MOST_ASKED)
-        self.heard: dict[str, ListenerWaiter] = {}
+        self.channels: dict[str, ListenerWaiter] = {}
 
     def listen(self, using: str) -> None:
         """Subscribe to requests on the server of an alias."""
-        self.heard[using] = listener(using).call_at(stack_channel(client_id()), partial(self._hear, using))
+        self.channels[using] = listener(using).call_at(stack_channel(client_id()), partial(self._receive, using))
 
-    def _hear(self, using: str, message: str) -> None:
+    def _receive(self, using: str, message: str) -> None:
+        # A list of the lock's key, its owner, and the name of the reply.
         if message:
             self._asked.append((using, message))
             self._wake()

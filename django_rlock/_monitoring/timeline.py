@@ -13,10 +13,8 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from django_rlock._monitoring.history import Happening, LockEvent, PastHold, events_in, party_in, plain
-from django_rlock._monitoring.parsing import document_in, list_of, number_of, short_text
+from django_rlock._monitoring.parsing import KEEP, MAX_HOLDS, MAX_WAITS, document_in, list_of, number_of, short_text
 from django_rlock._monitoring.reading import RecentText, asking
-from django_rlock._monitoring.recent import MAX_HOLDS, MAX_WAITS
-from django_rlock._monitoring.recorded import KEEP
 from django_rlock.locks.infos import LockInfo, Party
 from django_rlock.locks.statistics import LONG_WAIT
 from django_rlock.settings import get_settings

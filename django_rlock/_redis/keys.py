@@ -231,3 +231,42 @@ def reservation_change_keys(key: str, reservation: str) -> tuple[str, str, str, 
     and its replaced messages at the end."""
     reservation = reservation.removesuffix(FORMER)
     return reservation, reservations_key(key), reservation + FORMER, tagged("rlock_replaced", key)
+
+
+# --- reports of processes, for the admin and the commands -------------------------------------------------------------
+
+PROCESSES = "rlock_processes"
+"""Sorted set of the processes that have a report: client id → server time of the last heartbeat, in seconds."""
+HISTORIES = "rlock_histories"
+"""Sorted set of the processes that have a history: client id → server time when it was written, in seconds."""
+
+
+def report_key(client: str) -> str:
+    """The key of a process's report, a hash."""
+    return f"rlock_process:{client}"
+
+
+def history_key(client: str) -> str:
+    """The key of a process's history, a string."""
+    return f"rlock_history:{client}"
+
+
+def recent_key(client: str) -> str:
+    """The key of a process's last holds and waits, a hash."""
+    return f"rlock_recent:{client}"
+
+
+def recent_field(key: str) -> str:
+    """The field of a lock's last holds and waits."""
+    return f"lock {key}"
+
+
+def stack_channel(client: str) -> str:
+    """The channel for requests to a process for the stack of a holder. It has the prefix of the wake-up channels, so
+    the process needs no additional right to subscribe."""
+    return f"rlock_wake:stack:{client}"
+
+
+def stack_key(request: str) -> str:
+    """The key of the reply, a string: a JSON list of lines."""
+    return f"rlock_stack:{request}"

@@ -201,7 +201,9 @@ class Reservation:
         return known.decode().partition("\n")[0], run.decode(), left_ms
 
     def _change(self, ms: int | str, starts: int | str) -> _Changed:
-        done, known, replaced = self._run(change_call(self.lock, self._key, self._value, ms, starts))
+        done, known, replaced = self._run(
+            change_call(self.lock.name, self.lock.key, self._key, self._value, ms, starts)
+        )
         return _Changed(bool(done), _value_in(known), bool(replaced))
 
     def _run(self, call: ScriptCall) -> list[Any]:
@@ -228,7 +230,7 @@ def release_later(header: Header, task_id: str, state: str = RUNS) -> None:
     except ImproperlyConfigured as error:
         log(logger, logging.WARNING, "The reservation of message %s is not released: %s", task_id, error)
         return
-    call = change_call(lock, keys.reservation_key(lock.key, mark), f"{token}:{task_id}", 0, state)
+    call = change_call(lock.name, lock.key, keys.reservation_key(lock.key, mark), f"{token}:{task_id}", 0, state)
     clean_up(using, call, monotonic() + _RELEASED_WITHIN)
 
 

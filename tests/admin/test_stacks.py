@@ -14,7 +14,8 @@ from django.test import Client
 from django.urls import reverse
 
 from django_rlock._monitoring import stacks
-from django_rlock._monitoring.stacks import holder_stack, stack_channel
+from django_rlock._monitoring.stacks import holder_stack
+from django_rlock._redis.keys import stack_channel
 from tests.admin.conftest import LogIn
 from tests.admin.pages import detail, text
 from tests.eventually import eventually

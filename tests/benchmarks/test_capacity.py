@@ -9,8 +9,7 @@ from benchmarks.capacity import checks, packets, raw
 from benchmarks.results import Row, Table, to_json
 from benchmarks.sizing import Costs, Load
 from django_rlock import FairLock, RLock
-from django_rlock._monitoring.reports import PROCESSES, report_key
-from django_rlock._redis.keys import queue_key
+from django_rlock._redis.keys import PROCESSES, queue_key, report_key
 
 COSTS = Costs(
     pair=40,

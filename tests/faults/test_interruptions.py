@@ -24,7 +24,7 @@ from django_rlock import (
 )
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring.reports import report_key
+from django_rlock._redis.keys import report_key
 from django_rlock._transport.calls import pack_command, run_sync
 from django_rlock._transport.connection import Connection
 from django_rlock._transport.connections import server

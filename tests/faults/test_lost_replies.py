@@ -12,7 +12,7 @@ from django_redis import get_redis_connection
 from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiLock, RLock
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring import reports
-from django_rlock._redis import scripts
+from django_rlock._redis import keys, scripts
 from django_rlock._transport import async_connection, calls, pool
 from django_rlock._transport.connection import KEEPALIVE
 from django_rlock._transport.connections import server
@@ -309,7 +309,7 @@ def publisher(proxy):
     """The report of another process, whose first write was executed and not confirmed."""
     publisher = reports.Publisher("default")
     publisher.client = "another"
-    publisher.key = reports.report_key(publisher.client)
+    publisher.key = keys.report_key(publisher.client)
     lost = [proxy.lose_reply(b"PEXPIRE") for _ in range(2)]
     with RLock("stock:42"):
         (hold,) = HOLDS.snapshot()
@@ -331,4 +331,4 @@ def test_an_unconfirmed_report_is_taken_back_at_exit(publisher, proxy, redis_cli
     publisher.take_back()
     assert cut.served.is_set()
     assert not redis_client.exists(publisher.key)
-    assert redis_client.zscore(reports.PROCESSES, "another") is None
+    assert redis_client.zscore(keys.PROCESSES, "another") is None

@@ -10,6 +10,7 @@ import redis
 
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring import reports
+from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
 from django_rlock.inspection import lock_info
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -73,7 +74,7 @@ def report_of(client: Any) -> dict[str, Any]:
 
 
 def report_key() -> str:
-    return reports.report_key(client_id())
+    return keys.report_key(client_id())
 
 
 @contextmanager

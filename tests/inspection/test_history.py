@@ -11,8 +11,8 @@ from pytest_django import Settings
 
 from django_rlock import rlock
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring import recorded
 from django_rlock._monitoring.history import MAX_JSON, LockEvent, Work, read_history
+from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import LockInfo, force_release, iter_locks
@@ -88,7 +88,7 @@ def test_what_an_alias_keeps_to_itself_is_not_written(
     finally:
         context.reset(token)
     assert past.written().work
-    assert "secret" not in str(redis_client.get(recorded.history_key(client_id())))
+    assert "secret" not in str(redis_client.get(keys.history_key(client_id())))
 
 
 def test_waits_and_attempts_that_gave_up_are_counted(past: Past) -> None:
@@ -135,7 +135,7 @@ def test_any_number_of_names_makes_a_history_of_bounded_size(past: Past, redis_c
     assert len(found.work) == MAX_GROUPS + 1
     assert sum(each.acquired for each in found.work) == MAX_GROUPS + 50
     assert len(found.events) == MAX_EVENTS
-    assert redis_client.strlen(recorded.history_key(client_id())) < MAX_JSON
+    assert redis_client.strlen(keys.history_key(client_id())) < MAX_JSON
 
 
 def test_after_an_hour_nothing_is_left_of_it(past: Past) -> None:
@@ -153,7 +153,7 @@ def test_after_an_hour_nothing_is_left_of_it(past: Past) -> None:
 def test_only_the_last_hour_of_a_history_counts(past: Past, redis_client: redis.Redis, age: int) -> None:
     take(rlock("stock:1"))
     past.written()
-    key = recorded.history_key(client_id())
+    key = keys.history_key(client_id())
     document = json.loads(str(redis_client.get(key)))
     [entry] = document["work"]
     entry["slots"] = [[start - age, acquired, gave_up] for start, acquired, gave_up in entry["slots"]]
@@ -285,7 +285,7 @@ def test_planted_histories_break_nothing(past: Past, redis_client: redis.Redis, 
     now = redis_client.time()[0]
     redis_client.set("rlock_history:x", planted.replace("%d", str(now)) if isinstance(planted, str) else planted)
     redis_client.execute_command("ZADD", "rlock_histories", now, "x", now, b"\xff", now, "gone")
-    redis_client.hset(recorded.history_key("\\xff"), "a", "hash")
+    redis_client.hset(keys.history_key("\\xff"), "a", "hash")
     found = read_history()
     assert {"stock:…"} <= {each.label for each in found.work}
     assert all(0 <= each.acquired < 2**60 for each in found.work)
@@ -312,4 +312,4 @@ def test_every_node_gets_it_and_a_majority_is_enough_to_read_it(
     assert (counted.label, counted.acquired) == ("stock:…", 1)
     for server in servers[1:]:
         with server.client() as client:
-            assert client.exists(recorded.history_key(client_id()))
+            assert client.exists(keys.history_key(client_id()))

@@ -11,8 +11,9 @@ import redis
 from pytest_django import Settings
 
 from django_rlock import LockTimeoutError, LockUnavailableError, RLock, inspection, rlock
-from django_rlock._monitoring import reading, reports
+from django_rlock._monitoring import reading
 from django_rlock._monitoring.history import read_history
+from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
 from django_rlock.inspection import LockState, force_release, iter_locks, lock_info
 from django_rlock.locks import infos
@@ -337,7 +338,7 @@ def test_the_client_id_of_this_process_is_not_asked_for_at_the_server(redis_clie
     """Its own report may be old; what it knows of itself is not."""
     with rlock("stock:1"):
         redis_client.zadd("rlock_processes", {client_id(): 1})
-        redis_client.hset(reports.report_key(client_id()), "host", "stale")
+        redis_client.hset(keys.report_key(client_id()), "host", "stale")
         assert not held("stock:1").holder.silent
         assert held("stock:1").holder.heard_ago < 60
 

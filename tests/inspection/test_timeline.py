@@ -11,8 +11,9 @@ import redis
 from pytest_django import Settings
 
 from django_rlock import rlock
-from django_rlock._monitoring import recent
+from django_rlock._monitoring import parsing, recent
 from django_rlock._monitoring.timeline import MAX_JSON, MAX_SHOWN, WINDOWS, Chart, Timeline, read_timeline
+from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import force_release, lock_info
@@ -63,7 +64,7 @@ def test_the_last_holds_are_remembered_when_the_lock_is_free(past: Past) -> None
     with working_on(route="POST /buy/1/"):
         take(*["stock:1"] * 12, "stock:2")
     found = timeline(past)
-    assert whats(found) == ["held"] * recent.MAX_HOLDS
+    assert whats(found) == ["held"] * parsing.MAX_HOLDS
     first = found.listed[0]
     assert (first.doing, first.place, first.name) == ("POST /buy/1/", "MainThread", "stock:1")
     assert found.longest_hold is not None
@@ -135,19 +136,19 @@ def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
     with working_on(**about):
         for number in range(recent.MAX_LOCKS + 5):
             with rlock(f"{number}", lease_time=60):
-                for _ in range(recent.MAX_WAITS + 5 if number == 30 else 1):
+                for _ in range(parsing.MAX_WAITS + 5 if number == 30 else 1):
                     assert not rlock(f"{number}", owner="y").acquire(blocking=False)
             take(*[f"{number}"] * 15)
         for _ in range(8):
             force_release("30", reason="z" * 1000, by="w" * 1000)
     past.written()
-    key = recent.recent_key(client_id())
+    key = keys.recent_key(client_id())
     fields = redis_client.hgetall(key)
     assert len([field for field in fields if field.startswith("lock ")]) == recent.MAX_LOCKS
     assert max(map(len, fields.values())) < MAX_JSON
     assert 80_000 < redis_client.ttl(key) <= 86_400
     found = read_timeline("default", "30", None)
-    assert len(found.waits) == recent.MAX_WAITS
+    assert len(found.waits) == parsing.MAX_WAITS
     assert sum(wait.is_named for wait in found.waits) == recent.MAX_NAMED_WAITS
     assert len(found.listed) <= 3 * MAX_SHOWN
 
@@ -155,10 +156,10 @@ def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
 def test_only_what_has_changed_is_written(past: Past, redis_client: redis.Redis) -> None:
     take("stock:1")
     past.round(0)
-    redis_client.hset(recent.recent_key(client_id()), "lock rlock:stock:1", "untouched")
+    redis_client.hset(keys.recent_key(client_id()), "lock rlock:stock:1", "untouched")
     take("stock:2")
     past.round(10)
-    fields = redis_client.hgetall(recent.recent_key(client_id()))
+    fields = redis_client.hgetall(keys.recent_key(client_id()))
     assert fields["lock rlock:stock:1"] == "untouched"
     assert "lock rlock:stock:2" in fields
 
@@ -183,7 +184,7 @@ def test_what_an_alias_keeps_to_itself_is_not_written(
     with working_on(route="POST /secret/"):
         take("stock:1")
     assert timeline(past)
-    assert "secret" not in str(redis_client.hgetall(recent.recent_key(client_id())))
+    assert "secret" not in str(redis_client.hgetall(keys.recent_key(client_id())))
 
 
 def test_a_quorum_has_it_on_each_node(past: Past, own_server: OwnServer, settings: Settings) -> None:

@@ -67,7 +67,7 @@ def test_the_holder_of_a_redlock_does_so_while_a_node_is_down(nodes: list[Embedd
 
 def check_stack() -> None:
     with hanging("stock:1"):
-        eventually(lambda: reports._reporter.value.stacks.heard)  # it listens, and has reported its hold
+        eventually(lambda: reports._reporter.value.stacks.channels)  # it listens, and has reported its hold
         lines = eventually(lambda: asked("stock:1"))
     assert any(line.endswith(" in hang_inside") for line in lines)
 
