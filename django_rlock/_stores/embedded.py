@@ -1,7 +1,7 @@
 """A Valkey server that the processes of a project on one machine share. The first process starts it.
 
 The server listens on a unix socket in a folder that only its user can reach. A connection that finds no server starts
-one by a separate program (``keeper.py``). Other connections cost as much as over any socket.
+one by a separate program (``supervisor.py``). Other connections cost as much as over any socket.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
-from django_rlock._stores import keeper
+from django_rlock._stores import supervisor
 
 LONGEST_PATH = 100
 """The maximum length of a socket's path, in bytes; the limit is 107 on Linux and 103 on macOS."""
@@ -39,53 +39,53 @@ _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\w*|afs|afpfs|webdav|9p|ceph|lustre|gpfs|gfs2?|ocfs2|beegfs|orangefs|pvfs2"
     r"|fuse\.(sshfs|davfs2?|glusterfs|ceph\S*|juicefs|seaweedfs|moosefs|rclone|s3fs|gcsfuse)"
 )
-_MOUNT = re.compile(r"on (?P<place>/.*) \((?P<type>[^,)]+)")  # a line of macOS's mount
+_MOUNT = re.compile(r"on (?P<folder>/.*) \((?P<type>[^,)]+)")  # a line of macOS's mount
 
 
 def check_folder(alias: str, folder: Path) -> None:
     """Raise ImproperlyConfigured unless this user may keep a server in a folder."""
-    place = f"RLOCK[{alias!r}] keeps its server in {str(folder)!r}"
+    subject = f"RLOCK[{alias!r}] keeps its server in {str(folder)!r}"
     advice = f"Set RLOCK[{alias!r}]['FOLDER'] to a folder of this machine that all processes of the project share"
     try:
         owner = folder.lstat().st_uid
     except FileNotFoundError:
         if not os.access(folder.parent, os.W_OK | os.X_OK):
-            raise ImproperlyConfigured(f"{place}, which does not exist and cannot be made. {advice}.") from None
+            raise ImproperlyConfigured(f"{subject}, which does not exist and cannot be made. {advice}.") from None
         owner = os.geteuid()
     except OSError as error:
-        raise ImproperlyConfigured(f"{place}, which cannot be used: {error.strerror}. {advice}.") from None
+        raise ImproperlyConfigured(f"{subject}, which cannot be used: {error.strerror}. {advice}.") from None
     if owner != os.geteuid():
         raise ImproperlyConfigured(
-            f"{place}, which belongs to {_user(owner)}, and this process runs as {_user(os.geteuid())}. A second "
+            f"{subject}, which belongs to {_user(owner)}, and this process runs as {_user(os.geteuid())}. A second "
             f"server would grant the same locks again: run this process as {_user(owner)}. If its locks are separate, "
             f"name another folder in RLOCK[{alias!r}]['FOLDER']."
         )
     if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise ImproperlyConfigured(f"{place}, where nothing can be written. {advice}.")
+        raise ImproperlyConfigured(f"{subject}, where nothing can be written. {advice}.")
     kind = file_system(folder)
     if _NETWORK.fullmatch(kind):
         raise ImproperlyConfigured(
-            f"{place}, which is on a network file system ({kind}): each machine would start a server of its own there, "
-            f"and two would grant the same lock. {advice}."
+            f"{subject}, which is on a network file system ({kind}): each machine would start a server of its own "
+            f"there, and two would grant the same lock. {advice}."
         )
     if is_long(folder) and not DESCRIPTORS.is_dir():
-        raise ImproperlyConfigured(f"{place}, whose path is too long for a socket. {advice}, with a shorter path.")
+        raise ImproperlyConfigured(f"{subject}, whose path is too long for a socket. {advice}, with a shorter path.")
 
 
 def is_long(folder: Path) -> bool:
     """Whether the path of the server's socket exceeds the maximum length."""
-    return len(os.fsencode(folder / keeper.SOCKET)) > LONGEST_PATH
+    return len(os.fsencode(folder / supervisor.SOCKET)) > LONGEST_PATH
 
 
 def file_system(folder: Path) -> str:
     """The type of the file system in which a folder is or would be; empty if the system does not say."""
-    places = dict(_mounts())  # of two mounts at one place, the later one hides the other
+    types = dict(_mounts())  # of two mounts on one folder, the later one hides the other
     resolved = folder.resolve()
-    return next((places[str(each)] for each in (resolved, *resolved.parents) if str(each) in places), "")
+    return next((types[str(each)] for each in (resolved, *resolved.parents) if str(each) in types), "")
 
 
 def _mounts() -> Iterator[tuple[str, str]]:
-    """The places of all mounts, with the types of their file systems."""
+    """The folders of all mounts, with the types of their file systems."""
     if MOUNTS.exists():
         for line in MOUNTS.read_text(errors="surrogateescape").splitlines():
             before, _, after = line.partition(" - ")
@@ -96,7 +96,7 @@ def _mounts() -> Iterator[tuple[str, str]]:
     except (OSError, subprocess.TimeoutExpired):
         return
     for found in _MOUNT.finditer(listed):
-        yield found["place"], found["type"]
+        yield found["folder"], found["type"]
 
 
 def _character(escape: re.Match[str]) -> str:
@@ -131,7 +131,9 @@ def make_pool(alias: str, folder: Path, idle_time: float) -> redis.ConnectionPoo
     """
     server = Embedded(folder, find_program(alias), idle_time)
     check_folder(alias, folder)
-    return redis.ConnectionPool(connection_class=EmbeddedConnection, path=str(folder / keeper.SOCKET), server=server)
+    return redis.ConnectionPool(
+        connection_class=EmbeddedConnection, path=str(folder / supervisor.SOCKET), server=server
+    )
 
 
 def find_program(alias: str) -> str:
@@ -170,10 +172,10 @@ class Embedded:
 
     def _dial(self, limit: float) -> socket.socket:
         if not is_long(self._folder):
-            return _connected(str(self._folder / keeper.SOCKET), limit)
+            return _connected(str(self._folder / supervisor.SOCKET), limit)
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return _connected(f"{DESCRIPTORS}/{folder}/{keeper.SOCKET}", limit)
+            return _connected(f"{DESCRIPTORS}/{folder}/{supervisor.SOCKET}", limit)
         finally:
             os.close(folder)
 
@@ -185,8 +187,10 @@ class Embedded:
                 return
             self._make_folder()
             logged = self._log_size()
-            said = _output([_python(), "-I", "-S", keeper.__file__, self._program, str(self._idle_time)], self._folder)
-            if said != keeper.READY:
+            said = _output(
+                [_python(), "-I", "-S", supervisor.__file__, self._program, str(self._idle_time)], self._folder
+            )
+            if said != supervisor.READY:
                 raise RedisConnectionError(f"The embedded server did not start: {self._reason(said, logged)}")
 
     def _make_folder(self) -> None:
@@ -198,16 +202,16 @@ class Embedded:
 
     @property
     def _log(self) -> Path:
-        return self._folder / keeper.LOG
+        return self._folder / supervisor.LOG
 
     def _log_size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0
 
     def _reason(self, said: str, logged: int) -> str:
         lines = self._logged_since(logged)
-        output = "; ".join([said or "its keeper ended at once", *lines[-2:], f"see {self._log}"])
+        output = "; ".join([said or "its supervisor ended at once", *lines[-2:], f"see {self._log}"])
         if any(word in line for word in _OF_DATA for line in lines):
-            data = self._folder / keeper.DATA
+            data = self._folder / supervisor.DATA
             return f"its data is damaged. If no process of the project holds a lock, remove {data}. It said: {output}"
         return output
 
@@ -233,7 +237,7 @@ def _connected(path: str, limit: float) -> socket.socket:
 
 
 def _output(command: list[str], folder: Path) -> str:
-    """The line that the keeper prints. The keeper continues in its own session, without our files."""
+    """The line that the supervisor prints. It continues in its own session, without our files."""
     environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     with subprocess.Popen(  # noqa: S603 - our own program
         command,
@@ -245,7 +249,7 @@ def _output(command: list[str], folder: Path) -> str:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     ) as started:
-        return _first_line(cast("IO[bytes]", started.stdout), 2 * keeper.START_WITHIN)
+        return _first_line(cast("IO[bytes]", started.stdout), 2 * supervisor.START_WITHIN)
 
 
 def _first_line(pipe: IO[bytes], within: float) -> str:
@@ -254,7 +258,7 @@ def _first_line(pipe: IO[bytes], within: float) -> str:
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         said = _read_line(pipe, selector, monotonic() + within)
-    return f"its keeper did not reply within {within:g} s" if said is None else said
+    return f"its supervisor did not reply within {within:g} s" if said is None else said
 
 
 def _read_line(pipe: IO[bytes], selector: selectors.BaseSelector, until: float) -> str | None:

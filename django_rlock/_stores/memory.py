@@ -171,14 +171,14 @@ class _Own:
         self._unused: list[InProcessServer] = []
         self.servers: dict[str, InProcessServer] = {}
 
-    def server(self, place: str) -> InProcessServer:
-        return self.servers.get(place) or threads.run_in_thread(self._start, place)
+    def server(self, url: str) -> InProcessServer:
+        return self.servers.get(url) or threads.run_in_thread(self._start, url)
 
-    def _start(self, place: str) -> InProcessServer:
+    def _start(self, url: str) -> InProcessServer:
         with self._mutex:
-            if place not in self.servers:
-                self.servers[place] = self._unused.pop() if self._unused else _first_server()
-            return self.servers[place]
+            if url not in self.servers:
+                self.servers[url] = self._unused.pop() if self._unused else _first_server()
+            return self.servers[url]
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
@@ -222,15 +222,15 @@ class MemoryConnection(redis.Connection):
         return sock
 
 
-def make_pool(place: str) -> redis.ConnectionPool:
+def make_pool(url: str) -> redis.ConnectionPool:
     """A pool of connections to the server of a URL in this process. Raises ImproperlyConfigured without the extra."""
     check_extra()
-    return redis.ConnectionPool(connection_class=MemoryConnection, dial=lambda: _own.value.server(place).dial())
+    return redis.ConnectionPool(connection_class=MemoryConnection, dial=lambda: _own.value.server(url).dial())
 
 
-def start(place: str, quarantine: float | None) -> None:
+def start(url: str, quarantine: float | None) -> None:
     """Start the server of a URL, which may take longer than a call may wait. With the QUARANTINE of its alias, it
     votes."""
-    server = _own.value.server(place)
+    server = _own.value.server(url)
     if quarantine:
         server.give_vote(quarantine)

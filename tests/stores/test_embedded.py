@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
 from django_rlock import LockUnavailableError, RLock, rlock
-from django_rlock._stores import embedded, keeper
+from django_rlock._stores import embedded, supervisor
 from django_rlock._transport.connections import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
@@ -67,9 +67,9 @@ def _used(settings: Any, folder: Path) -> Iterator[Path]:
 
 def _is_running(folder: Path) -> bool:
     """Whether a server holds the lock of its folder. A connection to it would be one more use."""
-    if not (folder / keeper.LOCK).exists():
+    if not (folder / supervisor.LOCK).exists():
         return False
-    with (folder / keeper.LOCK).open() as lock:
+    with (folder / supervisor.LOCK).open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -123,7 +123,7 @@ def test_it_ends_when_no_process_uses_it(folder: Path, settings: Any) -> None:
 def test_only_its_user_can_enter(folder: Path) -> None:
     with RLock("stock:1"):
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert (folder / keeper.SOCKET).stat().st_mode & 0o777 == 0o700
+        assert (folder / supervisor.SOCKET).stat().st_mode & 0o777 == 0o700
 
 
 @pytest.fixture
@@ -212,13 +212,13 @@ def test_damaged_data_is_reported_with_advice(folder: Path) -> None:
     with RLock("stock:1"):
         pid = server_pid()
     os.kill(pid, signal.SIGKILL)
-    [written] = (folder / keeper.DATA).glob("*.incr.aof")
+    [written] = (folder / supervisor.DATA).glob("*.incr.aof")
     written.write_bytes(b"damage" + written.read_bytes())
     with pytest.raises(LockUnavailableError) as caught:
         RLock("stock:2").acquire()
     told = str(caught.value)
-    assert f"its data is damaged. If no process of the project holds a lock, remove {folder / keeper.DATA}" in told
-    shutil.rmtree(folder / keeper.DATA)
+    assert f"its data is damaged. If no process of the project holds a lock, remove {folder / supervisor.DATA}" in told
+    shutil.rmtree(folder / supervisor.DATA)
     with RLock("stock:2") as lock:
         assert lock.owned()
 
@@ -226,7 +226,7 @@ def test_damaged_data_is_reported_with_advice(folder: Path) -> None:
 def test_a_folder_that_is_removed_while_it_runs(folder: Path) -> None:
     with RLock("stock:1"):
         first = server_pid()
-        with (folder / keeper.LOCK).open() as lock:
+        with (folder / supervisor.LOCK).open() as lock:
             shutil.rmtree(folder)
             fcntl.flock(lock, fcntl.LOCK_EX)  # which the server has until it ends
     with RLock("stock:1"):
@@ -271,7 +271,7 @@ def test_its_folder_is_in_the_project(settings: Any, tmp_path: Path) -> None:
     settings.BASE_DIR = tmp_path
     for _ in _used_in_project(settings):
         with RLock("stock:1"):
-            assert (tmp_path / ".rlock" / keeper.SOCKET).is_socket()
+            assert (tmp_path / ".rlock" / supervisor.SOCKET).is_socket()
             assert (tmp_path / ".rlock/.gitignore").read_text() == "*\n"
 
 

@@ -1,6 +1,6 @@
 """Starts the server of a folder, unless it runs, and ends it when no process has used it for a while.
 
-    python -I -S keeper.py <server program> <idle time in seconds>      (in the folder)
+    python -I -S supervisor.py <server program> <idle time in seconds>      (in the folder)
 
 It prints one line: ``ready`` when the server replies, or what went wrong. It is a separate program, with one thread and
 only the standard library, because the process that starts it may be forked or killed at any time. A forked process
@@ -112,10 +112,10 @@ def _is_first(lock: int) -> bool:
 def _start(program: str, lock: int) -> "subprocess.Popen[bytes]":
     options = [word for name, value in OPTIONS.items() for word in (f"--{name}", value)]
     # There is one thread, so a function may run in the child.
-    return subprocess.Popen([program, *options], pass_fds=[lock], preexec_fn=_end_with_keeper)  # noqa: PLW1509, S603
+    return subprocess.Popen([program, *options], pass_fds=[lock], preexec_fn=_end_with_supervisor)  # noqa: PLW1509, S603
 
 
-def _end_with_keeper() -> None:
+def _end_with_supervisor() -> None:
     """Make Linux shut down the server when this process is killed: no other process would. The data stays."""
     with contextlib.suppress(Exception):
         import ctypes
@@ -142,7 +142,7 @@ def _wait_until_ready(server: "subprocess.Popen[bytes]") -> socket.socket:
 
 def _watch(server: "subprocess.Popen[bytes]", connection: socket.socket, idle: float) -> None:
     """Return when the server has ended, or should end: nobody used it for ``idle`` seconds, or its socket is gone."""
-    place = _socket_file()
+    socket_file = _socket_file()
     known, used_at = -1, time.monotonic()
     while server.poll() is None:
         # Its end makes the connection readable, so nothing polls.
@@ -150,7 +150,7 @@ def _watch(server: "subprocess.Popen[bytes]", connection: socket.socket, idle: f
         with contextlib.suppress(TimeoutError):
             if not connection.recv(1):
                 return
-        if place != _socket_file():  # the folder was cleaned: who comes now starts another one, and two would grant
+        if socket_file != _socket_file():  # the folder was cleaned: the next process starts a second server
             return
         try:
             now_known, clients = _use(connection)
