@@ -109,38 +109,38 @@ def _no_default() -> Iterator[CheckMessage]:
 
 
 def _doubts(options: AliasSettings) -> Iterator[CheckMessage]:
-    place, nodes = f"RLOCK[{options.alias!r}]", len(options.nodes or ())
+    entry, nodes = f"RLOCK[{options.alias!r}]", len(options.nodes or ())
     if nodes and nodes % 2 == 0:
-        text = f"{place}['NODES'] lists {nodes} nodes; {nodes - 1} would tolerate as many failures."
+        text = f"{entry}['NODES'] lists {nodes} nodes; {nodes - 1} would tolerate as many failures."
         yield _warning("W001", text, "Use an odd number of nodes.")
     if 0 < nodes < 3:
         count = "1 node" if nodes == 1 else f"{nodes} nodes"
-        text = f"{place}['NODES'] lists {count}: when one node fails, no lock can be taken."
+        text = f"{entry}['NODES'] lists {count}: when one node fails, no lock can be taken."
         yield _warning("W002", text, "Use three or five independent nodes.")
-    yield from _too_few_connections(place, options.max_connections)
-    yield from _long_waits(place, options)
+    yield from _too_few_connections(entry, options.max_connections)
+    yield from _long_waits(entry, options)
 
 
-def _too_few_connections(place: str, most: int) -> Iterator[CheckMessage]:
+def _too_few_connections(entry: str, most: int) -> Iterator[CheckMessage]:
     for origin, threads in _configured_threads():
         if threads > most:
             text = (
-                f"{place}['MAX_CONNECTIONS'] is {most}, but with {origin} a process runs {threads} threads or "
+                f"{entry}['MAX_CONNECTIONS'] is {most}, but with {origin} a process runs {threads} threads or "
                 f"greenlets: when more than {most} of them use locks at once, the others wait for a connection."
             )
-            advice = f"Set {place}['MAX_CONNECTIONS'] to {threads}, or run fewer threads in each process."
+            advice = f"Set {entry}['MAX_CONNECTIONS'] to {threads}, or run fewer threads in each process."
             yield _warning("W003", text, advice)
 
 
-def _long_waits(place: str, options: AliasSettings) -> Iterator[CheckMessage]:
+def _long_waits(entry: str, options: AliasSettings) -> Iterator[CheckMessage]:
     wait, lease = options.view_wait_time, options.watchdog_timeout
     if wait is None or wait > lease:
         value = "None" if wait is None else f"{wait:g} s, longer than WATCHDOG_TIMEOUT ({lease:g} s)"
         text = (
-            f"{place}['VIEW_WAIT_TIME'] is {value}: requests wait for a holder that is alive and working. Clients and "
+            f"{entry}['VIEW_WAIT_TIME'] is {value}: requests wait for a holder that is alive and working. Clients and "
             f"proxies give up earlier, and each waiting request occupies its thread."
         )
-        yield _warning("W007", text, f"Set {place}['VIEW_WAIT_TIME'] to a few seconds, and return 423 after them.")
+        yield _warning("W007", text, f"Set {entry}['VIEW_WAIT_TIME'] to a few seconds, and return 423 after them.")
 
 
 def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
@@ -150,17 +150,17 @@ def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
         yield _of_one_place(options)
     if needs_no_cache(options.alias):
         return
-    place, cache = f"RLOCK[{options.alias!r}]", f"CACHES[{options.cache!r}]"
+    entry, cache = f"RLOCK[{options.alias!r}]", f"CACHES[{options.cache!r}]"
     for use in _other_uses(options.cache):
-        text = f"{place} keeps locks in {cache}, {use}: cache.clear() there frees all locks, even held ones."
-        advice = f"Give locks a separate database: add an entry to CACHES, and name it in {place}['CACHE']."
+        text = f"{entry} keeps locks in {cache}, {use}: cache.clear() there frees all locks, even held ones."
+        advice = f"Give locks a separate database: add an entry to CACHES, and name it in {entry}['CACHE']."
         yield _warning("W004", text, advice)
     limit, most = source(options.alias).options.get("socket_timeout"), background_limit(options.alias)
     if limit is None or limit > most:
         option = "socket_timeout" if is_djangos(settings.CACHES[options.cache]) else "SOCKET_TIMEOUT"
         problem = f"sets no {option}" if limit is None else f"waits too long: {option} is {limit:g} s"
         text = (
-            f"{cache}, where {place} keeps locks, {problem}. A server that hangs blocks a caller for "
+            f"{cache}, where {entry} keeps locks, {problem}. A server that hangs blocks a caller for "
             f"{limit or UNSET_TIMEOUT:g} s, but a lease of {options.watchdog_timeout:g} s allows for {most:g} s only."
         )
         yield _warning("W005", text, f"Set {cache}['OPTIONS'] = {{{option!r}: {most:g}, …}}, or less.")
@@ -278,14 +278,14 @@ def check_aliases(**_options: Any) -> list[CheckMessage]:
         known = get_aliases()
     except ImproperlyConfigured:
         return []  # another check reports it, once
-    places = sorted((*place, options.using) for options, place in PLACES.items() if options.using not in known)
+    lines = sorted((*line, options.using) for options, line in PLACES.items() if options.using not in known)
     return [
         Error(
             f"{module}, line {line}: @distributed_lock: {unknown_alias(using)}",
             hint="See the documentation of django-rlock: docs/checks.md#django_rlocke011",
             id="django_rlock.E011",
         )
-        for module, line, using in places
+        for module, line, using in lines
     ]
 
 
@@ -300,15 +300,15 @@ def _problems(resolver: URLResolver, prefix: str, outer: tuple[str, ...]) -> Ite
 
 
 def _view_problems(entry: URLPattern, route: str, names: tuple[str, ...]) -> Iterator[str]:
-    for function, place, own_names in _functions(entry.callback, _place(entry)):
+    for function, view_name, own_names in _functions(entry.callback, _view_name(entry)):
         if (without := _without_template(function)) is not None:
-            yield f"{place}: {without_a_template(without)}"
+            yield f"{view_name}: {without_a_template(without)}"
             continue
         available = dict.fromkeys([*names, *own_names, "request"])
         for template in getattr(function, TEMPLATES, ()):
             problem = check_converters(template) or check_names(template, available, f"route `{route}`")
             if problem is not None:
-                yield f"{place}: {problem}"
+                yield f"{view_name}: {problem}"
 
 
 def _without_template(function: Any) -> Any:
@@ -323,7 +323,7 @@ def _without_template(function: Any) -> Any:
     return function.view_class.dispatch if hasattr(function, "view_class") else function
 
 
-def _place(entry: URLPattern) -> str:
+def _view_name(entry: URLPattern) -> str:
     """The view's module and name. Django reads the name of every view that is not a class."""
     view = entry.callback
     if isinstance(view, Decorator):
@@ -332,17 +332,17 @@ def _place(entry: URLPattern) -> str:
     return entry.lookup_str
 
 
-def _functions(view: Any, place: str) -> Iterator[tuple[Any, str, list[str]]]:
+def _functions(view: Any, view_name: str) -> Iterator[tuple[Any, str, list[str]]]:
     """The view, and the other functions that handle its requests, such as the methods of a class; each with its own
     names."""
     while isinstance(view, partial):
         view = view.func
-    yield view, place, _defaults(view)
+    yield view, view_name, _defaults(view)
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)  # Django's, Django REST framework's
     if cls is not None:
         methods = getattr(view, "actions", None) or {name: name for name in cls.http_method_names}
         for method in filter(None, (getattr(cls, name, None) for name in dict.fromkeys(methods.values()))):
-            yield method, f"{place}.{getattr(method, '__name__', method)}", [*_defaults(method), "self"]
+            yield method, f"{view_name}.{getattr(method, '__name__', method)}", [*_defaults(method), "self"]
     for operation in getattr(view, OPERATIONS, ()):
         yield operation, f"{operation.__module__}.{operation.__qualname__}", list(_parameters(operation))
 

@@ -1,6 +1,6 @@
-"""Breadcrumbs for Sentry: what an error's event says of locks that were waited for, lost or freed by force.
+"""Breadcrumbs for Sentry: an error's event names the locks that were waited for, lost or force-released before.
 
-They are added by the caller's thread, so that an error that follows at once has them. ``add_breadcrumb()`` takes no
+The caller's thread adds them, so that an error that follows at once has them. ``add_breadcrumb()`` takes no
 mutex that an interrupted caller could leave locked, and does nothing before ``sentry_sdk.init()``.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 from django_rlock._core.text import printable
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_timed_out, lock_unavailable
 
-WORTH_TELLING = 0.1
-"""Waits that took the lock are told from so many seconds on."""
+MIN_WAIT = 0.1
+"""The shortest successful wait that leaves a breadcrumb, in seconds."""
 _MESSAGES = {
     "acquired": ("info", "Waited {waited:.3f} s for lock {name!r}"),
     "timed_out": ("warning", "Lock {name!r} was still taken after {waited:.3f} s"),
@@ -34,7 +34,7 @@ def leave_breadcrumbs() -> None:
 def _leave(**given: Any) -> None:
     level_and_text = _MESSAGES.get(given["outcome"])
     sentry = sys.modules.get("sentry_sdk")
-    if sentry is None or level_and_text is None or (given["outcome"] == "acquired" and given["waited"] < WORTH_TELLING):
+    if sentry is None or level_and_text is None or (given["outcome"] == "acquired" and given["waited"] < MIN_WAIT):
         return
     level, message = level_and_text
     shown = {"name": given["lock"].name, **{key: given[key] for key in _DATA if key in given}}

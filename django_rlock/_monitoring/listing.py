@@ -370,7 +370,7 @@ class Overview:
         page = self.listing.page.object_list
         if self._reads_all:
             return cast("list[LockInfo]", list(page))
-        return [lock for listed in page if (lock := self._read.get(_place(listed)))]
+        return [lock for listed in page if (lock := self._read.get(_identity(listed)))]
 
     @cached_property
     def listing(self) -> Listing:
@@ -379,8 +379,8 @@ class Overview:
         listing = Listing(self._listed, self._params)
         shown = [lock for lock in self._listed if lock.state == LockState.SILENT][:_MAX_SILENT]
         for _round in range(0 if self._reads_all else _MAX_READINGS):
-            shown += listing.page.object_list  # including locks that moved up into the place of others
-            unread = {place: lock for lock in shown if (place := _place(lock)) not in self._read}
+            shown += listing.page.object_list  # including locks that moved up
+            unread = {identity: lock for lock in shown if (identity := _identity(lock)) not in self._read}
             if not unread or self._read_all_of(unread):
                 break
             listing = Listing(self._listed, self._params)
@@ -389,9 +389,11 @@ class Overview:
     def _read_all_of(self, reported: Mapping[tuple[str, str], Listed]) -> bool:
         """Read these locks; returns whether all have the state that was reported."""
         found = mark(self._survey.shown([(lock.using, lock.name) for lock in reported.values()]), self.deadlocks)
-        self._read |= dict.fromkeys(reported) | {_place(lock): lock for lock in found}
-        self._listed = [lock for listed in self._listed if (lock := self._read.get(_place(listed), listed))]
-        return all((lock := self._read[place]) and lock.state == listed.state for place, listed in reported.items())
+        self._read |= dict.fromkeys(reported) | {_identity(lock): lock for lock in found}
+        self._listed = [lock for listed in self._listed if (lock := self._read.get(_identity(listed), listed))]
+        return all(
+            (lock := self._read[identity]) and lock.state == listed.state for identity, listed in reported.items()
+        )
 
     @property
     def processes(self) -> list[ProcessInfo]:
@@ -430,7 +432,7 @@ class Overview:
         )
 
 
-def _place(lock: Listed) -> tuple[str, str]:
+def _identity(lock: Listed) -> tuple[str, str]:
     """The alias and key of a lock, which identify it."""
     return lock.using, lock.key
 

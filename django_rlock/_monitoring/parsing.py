@@ -179,24 +179,24 @@ _known: Owned[dict[tuple[str, str], _Parsed]] = Owned("reports", dict)
 """The last reading of each report, by server and process: most fields are the same in the next reading."""
 
 
-def unchanged_report(client: str, heartbeat: float, place: str, now: float) -> Report | None:
+def unchanged_report(client: str, heartbeat: float, server: str, now: float) -> Report | None:
     """The report of the last reading, if its process has written nothing since, which the heartbeat shows: each write
     is a heartbeat. None if the report must be read. ``now`` is the server's time."""
-    known = _known.value.get((place, client))
+    known = _known.value.get((server, client))
     if known is None or known.report is None or known.report.heartbeat != heartbeat:
         return None
     return known.report if heartbeat + _SETTLED < known.read_at and now - known.read_at < MAX_AGE else None
 
 
-def parse_report(client: str, heartbeat: float, fields: Fields, place: str = "", now: float = 0.0) -> Report:
-    """A report from its fields; invalid fields are left out. ``place`` distinguishes the reports of a process to
-    several servers; ``now`` is when it was read, by the server's clock, for ``unchanged_report``."""
-    known = _known.value.get((place, client))
+def parse_report(client: str, heartbeat: float, fields: Fields, server: str = "", now: float = 0.0) -> Report:
+    """A report from its fields; invalid fields are left out. ``server`` is the alias or node that has it: a process
+    reports to several servers; ``now`` is when it was read, by the server's clock, for ``unchanged_report``."""
+    known = _known.value.get((server, client))
     if known and known.report and known.fields == fields:
         report = replace(known.report, heartbeat=heartbeat)
-        _keep(place, client, known._replace(report=report, read_at=now))
+        _keep(server, client, known._replace(report=report, read_at=now))
         return report
-    entries = _read_entries(place, client, fields)
+    entries = _read_entries(server, client, fields)
     about = {name: plain_text(text) for name, text in fields.items() if name not in entries}
     pid = number_of(about.get(b"pid"))
     report = Report(
@@ -211,23 +211,23 @@ def parse_report(client: str, heartbeat: float, fields: Fields, place: str = "",
         waits=[entry for name, entry in entries.items() if entry and name.startswith(_WAIT)],
         hot=[hot for name, text in about.items() if name.startswith(_HOT) and (hot := _hot_entry(text, client))],
     )
-    _keep(place, client, _Parsed(fields, entries, report, now))
+    _keep(server, client, _Parsed(fields, entries, report, now))
     return report
 
 
-def _read_entries(place: str, client: str, fields: Fields) -> Mapping[bytes, Entry | None]:
+def _read_entries(server: str, client: str, fields: Fields) -> Mapping[bytes, Entry | None]:
     """The holds and waits of a report; only fields that have changed since the last reading are parsed."""
-    before = _known.value.get((place, client), _Parsed({}, {}))
+    before = _known.value.get((server, client), _Parsed({}, {}))
     names = [name for name in fields if name.startswith((_HOLD, _WAIT))]
     changed = [name for name in names if fields[name] != before.fields.get(name)]
     parsed = dict(zip(changed, _parse([plain_text(fields[name]) for name in changed], client), strict=True))
     return {name: parsed[name] if name in parsed else before.entries[name] for name in names}
 
 
-def _keep(place: str, client: str, parsed: _Parsed) -> None:
+def _keep(server: str, client: str, parsed: _Parsed) -> None:
     if sum(len(each.entries) for each in [*_known.value.values()]) > MAX_KEPT:
         _known.value.clear()
-    _known.value[place, client] = parsed
+    _known.value[server, client] = parsed
 
 
 def _parse(texts: Sequence[str], client: str) -> list[Entry | None]:

@@ -103,14 +103,14 @@ class RecentText(NamedTuple):
     role: str
 
 
-def read_all_reports(client: redis.Redis, place: str, is_refresh: bool = False) -> tuple[float, list[Report]]:
-    """The server's time, in seconds, and the report of every process; for ``place`` see ``parse_report``. A refresh
+def read_all_reports(client: redis.Redis, server: str, is_refresh: bool = False) -> tuple[float, list[Report]]:
+    """The server's time, in seconds, and the report of every process; for ``server`` see ``parse_report``. A refresh
     does not read reports again that have not changed since the last reading."""
     time, heartbeats = _pipeline(client, [("TIME",), ("ZREVRANGE", PROCESSES, 0, MAX_PROCESSES - 1, "WITHSCORES")])
     now = _seconds(time)
     scores = {plain_text(member): number_of(score) or 0.0 for member, score in _pairs(heartbeats or [])}
     _bring_back(client, scores, now)
-    kept = _unchanged_reports(scores, place, now) if is_refresh else {}
+    kept = _unchanged_reports(scores, server, now) if is_refresh else {}
     asked = [process for process in scores if process not in kept]
     hashes = _pipeline(client, [_read_hash(report_key(process), MAX_FIELDS) for process in asked])
     found = {process: _fields(reply) for process, reply in zip(asked, hashes, strict=True)}
@@ -118,7 +118,7 @@ def read_all_reports(client: redis.Redis, place: str, is_refresh: bool = False) 
         # The report outlived its process and then expired. If the process returns now, its next heartbeat adds it
         # again.
         _pipeline(client, [("ZREM", PROCESSES, *ended)])
-    read = {p: parse_report(p, scores[p], fields, place, now) for p, fields in found.items() if fields}
+    read = {p: parse_report(p, scores[p], fields, server, now) for p, fields in found.items() if fields}
     return now, [report for process in scores if (report := kept.get(process) or read.get(process))]
 
 
@@ -132,8 +132,8 @@ def _bring_back(client: redis.Redis, heartbeats: Mapping[str, float], now: float
             _pipeline(client, [("ZADD", PROCESSES, "XX", "LT", *scores)])
 
 
-def _unchanged_reports(heartbeats: Mapping[str, float], place: str, now: float) -> dict[str, Report]:
-    found = ((process, unchanged_report(process, heartbeat, place, now)) for process, heartbeat in heartbeats.items())
+def _unchanged_reports(heartbeats: Mapping[str, float], server: str, now: float) -> dict[str, Report]:
+    found = ((process, unchanged_report(process, heartbeat, server, now)) for process, heartbeat in heartbeats.items())
     return {process: report for process, report in found if report}
 
 
@@ -488,10 +488,10 @@ def listed_aliases(first: str | None = None) -> list[str]:
     Aliases with an invalid entry are included: reading their locks raises ImproperlyConfigured.
     """
     aliases = get_aliases() if first is None else [first, *get_aliases()]
-    return sorted({_locks_place(alias): alias for alias in reversed(aliases)}.values())
+    return sorted({_locks_identity(alias): alias for alias in reversed(aliases)}.values())
 
 
-def _locks_place(alias: str) -> tuple[object, str]:
+def _locks_identity(alias: str) -> tuple[object, str]:
     try:
         options = get_settings(alias)
     except ImproperlyConfigured:

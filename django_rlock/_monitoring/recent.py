@@ -30,15 +30,15 @@ from django_rlock.locks.statistics import Event, Past
 from django_rlock.settings import get_settings
 
 MAX_LOCKS = 50
-"""How many locks a process remembers; first it forgets those for which nobody waited."""
+"""The number of locks that a process remembers. It first forgets locks without waiters."""
 MAX_NAMED_WAITS = 10
-"""Of how many of these, the last ones, it tells whose they were."""
+"""The number of the last waits of a lock that are recorded with their owners."""
 MAX_FREED = 5
-"""How many forced releases of a lock it remembers."""
+"""The number of forced releases of a lock that a process remembers."""
 _LATEST = 10
-"""So many locks are not forgotten for the sake of earlier ones."""
+"""The number of the last locks that are not forgotten in favour of earlier locks."""
 _LONG = 0.5
-"""The shortest hold that is remembered rather than others, in seconds."""
+"""The shortest hold that counts as remarkable, in seconds."""
 
 LockId = tuple[str, str]
 """Alias and name."""
@@ -70,7 +70,7 @@ class Recent:
 
 
 class Recents:
-    """The locks that this process remembers, and what its servers lack of that.
+    """The locks that this process remembers, and the changes that its servers have not received yet.
 
     ``homes_of`` returns the servers of an alias, as for ``Recorder``. For the reporter's thread only.
     """
@@ -78,7 +78,7 @@ class Recents:
     def __init__(self, homes_of: Callable[[str], Mapping[str, str]]) -> None:
         self._homes_of = homes_of
         self._locks: dict[LockId, Recent] = {}
-        self._unsent: dict[str, set[LockId]] = {}  # a server that is not here is sent everything
+        self._unsent: dict[str, set[LockId]] = {}  # a server without an entry gets everything
         self._last_event: Event | None = None
 
     def take(self, held: Iterable[Held], waits: Iterable[Past], now: float) -> None:
@@ -91,7 +91,7 @@ class Recents:
         self._forget(now)
 
     def take_events(self, events: Sequence[Event], now: float) -> None:
-        """Remember the new ones among the last forced releases; what was lost is known by its hold."""
+        """Remember the new forced releases among the last events; a lost lock is known by its hold."""
         new = [*itertools.takewhile(lambda event: event is not self._last_event, reversed(events))]
         for event in reversed(new):
             self._last_event = event

@@ -350,8 +350,8 @@ class Survey:
         for using, name in wanted:
             by_alias[using].append(name)
         found = self._ask(by_alias, lambda alias, using: read(alias, by_alias[using]))
-        places = {name: place for place, name in enumerate(wanted)}
-        return sorted(found, key=lambda lock: places[lock.using, lock.name])
+        order = {name: index for index, name in enumerate(wanted)}
+        return sorted(found, key=lambda lock: order[lock.using, lock.name])
 
     def read_all(self, pattern: str | None = None, scan: bool = False, with_hot: bool = False) -> list[LockInfo]:
         return self._ask(self._aliases, lambda alias, _: alias.read_all(pattern, scan, with_hot))

@@ -1,7 +1,7 @@
 """A lock's timeline: who held it when, how long others waited, what was lost or freed by force; and its picture.
 
-The past is what each process remembers (``recent``), the present what the lock is now. As with reports, nothing that is
-found in Redis is believed to be well-formed.
+The past is what each process remembers (``recent``), the present is the lock's current state. As with reports, no value
+from Redis is trusted.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from django_rlock.settings import get_settings
 
 MAX_JSON = 100_000
 MAX_SHOWN = 10
-"""How many of the last holds, waits and forced releases each are listed."""
+"""The number of the last holds, of the last waits and of the last forced releases that are listed."""
 MAX_SPANS = 500
-"""How many holds, and how many waits, are drawn."""
+"""The number of holds, and of waits, that are drawn."""
 _AHEAD = 1.0
-"""How far a process's idea of the server's clock may be ahead of it, in seconds."""
+"""How far a process's estimate of the server's clock may be ahead of that clock, in seconds."""
 
 T = TypeVar("T", bound=Happening)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span(PastHold):
-    """A hold or a wait (``what``): ``seconds`` of it until ``at``.
+    """A hold or a wait (``what``) that lasted ``seconds`` until ``at``.
 
     ``failed``: it ended by a loss, for a ``reason``, or without the lock. ``is_now``: it has not ended.
-    ``is_named``: its process tells whose it was.
+    ``is_named``: its process has recorded the owner.
     """
 
     what: str
@@ -92,7 +92,7 @@ class Timeline:
 
     @cached_property
     def queue(self) -> list[tuple[float, float, int]]:
-        """From when until when how many waited, where anybody did."""
+        """The lengths of the queue, where it is not empty: from when, until when, and how many waited."""
         long = [wait for wait in self.waits if wait.is_now or wait.seconds >= LONG_WAIT]
         changes = sorted(change for wait in long for change in ((wait.start, 1), (wait.at, -1)))
         steps, waiting = [], 0
@@ -190,7 +190,7 @@ WINDOWS = (10.0, 60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, 86400.0)
 LANES = 4
 """Holds at the same time, such as those of readers, are drawn below each other in so many lanes."""
 MAX_BARS = 100
-"""How many holds are drawn, the last ones."""
+"""The number of holds that are drawn: the last ones."""
 LANE = 12
 QUEUE = 36
 """Heights, in pixels: of a lane, and of the longest queue."""
@@ -200,10 +200,9 @@ _FOOT = 20
 _SLIMMEST = 0.4
 """The least width of a hold, in percent."""
 _OVERLAP = 0.005
-"""By which part of the picture one hold may seem to begin before another one ends, which the clocks of two processes
-measured."""
+"""The share of the picture by which a hold may overlap the next one in a lane: two processes have measured them."""
 _COLUMNS = 200
-"""Of how many columns the queue consists."""
+"""The number of columns of the queue's graph."""
 
 
 class Bar(NamedTuple):
@@ -216,7 +215,7 @@ class Bar(NamedTuple):
 
 
 class Column(NamedTuple):
-    """How many waited, at most, during a part of the picture."""
+    """The largest number of waiters during a part of the picture."""
 
     x: float
     width: float
@@ -243,7 +242,7 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """A timeline's picture. Time goes from left to right, or the other way where text does (``is_mirrored``)."""
+    """A timeline's picture. Time goes from left to right, or from right to left like the text (``is_mirrored``)."""
 
     timeline: Timeline
     is_mirrored: bool = False
@@ -279,7 +278,7 @@ class Chart:
             until = start + len(list(same))
             if waiting:
                 height = round(QUEUE * waiting / longest, 1)
-                x, width = self._placed(100 * start / _COLUMNS, 100 * until / _COLUMNS)
+                x, width = self._positioned(100 * start / _COLUMNS, 100 * until / _COLUMNS)
                 columns.append(Column(x, width, self.queue_base - height, height, waiting))
             start = until
         return columns
@@ -297,14 +296,14 @@ class Chart:
         found = [(hold.at, "lost") for hold in self.timeline.lost] + [
             (each.at, "freed") for each in self.timeline.freed
         ]
-        return [Mark(self._placed(x := self._at(at), x)[0], at, what) for at, what in found[-MAX_BARS:]]
+        return [Mark(self._positioned(x := self._at(at), x)[0], at, what) for at, what in found[-MAX_BARS:]]
 
     @property
     def ticks(self) -> list[Tick]:
         """The beginning, the middle and the end."""
-        places = ((0, "start"), (50, "middle"), (100, "end"))
+        anchors = ((0, "start"), (50, "middle"), (100, "end"))
         start = self.timeline.now - self.window
-        return [Tick(self._placed(x, x)[0], start + self.window * x / 100, anchor) for x, anchor in places]
+        return [Tick(self._positioned(x, x)[0], start + self.window * x / 100, anchor) for x, anchor in anchors]
 
     @property
     def text_x(self) -> int:
@@ -318,7 +317,7 @@ class Chart:
 
     @property
     def queue_base(self) -> int:
-        """Below the queue, which takes no room where nobody waited."""
+        """Below the queue's graph, which is left out if nobody waited."""
         return self.queue_top + 6 + QUEUE if self.timeline.queue else self.queue_top - _GAP + 8
 
     @property
@@ -326,16 +325,16 @@ class Chart:
         return self.queue_base + _FOOT
 
     def _at(self, moment: float) -> float:
-        """The place of a moment, in percent from the beginning."""
+        """The position of a moment, in percent from the beginning."""
         passed = self.window - (self.timeline.now - moment)
         return min(max(100 * passed / self.window, 0.0), 100.0)
 
     def _extent(self, start: float, until: float, least: float) -> tuple[float, float]:
         first, last = self._at(start), self._at(until)
         first = min(first, 100 - least)
-        return self._placed(first, max(last, first + least))
+        return self._positioned(first, max(last, first + least))
 
-    def _placed(self, first: float, last: float) -> tuple[float, float]:
-        """The left side and the width of what lasts from one place to another."""
+    def _positioned(self, first: float, last: float) -> tuple[float, float]:
+        """The left side and the width of what lasts from one position to another."""
         left = 100 - last if self.is_mirrored else first
         return round(left, 2), round(last - first, 2)

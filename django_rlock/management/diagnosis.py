@@ -317,7 +317,7 @@ class _Server:
             return
         for channel, sharded in channels:
             try:
-                if self._hears(channel, sharded):
+                if self._receives(channel, sharded):
                     continue
                 text = "a message does not arrive: waiters are not woken, and only poll occasionally"
                 yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
@@ -351,13 +351,13 @@ class _Server:
         names = (f"{name}:{number}" for number in range(SLOTS))
         return next((key for key in names if slots.owner(slot_of(key)) == here), None)
 
-    def _hears(self, channel: str, sharded: bool) -> bool:
+    def _receives(self, channel: str, sharded: bool) -> bool:
         kind = "s" if sharded else ""
-        with self._client.pubsub(ignore_subscribe_messages=False) as hears:
-            getattr(hears, f"{kind}subscribe")(channel)
-            hears.get_message(timeout=WITHIN)
-            getattr(self._client, f"{kind}publish")(channel, "heard")
-            message = hears.get_message(timeout=WITHIN)
+        with self._client.pubsub(ignore_subscribe_messages=False) as subscriber:
+            getattr(subscriber, f"{kind}subscribe")(channel)
+            subscriber.get_message(timeout=WITHIN)
+            getattr(self._client, f"{kind}publish")(channel, "test")
+            message = subscriber.get_message(timeout=WITHIN)
         return message is not None and message["type"] == f"{kind}message"
 
     def _finding(self, check: str, level: Level, text: str, advice: str = "") -> Finding:
@@ -383,7 +383,7 @@ def _of_sentinels(alias: str, service: str, sentinels: Sequence[Any]) -> Finding
     replied = f"{len(sentinels) - len(causes)} of {len(sentinels)} sentinels reply"
     if not causes and not unknown:
         return Finding(alias, "", "sentinels", "ok", replied)
-    wrong = [*causes.values(), *(f"{place} does not know {service!r}" for place in unknown)]
+    wrong = [*causes.values(), *(f"{address} does not know {service!r}" for address in unknown)]
     known = len(sentinels) - len(wrong)
     text = f"{replied}, and {known} know the primary: {'; '.join(wrong)}"
     advice = "Start or correct these sentinels: without a majority no failover happens, and without any no lock."

@@ -85,7 +85,7 @@ def _narrowed(widths: list[int], headings: list[int], within: int) -> list[int]:
         slack = [width - heading for width, heading in zip(widths, headings, strict=True)]
         if not any(room > 0 for room in slack):
             break
-        widest = max((width, place) for place, width in enumerate(widths) if slack[place] > 0)[1]
+        widest = max((width, index) for index, width in enumerate(widths) if slack[index] > 0)[1]
         widths[widest] -= 1
         excess -= 1
     return widths

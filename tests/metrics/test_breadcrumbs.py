@@ -44,7 +44,7 @@ def crumbs() -> Iterator[Any]:
 
 
 async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breadcrumbs, "WORTH_TELLING", 0.0)
+    monkeypatch.setattr(breadcrumbs, "MIN_WAIT", 0.0)
     async with binding.inside(RLock("stock:42")):
         pass
     [crumb] = crumbs()
@@ -55,7 +55,7 @@ async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_short_waits_leave_no_breadcrumbs(crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breadcrumbs, "WORTH_TELLING", 10)
+    monkeypatch.setattr(breadcrumbs, "MIN_WAIT", 10)
     with (
         RLock("stock:42"),
         RLock("stock:42"),
