@@ -77,9 +77,9 @@ def cause_of(error: BaseException, where: str, by_tls: bool = False) -> Cause:
             "Start the sentinels, and list them in SENTINELS. The host in LOCATION must be their name of the primary."
         )
         return Cause("sentinels", f"{where}: no sentinel names a primary", advice)
-    text = " ".join(str(each) for each in errors).lower()
+    texts = " ".join(str(each) for each in errors).lower()
     for part, check, advice in _BY_TEXT:
-        if part in text:
+        if part in texts:
             return Cause(check, text, advice)
     return _by_meaning(errors, text) or _by_kind(errors, where, text, by_tls)
 
