@@ -26,6 +26,9 @@ Values = dict[str, Any]
 """The arguments of a message by name, with their defaults."""
 
 _DIGEST_BYTES = 16
+_UNCHANGED = frozenset({str, int, float, bool, type(None)})
+"""The types of values that are the same before and after they were in a message of JSON."""
+_encode = json.JSONEncoder(sort_keys=True).encode
 BODY = "rlock_body"
 """The attribute of a ``run`` with the lock that holds the ``run`` that it replaces."""
 _NO_ID = "id"
@@ -109,6 +112,8 @@ class Naming:
         return [template.render(values) for template in self._templates]
 
     def _digest(self, values: Values, serializer: str) -> str:
+        if serializer == "json" and _UNCHANGED.issuperset(map(type, values.values())):
+            return _hash(_encode(values))  # most calls are of this kind, and the other way takes ten times as long
         plain = {name: _plain(value) for name, value in values.items()}
         try:
             text = _canonical(plain, serializer)
@@ -119,7 +124,7 @@ class Naming:
                 f"give it a lock_key, such as '{self._label}:<id>'.",
                 template="",
             ) from error
-        return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+        return _hash(text)
 
     def _parsed(self, key: Any) -> list[KeyTemplate]:
         sources = [key] if isinstance(key, str) else key
@@ -163,12 +168,16 @@ def misfit(function: Callable[..., Any], arguments: int) -> str | None:
     return None
 
 
+def _hash(text: str) -> str:
+    return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
 def _canonical(values: Values, serializer: str) -> str:
     """The text of values as a worker gets them: UUIDs become text, and keys are sorted as text.
 
     Raises TypeError or ValueError for values that have no JSON form.
     """
-    return json.dumps(json.loads(_received(values, serializer), object_hook=_uuid_as_text), sort_keys=True)
+    return _encode(json.loads(_received(values, serializer), object_hook=_uuid_as_text))
 
 
 def _received(values: Values, serializer: str) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from django_rlock._tasks.naming import Naming, body_of, misfit
 from django_rlock.locks import KINDS, BaseLock, LimitedLock, rlock
-from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import (
     Duration,
     KindName,
@@ -43,9 +42,8 @@ class TaskOptions:
     naming: Naming
     wait_time: float | None
     lease_time: float | None
-    at_least: float | None
-    max_hold_time: float | None
-    permits: int | None
+    of_lock: Mapping[str, Any]
+    """The options that are set and that the lock itself has, besides its alias and its kind."""
     on_locked: str | Callable[..., Any]
     on_skipped: str | None
     retry_delay: float
@@ -70,12 +68,17 @@ class TaskOptions:
         _check_permits(task)
         on_locked = _on_locked(task)
         wait_time = _seconds(task, "lock_wait_time", wait_seconds) or 0.0
+        of_lock = {
+            "lease_time": _seconds(task, "lock_lease_time", lease_seconds),
+            "at_least": _seconds(task, "lock_at_least", keep_seconds),
+            "max_hold_time": _seconds(task, "lock_max_hold_time", hold_seconds),
+            "permits": task.lock_permits,
+        }
         return cls(
             naming=Naming(task),
             wait_time=wait_time or None if on_locked == "wait" else wait_time,
-            lease_time=_seconds(task, "lock_lease_time", lease_seconds),
-            at_least=_seconds(task, "lock_at_least", keep_seconds),
-            max_hold_time=_seconds(task, "lock_max_hold_time", hold_seconds),
+            lease_time=of_lock["lease_time"],
+            of_lock={name: value for name, value in of_lock.items() if value is not None},
             on_locked=on_locked,
             on_skipped=task.on_skipped,
             retry_delay=_delay(task, "lock_retry_delay"),
@@ -83,7 +86,6 @@ class TaskOptions:
             max_retries=_count(task, "lock_max_retries"),
             done_marker_time=_seconds(task, "done_marker_time", wait_seconds),
             using=task.lock_using,
-            permits=task.lock_permits,
             kind=task.lock_kind if task.lock_permits is None else limited_kind(task.lock_kind),
             scope=task.lock_scope,
             on_queued=task.on_queued,
@@ -108,17 +110,13 @@ class TaskOptions:
         """Whether a message that is sent during a run will run after it."""
         return self.on_queued in {"again", "replace"}
 
-    def lock(self, names: Sequence[str], **times: Any) -> BaseLock:
-        """The lock of a run, with the given names and times."""
-        made = rlock(
-            *names,
-            using=self.using,
-            kind=self.kind,
-            max_hold_time=self.max_hold_time,
-            permits=self.permits,
-            **times,
-        )
-        note_templates(made, dict(zip(names, self.naming.sources, strict=False)))  # a function's names: no sources
+    def lock(self, names: Sequence[str]) -> BaseLock:
+        """The lock of a run, with the given names."""
+        made = rlock(*names, using=self.using, kind=self.kind, **self.of_lock)
+        if sources := self.naming.sources:
+            templates = dict(zip(names, sources, strict=True))
+            for part in made.parts:
+                part.template = templates[part.name]
         return made
 
     def delay(self, retries: int) -> float:

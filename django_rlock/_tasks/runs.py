@@ -120,7 +120,7 @@ class Run:
         self._is_eager = request is not None and bool(request.is_eager)
         if request is not None and not self._is_eager:
             self.delivery = Delivery(task, request, options.using, options.done_marker_time)
-        self.lock = options.lock(self._names(args, kwargs), lease_time=options.lease_time, at_least=options.at_least)
+        self.lock = options.lock(self._names(args, kwargs))
         self.lock.wait_time = self._wait_time(self.delivery)
         self._is_to_tell_wait = self.delivery is None and self.lock.wait_time is None
         if self._is_to_tell_wait:

@@ -101,6 +101,28 @@ def test_a_uuid_and_its_text_are_one_key(make_task, serializer):
     assert key(task, {"a": [ID]}) == key(task, {"a": [str(ID)]})
 
 
+@pytest.fixture
+def plain_task():
+    with Celery("keys", broker="memory://", set_as_current=False) as app:
+
+        @app.task(base=LockedTask, name="job", serializer="json", shared=False)
+        def job(data, a=2):
+            pass
+
+        yield job
+
+
+@pytest.mark.parametrize("value", [4, -(10**30), 0.1, True, None, "", "ü\ud800\n", "4"])
+def test_a_plain_value_has_the_key_of_all_serializers(plain_task, value):
+    plain = key(plain_task, value)
+    plain_task.serializer = "pickle"
+    assert key(plain_task, value) == plain
+
+
+def test_the_key_is_that_of_other_versions(plain_task):
+    assert key(plain_task, 4) == "job:9a9754a79a4655dc0af56cd637203862"
+
+
 def test_what_no_message_carries_is_refused_by_name(make_task):
     with pytest.raises(KeyTemplateError, match="'data' is not JSON"):
         key(make_task("json"), object())
