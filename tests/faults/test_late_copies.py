@@ -66,23 +66,6 @@ async def test_acquire_after_the_release_takes_nothing(binding, each, proxy, red
     await binding.release(make("stock:42"))
 
 
-async def test_acquire_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
-    """The next owner has a longer lease, which a copy of the first one's would shorten."""
-    make, acquire, *_ = each
-    late = proxy.copy_late(acquire)
-    await binding.acquire(make("stock:42", lease_time=5))
-    await binding.release(make("stock:42"))
-    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=60))
-
-
-async def test_release_after_the_next_hold_began_frees_nothing(binding, each, proxy, redis_client):
-    make, _, release, *_ = each
-    await binding.acquire(make("stock:42"))
-    late = proxy.copy_late(release)
-    await binding.release(make("stock:42"))
-    await changes_nothing(binding, redis_client, late, make("stock:42"))
-
-
 async def test_inner_acquire_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
     make, acquire, *_ = each
     if acquire is scripts.MULTI_ACQUIRE:
@@ -192,18 +175,6 @@ async def test_lease_that_was_prolonged_since_stays(binding, each, proxy, redis_
     await arrive(binding, late)
     leases = {key: left for key, (_, left) in state(redis_client).items() if not key.endswith("timeout:2")}
     assert min(leases.values()) > 50_000
-    await binding.release(lock)
-
-
-async def test_late_entry_does_not_count(binding, kind, proxy):
-    """The server then has its count; that of the owner is what it has to release."""
-    lock = kind("stock:42")
-    await binding.acquire(lock)
-    late = proxy.copy_late(KINDS[lock.kind][1])
-    await binding.acquire(lock)
-    await binding.release(lock)
-    await arrive(binding, late)
-    assert await binding.call(lock, "hold_count") == 1
     await binding.release(lock)
 
 

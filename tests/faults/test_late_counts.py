@@ -32,53 +32,12 @@ async def counts_nothing(binding, redis_client, late):
     assert redis_client.get(NUMBER) == before
 
 
-async def test_permit_that_was_given_back_is_not_taken_again(binding, proxy, licences, redis_client):
-    late = proxy.copy_late(scripts.PERMIT_ACQUIRE)
-    permit = await binding.call(licences, "acquire")
-    await binding.call(permit, "release")
-    await arrive(binding, late)
-    assert redis_client.get(NUMBER) == "3"
-    assert await binding.call(licences, "acquired_permits") == 0
-
-
 async def test_permit_of_an_earlier_try_is_not_taken_again(binding, proxy, licences, redis_client):
     """The try that was sent twice found none."""
     redis_client.set(NUMBER, 0)
     late = proxy.copy_late(scripts.PERMIT_ACQUIRE)
     assert await binding.call(licences, "acquire", blocking=False) is None
     redis_client.set(NUMBER, 3)
-    await counts_nothing(binding, redis_client, late)
-
-
-async def test_permit_keeps_its_longer_lease(binding, proxy, licences):
-    late = proxy.copy_late(scripts.PERMIT_ACQUIRE)
-    permit = await binding.call(licences, "acquire", lease_time=5)
-    again = proxy.copy_late(scripts.PERMIT_RENEW)
-    await binding.call(licences, "update_lease_time", permit, 4)
-    await binding.call(licences, "update_lease_time", permit, 60)
-    await arrive(binding, late)
-    await arrive(binding, again)
-    assert await binding.call(licences, "lease_time", permit) > 50
-
-
-async def test_permit_that_is_released_twice_comes_back_once(binding, proxy, licences, redis_client):
-    permit = await binding.call(licences, "acquire")
-    late = proxy.copy_late(scripts.PERMIT_RELEASE)
-    await binding.call(permit, "release")
-    await counts_nothing(binding, redis_client, late)
-
-
-async def test_number_of_permits_that_was_changed_since_stays(binding, proxy, licences, redis_client):
-    late = proxy.copy_late(scripts.PERMIT_SET)
-    await binding.call(licences, "set_permits", 5)
-    await binding.call(licences, "set_permits", 7)
-    await counts_nothing(binding, redis_client, late)
-
-
-async def test_semaphore_is_not_taken_again(binding, proxy, printers, redis_client):
-    late = proxy.copy_late(scripts.SEMAPHORE_ACQUIRE)
-    assert await binding.call(printers, "acquire", blocking=False)
-    await binding.call(printers, "release")
     await counts_nothing(binding, redis_client, late)
 
 
