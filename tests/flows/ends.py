@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django_rlock._redis.keys import queue_key
 from tests.flows.stepping import Visitor
 from tests.flows.worlds import World
@@ -12,6 +14,17 @@ def all_served(world: World) -> None:
     assert [actor.result for actor in world.actors if isinstance(actor, Visitor)] == ["served"] * len(world.served)
     assert [actor.at for actor in world.actors] == ["done"] * len(world.actors)
     nothing_left(world)
+
+
+def all_ended(*results: str) -> Callable[[World], None]:
+    """A check that all have ended, each with one of these results, and that nothing is left."""
+
+    def check(world: World) -> None:
+        assert {actor.result for actor in world.actors} <= {*results}
+        assert [actor.at for actor in world.actors] == ["done"] * len(world.actors)
+        nothing_left(world)
+
+    return check
 
 
 def nothing_left(world: World) -> None:

@@ -1,6 +1,7 @@
 """Every order of two and three clients' steps: never two holders, and no live client waits for ever."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,135 +11,84 @@ from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS
-from tests.flows.ends import all_served, finish, nothing_left
+from tests.flows.ends import all_ended, all_served, finish
 from tests.flows.exploring import LONG, explore
 from tests.flows.stepping import KEY, LEASE, NAME, Action, Actor, Beater, Returner, Visitor, suspend
 from tests.flows.worlds import World
 
 
+def visitors(
+    make_world: Callable[..., World],
+    kind: Callable[[str], BaseLock],
+    homes: tuple[int, ...],
+    may: dict[str, int] | None = None,
+    listening: bool = True,
+    order_matters: bool = False,
+    **options: Any,
+) -> Callable[[], World]:
+    """Makes worlds with a visitor in each of these processes, which are numbered. All have listened before."""
+
+    def build() -> World:
+        world = make_world()
+        world.may = dict(may or {})
+        world.order_matters = order_matters
+        processes = {number: world.process() for number in sorted({*homes})}
+        world.actors = [Visitor(world, processes[home], kind(NAME), **options) for home in homes]
+        for actor in world.actors:
+            assert isinstance(actor, Visitor)
+            if listening:
+                actor.listen_before()
+        return world
+
+    return build
+
+
 @pytest.mark.parametrize("listening", [False, True], ids=["first wait", "later waits"])
 def test_two_processes(kind, make_world, listening):
     """Each call in two steps: the server executes it, the reply arrives."""
-
-    def build() -> World:
-        world = make_world()
-        for _ in range(2):
-            visitor = Visitor(world, world.process(), kind(NAME), split=True)
-            if listening:
-                visitor.listen_before()
-            world.actors.append(visitor)
-        return world
-
-    assert explore(build, all_served) > 50
+    assert explore(visitors(make_world, kind, (1, 2), listening=listening, split=True), all_served) > 50
 
 
-def test_three_processes(kind, make_world):
-    def build() -> World:
-        world = make_world()
-        for _ in range(3):
-            visitor = Visitor(world, world.process(), kind(NAME))
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
-
-    assert explore(build, all_served) > 100
-
-
-def test_two_threads_of_one_process_and_another(kind, make_world):
-    def build() -> World:
-        world = make_world()
-        first, second = world.process(), world.process()
-        world.actors = [Visitor(world, each, kind(NAME)) for each in (first, first, second)]
-        for actor in world.actors:
-            actor.listen_before()
-        return world
-
-    assert explore(build, all_served) > 100
+@pytest.mark.parametrize("homes", [(1, 2, 3), (1, 1, 2)], ids=["three processes", "two threads of one, and another"])
+def test_three(kind, make_world, homes):
+    assert explore(visitors(make_world, kind, homes), all_served) > 100
 
 
 def test_order_of_service(make_world):
     """The first one to get a ticket gets the lock first, and no newcomer overtakes the waiters."""
 
-    def build() -> World:
-        world = make_world()
-        world.order_matters = True
-        for _ in range(3):
-            visitor = Visitor(world, world.process(), FairLock(NAME))
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
-
     def check(world: World) -> None:
         all_served(world)
         assert [name for name in world.served if name in world.tickets] == world.tickets
 
-    assert explore(build, check) > 100
+    assert explore(visitors(make_world, FairLock, (1, 2, 3), order_matters=True), check) > 100
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["calls", "calls and replies"])
 def test_cancelled_anywhere(kind, make_world, split):
     """One of two is cancelled at any step; what it had sent may arrive at any later time, before the last clean-up."""
-
-    def build() -> World:
-        world = make_world()
-        world.may = {"cancel": 1}
-        for _ in range(2):
-            visitor = Visitor(world, world.process(), kind(NAME), split=split)
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
-
-    assert explore(build, finish) > 100
+    assert explore(visitors(make_world, kind, (1, 2), {"cancel": 1}, split=split), finish) > 100
 
 
 def test_cancelled_beside_another_of_its_process(kind, make_world):
     """A waiter that was woken and is cancelled before it retries passes the wake-up on; no heartbeat has to repair
     that."""
-
-    def build() -> World:
-        world = make_world()
-        world.may = {"cancel": 1}
-        first, second = world.process(), world.process()
-        world.actors = [Visitor(world, each, kind(NAME)) for each in (first, second, second)]
-        for actor in world.actors:
-            actor.listen_before()
-        return world
-
-    def check(world: World) -> None:
-        assert {actor.result for actor in world.actors} <= {"served", "cancelled"}
-        assert [actor.at for actor in world.actors] == ["done"] * 3
-        nothing_left(world)
-
-    assert explore(build, check, limit=20_000) > 100
+    build = visitors(make_world, kind, (1, 2, 2), {"cancel": 1})
+    assert explore(build, all_ended("served", "cancelled"), limit=20_000) > 100
 
 
 def test_time_is_up_anywhere(kind, make_world):
-    def build() -> World:
-        world = make_world()
-        world.may = {"timeout": 2}
-        for _ in range(3):
-            visitor = Visitor(world, world.process(), kind(NAME), wait=5.0)
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
-
-    def check(world: World) -> None:
-        assert {actor.result for actor in world.actors} <= {"served", "timeout"}
-        assert [actor.at for actor in world.actors] == ["done"] * 3
-        nothing_left(world)
-
-    assert explore(build, check) > 100
+    build = visitors(make_world, kind, (1, 2, 3), {"timeout": 2}, wait=5.0)
+    assert explore(build, all_ended("served", "timeout")) > 100
 
 
 def test_beats_in_between_do_no_harm(make_world):
     """Heartbeats only wake waiters that may retry."""
+    visiting = visitors(make_world, FairLock, (1, 2))
 
     def build() -> World:
-        world = make_world()
-        for _ in range(2):
-            visitor = Visitor(world, world.process(), FairLock(NAME))
-            visitor.listen_before()
-            world.actors += [visitor, Beater(world, visitor.process, 1, split=True)]
+        world = visiting()
+        world.actors = [each for actor in world.actors for each in (actor, Beater(world, actor.process, 1, split=True))]
         return world
 
     assert explore(build, all_served) > 100
@@ -148,35 +98,17 @@ def test_beats_in_between_do_no_harm(make_world):
 def test_a_beat_repairs(make_world, fault):
     """A wake-up is lost, or a process dies at any step: the heartbeats of the others get all waiters the lock."""
 
-    def build() -> World:
-        world = make_world()
-        world.may = {fault: 1}
-        for _ in range(3):
-            visitor = Visitor(world, world.process(), FairLock(NAME))
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
-
     def check(world: World) -> None:
         finish(world)
         assert all(actor.result == "served" for actor in world.actors if not actor.process.dead)
 
-    assert explore(build, check) > 100
+    assert explore(visitors(make_world, FairLock, (1, 2, 3), {fault: 1}), check) > 100
 
 
 @pytest.mark.parametrize("wait", [None, 5.0], ids=["waits", "gives up"])
 def test_one_command_is_sent_twice(kind, make_world, wait):
     """Any command of one of two; the first copy is executed, and its reply lost, or it comes at any later time."""
-
-    def build() -> World:
-        world = make_world()
-        world.may = {"copy": 1, "timeout": 0 if wait is None else 1}
-        for _ in range(2):
-            visitor = Visitor(world, world.process(), kind(NAME), wait=wait)
-            visitor.listen_before()
-            world.actors.append(visitor)
-        return world
-
+    build = visitors(make_world, kind, (1, 2), {"copy": 1, "timeout": 0 if wait is None else 1}, wait=wait)
     assert explore(build, finish) > 100
 
 
@@ -258,14 +190,11 @@ def operator(world: World, lock: BaseLock) -> Actor:
 def test_a_forced_release_is_sent_twice(kind, make_world):
     """Two wait for a lock that is freed by force; a copy that comes late frees neither."""
 
+    visiting = visitors(make_world, kind, (1, 2), {"copy": 1})
+
     def build() -> World:
-        world = make_world()
-        world.may = {"copy": 1}
+        world = visiting()
         world.client.hset(KEY, "somebody", 1)
-        for _ in range(2):
-            visitor = Visitor(world, world.process(), kind(NAME))
-            visitor.listen_before()
-            world.actors.append(visitor)
         world.actors.append(operator(world, kind(NAME)))
         return world
 
