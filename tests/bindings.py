@@ -113,6 +113,21 @@ async def elsewhere(binding: Any, lock: BaseLock, method: str, *args: Any, **kwa
     return await binding.result(binding.start(partial(binding.call, lock, method, *args, **kwargs)))
 
 
+async def visit(binding: Any, lock: BaseLock) -> None:
+    """Take the lock and give it back."""
+    async with binding.inside(lock):
+        pass
+
+
+async def visit_alone(binding: Any, lock: BaseLock, inside: list[object]) -> None:
+    """The same, with nobody else inside of those who note in this list that they are."""
+    async with binding.inside(lock):
+        inside.append(lock)
+        assert len(inside) == 1, "two inside at once"
+        await binding.sleep(0)
+        inside.clear()
+
+
 async def waiting(binding: Any, number: int = 1) -> None:
     """Wait until so many owners do; see ``waits``."""
     await binding.until(lambda: waits() == number)

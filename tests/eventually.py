@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
@@ -23,3 +24,13 @@ def eventually(condition: Callable[[], T | Literal[False] | None], within: float
             raise AssertionError("The condition did not come true in time.")
         time.sleep(0.005)
     return found
+
+
+def in_threads(*functions: Callable[[], object]) -> None:
+    """Call functions at the same time, each in a thread of its own, and wait until they have returned."""
+    threads = [threading.Thread(target=function, daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)

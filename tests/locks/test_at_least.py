@@ -17,7 +17,7 @@ from django_rlock import (
     rlock,
 )
 from django_rlock.locks.holds import HOLDS
-from tests.bindings import elsewhere, waiting
+from tests.bindings import elsewhere, visit, waiting
 from tests.eventually import eventually
 
 KEY = "rlock:stock:42"
@@ -32,11 +32,6 @@ def left_of(lock: BaseLock) -> float:
 @pytest.fixture(params=[FairLock, RLock, SpinLock, FencedLock], ids=lambda each: each.kind)
 def kind(request):
     return request.param
-
-
-async def visit(binding, lock):
-    async with binding.inside(lock):
-        pass
 
 
 async def test_released_lock_stays_taken_also_for_its_owner(binding, kind):

@@ -9,7 +9,7 @@ from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError,
 from django_rlock._redis.keys import token_key
 from django_rlock.locks.holds import WAITS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_released, lock_timed_out
-from tests.bindings import elsewhere
+from tests.bindings import elsewhere, visit_alone
 from tests.eventually import UNTIL_SERVED, eventually
 
 KEY = "rlock:stock:42"
@@ -20,14 +20,6 @@ JOBS = {"rlock-worker-default", "rlock-listener", "rlock-reporter", "rlock-callb
 
 async def attempt(binding, lock, **times) -> bool:
     return await binding.acquire(lock, **times)
-
-
-async def visit(binding, lock, inside: list[object]) -> None:
-    async with binding.inside(lock):
-        inside.append(lock)
-        assert len(inside) == 1, "two inside at once"
-        await binding.sleep(0)
-        inside.clear()
 
 
 async def test_taken_and_given_back(binding, kind, redis_client):
@@ -135,7 +127,7 @@ async def test_block_raises_when_the_wait_ends(binding, kind, redis_client):
 async def test_waiter_is_woken_by_the_release(binding, kind, redis_client):
     lock = kind("stock:42")
     await binding.acquire(lock)
-    waiting = binding.start(visit, binding, kind("stock:42"), [])
+    waiting = binding.start(visit_alone, binding, kind("stock:42"), [])
     await binding.until(WAITS.snapshot)
     await binding.release(lock)
     await binding.result(waiting)
@@ -144,7 +136,7 @@ async def test_waiter_is_woken_by_the_release(binding, kind, redis_client):
 
 async def test_nobody_inside_with_another(binding, kind):
     inside: list[object] = []
-    visits = [binding.start(visit, binding, kind("stock:42"), inside) for _ in range(20)]
+    visits = [binding.start(visit_alone, binding, kind("stock:42"), inside) for _ in range(20)]
     for each in visits:
         await binding.result(each)
 
@@ -171,7 +163,7 @@ async def test_questions(binding, kind, redis_client):
 
 async def test_force_release_lets_the_next_one_in(binding, kind, redis_client):
     redis_client.hset(KEY, "somebody", 3)
-    waiting = binding.start(visit, binding, kind("stock:42"), [])
+    waiting = binding.start(visit_alone, binding, kind("stock:42"), [])
     await binding.until(WAITS.snapshot)
     lock = kind("stock:42")
     assert await binding.call(lock, "force_release", "somebody else") is False
@@ -206,7 +198,7 @@ async def test_explicit_owner(binding, kind, redis_client):
 async def test_waiting_under_an_explicit_owner(binding, kind, redis_client):
     lock = kind("stock:42")
     await binding.acquire(lock)
-    waiting = binding.start(visit, binding, kind("stock:42", owner="order-7"), [])
+    waiting = binding.start(visit_alone, binding, kind("stock:42", owner="order-7"), [])
     await binding.until(WAITS.snapshot)
     await binding.release(lock)
     await binding.result(waiting)

@@ -14,7 +14,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from django_rlock import LockTimeoutError, compat, rlock
 from django_rlock.locks.holds import HOLDS
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import UNTIL_SERVED, eventually, in_threads
 
 Make = Callable[..., Any]
 
@@ -35,9 +35,7 @@ def elsewhere(call: Callable[[], Any]) -> Any:
         except (LockError, AttributeError) as error:
             outcome.append(type(error))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(UNTIL_SERVED)
+    in_threads(run)
     return outcome[0]
 
 

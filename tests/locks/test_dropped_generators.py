@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import threading
 
 import pytest
 
@@ -18,7 +17,7 @@ from django_rlock import (
     SpinLock,
 )
 from django_rlock.locks.holds import HOLDS
-from tests.eventually import eventually
+from tests.eventually import eventually, in_threads
 
 LOCKS = {
     "fair": lambda: FairLock("stock:42"),
@@ -86,9 +85,7 @@ def sync_in_stack(lock):
 def test_closed_by_another_thread(redis_client, lock, rows):
     generator = rows(lock)
     next(generator)
-    thread = threading.Thread(target=generator.close)
-    thread.start()
-    thread.join()
+    in_threads(generator.close)
     assert is_free(redis_client)
     with lock:
         assert not lock.lost
@@ -160,9 +157,7 @@ def test_a_permit_closed_inside_an_event_loop(semaphore, block, rows):
 def test_a_permit_closed_by_another_thread(semaphore, block):
     generator = sync_in_block(block)
     next(generator)
-    thread = threading.Thread(target=generator.close)
-    thread.start()
-    thread.join()
+    in_threads(generator.close)
     all_free(semaphore)
 
 
@@ -201,8 +196,6 @@ def test_another_owner_still_releases_nothing(redis_client):
             errors.append(error)
 
     with lock:
-        thread = threading.Thread(target=leave)
-        thread.start()
-        thread.join()
+        in_threads(leave)
         assert "is not held by this owner" in str(errors[0])
         assert redis_client.exists("rlock:stock:42")

@@ -14,8 +14,6 @@ from django_rlock import (
 )
 from django_rlock._redis import scripts
 from django_rlock._transport.worker import worker
-from django_rlock.inspection import iter_locks, lock_info
-from django_rlock.locks import kinds
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.watchdog import Renewals
 from tests.background import nudge, renew_now
@@ -95,15 +93,6 @@ async def test_waiter_is_woken_by_a_release(binding, licences):
     assert isinstance(await binding.result(waiter), Permit)
 
 
-async def test_waiter_is_woken_by_java(binding, licences, redis_client):
-    redis_client.set(KEY, 0)
-    waiter = binding.start(binding.call, licences, "acquire")
-    await binding.until(WAITS.snapshot)
-    redis_client.set(KEY, 1)
-    redis_client.publish(CHANNEL, "1")
-    assert await binding.result(waiter)
-
-
 async def test_waiter_gets_what_a_lease_leaves(binding, licences):
     """It gets no message: it knows when the first lease ends."""
     ended = await binding.call(licences, "acquire", 3, lease_time=0.2)
@@ -114,19 +103,6 @@ async def test_waiter_gets_what_a_lease_leaves(binding, licences):
         ended.check()
     assert await binding.call(licences, "try_release", ended) == 0
     assert await binding.call(licences, "available_permits") == 1
-
-
-async def test_waiter_whose_message_was_lost_asks_again(binding, licences, redis_client, monkeypatch):
-    monkeypatch.setattr(kinds, "REPOLL", 0.05)
-    redis_client.set(KEY, 0)
-    waiter = binding.start(binding.call, licences, "acquire")
-    await binding.until(WAITS.snapshot)
-    redis_client.set(KEY, 1)  # and publishes nothing
-    assert await binding.result(waiter)
-
-
-async def test_wait_ends(binding, licences):
-    assert await binding.call(licences, "acquire", 4, wait_time=0.05) is None
 
 
 class Blocks:
@@ -316,17 +292,6 @@ def test_permits_of_a_process_that_ends_come_back_at_once(server, licences, redi
         assert redis_client.get(KEY) == "3"
 
 
-async def test_permit_is_no_lock(binding, licences):
-    """Neither the page nor a command shows it as one; only reports know of it."""
-    permit = await binding.call(licences, "acquire", 3, renewed=True)
-    waiter = binding.start(binding.call, licences, "acquire", 1)
-    await binding.until(WAITS.snapshot)
-    assert lock_info("licences") is None
-    assert list(iter_locks(scan=True)) == []
-    await binding.call(permit, "release")
-    await binding.result(waiter)
-
-
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
@@ -382,17 +347,6 @@ async def test_lease_of_what_is_renewed(binding, licences, redis_client):
     assert redis_client.get(KEY) == "3"
 
 
-async def test_key_of_a_lock_is_left_alone(binding, redis_client, monkeypatch):
-    """And what was refused is not tried again in the background."""
-    monkeypatch.setattr("django_rlock.locks.counters.clean_up", pytest.fail)
-    redis_client.hset(KEY, "somebody", 1)
-    licences = PermitExpirableSemaphore("licences")
-    for method, *args in (["acquire"], ["release", UNKNOWN], ["total_permits"], ["set_permits", 1], ["delete"]):
-        with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
-            await binding.call(licences, method, *args)
-    assert redis_client.hgetall(KEY) == {"somebody": "1"}
-
-
 # --- commands whose replies are lost ---------------------------------------------------------------------------------
 
 
@@ -409,35 +363,3 @@ async def test_lost_reply_to_a_release(binding, proxy, licences, redis_client):
     await binding.call(permit, "release")
     assert lost.served.is_set()
     assert redis_client.get(KEY) == "3"
-
-
-async def test_acquire_of_unknown_outcome_is_undone(binding, proxy, licences, redis_client):
-    swallowed = proxy.swallow_reply(scripts.PERMIT_ACQUIRE)
-    with pytest.raises(LockUnavailableError):
-        await binding.call(licences, "acquire", 2, blocking=False)
-    assert swallowed.served.is_set()
-    await binding.until(lambda: redis_client.get(KEY) == "3")
-    assert HOLDS.snapshot() == []
-
-
-async def test_acquire_that_arrives_after_its_undoing_takes_nothing(binding, proxy, licences, redis_client, ends):
-    stuck = proxy.hold(scripts.PERMIT_ACQUIRE)
-    undone = proxy.hold_reply(scripts.PERMIT_LEAVE)
-    with pytest.raises(LockUnavailableError):
-        await binding.call(licences, "acquire", 2, blocking=False)
-    await binding.until(undone.served.is_set)
-    undone.let_go.set()
-    calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    stuck.let_go.set()
-    await binding.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
-    assert (redis_client.get(KEY), ends()) == ("3", {})
-
-
-@pytest.mark.lengthy
-async def test_release_that_fails_is_done_in_the_background(binding, proxy, licences, redis_client):
-    permit = await binding.call(licences, "acquire", 2, renewed=True)
-    stuck = proxy.hold(scripts.PERMIT_RELEASE)
-    with pytest.raises(LockUnavailableError, match="The background thread retries"):
-        await binding.call(permit, "release")
-    await binding.until(lambda: redis_client.get(KEY) == "3")
-    stuck.let_go.set()

@@ -20,7 +20,6 @@ from django_rlock import (
 from django_rlock._redis import scripts
 from django_rlock.locks import BaseLock, ReadLock, WriteLock
 from django_rlock.locks.holds import HOLDS
-from django_rlock.signals import lock_lost
 from tests.background import look_at, renew_now, settle
 from tests.bindings import elsewhere
 from tests.eventually import UNTIL_SERVED, eventually
@@ -38,20 +37,6 @@ def several(name: str, **options) -> MultiLock:
 def any_kind(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
     """Each kind of lock, and several of them as one."""
     return request.param
-
-
-@pytest.fixture
-def losses():
-    """The locks whose loss was reported."""
-    settle()  # an earlier test's
-    told: list[object] = []
-
-    def note(lock, **_):
-        told.append(lock.name)
-
-    lock_lost.connect(note)
-    yield told
-    lock_lost.disconnect(note)
 
 
 @pytest.mark.parametrize("owner", [None, "order-7"])

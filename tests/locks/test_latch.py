@@ -5,9 +5,8 @@ import inspect
 
 import pytest
 
-from django_rlock import CountDownLatch, LockUnavailableError
+from django_rlock import CountDownLatch
 from django_rlock._redis import scripts
-from django_rlock.inspection import iter_locks, lock_info
 from django_rlock.locks import counters, kinds
 from tests.bindings import waiting
 from tests.eventually import eventually
@@ -40,13 +39,6 @@ async def test_latch_counts_down(binding, done, redis_client):
     assert await binding.call(done, "delete") is False
 
 
-async def test_wait_ends(binding, done):
-    await binding.call(done, "try_set_count", 1)
-    assert await wait(binding, done, 0) is False
-    assert await wait(binding, done, wait_time=0.05) is False
-    assert await wait(binding, CountDownLatch("import:42", wait_time=0.05)) is False
-
-
 @pytest.mark.parametrize("how", ["count_down", "delete"])
 async def test_an_open_latch_releases_all_waiters(binding, done, how):
     await binding.call(done, "try_set_count", 1)
@@ -54,24 +46,6 @@ async def test_an_open_latch_releases_all_waiters(binding, done, how):
     await waiting(binding, 3)
     await binding.call(done, how)
     assert [await binding.result(waiter) for waiter in waiters] == [True, True, True]
-
-
-async def test_waiter_is_woken_by_java(binding, done, redis_client):
-    await binding.call(done, "try_set_count", 1)
-    waiter = binding.start(wait, binding, done)
-    await waiting(binding)
-    redis_client.delete(KEY)
-    redis_client.publish(CHANNEL, "0")
-    assert await binding.result(waiter) is True
-
-
-async def test_waiter_whose_message_was_lost_asks_again(binding, done, redis_client, monkeypatch):
-    monkeypatch.setattr(counters, "REPOLL", 0.05)
-    await binding.call(done, "try_set_count", 1)
-    waiter = binding.start(wait, binding, done)
-    await waiting(binding)
-    redis_client.delete(KEY)  # and publishes nothing
-    assert await binding.result(waiter) is True
 
 
 def test_wait_asks_again_sooner_where_it_may_not_be_told():
@@ -103,27 +77,6 @@ async def test_counts_that_are_none(binding, done, redis_client, count):
     assert not redis_client.exists(KEY)
 
 
-async def test_key_of_a_lock_is_left_alone(binding, done, redis_client):
-    redis_client.hset(KEY, "somebody", 1)
-    for method, *args in (["try_set_count", 1], ["count_down"], ["count"], ["delete"]):
-        with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
-            await binding.call(done, method, *args)
-    with pytest.raises(LockUnavailableError):
-        await wait(binding, done)
-    assert redis_client.hgetall(KEY) == {"somebody": "1"}
-
-
-async def test_wait_is_no_lock(binding, done):
-    """Neither the page nor a command shows it as one; only reports know of it."""
-    await binding.call(done, "try_set_count", 1)
-    waiter = binding.start(wait, binding, done)
-    await waiting(binding)
-    assert lock_info("import:42") is None
-    assert list(iter_locks(scan=True)) == []
-    await binding.call(done, "count_down")
-    await binding.result(waiter)
-
-
 async def test_lost_reply_counts_once(binding, proxy, done, redis_client):
     lost = proxy.lose_reply(scripts.LATCH_SET)
     assert await binding.call(done, "try_set_count", 3) is True
@@ -131,19 +84,6 @@ async def test_lost_reply_counts_once(binding, proxy, done, redis_client):
     lost = proxy.lose_reply(scripts.LATCH_COUNT_DOWN)
     await binding.call(done, "count_down")
     assert lost.served.is_set()
-    assert redis_client.get(KEY) == "2"
-
-
-@pytest.mark.lengthy
-async def test_count_down_that_fails_is_done_in_the_background_and_once(binding, proxy, done, redis_client):
-    await binding.call(done, "try_set_count", 3)
-    stuck = proxy.hold(scripts.LATCH_COUNT_DOWN)
-    with pytest.raises(LockUnavailableError, match="The background thread retries for 60 s; do not repeat the call"):
-        await binding.call(done, "count_down")
-    await binding.until(lambda: redis_client.get(KEY) == "2")
-    calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    stuck.let_go.set()
-    await binding.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
     assert redis_client.get(KEY) == "2"
 
 

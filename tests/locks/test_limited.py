@@ -8,7 +8,7 @@ import pytest
 from django_rlock import LimitedLock, LockTimeoutError, ReadWriteLock, distributed_lock, rlock
 from django_rlock._monitoring import reports
 from django_rlock.locks.holds import HOLDS
-from tests.bindings import elsewhere, waiting
+from tests.bindings import elsewhere, visit, waiting
 from tests.eventually import UNTIL_SERVED, eventually
 
 KEY = "rlock:printers"
@@ -48,11 +48,7 @@ async def test_a_release_lets_a_waiter_in(binding, release):
     release(held[1:])
     lock = rlock("printers", permits=3, wait_time=UNTIL_SERVED)
 
-    async def visit():
-        async with binding.inside(lock):
-            pass
-
-    visitor = binding.start(visit)
+    visitor = binding.start(visit, binding, lock)
     await waiting(binding)
     await binding.release(held[0])
     await binding.result(visitor)
@@ -94,11 +90,7 @@ async def test_the_admin_sees_holders_and_waiters(binding, release, monkeypatch)
     release(held[1:])
     lock = rlock("printers", permits=3, wait_time=UNTIL_SERVED)
 
-    async def visit():
-        async with binding.inside(lock):
-            pass
-
-    visitor = binding.start(visit)
+    visitor = binding.start(visit, binding, lock)
     await waiting(binding)
     info = await binding.call(lock, "info")
     assert {holder.owner for holder in info.holders} == {"owner 0", "owner 1", "owner 2"}

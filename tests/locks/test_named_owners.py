@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,10 +21,9 @@ from django_rlock import (
 from django_rlock._redis import scripts
 from django_rlock.locks import BaseLock, callers
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.signals import lock_lost
 from tests.background import look_at, settle, until_clean
 from tests.bindings import TaskBinding, elsewhere
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import eventually, in_threads
 from tests.processes import ClientProcess
 
 KEY, QUEUE = "rlock:stock:42", "rlock_queue:{rlock:stock:42}"
@@ -52,20 +50,6 @@ def other(server: Any) -> Iterator[ClientProcess]:
     """Another process."""
     with ClientProcess(server.url) as process:
         yield process
-
-
-@pytest.fixture
-def losses() -> Iterator[list[str]]:
-    """The locks whose loss was reported."""
-    settle()  # an earlier test's
-    told: list[str] = []
-
-    def note(lock: BaseLock, **_: Any) -> None:
-        told.append(lock.name)
-
-    lock_lost.connect(note)
-    yield told
-    lock_lost.disconnect(note)
 
 
 # --- threads and tasks of one process --------------------------------------------------------------------------------
@@ -231,9 +215,7 @@ def test_a_wait_that_is_cancelled_when_it_is_granted_gives_the_grant_back(redis_
         await (holder := FairLock("stock:42")).aacquire()
         waiting = asyncio.create_task(TaskBinding().acquire(FairLock("stock:42", owner=NAME)))
         await TaskBinding().until(lambda: redis_client.exists(QUEUE) and WAITS.snapshot())
-        releasing = threading.Thread(target=holder.force_release)
-        releasing.start()
-        releasing.join(UNTIL_SERVED)
+        in_threads(holder.force_release)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,10 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.records import Hold
-from django_rlock.signals import lock_lost
 from tests.background import look_at, nudge, settle, until_heard
 from tests.bindings import elsewhere
 from tests.conftest import OwnServer
-from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
+from tests.eventually import PATIENCE, eventually, in_threads
 from tests.operators import free_by_force
 from tests.redlock.conftest import _five_servers, nodes  # noqa: F401
 
@@ -45,19 +44,6 @@ def listening(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
 @pytest.fixture(params=[*KINDS, SpinLock], ids=lambda each: each.__name__)
 def any_kind(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
     return request.param
-
-
-@pytest.fixture
-def losses() -> Iterator[list[str]]:
-    settle()
-    told: list[str] = []
-
-    def note(lock: BaseLock, **_: Any) -> None:
-        told.append(lock.name)
-
-    lock_lost.connect(note)
-    yield told
-    lock_lost.disconnect(note)
 
 
 # ---- asking ----------------------------------------------------------------------------------------------------------
@@ -259,9 +245,7 @@ def test_a_redlock_hears_of_it_from_its_nodes(nodes, losses):  # noqa: F811
     lock = rlock("x", using="quorum")
     lock.acquire()
     until_heard()
-    operator = threading.Thread(target=rlock("x", using="quorum").force_release)
-    operator.start()
-    operator.join(UNTIL_SERVED)
+    in_threads(rlock("x", using="quorum").force_release)
     eventually(lambda: lock.lost)
     with pytest.raises(LockLostError):
         lock.release()
@@ -304,9 +288,7 @@ def test_only_what_was_freed_is_asked_about(losses, asked):
     with RLock("first"):
         until_heard()
         asked.clear()
-        operator = threading.Thread(target=RLock("second").force_release)
-        operator.start()
-        operator.join(UNTIL_SERVED)
+        in_threads(RLock("second").force_release)
         eventually(lambda: freed.lost)
         assert asked == ["second"]
         with pytest.raises(LockLostError):

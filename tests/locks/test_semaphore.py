@@ -1,7 +1,6 @@
 """The semaphore: permits shared by processes, taken once and released once, whatever happens to the commands."""
 
 import asyncio
-import threading
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
@@ -9,12 +8,11 @@ from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperatio
 from django_rlock import CountDownLatch, LockTimeoutError, LockUnavailableError, PermitExpirableSemaphore, Semaphore
 from django_rlock._redis import scripts
 from django_rlock._transport import calls
-from django_rlock.inspection import iter_locks, lock_info
-from django_rlock.locks import counters, kinds
+from django_rlock.locks import counters
 from django_rlock.locks.holds import WAITS
 from tests.background import forget_clean_up
 from tests.bindings import waiting
-from tests.eventually import eventually
+from tests.eventually import eventually, in_threads
 
 KEY = "rlock:printers"
 CHANNEL = "redisson_sc:{rlock:printers}"
@@ -56,11 +54,6 @@ async def test_permits_for_a_time(binding, printers, redis_client):
     assert 0 < redis_client.ttl(KEY) <= 60
 
 
-async def test_wait_ends(binding, printers):
-    assert await binding.call(printers, "acquire", wait_time=0.05) is False
-    assert await binding.call(Semaphore("printers", wait_time=0.05), "acquire") is False
-
-
 async def test_waiter_is_woken_by_a_release(binding, printers):
     waiter = binding.start(binding.call, printers, "acquire")
     await waiting(binding)
@@ -79,14 +72,6 @@ async def test_waiter_is_woken_by_whatever_brings_permits(binding, printers, red
     assert await binding.result(waiter) is True
 
 
-async def test_waiter_is_woken_by_java(binding, printers, redis_client):
-    waiter = binding.start(binding.call, printers, "acquire")
-    await waiting(binding)
-    redis_client.set(KEY, 1)
-    redis_client.publish(CHANNEL, "1")
-    assert await binding.result(waiter) is True
-
-
 async def test_what_is_too_little_for_one_goes_to_another(binding, printers):
     greedy = binding.start(binding.call, printers, "acquire", 5)
     await waiting(binding)
@@ -98,14 +83,6 @@ async def test_what_is_too_little_for_one_goes_to_another(binding, printers):
     await waiting(binding)
     await binding.call(printers, "release")
     assert await binding.result(greedy) is True
-
-
-async def test_waiter_whose_message_was_lost_asks_again(binding, printers, redis_client, monkeypatch):
-    monkeypatch.setattr(kinds, "REPOLL", 0.05)
-    waiter = binding.start(binding.call, printers, "acquire")
-    await waiting(binding)
-    redis_client.set(KEY, 1)  # and publishes nothing
-    assert await binding.result(waiter) is True
 
 
 async def test_block_takes_one_permit(binding, printers):
@@ -177,16 +154,6 @@ async def test_try_that_is_to_wait(binding, printers):
         await binding.call(printers, "acquire", blocking=False, wait_time=1)
 
 
-async def test_key_of_a_lock_is_left_alone(binding, printers, redis_client, monkeypatch):
-    """And what was refused is not tried again in the background."""
-    monkeypatch.setattr("django_rlock.locks.counters.clean_up", pytest.fail)
-    redis_client.hset(KEY, "somebody", 1)
-    for method in ("acquire", "release", "available_permits", "drain_permits", "delete"):
-        with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
-            await binding.call(printers, method)
-    assert redis_client.hgetall(KEY) == {"somebody": "1"}
-
-
 def test_blocking_call_inside_a_loop_is_refused(printers):
     async def body() -> None:
         with pytest.raises(SynchronousOnlyOperation):
@@ -214,17 +181,6 @@ async def test_alias_of_a_quorum_is_refused(binding, kind, calls, settings):
     for call in calls:
         with pytest.raises(ImproperlyConfigured, match=rf"{kind.__name__} 'printers' needs one server.*RedLock works"):
             await binding.call(counter, *call)
-
-
-async def test_wait_is_no_lock(binding, printers, redis_client):
-    """Neither the page nor a command shows it as one; only reports know of it."""
-    waiter = binding.start(binding.call, printers, "acquire")
-    await waiting(binding)
-    assert lock_info("printers") is None
-    assert list(iter_locks(scan=True)) == []
-    await binding.call(printers, "release")
-    await binding.result(waiter)
-    assert lock_info("printers") is None
 
 
 # --- commands whose replies are lost ---------------------------------------------------------------------------------
@@ -350,11 +306,7 @@ def test_few_requests_of_a_crowd_are_remembered(printers, redis_client):
             with printers:
                 pass
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 8)
     assert printers.available_permits() == 4
     assert redis_client.zcard(REQUESTS) < 100  # of 801
 
@@ -378,41 +330,6 @@ async def test_waiter_whose_grant_got_lost_is_granted_once(binding, proxy, print
     assert await binding.result(waiter) is True
     assert lost.served.is_set()
     assert redis_client.get(KEY) == "4"
-
-
-async def test_acquire_of_unknown_outcome_is_undone(binding, proxy, printers, redis_client):
-    redis_client.set(KEY, 5)
-    swallowed = proxy.swallow_reply(scripts.SEMAPHORE_ACQUIRE)
-    with pytest.raises(LockUnavailableError):
-        await binding.call(printers, "acquire", 2, blocking=False)
-    assert swallowed.served.is_set()
-    await binding.until(lambda: redis_client.get(KEY) == "5")
-
-
-async def test_acquire_that_arrives_after_its_undoing_takes_nothing(binding, proxy, printers, redis_client):
-    redis_client.set(KEY, 5)
-    stuck = proxy.hold(scripts.SEMAPHORE_ACQUIRE)
-    undone = proxy.hold_reply(scripts.SEMAPHORE_LEAVE)
-    with pytest.raises(LockUnavailableError):
-        await binding.call(printers, "acquire", 2, blocking=False)
-    await binding.until(undone.served.is_set)
-    undone.let_go.set()
-    calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    stuck.let_go.set()
-    await binding.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
-    assert redis_client.get(KEY) == "5"
-
-
-@pytest.mark.lengthy
-async def test_release_that_fails_is_done_in_the_background_and_once(binding, proxy, printers, redis_client):
-    stuck = proxy.hold(scripts.SEMAPHORE_RELEASE)
-    with pytest.raises(LockUnavailableError, match="The background thread retries for 60 s; do not repeat the call"):
-        await binding.call(printers, "release")
-    await binding.until(lambda: redis_client.get(KEY) == "1")
-    calls = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    stuck.let_go.set()
-    await binding.until(lambda: redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls)
-    assert redis_client.get(KEY) == "1"
 
 
 def test_cancelled_wait_takes_nothing(printers):

@@ -22,6 +22,7 @@ from django_rlock._redis.keys import alive_key, token_key
 from django_rlock._transport.identity import client_id
 from django_rlock.locks import KINDS
 from django_rlock.locks.holds import WAITS
+from tests.bindings import visit
 
 NAME = "stock:42"
 KEY = f"rlock:{NAME}"
@@ -146,8 +147,3 @@ async def test_waiters_of_each_kind_are_beaten_for(binding, settings, redis_clie
     redis_client.delete(KEY)
     for each in waiters:
         await binding.result(each)
-
-
-async def visit(binding, lock) -> None:
-    async with binding.inside(lock):
-        pass

@@ -12,6 +12,7 @@ from django_rlock._transport.listener import Listener
 from django_rlock._transport.registry import async_driver, listener, sync_driver
 from django_rlock.locks.holds import WAITS
 from tests.background import settle
+from tests.bindings import visit
 from tests.eventually import UNTIL_SERVED, eventually
 
 CHANNEL = "redisson_lock__channel:{stock:42}"
@@ -112,11 +113,6 @@ def patient(settings):
     settings.RLOCK = {"default": {"CACHE": "default", "KEY_PREFIX": "", "WAITER_ALIVE_TIME": 600, "CLAIM_TIME": 500}}
 
 
-async def visit(lock, binding) -> None:
-    async with binding.inside(lock):
-        pass
-
-
 @pytest.mark.parametrize("before", [False, True], ids=["while it listens", "before it listens"])
 async def test_fair_waiter_hears_who_knows_nothing_of_its_queue(binding, patient, redis_client, monkeypatch, before):
     def free() -> None:
@@ -132,7 +128,7 @@ async def test_fair_waiter_hears_who_knows_nothing_of_its_queue(binding, patient
 
     monkeypatch.setattr(Listener, "subscribe", subscribe_late)
     redis_client.hset("stock:42", "5eefbdd4-2a9c-4f0a-9a6f-8d0a5f1c3b11:31", 1)
-    waiting = binding.start(visit, FairLock("stock:42"), binding)
+    waiting = binding.start(visit, binding, FairLock("stock:42"))
     if not before:
         await binding.until(lambda: CHANNEL in redis_client.pubsub_channels())
         free()
@@ -143,7 +139,7 @@ async def test_fair_waiter_behind_another_needs_no_channel_of_the_lock(binding, 
     """As ever among processes of ours: a hand-over costs no SUBSCRIBE and no broadcast."""
     lock = FairLock("stock:42")
     assert await binding.acquire(lock)
-    waiting = binding.start(visit, FairLock("stock:42"), binding)
+    waiting = binding.start(visit, binding, FairLock("stock:42"))
     await binding.until(WAITS.snapshot)
     await binding.until(lambda: redis_client.zcard("rlock_queue:{stock:42}"))
     settle()
