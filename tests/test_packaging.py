@@ -143,25 +143,6 @@ def test_the_page_about_versions_names_all_that_are_classified() -> None:
         assert [version for version in versions if f"{version} " not in row.partition(":")[2]] == []
 
 
-OTHER = 3, 1, 4, "final", 0
-
-
-@pytest.mark.parametrize(
-    ("version", "python", "is_kept"),
-    [(sys.version_info, sys.executable, True), (OTHER, sys.executable, False), (OTHER, "nonsense", True)],
-)
-def test_make_keeps_no_environment_of_another_python_that_runs(
-    version: tuple[object, ...], python: str, is_kept: bool, tmp_path: Path
-) -> None:
-    venv = tmp_path / "venv"
-    (venv / "bin").mkdir(parents=True)
-    (venv / "pyvenv.cfg").touch()
-    (venv / "bin/python").write_text(f"#!/bin/sh\necho '{' '.join(map(str, (sys.base_prefix, *version)))}'\n")
-    (venv / "bin/python").chmod(0o755)
-    subprocess.run(["make", "help", f"VENV={venv}", f"PYTHON={python}"], cwd=ROOT, check=True)
-    assert venv.exists() is is_kept
-
-
 def test_make_removes_only_environments(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     subprocess.run(["make", "help", f"VENV={tmp_path}", f"PYTHON={sys.executable}"], cwd=ROOT, check=True)

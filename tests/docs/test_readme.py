@@ -1,6 +1,5 @@
 """The README's examples run, and what it says about settings and files is so."""
 
-import asyncio
 import re
 import sys
 from functools import partial
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
-from django.core.cache import cache as django_cache
 from django.test import RequestFactory
 
 from django_rlock import rlock
@@ -37,14 +35,6 @@ def run(source: str) -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-def test_the_view_sells_under_its_lock_until_the_stock_is_gone() -> None:
-    shop = example("def buy")
-    django_cache.set("stock:cake", 1)
-    request = RequestFactory().post("/buy/cake/")
-    assert shop.buy(request, sku="cake").content == b"yours"
-    assert shop.buy(request, sku="cake").content == b"sold out"
-
-
 def test_the_view_answers_423_while_somebody_else_is_inside(settings) -> None:
     settings.RLOCK = {"default": {"VIEW_WAIT_TIME": 0}}
     shop = example("def buy")
@@ -52,20 +42,6 @@ def test_the_view_answers_423_while_somebody_else_is_inside(settings) -> None:
         response = shop.buy(RequestFactory().post("/buy/cake/"), sku="cake")
     assert response.status_code == 423
     assert int(response["Retry-After"]) >= 1
-
-
-def test_the_task_runs_and_is_skipped_while_another_run_is_inside() -> None:
-    tasks = example("def build_report")
-    assert tasks.build_report(7) == "report of 7"
-    with rlock("report:7", owner="another run"):
-        assert not tasks.build_report(7)
-
-
-def test_the_context_manager_and_the_async_calls_run() -> None:
-    reserve = example("def reserve")
-    reserve.reserve()
-    asyncio.run(reserve.areserve())
-    assert not rlock("stock:42").locked()
 
 
 def test_the_settings_of_the_installation_are_valid(settings) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from django_rlock import FairLock, RLock
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import UNTIL_SERVED, eventually, in_threads
 from tests.processes import ROOT, ClientProcess, RemoteError
 
 KEY = "rlock:stock:42"
@@ -271,9 +271,7 @@ def test_plain_lock_on_the_same_name_is_excluded_and_noticed(redis_client, short
     waiting.join(UNTIL_SERVED)
     assert taken
     with fair:
-        other = threading.Thread(target=lambda: taken.append(plain.acquire(blocking=False)))
-        other.start()
-        other.join()
+        in_threads(lambda: taken.append(plain.acquire(blocking=False)))
     assert taken[-1] is False
 
 

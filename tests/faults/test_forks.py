@@ -13,7 +13,7 @@ from django_rlock._transport.identity import client_id, current_owner
 from django_rlock._transport.registry import _listeners
 from django_rlock._transport.worker import worker, workers
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
+from tests.eventually import PATIENCE, UNTIL_SERVED, eventually, in_threads
 from tests.forking import fork, in_child
 
 KEY = "rlock:stock:42"
@@ -98,9 +98,7 @@ def test_child_takes_waits_and_is_renewed_by_itself(kind, redis_client, settings
             assert _listeners.value == {}
             with kind("stock:44") as own:
                 # Others must wait for it, longer than its lease.
-                other = threading.Thread(target=lambda: kind("stock:44").acquire(wait_time=3.5))
-                other.start()
-                other.join()
+                in_threads(lambda: kind("stock:44").acquire(wait_time=3.5))
                 own.check()
             assert not kind("stock:43").acquire(wait_time=0.05)
 

@@ -5,6 +5,7 @@ import pytest
 from django_rlock._transport import async_connection, pool, subscriber
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import until_renewed
+from tests.bindings import visit
 
 IDLE = 0.3
 
@@ -21,11 +22,6 @@ def cutting(request, proxy, monkeypatch):
     monkeypatch.setattr(pool, "FRESH", IDLE / 300)
     monkeypatch.setattr(subscriber, "PING_AFTER", IDLE / 30)
     return proxy
-
-
-async def visit(binding, lock):
-    async with binding.inside(lock):
-        pass
 
 
 async def idle(binding, proxy):

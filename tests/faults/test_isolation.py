@@ -27,7 +27,7 @@ from django_rlock._transport.subscriber import Subscriber
 from django_rlock._transport.worker import CleanUp, CleanUps, clean_up, worker
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import forget_clean_up, is_clean, nudge, renew_now, settle, until_renewed
-from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
+from tests.eventually import PATIENCE, UNTIL_SERVED, eventually, in_threads
 from tests.processes import ROOT
 
 FAST = {"WATCHDOG_TIMEOUT": 6}
@@ -283,9 +283,7 @@ def test_listening_connection_that_dies_silently_is_replaced(own_server, monkeyp
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}  # a reply may take half a second
     monkeypatch.setattr("django_rlock._transport.subscriber.PING_AFTER", 0.1)
     with RLock("stock:42"):
-        waiting = threading.Thread(target=lambda: RLock("stock:42").acquire(wait_time=0.2))
-        waiting.start()
-        waiting.join(UNTIL_SERVED)
+        in_threads(lambda: RLock("stock:42").acquire(wait_time=0.2))
     (subscriber,) = listener("default").subscribers.values()
     first = eventually(lambda: subscriber.connection)  # a server that stalled was given up as well
     own.pause()

@@ -12,6 +12,7 @@ from django_rlock._transport.connections import server
 from django_rlock._transport.registry import background_driver, listener
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
+from tests.bindings import visit
 from tests.faults.test_lost_replies import ACQUIRE, KEY, RELEASE
 
 NO_LOGIN = "NOAUTH Authentication required."
@@ -116,11 +117,6 @@ async def test_another_commands_error_about_a_script_is_told_from_ones_own(bindi
 
 def shared_links(binding):
     return connections_of(asyncio.get_running_loop()).shared.values() if binding.name == "async" else []
-
-
-async def visit(binding, lock):
-    async with binding.inside(lock):
-        pass
 
 
 def test_loops_leave_a_server_that_became_a_replica(proxy):

@@ -27,6 +27,7 @@ from django_rlock._transport.registry import listener
 from django_rlock._transport.worker import CleanUps
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import nudge, until_renewed
+from tests.bindings import visit
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.proxy import load_scripts
 
@@ -387,16 +388,11 @@ async def test_hand_over_when_out_of_memory(binding, own_server):
     load_scripts(server)
     with server.client() as client:
         await binding.acquire(FairLock("stock:42"))
-        waiting = binding.start(_visit, binding, FairLock("stock:42"))
+        waiting = binding.start(visit, binding, FairLock("stock:42"))
         await binding.until(lambda: client.zcard(QUEUE))
         client.config_set("maxmemory", 1)
         await binding.release(FairLock("stock:42"))
         await binding.result(waiting)
-
-
-async def _visit(binding, lock) -> None:
-    async with binding.inside(lock):
-        pass
 
 
 async def test_key_of_another_type(binding, kind, redis_client):

@@ -27,9 +27,3 @@ async def held_elsewhere(binding: Any, lock: BaseLock) -> AsyncIterator[None]:
     finally:
         leave.set()
         await binding.result(holding)
-
-
-async def visit(binding: Any, lock: BaseLock) -> None:
-    """Take the lock and give it back."""
-    async with binding.inside(lock):
-        pass

@@ -13,7 +13,7 @@ from django_rlock import LockLostError, LockNotOwnedError, RLock
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.bindings import elsewhere
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import UNTIL_SERVED, eventually, in_threads
 from tests.redisson.crowds import LOOPS, PROCESSES, WORK, all_together, asks_the_server, in_processes
 from tests.redisson.others import held_elsewhere
 
@@ -191,11 +191,7 @@ def test_subscriptions_per_connection(redis_client, monkeypatch):
             done.append(job)
 
     done: list[int] = []
-    workers = [threading.Thread(target=work) for _ in range(16)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join(UNTIL_SERVED)
+    in_threads(*[work] * 16)
     assert len(done) == 320
     for subscriber in listener("default").subscribers.values():
         subscriber.prune()
@@ -214,11 +210,7 @@ def test_concurrency_try_lock_un_lock(kind, loops):
                 kind("lock").release()
 
     listed: list[bool] = []
-    workers = [threading.Thread(target=work) for _ in range(16)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join(UNTIL_SERVED)
+    in_threads(*[work] * 16)
     assert listed
     assert all(listed)
 

@@ -7,8 +7,8 @@ import pytest
 from django_rlock import FencedLock, MultiLock, RLock
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.signals import lock_acquired
-from tests.bindings import elsewhere
-from tests.redisson.others import held_elsewhere, visit
+from tests.bindings import elsewhere, visit
+from tests.redisson.others import held_elsewhere
 
 NAMES = "first", "second", "third"
 

@@ -10,9 +10,9 @@ import pytest
 from django_rlock import LockUpgradeError, ReadLock, WriteLock
 from django_rlock._transport.identity import NamedOwner
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.bindings import elsewhere
+from tests.bindings import elsewhere, visit
 from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
-from tests.redisson.others import held_elsewhere, visit
+from tests.redisson.others import held_elsewhere
 from tests.redisson.test_lock import test_is_locked, test_is_locked_other_thread, test_unlock_fail
 
 pytestmark = pytest.mark.lengthy

@@ -24,6 +24,9 @@ ME, OTHER, THIRD = (f"{letter * 14}8{letter * 21}:1" for letter in "abc")
 JAVA = f"{'d' * 14}4{'d' * 21}:1"
 RW_CHANNEL, READS = keys.readwrite_channel(KEY), keys.read_holds_key(KEY)
 WRITERS = keys.writers_key(KEY)
+PERMITS, REQUESTS = keys.permits_key(KEY), keys.requests_key(KEY)
+_SEMAPHORE = [KEY, keys.semaphore_channel(KEY), REQUESTS]
+_EXPIRABLE = [KEY, PERMITS, keys.semaphore_channel(KEY)]
 OTHER_KEYS = {
     "fair_heartbeat": list(keys.fair_heartbeat_keys(KEY)),
     "java_heartbeat": list(keys.java_queue_keys(KEY)),
@@ -48,6 +51,17 @@ OTHER_KEYS = {
     "task_read": list(keys.task_keys("rlock:", "id")),
     "task_done": list(keys.task_keys("rlock:", "id")[:1]),
     "task_expect": list(keys.task_keys("rlock:", "id")[1:]),
+    "counter_read": [KEY],
+    "semaphore_acquire": [KEY, REQUESTS],
+    **dict.fromkeys(("semaphore_release", "semaphore_leave", "semaphore_set", "semaphore_add"), _SEMAPHORE),
+    "semaphore_drain": [KEY, keys.drained_key(KEY, "r1"), REQUESTS],
+    "semaphore_delete": [KEY, PERMITS, REQUESTS],
+    **dict.fromkeys(("permit_release", "permit_state"), _EXPIRABLE),
+    **{key: [*_EXPIRABLE, REQUESTS] for key in ("permit_set", "permit_acquire", "permit_leave")},
+    "permit_renew": [*_EXPIRABLE, SETTLED],
+    **{key: [KEY, REQUESTS] for key in ("latch_set", "latch_count_down", "latch_delete")},
+    "latch_pass": [KEY],
+    "request_retire": [REQUESTS],
     "multi_acquire": [KEY, QUEUE],
     "multi_release": [KEY, QUEUE, WAITING, ALIVE, CHANNEL, DEADLINES],
 }

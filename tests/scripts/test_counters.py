@@ -4,30 +4,11 @@ import pytest
 import redis
 
 from django_rlock._redis import keys, scripts
-from tests.scripts.conftest import SETTLED, nonces
+from tests.scripts.conftest import KEY, OTHER_KEYS, PERMITS, REQUESTS, now_ms
 
-KEY = "rlock:stock:42"
-PERMITS, REQUESTS = keys.permits_key(KEY), keys.requests_key(KEY)
 CHANNEL, GATE = keys.semaphore_channel(KEY), keys.latch_channel(KEY)
 DRAINED = keys.drained_key(KEY, "r1")
 OURS = KEY, PERMITS, REQUESTS, DRAINED
-SEMAPHORE = [KEY, CHANNEL, REQUESTS]
-EXPIRABLE = [KEY, PERMITS, CHANNEL]
-ALL_KEYS = {
-    "counter_read": [KEY],
-    "semaphore_acquire": [KEY, REQUESTS],
-    "semaphore_drain": [KEY, DRAINED, REQUESTS],
-    "semaphore_delete": [KEY, PERMITS, REQUESTS],
-    "permit_set": [*EXPIRABLE, REQUESTS],
-    "permit_acquire": [*EXPIRABLE, REQUESTS],
-    "permit_leave": [*EXPIRABLE, REQUESTS],
-    "permit_renew": [*EXPIRABLE, SETTLED],
-    "latch_set": [KEY, REQUESTS],
-    "latch_count_down": [KEY, REQUESTS],
-    "latch_pass": [KEY],
-    "latch_delete": [KEY, REQUESTS],
-    "request_retire": [REQUESTS],
-}
 KEEP = 60_000
 LEASE = 30_000
 NEVER = 922337203685477
@@ -36,29 +17,9 @@ A, B, C, D = (letter * 16 for letter in "abcd")
 
 
 @pytest.fixture
-def run(redis_client):
-    """Calls a script with its keys; returns its reply without the nonce."""
-
-    def call(script, *args):
-        default = SEMAPHORE if script.name.startswith("semaphore") else EXPIRABLE
-        names = ALL_KEYS.get(script.name, default)
-        sent = str(next(nonces))
-        nonce, *reply = redis_client.eval(script.source, len(names), *names, sent, *args)
-        assert nonce == sent
-        return reply[0] if len(reply) == 1 else reply
-
-    return call
-
-
-@pytest.fixture
 def left(redis_client):
     """Returns the number at the key."""
     return lambda: redis_client.get(KEY)
-
-
-def now_ms(client):
-    seconds, micros = client.time()
-    return seconds * 1000 + micros // 1000
 
 
 def test_names_are_redissons():
@@ -553,7 +514,7 @@ def test_nothing_is_done_to_another_kind_of_value(run, redis_client, heard, scri
 )
 def test_full_memory_refuses_no_giving_back(run, own_server, script, args, left):
     with own_server(None, args=["--maxmemory-policy", "noeviction"]).client() as client:
-        names = ALL_KEYS.get(script.name, SEMAPHORE if script.name.startswith("semaphore") else EXPIRABLE)
+        names = OTHER_KEYS[script.name]
         client.set(KEY, 2)
         client.zadd(REQUESTS, {"r0": now_ms(client) + KEEP})
         client.zadd(PERMITS, {A: NEVER})

@@ -6,20 +6,12 @@ from django_rlock import LockLostError, LockTimeoutError, RLock
 from django_rlock._transport import subscriber
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_heard, until_renewed
-from tests.bindings import elsewhere
+from tests.bindings import elsewhere, visit_alone
 from tests.eventually import PATIENCE
 
 pytestmark = pytest.mark.lengthy
 
 KEY = "rlock:stock:42"
-
-
-async def visit(binding, lock, inside: list[object]) -> None:
-    async with binding.inside(lock):
-        inside.append(lock)
-        assert len(inside) == 1, "two inside at once"
-        await binding.sleep(0)
-        inside.clear()
 
 
 async def test_taken_re_entered_and_given_back(binding, kind, topology):
@@ -47,7 +39,7 @@ async def test_waiter_is_woken(binding, kind, topology):
     lock = kind("stock:42")
     for _ in range(2):
         await binding.acquire(lock)
-        waiting = binding.start(visit, binding, kind("stock:42"), [])
+        waiting = binding.start(visit_alone, binding, kind("stock:42"), [])
         wait = await binding.until(WAITS.snapshot)
         # No look of its own brings it in: those come with the lease's end, or a heartbeat, at the earliest.
         assert wait[0].heartbeat_at - wait[0].since > 1
@@ -58,7 +50,7 @@ async def test_waiter_is_woken(binding, kind, topology):
 
 async def test_many_take_turns(binding, kind, topology):
     inside: list[object] = []
-    visits = [binding.start(visit, binding, kind("stock:42"), inside) for _ in range(8)]
+    visits = [binding.start(visit_alone, binding, kind("stock:42"), inside) for _ in range(8)]
     for each in visits:
         await binding.result(each)
     assert not topology.redis.exists(KEY)
@@ -83,7 +75,7 @@ async def test_loss_is_reported(binding, topology):
 async def test_force_release_lets_the_next_one_in(binding, kind, topology):
     lock = kind("stock:42")
     await binding.acquire(lock)
-    waiting = binding.start(visit, binding, kind("stock:42"), [])
+    waiting = binding.start(visit_alone, binding, kind("stock:42"), [])
     await binding.until(WAITS.snapshot)
     assert await elsewhere(binding, lock, "force_release")
     await binding.result(waiting)

@@ -1,7 +1,6 @@
 """Locks in a Redis Cluster: each where its slot is, also while that moves; its messages by the slot's shard."""
 
 import contextlib
-import math
 import operator
 import socket
 import threading
@@ -26,9 +25,10 @@ from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.checks import check_settings
 from django_rlock.inspection import iter_locks
-from django_rlock.locks import engine, forced
+from django_rlock.locks import engine
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
+from tests.bindings import visit_alone
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.topologies.documented import entry
 from tests.topologies.servers import Topology, cluster, command, is_ready
@@ -48,14 +48,6 @@ def topology(started, use):
     chosen.redis.flushall()
 
 
-async def visit(binding, lock, inside):
-    async with binding.inside(lock):
-        inside.append(lock)
-        assert len(inside) == 1, "two inside at once"
-        await binding.sleep(0)
-        inside.clear()
-
-
 def owner(topology):
     return owner_of(topology, topology.redis.keyslot(KEY))
 
@@ -70,7 +62,7 @@ async def test_wake_up_comes_by_the_shard(binding, kind, topology):
     command(node, "CONFIG RESETSTAT")
     lock = kind("stock:42")
     await binding.acquire(lock)
-    waiting = binding.start(visit, binding, kind("stock:42"), [])
+    waiting = binding.start(visit_alone, binding, kind("stock:42"), [])
     await binding.until(WAITS.snapshot)
     with node.client() as client:
         await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
@@ -80,33 +72,10 @@ async def test_wake_up_comes_by_the_shard(binding, kind, topology):
     assert commands(node, "publish") == 0
 
 
-async def test_moved_is_followed(binding, kind, topology, monkeypatch):
-    monkeypatch.setattr(forced, "LISTEN_AFTER", math.inf)  # on a busy machine that subscription is redirected as well
-    async with binding.inside(kind("stock:42")):
-        pass
-    with moving(topology, KEY) as move:
-        pass
-    before = errors(move.source, "MOVED")
-    for _ in range(2):
-        async with binding.inside(kind("stock:42")):
-            assert command(move.target, "EXISTS", KEY)
-    assert errors(move.source, "MOVED") == before + 1, "it learns from the first"
-
-
-async def test_ask_is_followed(binding, topology):
-    with moving(topology, KEY) as move:
-        before = errors(move.source, "ASK")
-        lock = RLock("stock:42")
-        await binding.acquire(lock)
-        assert errors(move.source, "ASK") > before
-        assert not move.keys(), "it was taken at the target"
-    await binding.release(lock)
-
-
 async def test_try_again_is_tried_again(binding, topology):
     with moving(topology, KEY) as move:
         before = errors(move.target, "TRYAGAIN")
-        visiting = binding.start(visit, binding, FairLock("stock:42", wait_time=20), [])
+        visiting = binding.start(visit_alone, binding, FairLock("stock:42", wait_time=20), [])
         # The target has none of the three keys, and cannot know whether the source has them.
         await binding.until(lambda: errors(move.target, "TRYAGAIN") > before)
     await binding.result(visiting)
@@ -117,32 +86,11 @@ async def test_nodes_that_disagree_are_given_time(binding, topology):
     move = Move(topology, topology.redis.keyslot(KEY))
     move.leave()
     before = errors(move.source, "ASK")
-    visiting = binding.start(visit, binding, RLock("stock:42", wait_time=20), [])
+    visiting = binding.start(visit_alone, binding, RLock("stock:42", wait_time=20), [])
     await binding.until(lambda: errors(move.source, "ASK") > before + 6)
     move.begin()
     move.finish()
     await binding.result(visiting)
-
-
-async def test_waiter_is_woken_where_its_slot_went(binding, kind, topology):
-    lock = kind("stock:42")
-    await binding.acquire(lock)
-    waiting = binding.start(visit, binding, kind("stock:42"), [])
-    await binding.until(WAITS.snapshot)
-    with moving(topology, KEY) as move:
-        pass
-    with move.target.client() as client:
-        await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
-    await binding.release(lock)
-    await binding.result(waiting)
-
-
-async def test_renewed_where_its_slot_went(binding, kind, topology):
-    async with binding.inside(kind("stock:42")):
-        with moving(topology, KEY):
-            pass
-        until_renewed(*HOLDS.snapshot())
-        assert topology.redis.exists(KEY)
 
 
 async def test_slot_moves_under_load(binding, kind, topology, monkeypatch):
@@ -153,7 +101,7 @@ async def test_slot_moves_under_load(binding, kind, topology, monkeypatch):
 
     async def client(number):
         while not moved.is_set():
-            await visit(binding, kind("stock:42", wait_time=20), inside)
+            await visit_alone(binding, kind("stock:42", wait_time=20), inside)
             served[number] += 1
 
     def are_served(before) -> bool:
@@ -207,7 +155,7 @@ async def test_another_node_takes_over(binding, own_cluster, use):
         command(node, "CONFIG SET", "cluster-require-full-coverage", "no")
     lock = RLock("stock:42")
     await binding.acquire(lock)
-    waiting = binding.start(visit, binding, RLock("stock:42"), [])
+    waiting = binding.start(visit_alone, binding, RLock("stock:42"), [])
     await binding.until(WAITS.snapshot)
     move = Move(own_cluster, own_cluster.redis.keyslot(KEY))
     move.source.kill()
@@ -224,7 +172,7 @@ async def test_messages_are_heard_again(binding, topology):
     node = owner(topology)
     lock = RLock("stock:42")
     await binding.acquire(lock)
-    waiting = binding.start(visit, binding, RLock("stock:42"), [])
+    waiting = binding.start(visit_alone, binding, RLock("stock:42"), [])
     with node.client() as client:
         await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[RLock]))
         subscribed = client.client_list(_type="pubsub")[0]["id"]

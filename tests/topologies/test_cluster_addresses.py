@@ -17,6 +17,7 @@ from django_rlock.checks import check_settings
 from django_rlock.locks import forced
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import until_renewed
+from tests.bindings import visit
 from tests.topologies.documented import entry
 from tests.topologies.servers import Naming, Topology, cluster, command
 from tests.topologies.slots import errors, moving, owner_of
@@ -81,11 +82,6 @@ def topology(named, inside, use):
     yield named
     named.redis.flushall()
     assert not [each for each in inside if was_connected_to(each)]
-
-
-async def visit(binding, lock):
-    async with binding.inside(lock):
-        pass
 
 
 async def test_each_lock_is_where_its_slot_is(binding, kind, topology):

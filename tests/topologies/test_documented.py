@@ -11,6 +11,7 @@ from django_rlock._transport.listener import CONFIRM_WITHIN
 from django_rlock.checks import check_settings
 from django_rlock.locks.holds import WAITS
 from django_rlock.settings import get_settings
+from tests.bindings import visit
 from tests.topologies.documented import entry, least_rights
 from tests.topologies.servers import Topology, log_in
 
@@ -72,11 +73,6 @@ async def test_nothing_else_is_tried(binding, kind, started, use, name):
     for node in topology.servers:
         with node.client() as client:
             assert {line["object"] for line in client.acl_log()} <= TRIED
-
-
-async def visit(binding, lock):
-    async with binding.inside(lock):
-        pass
 
 
 @pytest.mark.parametrize("missing", [{"+publish"}, {"+subscribe"}, {"&rlock_wake:*", "&redisson_*"}])

@@ -6,6 +6,7 @@ import pytest
 
 from django_rlock import FairLock, RLock
 from django_rlock.locks.holds import WAITS
+from tests.bindings import visit
 from tests.topologies.servers import command
 
 
@@ -24,18 +25,13 @@ def _allow(topology, *channels):
         command(node, "ACL SETUSER", "locks", "resetchannels", *channels)
 
 
-async def _visit(binding, lock):
-    assert await binding.acquire(lock)
-    await binding.release(lock)
-
-
 async def test_other_channels_stay_subscribed(binding, topology, caplog):
     caplog.set_level("INFO", "django_rlock.listening")
     locks = [FairLock("stock:42"), RLock("stock:43", lease_time=2)]
     for lock in locks:
         await binding.acquire(lock)
     waiting = [
-        binding.start(_visit, binding, kind(lock.name)) for kind, lock in zip([FairLock, RLock], locks, strict=True)
+        binding.start(visit, binding, kind(lock.name)) for kind, lock in zip([FairLock, RLock], locks, strict=True)
     ]
     await binding.until(lambda: sum(wait.expected for wait in WAITS.snapshot()) == 2)
     assert "Listening connection lost" not in caplog.text

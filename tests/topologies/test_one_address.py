@@ -11,7 +11,7 @@ from django_rlock.locks import heartbeats
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now
 from tests.bindings import BlockingBinding as Binding
-from tests.bindings import waiting
+from tests.bindings import visit, waiting
 from tests.eventually import PATIENCE
 from tests.topologies.conftest import Started
 from tests.topologies.servers import Topology
@@ -95,8 +95,3 @@ async def test_waiters_are_counted_by_slots(binding: Binding, topology: Topology
         topology.redis.hset(f"rlock:{name}", "somebody", 1)
     with asking("a test", "default") as server:
         assert server.count_present([f"rlock:{name}" for name in NAMES]) == len(NAMES)
-
-
-async def visit(binding: Binding, lock: FairLock) -> None:
-    async with binding.inside(lock):
-        pass

@@ -14,7 +14,7 @@ from django_rlock._monitoring import reports
 from django_rlock._monitoring.reports import Reporter
 from django_rlock._transport import connections, registry, worker
 from django_rlock._transport.worker import BackgroundWorker
-from tests.eventually import PATIENCE
+from tests.eventually import PATIENCE, in_threads
 
 TOGETHER = 4
 
@@ -40,11 +40,7 @@ def ask_together(function):
         start.wait(PATIENCE)
         got.append(function())
 
-    asking = [threading.Thread(target=ask) for _ in range(TOGETHER)]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join(PATIENCE)
+    in_threads(*[ask] * TOGETHER)
     assert len(got) == TOGETHER
     return got
 
