@@ -25,7 +25,7 @@ class RLockConfig(AppConfig):
         checks.register(check_tasks)
         warn_inside_uwsgi()
         if "sentry_sdk" in sys.modules:
-            from django_rlock._monitoring.breadcrumbs import leave_breadcrumbs
+            from django_rlock.metrics import leave_breadcrumbs
 
             leave_breadcrumbs()
         if "celery" in sys.modules:

@@ -1,4 +1,4 @@
-"""The table of metrics. The exporters in this package make their instruments from it.
+"""The table of metrics, from which the exporters in this package make their instruments; and breadcrumbs for Sentry.
 
 Labels have few values, however many locks there are: templates, but never names, owners or ids. Signals are recorded in
 the thread for callbacks, because exporters take mutexes. A caller must neither wait for them while it takes a lock, nor
@@ -7,6 +7,7 @@ leave them locked when it is interrupted.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,3 +124,42 @@ def _receiver(records: Sequence[tuple[Event, Record]]) -> Callable[..., None]:
 def _record(records: Sequence[tuple[Event, Record]], given: Mapping[str, Any]) -> None:
     for event, record in records:
         record({label: printable(given[label]) for label in event.labels}, event.value(given))
+
+
+# --- breadcrumbs ------------------------------------------------------------------------------------------------------
+
+# An error's event in Sentry names the locks that were waited for, lost or force-released before.
+#
+# The caller's thread adds them, so that an error that follows at once has them. ``add_breadcrumb()`` takes no mutex
+# that an interrupted caller could leave locked, and does nothing before ``sentry_sdk.init()``.
+
+BREADCRUMBS = "django_rlock.breadcrumbs"
+"""The receivers' id."""
+MIN_WAIT = 0.1
+"""The shortest successful wait that leaves a breadcrumb, in seconds."""
+_MESSAGES = {
+    "acquired": ("info", "Waited {waited:.3f} s for lock {name!r}"),
+    "timed_out": ("warning", "Lock {name!r} was still taken after {waited:.3f} s"),
+    "unavailable": ("error", "Lock {name!r} was unavailable for {waited:.3f} s: {reason}"),
+    "lost": ("error", "Lock {name!r} was lost: {reason}"),
+    "force_released": ("warning", "Lock {name!r} was freed by force: {reason}"),
+}
+"""The level and the text for each outcome."""
+_DATA = "template", "kind", "alias", "waited", "reason"
+
+
+def leave_breadcrumbs() -> None:
+    """Leave breadcrumbs from now on."""
+    for signal in lock_acquired, lock_timed_out, lock_unavailable, lock_lost, lock_force_released:
+        signal.connect(_leave, dispatch_uid=BREADCRUMBS)
+
+
+def _leave(**given: Any) -> None:
+    level_and_text = _MESSAGES.get(given["outcome"])
+    sentry = sys.modules.get("sentry_sdk")
+    if sentry is None or level_and_text is None or (given["outcome"] == "acquired" and given["waited"] < MIN_WAIT):
+        return
+    level, message = level_and_text
+    shown = {"name": given["lock"].name, **{key: given[key] for key in _DATA if key in given}}
+    data = {key: printable(value) if isinstance(value, str) else value for key, value in shown.items()}
+    sentry.add_breadcrumb(category="lock", level=level, message=message.format(**data), data=data)

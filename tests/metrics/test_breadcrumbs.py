@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 
-from django_rlock import LockLostError, LockTimeoutError, LockUnavailableError, RLock
-from django_rlock._monitoring import breadcrumbs
+from django_rlock import LockLostError, LockTimeoutError, LockUnavailableError, RLock, metrics
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_timed_out, lock_unavailable
 from tests.background import settle
 from tests.bindings import BlockingBinding as Binding
@@ -22,7 +21,7 @@ def _left() -> Iterator[None]:
     apps.get_app_config("django_rlock").ready()  # finds Sentry's SDK
     yield
     for signal in lock_acquired, lock_timed_out, lock_unavailable, lock_lost, lock_force_released:
-        signal.disconnect(dispatch_uid=breadcrumbs.__name__)
+        signal.disconnect(dispatch_uid=metrics.BREADCRUMBS)
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def crumbs() -> Iterator[Any]:
 
 
 async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breadcrumbs, "MIN_WAIT", 0.0)
+    monkeypatch.setattr(metrics, "MIN_WAIT", 0.0)
     async with binding.inside(RLock("stock:42")):
         pass
     [crumb] = crumbs()
@@ -55,7 +54,7 @@ async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_short_waits_leave_no_breadcrumbs(crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breadcrumbs, "MIN_WAIT", 10)
+    monkeypatch.setattr(metrics, "MIN_WAIT", 10)
     with (
         RLock("stock:42"),
         RLock("stock:42"),
