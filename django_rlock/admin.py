@@ -28,7 +28,6 @@ from django.views.decorators.cache import never_cache
 from django_rlock import inspection
 from django_rlock._monitoring.history import History, read_history
 from django_rlock._monitoring.listing import CONTENT_TYPE, Overview, Row, exposition, public_dict
-from django_rlock._monitoring.stacks import holder_stack
 from django_rlock._monitoring.survey import Survey, mark
 from django_rlock._monitoring.timeline import Chart, read_timeline
 from django_rlock.exceptions import LockUnavailableError
@@ -247,7 +246,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         try:
             lock = inspection.lock_info(name, using)
             holder = next((each for each in (lock.holders if lock else ()) if each.short_owner == owner), None)
-            stack = holder_stack(lock, holder) if lock and holder else None
+            stack = inspection.holder_stack(lock, holder) if lock and holder else None
         except _ERRORS as error:
             problems = [_problem(using, error)]
         context = {"title": _("Stack"), "name": name, "using": using, "holder": holder, "stack": stack}

@@ -6,6 +6,8 @@ itself, so a lock that has been released is never shown, and the holder is alway
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,10 +16,16 @@ from difflib import get_close_matches
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
 from django_rlock._monitoring.building import Builder
 from django_rlock._monitoring.queued import free_reservations, queued_messages, with_queued
 from django_rlock._monitoring.reading import State, asking, listed_aliases
 from django_rlock._monitoring.survey import Problem, Survey, edges, mark, own_report
+from django_rlock._redis.keys import stack_channel, stack_key
+from django_rlock._transport.calls import unavailable
+from django_rlock._transport.connections import SERVER_ERRORS, is_cluster
+from django_rlock._transport.identity import new_request
+from django_rlock._transport.registry import commands_to
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock
@@ -36,7 +44,7 @@ from django_rlock.locks.infos import (
 )
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.statistics import operator
-from django_rlock.settings import DEFAULT_ALIAS, get_settings
+from django_rlock.settings import DEFAULT_ALIAS, get_settings, server_aliases
 
 __all__ = [
     "Deadlock",
@@ -67,6 +75,10 @@ ANSWER_WITHIN = 1.0
 """How long a call that timed out may take to find out who holds the lock, in seconds."""
 MOST_NEAR = 3
 """The largest number of names to suggest for a lock that is not held."""
+STACK_WITHIN = 3.0
+"""How long a process may take to reply with the stack of a holder, in seconds."""
+_STACK_PAUSE = 0.05
+_MAX_LINES = 250
 _ALL = 10_000
 """The largest number of locks to read again in order to confirm deadlocks, if all locks are read anyway."""
 
@@ -228,6 +240,44 @@ def _read_lock(lock: Named) -> LockInfo | None:
         now, reports = server.read_reports(processes)
         for info in Builder(lock.using, now, [*reports, own_report(now)]).infos(states):
             return info
+    return None
+
+
+def holder_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
+    """The call stack of the thread or task that holds a lock, the innermost call last: file, line and function of each
+    call.
+
+    None if its process does not reply within STACK_WITHIN seconds: it is paused or disconnected, its SHOW_STACKS
+    setting is off, or it is a Java client. Raises LockUnavailableError if Redis is unreachable.
+    """
+    return threads.run_in_thread(_ask_for_stack, lock, holder)
+
+
+def _ask_for_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
+    request = new_request()
+    channel, message = stack_channel(holder.client), json.dumps([lock.key, holder.owner, request])
+    until, servers, errors = monotonic() + STACK_WITHIN, server_aliases(lock.using), []
+    for using in servers:
+        publish = "SPUBLISH" if is_cluster(using) else "PUBLISH"
+        try:
+            commands_to(using, "reports").run([(channel, (publish, channel, message))])
+        except SERVER_ERRORS as error:
+            errors.append(error)
+    if len(errors) == len(servers):
+        raise unavailable(lock.name, errors[0]) from errors[0]
+    while monotonic() < until:
+        for using in servers:
+            if lines := _read_stack(using, stack_key(request)):
+                return lines
+        time.sleep(_STACK_PAUSE)
+    return None
+
+
+def _read_stack(using: str, key: str) -> list[str] | None:
+    with suppress(*SERVER_ERRORS, ValueError, RecursionError):
+        (text,) = commands_to(using, "reports").run([(key, ("GET", key))])
+        lines = json.loads(text or "null")
+        return list(map(str, lines[:_MAX_LINES])) if isinstance(lines, list) else None
     return None
 
 

@@ -13,6 +13,8 @@ import json
 import logging
 import math
 from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -24,11 +26,12 @@ from django_rlock._core.process import Owned, on_exit
 from django_rlock._monitoring.parsing import HEARTBEAT
 from django_rlock._monitoring.recent import Recents
 from django_rlock._monitoring.recorded import HotLock, Recorder, describe_process, described_context, server_clock
-from django_rlock._monitoring.stacks import Stacks, shows_stack
-from django_rlock._redis.keys import PROCESSES, report_key
+from django_rlock._redis.keys import PROCESSES, report_key, stack_channel, stack_key
+from django_rlock._transport.bridges import stack_of
 from django_rlock._transport.connections import SERVER_ERRORS
 from django_rlock._transport.identity import client_id
-from django_rlock._transport.registry import Command, commands_to
+from django_rlock._transport.registry import Command, commands_to, listener
+from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
 from django_rlock.locks.records import Hold, Wait
 from django_rlock.settings import LONGEST, get_settings, server_aliases
@@ -47,6 +50,11 @@ _SHORTEST_TTL = 60.0
 _CLOCK_PAUSE = HEARTBEAT
 _CLOCK_STEP = 0.2
 _FORGET_AFTER = 30 * 86400.0
+_KEEP_STACK = 30.0
+"""How long the reply with a stack is kept, in seconds."""
+MAX_CALLS = 200
+"""The largest number of calls in a reply: the innermost ones."""
+_MOST_ASKED = 10
 
 
 class Publisher:
@@ -207,6 +215,61 @@ class _Text:
         if parts != self._made_of:
             self._made_of, self._pair = parts, _entry(item, clock)
         return self._pair
+
+
+class Stacks:
+    """The requests to this process for the stacks of holders; ``wake`` wakes the thread that replies.
+
+    A process that has reported a hold subscribes to its own channel. It writes the reply to a key that expires after
+    half a minute: file, line and function of each call, but no values and no source.
+    """
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._asked: deque[tuple[str, str]] = deque(maxlen=_MOST_ASKED)
+        self.channels: dict[str, ListenerWaiter] = {}
+
+    def listen(self, using: str) -> None:
+        """Subscribe to requests on the server of an alias."""
+        self.channels[using] = listener(using).call_at(stack_channel(client_id()), partial(self._receive, using))
+
+    def _receive(self, using: str, message: str) -> None:
+        # A list of the lock's key, its owner, and the name of the reply.
+        if message:
+            self._asked.append((using, message))
+            self._wake()
+
+    def answer(self) -> None:
+        """Reply to all requests."""
+        while self._asked:
+            using, message = self._asked.popleft()
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # forged
+                key, owner, request = map(str, json.loads(message))
+                if (hold := _hold(key, owner)) is not None:
+                    _write(using, stack_key(request), _lines(hold))
+
+
+def shows_stack(hold: object) -> bool:
+    """Whether this process shows the stack of a hold's owner."""
+    return isinstance(hold, Hold) and get_settings(hold.lock.using).show_stacks
+
+
+def _hold(key: str, owner: str) -> Hold | None:
+    holds = (hold for hold in HOLDS.snapshot() if hold.lock.key == key and owner in (hold.owner_id, hold.hash_field))
+    return next(filter(shows_stack, holds), None)
+
+
+def _lines(hold: Hold) -> list[str]:
+    if hold.owner.is_named:
+        return [f"{hold.owner_id!r} is a name that does not belong to a thread or task."]
+    return stack_of(hold.owner)[-MAX_CALLS:] or [f"{hold.place!r} has ended, or is unknown."]
+
+
+def _write(using: str, key: str, lines: list[str]) -> None:
+    try:
+        commands_to(using, "reports").run([(key, ("SET", key, json.dumps(lines), "PX", round(_KEEP_STACK * 1000)))])
+    except SERVER_ERRORS as error:
+        log(logger, logging.INFO, "The stack that an operator asked for was not written: %s", error)
 
 
 class Reporter:

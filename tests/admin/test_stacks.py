@@ -13,9 +13,9 @@ from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 
-from django_rlock._monitoring import stacks
-from django_rlock._monitoring.stacks import holder_stack
+from django_rlock import inspection
 from django_rlock._redis.keys import stack_channel
+from django_rlock.inspection import holder_stack
 from tests.admin.conftest import LogIn
 from tests.admin.pages import detail, text
 from tests.eventually import eventually
@@ -172,7 +172,7 @@ def test_the_admin_does_not_ask_where_it_is_off(redis_client: redis.Redis, log_i
 
 
 def test_a_process_that_has_it_off_does_not_listen(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.2)
+    monkeypatch.setattr(inspection, "STACK_WITHIN", 0.2)
     with hanging("asleep", redis_client, tells=False):
         assert asked() is None
         assert not listens(redis_client)
@@ -182,7 +182,7 @@ def test_a_process_that_is_stopped_does_not_answer(
     log_in: LogIn, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = log_in("view_lock view_stack")
-    monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.2)
+    monkeypatch.setattr(inspection, "STACK_WITHIN", 0.2)
     with hanging("asleep", redis_client) as process:
         eventually(lambda: held("stock:1").holder.host)
         process.send_signal(19)

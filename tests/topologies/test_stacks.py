@@ -9,8 +9,8 @@ from pytest_django import Settings
 
 from django_rlock import rlock
 from django_rlock._monitoring import reports
-from django_rlock._monitoring.stacks import holder_stack
 from django_rlock._monitoring.timeline import read_timeline
+from django_rlock.inspection import holder_stack
 from example_project.embedded import EmbeddedServer
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually

@@ -12,10 +12,9 @@ from django.core.management.base import BaseCommand, CommandError
 from django_rlock._core.text import printable
 from django_rlock._monitoring.history import LockEvent
 from django_rlock._monitoring.queued import HEADINGS
-from django_rlock._monitoring.stacks import holder_stack
 from django_rlock._monitoring.timeline import Span, Timeline, read_timeline
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import find_named, listed_aliases, number_at
+from django_rlock.inspection import find_named, holder_stack, listed_aliases, number_at
 from django_rlock.locks.infos import LockInfo, Party, clock_text, duration_text
 from django_rlock.management.output import (
     NOTHING_MATCHED,
