@@ -14,7 +14,7 @@ from django.test.utils import override_settings
 from django.urls import URLPattern, URLResolver, path, reverse
 
 from benchmarks.results import Row, Table, median_row
-from django_rlock._monitoring import parsing
+from django_rlock._monitoring import documents
 from django_rlock._transport.connections import get_client
 from django_rlock.settings import DEFAULT_ALIAS
 
@@ -89,7 +89,7 @@ def pages(locks: int, processes: int, passes: int, quick: bool) -> Table:
 def page_costs(client: Client) -> tuple[float, float, float, float]:
     """Milliseconds for the first page, one more, its JSON, and a response 304."""
     url = reverse("admin:django_rlock_lock_changelist")
-    parsing._known.value.clear()
+    documents._known.value.clear()
     first, _ = timed_get(client, url)
     page, _ = timed_get(client, url)
     document, _ = timed_get(client, reverse("admin:django_rlock_lock_json"))

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring.parsing import HEARTBEAT, MAX_NAMED, Entry, HotEntry, Report, actor_of
+from django_rlock._monitoring.documents import HEARTBEAT, MAX_NAMED, Entry, HotEntry, Report, actor_of
 from django_rlock._monitoring.reading import MAX_PARTIES, State
 from django_rlock._redis.keys import is_kept
 from django_rlock._redis.scripts import ENDLESS

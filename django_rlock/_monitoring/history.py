@@ -12,7 +12,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock._monitoring.parsing import KEEP, SLOT, SLOTS, document_in, list_of, number_of, short_text, texts_of
+from django_rlock._monitoring.documents import KEEP, SLOT, SLOTS, document_in, list_of, number_of, short_text, texts_of
 from django_rlock._monitoring.reading import asking, listed_aliases
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import CLIENT_LENGTH, Party

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import translate
 
-from django_rlock._monitoring.parsing import document_in, number_of, short_text
+from django_rlock._monitoring.documents import document_in, number_of, short_text
 from django_rlock._monitoring.reading import asking
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import ScriptCall, prepare, run_flow

@@ -1,27 +1,32 @@
-"""The parts of a process's report besides holds: its description, its history, and its hot locks."""
+"""What a process records besides its holds and waits: its hot locks, the last events of single locks, its history."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
-import os
-import socket
-import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._core.process import on_fork
-from django_rlock._monitoring.parsing import KEEP, MAX_NAMED, SLOT, SLOTS
-from django_rlock._redis.keys import HISTORIES, history_key
+from django_rlock._monitoring.documents import (
+    KEEP,
+    MAX_HOLDS,
+    MAX_NAMED,
+    MAX_VALUE,
+    MAX_WAITS,
+    SLOT,
+    SLOTS,
+    describe_process,
+    described_context,
+)
+from django_rlock._redis.keys import HISTORIES, history_key, recent_field, recent_key
 from django_rlock._transport.connections import SERVER_ERRORS
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import Command, Commands, commands_to
@@ -31,61 +36,6 @@ from django_rlock.locks.kinds import Group
 from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past
 from django_rlock.settings import get_settings
-from django_rlock.version import __version__
-
-# --- about ------------------------------------------------------------------------------------------------------------
-
-# The description of this process, and of the work for which it acquires a lock.
-
-MAX_TEXT = 256
-"""The maximum length of one value of a hold's context; the rest is cut off."""
-_CONTEXT_KEYS = ("route", "user", "task", "task_id")
-_ROLES = {
-    "celery": "celery",
-    **dict.fromkeys(("shell", "shell_plus"), "shell"),
-    **dict.fromkeys(("runserver", "runserver_plus", "gunicorn", "uvicorn", "daphne", "hypercorn"), "web"),
-    **dict.fromkeys(("granian", "uwsgi", "waitress-serve", "mod_wsgi"), "web"),
-}
-
-
-def described_context(using: str, context: Mapping[str, str] | None) -> dict[str, str] | None:
-    """The description of the work for which a lock is acquired, for a report of an alias; None if the report omits
-    it."""
-    if not context or not get_settings(using).record_context:
-        return None
-    return {key: str(context[key])[:MAX_TEXT] for key in _CONTEXT_KEYS if key in context}
-
-
-def describe_process(clock: float) -> dict[str, str]:
-    return {
-        "host": socket.gethostname(),
-        "pid": str(os.getpid()),
-        "role": guess_role(sys.argv),
-        "service": (getattr(django_settings, "SETTINGS_MODULE", None) or "").partition(".")[0],
-        "version": __version__,
-        "start": str(round(_started_at + clock, 3)),
-    }
-
-
-def guess_role(argv: Sequence[str]) -> str:
-    """The kind of this process: ``web``, ``celery``, ``shell``, ``command <name>``, or ``python``."""
-    program = Path(argv[0] if argv else "")
-    name = program.parent.name if program.name == "__main__.py" else program.name.removesuffix(".py")
-    if name in {"manage", "django-admin", "django"} and len(argv) > 1:
-        return _ROLES.get(argv[1], f"command {argv[1]}")
-    return _ROLES.get(name, "python")
-
-
-def _note_start() -> None:
-    global _started_at  # noqa: PLW0603 - a child has a report of its own
-    _started_at = monotonic()
-
-
-_started_at = monotonic()
-
-
-on_fork("reports", _note_start)
-
 
 # --- hot --------------------------------------------------------------------------------------------------------------
 
@@ -166,6 +116,154 @@ def _last_of_each(holds: list[Held]) -> list[Held]:
     return list(latest.values())[:MAX_NAMED]
 
 
+# --- recent -----------------------------------------------------------------------------------------------------------
+
+# The last holds and waits of single locks, for the timelines in the admin: one hash on each server, with a field for
+# each lock, which outlives the process for a day.
+
+MAX_LOCKS = 50
+"""The number of locks that a process remembers. It first forgets locks without waiters."""
+MAX_NAMED_WAITS = 10
+"""The number of the last waits of a lock that are recorded with their owners."""
+MAX_FREED = 5
+"""The number of forced releases of a lock that a process remembers."""
+_LATEST = 10
+"""The number of the last locks that are not forgotten in favour of earlier locks."""
+_LONG = 0.5
+"""The shortest hold that counts as remarkable, in seconds."""
+
+LockId = tuple[str, str]
+"""Alias and name."""
+
+
+class Recent:
+    """The events of one lock in this process, the latest last."""
+
+    __slots__ = ("freed", "holds", "touched", "waits")
+
+    def __init__(self) -> None:
+        self.holds: deque[Past] = deque(maxlen=MAX_HOLDS)
+        self.waits: deque[Past] = deque(maxlen=MAX_WAITS)
+        self.freed: deque[Event] = deque(maxlen=MAX_FREED)
+        self.touched = -math.inf
+
+    @property
+    def is_dull(self) -> bool:
+        return not (self.waits or self.freed or any(hold.seconds >= _LONG for hold in self.holds))
+
+    def described(self, using: str, clock: float) -> str:
+        first_named = len(self.waits) - MAX_NAMED_WAITS
+        document = {
+            "holds": [_described_past(hold, using, clock) for hold in self.holds],
+            "waits": [_described_past(wait, using, clock, at >= first_named) for at, wait in enumerate(self.waits)],
+            "freed": [describe_event(event, clock) for event in self.freed],
+        }
+        return json.dumps(document, separators=(",", ":"))
+
+
+class Recents:
+    """The locks that this process remembers, and the changes that its servers have not received yet.
+
+    ``homes_of`` returns the servers of an alias, as for ``Recorder``. For the reporter's thread only.
+    """
+
+    def __init__(self, homes_of: Callable[[str], Mapping[str, str]]) -> None:
+        self._homes_of = homes_of
+        self._locks: dict[LockId, Recent] = {}
+        self._unsent: dict[str, set[LockId]] = {}  # a server without an entry gets everything
+        self._last_event: Event | None = None
+
+    def take(self, held: Iterable[Held], waits: Iterable[Past], now: float) -> None:
+        """Remember holds and waits that have ended."""
+        for each in held:
+            for lock in names_of(each):
+                self._touch(lock, now).holds.append(_past_of(each))
+        for wait in waits:
+            self._touch((wait.key[0], wait.key[1]), now).waits.append(wait)
+        self._forget(now)
+
+    def take_events(self, events: Sequence[Event], now: float) -> None:
+        """Remember the new forced releases among the last events; a lost lock is known by its hold."""
+        new = [*itertools.takewhile(lambda event: event is not self._last_event, reversed(events))]
+        for event in reversed(new):
+            self._last_event = event
+            if event.what == "freed":
+                self._touch((event.lock.using, event.lock.name), now).freed.append(event)
+        self._forget(now)
+
+    def commands(self, cache: str, clock: float) -> list[Command]:
+        """The commands for a server, after which the caller calls ``sent``, or ``failed``, after which everything is
+        sent again."""
+        unsent = self._unsent.get(cache)
+        here = {lock: recent for lock, recent in self._locks.items() if cache in self._homes_of(lock[0])}
+        wanted = [lock for lock in here if unsent is None or lock in unsent]
+        gone = () if unsent is None else [_field_of(lock) for lock in unsent - here.keys()]
+        if not (wanted or gone):
+            return []
+        key = recent_key(client_id())
+        mapping = describe_process(clock) | {_field_of(lock): here[lock].described(lock[0], clock) for lock in wanted}
+        commands: list[tuple[str, ...]] = [("HSET", key, *itertools.chain(*mapping.items()))]
+        if unsent is None:
+            commands.insert(0, ("UNLINK", key))
+        if gone:
+            commands.append(("HDEL", key, *gone))
+        return [(key, words) for words in (*commands, ("PEXPIRE", key, str(round(KEEP * 1000))))]
+
+    def sent(self, cache: str) -> None:
+        self._unsent[cache] = set()
+
+    def failed(self, cache: str) -> None:
+        self._unsent.pop(cache, None)
+
+    def _touch(self, lock: LockId, now: float) -> Recent:
+        recent = self._locks.pop(lock) if lock in self._locks else Recent()
+        self._locks[lock] = recent  # as the last one
+        recent.touched = now
+        self._note(lock)
+        return recent
+
+    def _note(self, lock: LockId) -> None:
+        for cache in self._homes_of(lock[0]):
+            if cache in self._unsent:
+                self._unsent[cache].add(lock)
+
+    def _forget(self, now: float) -> None:
+        while self._locks and (lock := self._superfluous(now)):
+            del self._locks[lock]
+            self._note(lock)
+
+    def _superfluous(self, now: float) -> LockId | None:
+        oldest = next(iter(self._locks))
+        if self._locks[oldest].touched < now - KEEP:
+            return oldest
+        if (excess := len(self._locks) - MAX_LOCKS) <= 0:
+            return None
+        earlier = itertools.islice(self._locks.items(), excess + MAX_LOCKS - _LATEST)
+        return next((lock for lock, recent in earlier if recent.is_dull), oldest)
+
+
+def _field_of(lock: LockId) -> str:
+    using, name = lock
+    return recent_field(get_settings(using).key_prefix + name)
+
+
+def _past_of(held: Held) -> Past:
+    if isinstance(held, Hold):
+        lasted = held.ended - held.since
+        return Past(lasted, held.ended, held.key, held.place, held.context, held.lost)
+    key = held.group.using, held.group.name, "", held.owner.serial
+    return Past(held.ended - held.since, held.ended, key, held.owner.place, held.context)
+
+
+def _described_past(past: Past, using: str, clock: float, is_named: bool = True) -> dict[str, Any]:
+    document: dict[str, Any] = {"at": round(past.ended + clock, 3), "seconds": round(past.seconds, 6)}
+    if past.failure is not None:
+        document["failure"] = past.failure[:MAX_VALUE]
+    if is_named:
+        document |= {"place": past.place[:MAX_VALUE], "context": described_context(using, past.context)}
+    return document
+
+
 # --- history ----------------------------------------------------------------------------------------------------------
 
 # The history of this process, for the admin: its last hour by template, and the locks that it lost or force-released.
@@ -229,22 +327,12 @@ class Hour:
         slots = [slot for slot in self._slots if slot.start > now - SLOTS * SLOT]
         return {
             "using": using,
-            "template": template[:MAX_TEXT],
-            "prefix": prefix[:MAX_TEXT],
+            "template": template[:MAX_VALUE],
+            "prefix": prefix[:MAX_VALUE],
             "slots": [[round(slot.start + clock), slot.acquired, slot.gave_up] for slot in slots],
             "hold": _described(_longest(slot.hold for slot in slots), using, clock),
             "wait": _described(_longest(slot.wait for slot in slots), using, clock),
         }
-
-
-class LockMemory(Protocol):
-    """What is remembered of single locks; see ``recent.Recents``."""
-
-    def take(self, held: Iterable[Held], waits: Iterable[Past], now: float) -> None: ...
-    def take_events(self, events: Sequence[Event], now: float) -> None: ...
-    def commands(self, cache: str, clock: float) -> list[Command]: ...
-    def sent(self, cache: str) -> None: ...
-    def failed(self, cache: str) -> None: ...
 
 
 class Recorder:
@@ -256,7 +344,7 @@ class Recorder:
     or a forced release.
     """
 
-    def __init__(self, homes_of: Callable[[str], Mapping[str, str]], recents: LockMemory) -> None:
+    def __init__(self, homes_of: Callable[[str], Mapping[str, str]], recents: Recents) -> None:
         self.noted = self.urgent = False
         self.hot: list[HotLock] = []
         self._homes_of = homes_of
@@ -378,7 +466,7 @@ def _longest(found: Iterable[Past | None]) -> Past | None:
 
 def _described(past: Past | None, using: str, clock: float) -> dict[str, Any] | None:
     return past and {
-        "name": past.key[1][:MAX_TEXT],
+        "name": past.key[1][:MAX_VALUE],
         "seconds": round(past.seconds, 6),
         "at": round(past.ended + clock, 3),
         "place": past.place,
@@ -391,11 +479,11 @@ def describe_event(event: Event, clock: float) -> dict[str, Any]:
         "what": event.what,
         "at": round(event.at + clock, 3),
         "using": event.lock.using,
-        "name": event.lock.name[:MAX_TEXT],
+        "name": event.lock.name[:MAX_VALUE],
         "owner": event.owner,
-        "by": event.by[:MAX_TEXT],
-        "reason": event.reason[:MAX_TEXT],
-        "whom": event.whom[:MAX_TEXT],
+        "by": event.by[:MAX_VALUE],
+        "reason": event.reason[:MAX_VALUE],
+        "whom": event.whom[:MAX_VALUE],
         "place": event.place,
         "context": described_context(event.lock.using, event.context),
     }

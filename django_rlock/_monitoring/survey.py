@@ -18,7 +18,7 @@ from django.utils.functional import cached_property
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
 from django_rlock._monitoring.building import SILENT_AFTER, Builder, Reported
-from django_rlock._monitoring.parsing import Report, parse_report
+from django_rlock._monitoring.documents import Report, parse_report
 from django_rlock._monitoring.queued import queued_messages, with_queued
 from django_rlock._monitoring.reading import MOST_AHEAD, Server, State, asking
 from django_rlock._monitoring.reports import local_report

@@ -1,7 +1,7 @@
 """A lock's timeline: who held it when, how long others waited, what was lost or freed by force; and its picture.
 
-The past is what each process remembers (``recent``), the present is the lock's current state. As with reports, no value
-from Redis is trusted.
+The past is what each process remembers (``recorded``), the present is the lock's current state. As with reports, no
+value from Redis is trusted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, TypeVar
 
+from django_rlock._monitoring.documents import KEEP, MAX_HOLDS, MAX_WAITS, document_in, list_of, number_of, short_text
 from django_rlock._monitoring.history import Happening, LockEvent, PastHold, events_in, party_in, plain
-from django_rlock._monitoring.parsing import KEEP, MAX_HOLDS, MAX_WAITS, document_in, list_of, number_of, short_text
 from django_rlock._monitoring.reading import RecentText, asking
 from django_rlock.locks.infos import LockInfo, Party
 from django_rlock.locks.statistics import LONG_WAIT

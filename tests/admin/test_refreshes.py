@@ -6,7 +6,7 @@ import pytest
 import redis
 from django.test import Client
 
-from django_rlock._monitoring import parsing, survey
+from django_rlock._monitoring import documents, survey
 from django_rlock._monitoring.reading import State
 from django_rlock.inspection import force_release
 from tests.admin.pages import JSON, LIST, commands_of, detail, rows, text
@@ -17,7 +17,7 @@ from tests.inspection.reporting import held
 REFRESH = {"X-Rlock-Refresh": "1"}
 JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"
 A_MOMENT_AGO = 3.0
-LONGEST = survey.MAX_AGE, parsing.MAX_AGE
+LONGEST = survey.MAX_AGE, documents.MAX_AGE
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +25,9 @@ def readings_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings count for as long as a slow machine needs for a test, and none is dropped for those of earlier tests.
     Nor do these clean up meanwhile, by commands that would be counted."""
     forget_clean_up()
-    for module in (survey, parsing):
+    for module in (survey, documents):
         monkeypatch.setattr(module, "MAX_AGE", 600.0)
-    for kept in (survey._seen, parsing._known):
+    for kept in (survey._seen, documents._known):
         monkeypatch.setattr(kept, "value", {})
 
 
@@ -156,7 +156,7 @@ def test_unreported_changes_are_shown_within_five_seconds(
     [report] = map(str, redis_client.keys("rlock_process:*"))
     redis_client.hset(report, "host", "web-9")
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["holders"][0]["host"] == "web-0"
-    monkeypatch.setattr(parsing, "MAX_AGE", 0.0)
+    monkeypatch.setattr(documents, "MAX_AGE", 0.0)
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["holders"][0]["host"] == "web-9"
 
 
@@ -173,7 +173,7 @@ def test_not_all_that_was_ever_read_is_kept(
 def test_a_report_that_was_read_just_when_it_was_written_is_read_again(
     operator: Client, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parsing, "_SETTLED", 600.0)  # however slow the machine is
+    monkeypatch.setattr(documents, "_SETTLED", 600.0)  # however slow the machine is
     plant_locks(redis_client, 1, 1)
     operator.get(JSON)
     [report] = map(str, redis_client.keys("rlock_process:*"))

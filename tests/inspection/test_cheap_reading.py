@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_rlock._monitoring import parsing, reading
+from django_rlock._monitoring import documents, reading
 from django_rlock._monitoring.building import Builder
 from django_rlock._monitoring.listing import COLUMNS, Overview
 from django_rlock.inspection import LockState, iter_locks
@@ -48,7 +48,7 @@ def test_only_what_a_page_shows_is_described(
 
 def test_a_reading_decodes_only_what_has_changed(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_locks(redis_client, 60, 3)
-    decoded = Calls(monkeypatch, parsing, "_documents")
+    decoded = Calls(monkeypatch, documents, "_documents")
     assert len(list(iter_locks())) == 60
     assert sum(len(texts) for (texts,) in decoded.arguments) == 60
     report = str(redis_client.keys("rlock_process:*")[0])
@@ -75,16 +75,16 @@ def test_what_a_process_has_on_two_servers_is_kept_apart(
         second.delete("rlock_processes")
         second.zadd("rlock_processes", {report.removeprefix("rlock_process:"): redis_client.time()[0]})
     assert len(list(iter_locks())) == 30
-    decoded = Calls(monkeypatch, parsing, "_documents")
+    decoded = Calls(monkeypatch, documents, "_documents")
     assert len(list(iter_locks())) == 30
     assert sum(len(texts) for (texts,) in decoded.arguments) == 0
 
 
 def test_what_is_kept_between_readings_is_bounded(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsing, "MAX_KEPT", 20)
+    monkeypatch.setattr(documents, "MAX_KEPT", 20)
     plant_locks(redis_client, 120, 12)
     assert len(list(iter_locks())) == 120
-    assert sum(len(parsed.entries) for parsed in parsing._known.value.values()) <= 20 + 10
+    assert sum(len(parsed.entries) for parsed in documents._known.value.values()) <= 20 + 10
 
 
 def test_texts_that_are_json_only_together_break_nothing(redis_client: redis.Redis) -> None:
@@ -126,7 +126,7 @@ def test_a_report_that_has_not_changed_is_not_parsed_again(
 ) -> None:
     plant_locks(redis_client, 10, 1)
     assert len(list(iter_locks())) == 10
-    parsed = Calls(monkeypatch, parsing, "_read_entries")
+    parsed = Calls(monkeypatch, documents, "_read_entries")
     [process] = map(str, redis_client.zrange("rlock_processes", 0, -1))
     redis_client.zadd("rlock_processes", {process: redis_client.time()[0] - 60})
     assert {lock.state for lock in iter_locks()} == {LockState.SILENT}  # its heartbeat was another one

@@ -13,8 +13,8 @@ from django.test import override_settings
 
 from django_rlock import rlock
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring import parsing, reports
-from django_rlock._monitoring.recorded import guess_role
+from django_rlock._monitoring import documents, reports
+from django_rlock._monitoring.documents import guess_role
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.records import context
@@ -160,7 +160,7 @@ def test_a_living_process_is_not_silent_though_the_servers_clock_was_set(
         clock.publish_in(0.6)
         for publisher in reports._reporter.value.publishers.values():
             publisher.clock -= step
-        clock.publish_in(parsing.HEARTBEAT)
+        clock.publish_in(documents.HEARTBEAT)
         heartbeat = redis_client.zscore("rlock_processes", client_id())
     assert heartbeat is not None
     assert abs(redis_client.time()[0] + clock.ahead - heartbeat) < 60

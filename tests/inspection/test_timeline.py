@@ -11,7 +11,7 @@ import redis
 from pytest_django import Settings
 
 from django_rlock import rlock
-from django_rlock._monitoring import parsing, recent
+from django_rlock._monitoring import documents, recorded
 from django_rlock._monitoring.timeline import MAX_JSON, MAX_SHOWN, WINDOWS, Chart, Timeline, read_timeline
 from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
@@ -64,7 +64,7 @@ def test_the_last_holds_are_remembered_when_the_lock_is_free(past: Past) -> None
     with working_on(route="POST /buy/1/"):
         take(*["stock:1"] * 12, "stock:2")
     found = timeline(past)
-    assert whats(found) == ["held"] * parsing.MAX_HOLDS
+    assert whats(found) == ["held"] * documents.MAX_HOLDS
     first = found.listed[0]
     assert (first.doing, first.place, first.name) == ("POST /buy/1/", "MainThread", "stock:1")
     assert found.longest_hold is not None
@@ -134,9 +134,9 @@ def test_locks_that_nobody_waited_for_are_forgotten_first(past: Past) -> None:
 def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
     about = dict.fromkeys(("route", "user", "task", "task_id"), "x" * 1000)
     with working_on(**about):
-        for number in range(recent.MAX_LOCKS + 5):
+        for number in range(recorded.MAX_LOCKS + 5):
             with rlock(f"{number}", lease_time=60):
-                for _ in range(parsing.MAX_WAITS + 5 if number == 30 else 1):
+                for _ in range(documents.MAX_WAITS + 5 if number == 30 else 1):
                     assert not rlock(f"{number}", owner="y").acquire(blocking=False)
             take(*[f"{number}"] * 15)
         for _ in range(8):
@@ -144,12 +144,12 @@ def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
     past.written()
     key = keys.recent_key(client_id())
     fields = redis_client.hgetall(key)
-    assert len([field for field in fields if field.startswith("lock ")]) == recent.MAX_LOCKS
+    assert len([field for field in fields if field.startswith("lock ")]) == recorded.MAX_LOCKS
     assert max(map(len, fields.values())) < MAX_JSON
     assert 80_000 < redis_client.ttl(key) <= 86_400
     found = read_timeline("default", "30", None)
-    assert len(found.waits) == parsing.MAX_WAITS
-    assert sum(wait.is_named for wait in found.waits) == recent.MAX_NAMED_WAITS
+    assert len(found.waits) == documents.MAX_WAITS
+    assert sum(wait.is_named for wait in found.waits) == recorded.MAX_NAMED_WAITS
     assert len(found.listed) <= 3 * MAX_SHOWN
 
 

@@ -1,16 +1,28 @@
-"""Parses the reports that processes have written to Redis, and trusts no value in them."""
+"""The documents that processes write to Redis: their limits, how this process describes itself, and how to parse them.
+
+No value in them is trusted.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from django_rlock._core.process import Owned
+from django.conf import settings as django_settings
+
+from django_rlock._core.clock import monotonic
+from django_rlock._core.process import Owned, on_fork
 from django_rlock._redis.keys import WRITER
 from django_rlock.locks.infos import Party
+from django_rlock.settings import get_settings
+from django_rlock.version import __version__
 
 # --- limits of reports, for their writers and readers -----------------------------------------------------------------
 
@@ -27,6 +39,60 @@ MAX_HOLDS = 10
 """The number of holds of a lock that a process remembers."""
 MAX_WAITS = 50
 """The number of waits of a lock that a process remembers, for the length of the queue."""
+
+
+# --- this process -----------------------------------------------------------------------------------------------------
+
+# The description of this process, and of the work for which it acquires a lock.
+
+MAX_VALUE = 256
+"""The maximum length of one value of a hold's context; the rest is cut off."""
+_CONTEXT_KEYS = ("route", "user", "task", "task_id")
+_ROLES = {
+    "celery": "celery",
+    **dict.fromkeys(("shell", "shell_plus"), "shell"),
+    **dict.fromkeys(("runserver", "runserver_plus", "gunicorn", "uvicorn", "daphne", "hypercorn"), "web"),
+    **dict.fromkeys(("granian", "uwsgi", "waitress-serve", "mod_wsgi"), "web"),
+}
+
+
+def described_context(using: str, context: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The description of the work for which a lock is acquired, for a report of an alias; None if the report omits
+    it."""
+    if not context or not get_settings(using).record_context:
+        return None
+    return {key: str(context[key])[:MAX_VALUE] for key in _CONTEXT_KEYS if key in context}
+
+
+def describe_process(clock: float) -> dict[str, str]:
+    return {
+        "host": socket.gethostname(),
+        "pid": str(os.getpid()),
+        "role": guess_role(sys.argv),
+        "service": (getattr(django_settings, "SETTINGS_MODULE", None) or "").partition(".")[0],
+        "version": __version__,
+        "start": str(round(_started_at + clock, 3)),
+    }
+
+
+def guess_role(argv: Sequence[str]) -> str:
+    """The kind of this process: ``web``, ``celery``, ``shell``, ``command <name>``, or ``python``."""
+    program = Path(argv[0] if argv else "")
+    name = program.parent.name if program.name == "__main__.py" else program.name.removesuffix(".py")
+    if name in {"manage", "django-admin", "django"} and len(argv) > 1:
+        return _ROLES.get(argv[1], f"command {argv[1]}")
+    return _ROLES.get(name, "python")
+
+
+def _note_start() -> None:
+    global _started_at  # noqa: PLW0603 - a child has a report of its own
+    _started_at = monotonic()
+
+
+_started_at = monotonic()
+
+
+on_fork("reports", _note_start)
 
 
 # --- untrusted --------------------------------------------------------------------------------------------------------
