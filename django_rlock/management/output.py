@@ -20,16 +20,11 @@ from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import near_names
 from django_rlock.locks.infos import LockInfo
 from django_rlock.locks.options import checked_text
+from django_rlock.management import ERROR, USAGE
 from django_rlock.settings import LONGEST, get_aliases, unknown_alias
-
-ERROR, USAGE, NOTHING_MATCHED = 1, 2, 3
-"""Exit statuses."""
 
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """Clears a terminal, including its history."""
-
-UNAVAILABLE, LOST, TAKEN = 69, 70, 75
-"""The exit statuses of commands that run something under a lock, in addition to a program's own; from sysexits.h."""
 
 
 class Field(NamedTuple):

@@ -142,7 +142,7 @@ def test_signals_are_passed_on(start: Start, number: signal.Signals) -> None:
 STRUCK_LATE = f"""
 import ctypes, operator, os, signal, sys
 from functools import partial
-from django_rlock.management.locked import Program
+from django_rlock.management.commands.rlock_run import Program
 
 calls = []
 

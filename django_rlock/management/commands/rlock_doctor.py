@@ -13,9 +13,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock._core.text import printable
+from django_rlock.management import ERROR, USAGE
 from django_rlock.management.diagnosis import Finding, diagnose, findings_of
 from django_rlock.management.java import diagnose_java
-from django_rlock.management.output import CLEAR, ERROR, USAGE, check_usage, pause, to_json
+from django_rlock.management.output import (
+    CLEAR,
+    check_usage,
+    pause,
+    to_json,
+)
 from django_rlock.settings import get_aliases
 
 OURS = "django_rlock."

@@ -16,8 +16,8 @@ from django_rlock._monitoring.timeline import Span, Timeline, read_timeline
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_named, holder_stack, listed_aliases, number_at
 from django_rlock.locks.infos import LockInfo, Party, clock_text, duration_text
+from django_rlock.management import NOTHING_MATCHED
 from django_rlock.management.output import (
-    NOTHING_MATCHED,
     check_usage,
     deadlock_lines,
     did_you_mean,

@@ -14,10 +14,9 @@ from django_rlock._monitoring.queued import HEADINGS
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_locks, listed_aliases, queued_messages
 from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
+from django_rlock.management import NOTHING_MATCHED, USAGE
 from django_rlock.management.output import (
     CLEAR,
-    NOTHING_MATCHED,
-    USAGE,
     check_usage,
     deadlock_lines,
     failed,

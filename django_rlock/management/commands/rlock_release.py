@@ -30,10 +30,8 @@ from django_rlock.inspection import (
     take_survey,
 )
 from django_rlock.locks.infos import Holder, LockInfo
+from django_rlock.management import ERROR, NOTHING_MATCHED, USAGE
 from django_rlock.management.output import (
-    ERROR,
-    NOTHING_MATCHED,
-    USAGE,
     check_usage,
     did_you_mean,
     failed,
