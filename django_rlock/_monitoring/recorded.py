@@ -269,7 +269,7 @@ def _described_past(past: Past, using: str, clock: float, is_named: bool = True)
 # The history of this process, for the admin: its last hour by template, and the locks that it lost or force-released.
 #
 # It is one text on each server, written every five seconds while something happens, and soon after a loss. It outlives
-# its process. Its content comes from ``locks.tallies``, and its size is limited.
+# its process. Its content comes from ``locks.statistics``, and its size is limited.
 
 T = TypeVar("T")
 
