@@ -15,6 +15,7 @@ class RLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from django_rlock import inspection  # noqa: F401 - it registers itself, and the reports with it
         from django_rlock._tasks.checks import check_tasks
         from django_rlock.checks import check_aliases, check_deployment, check_routes, check_settings, warn_inside_uwsgi
 

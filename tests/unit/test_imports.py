@@ -37,6 +37,20 @@ def test_the_decorator_is_loaded_when_it_is_used() -> None:
     assert loaded_by("from django_rlock import distributed_lock") == OFTEN
 
 
+def test_the_app_reports_and_inspects_locks_from_the_start() -> None:
+    """Otherwise the admin of another process misses this one, and errors do not name holders."""
+    program = """
+import django, sys
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django_rlock"])
+django.setup()
+from django_rlock.locks.holds import INSPECTOR
+print(INSPECTOR.holder.__module__, "django_rlock._monitoring.reports" in sys.modules)
+"""
+    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert told.split() == ["django_rlock.inspection", "True"]
+
+
 def test_a_project_needs_no_celery() -> None:
     program = """
 import sys
