@@ -138,7 +138,7 @@ class Call:
 
     def result(self) -> Any:
         """Its value; raises its exception."""
-        return _value(self.outcome)
+        return value_of(self.outcome)
 
 
 class Alive:
@@ -228,7 +228,7 @@ class _Mark:
 def run_in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own, where no signal interrupts it; return or raise its outcome."""
     (outcome,) = gather([partial(function, *args)])
-    return _value(outcome)
+    return value_of(outcome)
 
 
 def within(seconds: float, function: Callable[..., T], *args: Any) -> T | None:
@@ -237,7 +237,8 @@ def within(seconds: float, function: Callable[..., T], *args: Any) -> T | None:
     return call.result() if call.wait(seconds) else None
 
 
-def _value(outcome: T | BaseException) -> T:
+def value_of(outcome: T | BaseException) -> T:
+    """Return the result of a call, or raise its error."""
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

@@ -26,7 +26,7 @@ from django_rlock._transport.connections import server as server_of
 from django_rlock._transport.connections import when_left
 from django_rlock._transport.errors import connection_end_in, ends_connection, server_error
 from django_rlock._transport.identity import task_owner
-from django_rlock._transport.pool import ConnectionWait, Server, let_go, value_of
+from django_rlock._transport.pool import ConnectionWait, Server, let_go
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ class TaskBinding:
         finally:
             for task in tasks:
                 task.cancel()
-        return [value_of(outcome) for outcome in outcomes]
+        return [threads.value_of(outcome) for outcome in outcomes]
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)

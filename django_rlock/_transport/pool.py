@@ -409,7 +409,7 @@ class ThreadBinding:
         if len(coros) == 1:
             return [await coros[0]]
         outcomes = threads.gather([partial(run_sync, coro) for coro in coros])
-        return [value_of(outcome) for outcome in outcomes]
+        return [threads.value_of(outcome) for outcome in outcomes]
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
@@ -484,13 +484,6 @@ def let_go(server: Server, connection: Connection, error: BaseException) -> None
     server.drop(connection, broken=ends_connection(error))
     if is_demotion(error):
         server.leave()
-
-
-def value_of(outcome: T | BaseException) -> T:
-    """Return the result of a call, or raise its error."""
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
 
 
 THREADS = ThreadBinding()
