@@ -209,7 +209,7 @@ class StaleReplyError(RedisConnectionError):
     """A reply that belongs to another command."""
 
 
-class Place:
+class ConnectionSlot:
     """One of the connections that a server may have, from its making until ``free``.
 
     It is also freed when it is collected, if an interruption kept its user from calling ``free``.
@@ -248,8 +248,8 @@ class Connection:
         "_guard",
         "_is_swift",
         "_pid",
-        "_place",
         "_reader",
+        "_slot",
         "is_doubted",
         "is_plain",
         "next_reply",
@@ -257,9 +257,9 @@ class Connection:
         "used_at",
     )
 
-    def __init__(self, sock: socket.socket, place: Place | None = None) -> None:
+    def __init__(self, sock: socket.socket, slot: ConnectionSlot | None = None) -> None:
         self.sock = sock
-        self._place = place
+        self._slot = slot
         self._pid = os.getpid()
         self._guard = guard(self, partial(_close, sock, self._pid))
         self._reader = make_reader()
@@ -418,9 +418,9 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket, and let the kernel drop unsent data, which must no longer be executed."""
-        place, self._place = self._place, None
-        if place is not None:
-            place.free()
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.free()
         _close(self.sock, self._pid)
         disarm(self._guard)
 

@@ -439,8 +439,8 @@ def _make_server(key: _Key) -> Server:
     longest = _longest(using, purpose)
     if longest is not None:
         reached = reached.within(longest)
-    places = get_settings(using).max_connections if purpose == "calls" else None
-    return Server(reached.connect, reached.reply_limit, places, partial(_leave, using, node))
+    max_connections = get_settings(using).max_connections if purpose == "calls" else None
+    return Server(reached.connect, reached.reply_limit, max_connections, partial(_leave, using, node))
 
 
 _servers = owned_table("connections", _make_server, Server.close)

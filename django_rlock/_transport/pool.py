@@ -25,8 +25,8 @@ from django_rlock._transport.calls import SHORTEST, UNLIMITED, ScriptCall, next_
 from django_rlock._transport.connection import (
     DOUBTED_AFTER,
     Connection,
+    ConnectionSlot,
     Expected,
-    Place,
     check_reply,
     keep_alive,
     replies_of,
@@ -42,10 +42,10 @@ from django_rlock._transport.redis_internals import connection_of, take_socket
 # A connection is opened in a thread of its own, where threads can be started. So no signal interrupts redis-py while it
 # connects and logs in (it then holds mutexes that all threads share, and hiredis packs the login), and a server that
 # accepts a connection but never replies delays no caller beyond its own time limit. Shared state is changed by single
-# calls into C. A connection that an interruption left unused, and its place, are free again when the connection is
+# calls into C. A connection that an interruption left unused, and its slot, are free again when the connection is
 # collected.
 
-Connect = Callable[[Place | None], Connection]
+Connect = Callable[[ConnectionSlot | None], Connection]
 """Opens a connection; raises redis-py's errors."""
 
 FRESH = 1.0
@@ -53,7 +53,7 @@ FRESH = 1.0
 KEEP_IDLE = 60.0
 """How long an unused connection is kept, in seconds."""
 _LOOK_AGAIN = 0.05
-"""How often a caller checks for a free place by itself, in seconds: the thread that should wake it may have been
+"""How often a caller checks for a free slot by itself, in seconds: the thread that should wake it may have been
 interrupted."""
 
 
@@ -82,19 +82,23 @@ class ConnectionWait:
 
 
 class Server:
-    """Connections to one server. ``reply_limit`` is the maximum time for a reply, ``places`` the maximum number of
-    connections (None: no limit). Times are seconds.
+    """Connections to one server, ``max_connections`` at most (None: no limit). ``reply_limit`` is the maximum time for
+    a reply. Times are seconds.
 
     ``leave`` closes all connections to the server, those of other purposes too, because it has become a replica.
     """
 
     def __init__(
-        self, connect: Connect, reply_limit: float, places: int | None = None, leave: Callable[[], object] | None = None
+        self,
+        connect: Connect,
+        reply_limit: float,
+        max_connections: int | None = None,
+        leave: Callable[[], object] | None = None,
     ) -> None:
         self._connect = connect
         self.leave = self.close_idle if leave is None else leave
         self.reply_limit = reply_limit
-        self._places = math.inf if places is None else places
+        self._max_connections = math.inf if max_connections is None else max_connections
         self._taken = threads.Alive()
         self._waits: deque[ConnectionWait] = deque()
         self._closed = False
@@ -135,7 +139,8 @@ class Server:
         return RedisTimeoutError(
             "Timeout connecting to the server"
             if opens
-            else f"All {self._places} connections are in use; raise MAX_CONNECTIONS, or use locks in fewer threads"
+            else f"All {self._max_connections} connections are in use; "
+            "raise MAX_CONNECTIONS, or use locks in fewer threads"
         )
 
     def take_idle(self) -> Connection | None:
@@ -158,17 +163,17 @@ class Server:
         limit is reached; the wait is then queued for the next connection that is released."""
         if wait.opening:
             return True
-        place = Place(self._taken)
-        if len(self._taken) > self._places:
-            place.free()
+        slot = ConnectionSlot(self._taken)
+        if len(self._taken) > self._max_connections:
+            slot.free()
             if wait not in self._waits:
                 self._waits.append(wait)
             return False
         wait.opening = True
         try:
-            threads.start(self._open_for, wait, place)
+            threads.start(self._open_for, wait, slot)
         except RuntimeError:  # no threads left, or the interpreter exits
-            self._open_for(wait, place)
+            self._open_for(wait, slot)
         return True
 
     def forget(self, wait: ConnectionWait) -> None:
@@ -176,21 +181,21 @@ class Server:
         with contextlib.suppress(ValueError):
             self._waits.remove(wait)
 
-    def _open_for(self, wait: ConnectionWait, place: Place) -> None:
+    def _open_for(self, wait: ConnectionWait, slot: ConnectionSlot) -> None:
         try:
-            self.idle.append(self.open(place))
+            self.idle.append(self.open(slot))
         except BaseException as error:  # noqa: BLE001 - the waiting caller raises it
-            place.free()
+            slot.free()
             wait.fail(error)
         wait.opening = False
         wait.wake()
         if self._closed:
             self.close()
 
-    def open(self, place: Place | None = None) -> Connection:
+    def open(self, slot: ConnectionSlot | None = None) -> Connection:
         """Open a new connection in this thread. Raises what redis-py raises."""
         try:
-            return self._connect(place)
+            return self._connect(slot)
         except TimeoutError as error:
             raise RedisTimeoutError("Timeout connecting to the server") from error
         except OSError as error:
@@ -240,8 +245,8 @@ class Server:
 
     @property
     def may_grow(self) -> bool:
-        """Whether a place is free; if not, a failure to get a connection proves nothing about the server."""
-        return len(self._taken) < self._places
+        """Whether a slot is free; if not, a failure to get a connection proves nothing about the server."""
+        return len(self._taken) < self._max_connections
 
     @property
     def size(self) -> int:
@@ -312,24 +317,24 @@ class Source:
         """The same with limits: connecting, and each reply, may take at most ``longest`` seconds."""
         return Source(self.pool, longest)
 
-    def connect(self, place: Place | None = None) -> Connection:
+    def connect(self, slot: ConnectionSlot | None = None) -> Connection:
         """Open a new connection. Raises what redis-py raises."""
         try:
-            return self._open(place, self._for_connections)
+            return self._open(slot, self._for_connections)
         except AuthenticationError as error:
             if _WANTS_NONE not in str(error):
                 raise
         # The server takes any password by HELLO, and so the cache works; it refuses AUTH, by which connections log in.
-        return self._open(place, lambda options: without(_LOGIN, self._for_connections(options)))
+        return self._open(slot, lambda options: without(_LOGIN, self._for_connections(options)))
 
-    def _open(self, place: Place | None, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Connection:
+    def _open(self, slot: ConnectionSlot | None, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Connection:
         opened = None
         try:
             opened = self._make(prepare)
             opened.connect()
-            return self._connection(take_socket(opened), place)
+            return self._connection(take_socket(opened), slot)
         except MasterNotFoundError:  # whose text lists the objects of redis-py
-            asked = ", ".join(":".join(map(str, place)) for place in self._sentinels())
+            asked = ", ".join(":".join(map(str, address)) for address in self._sentinels())
             raise MasterNotFoundError(f"No sentinel names the primary of {self.pool.service_name!r}: {asked}") from None
         except Exception as error:
             hide_secrets(error)  # redis-py 6.4 shows the sentinels' password where none of them replies
@@ -338,11 +343,11 @@ class Source:
             if opened is not None:
                 opened.disconnect()
 
-    def _connection(self, sock: socket.socket, place: Place | None) -> Connection:
+    def _connection(self, sock: socket.socket, slot: ConnectionSlot | None) -> Connection:
         try:
             if self.options.get("socket_keepalive", True) and not self.options.get("socket_keepalive_options"):
                 keep_alive(sock)  # redis-py does so from version 8 on
-            return Connection(sock, place)
+            return Connection(sock, slot)
         except BaseException:  # the other end may be gone by now
             sock.close()
             raise

@@ -22,7 +22,7 @@ from django_rlock._redis.scripts import RLOCK_ACQUIRE
 from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.async_pool import TASKS, LoopConnections, connections_of
 from django_rlock._transport.calls import pack_command
-from django_rlock._transport.connection import Connection, ErrorReply, Expected, Place
+from django_rlock._transport.connection import Connection, ConnectionSlot, ErrorReply, Expected
 from django_rlock._transport.connections import server
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.opcode_bindings import IN_ASYNCIO
@@ -421,15 +421,15 @@ async def converse_at_opcodes(first: int, expected: Expected) -> None:
             return
 
 
-def test_place_that_ends_as_a_signal_comes_is_free_again() -> None:
+def test_slot_that_ends_as_a_signal_comes_is_free_again() -> None:
     """Python drops what is raised while an object is collected; so nothing may be left to do there."""
     alive = Alive()
-    place = Place(alive)
-    alive.add(place)
+    slot = ConnectionSlot(alive)
+    alive.add(slot)
     assert len(alive) == 1
     sys.setprofile(lambda _frame, event, _argument: strike() if event == "call" else None)
     try:
-        del place
+        del slot
     finally:
         sys.setprofile(None)
     assert len(alive) == 0

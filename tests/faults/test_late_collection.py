@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from django_rlock import FairLock, PermitExpirableSemaphore, RLock, rlock
-from django_rlock._transport.connection import Connection, Place
+from django_rlock._transport.connection import Connection, ConnectionSlot
 from django_rlock._transport.connections import server
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.registry import listeners
@@ -25,7 +25,7 @@ from tests.eventually import eventually
 def kept(monkeypatch):
     """All objects of these classes that are made during a test."""
     found = []
-    for kind in Turn, Place, Connection, ListenerWaiter, Permit, Hold, Wait, Owner:
+    for kind in Turn, ConnectionSlot, Connection, ListenerWaiter, Permit, Hold, Wait, Owner:
         init = kind.__init__
 
         def keep(self, *args, init=init, **options):
@@ -55,7 +55,7 @@ def test_a_connection_that_is_closed_leaves_its_place(kept, redis_client):
     with rlock("stock"):
         assert node.size == 1
     node.close_idle()
-    assert of(kept, Place)
+    assert of(kept, ConnectionSlot)
     assert node.size == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from django_rlock import LockUnavailableError
 from django_rlock._redis import scripts
 from django_rlock._transport import calls, listener, subscriber
-from django_rlock._transport.connection import Connection, Place
+from django_rlock._transport.connection import Connection, ConnectionSlot
 from django_rlock._transport.connections import server
 from tests.background import forget_clean_up
 from tests.eventually import PATIENCE
@@ -49,9 +49,9 @@ async def test_all_tries_of_a_call_share_its_time(binding, kind, monkeypatch):
     reached, tries = server("default"), []
     connect = reached._connect
 
-    def note_and_connect(place: Place | None) -> Connection:
-        tries.append(place)
-        return connect(place)
+    def note_and_connect(slot: ConnectionSlot | None) -> Connection:
+        tries.append(slot)
+        return connect(slot)
 
     monkeypatch.setattr(reached, "_connect", note_and_connect)
     monkeypatch.setattr(calls, "REPLY_GRACE", 0.35)

@@ -10,7 +10,7 @@ import pytest
 
 from django_rlock._redis.scripts import LOCK_RENEW
 from django_rlock._transport.calls import ScriptCall, pack, prepare, run_sync
-from django_rlock._transport.connection import Connection, Place
+from django_rlock._transport.connection import Connection, ConnectionSlot
 from django_rlock._transport.pool import BACKGROUND, Server
 
 LIMIT = 1.0
@@ -25,10 +25,10 @@ class Slow:
         self._reply = reply
         self.server = Server(self._connect, LIMIT)
 
-    def _connect(self, place: Place | None) -> Connection:
+    def _connect(self, slot: ConnectionSlot | None) -> Connection:
         time.sleep(LIMIT)
         threading.Thread(target=self._serve, daemon=True).start()
-        return Connection(self.ours, place)
+        return Connection(self.ours, slot)
 
     def _serve(self) -> None:
         self.theirs.recv(65536)
