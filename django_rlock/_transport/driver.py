@@ -59,8 +59,8 @@ class Driver(Protocol):
     def at(self, using: str) -> Driver:
         """The driver of the same binding for another alias."""
 
-    def place(self, key: str) -> object:
-        """Where a key lives. One script may use several keys only if their places are equal."""
+    def location(self, key: str) -> object:
+        """Where a key lives. One script may use several keys only if their locations are equal."""
 
     def run(self, call: ScriptCall, until: float | None = None) -> Coroutine[Any, Any, list[Any]]:
         """Run a script and return its reply, whose first element is the nonce.
@@ -125,7 +125,7 @@ class Binding(Protocol):
 class Topology(Protocol):
     """The servers of an alias's locks, for one binding. ``Driver`` describes the methods."""
 
-    def place(self, key: str) -> object: ...
+    def location(self, key: str) -> object: ...
 
     def run(self, call: ScriptCall, until: float | None = None) -> Coroutine[Any, Any, list[Any]]: ...
 

@@ -216,7 +216,7 @@ class Listener:
 
     def subscribe(self, channel: Channel) -> None:
         """Let the subscriber of the channel's node subscribe to it."""
-        subscriber = channel.subscriber = self._subscriber_at(self.place(channel.name))
+        subscriber = channel.subscriber = self._subscriber_at(self._location(channel.name))
         subscriber.hear(channel.name)
 
     def confirm(self, name: str) -> None:
@@ -285,7 +285,7 @@ class Listener:
         self.subscribe(kept)
         return False
 
-    def place(self, channel: str) -> Address | None:
+    def _location(self, channel: str) -> Address | None:
         """The node of a cluster that publishes to a channel."""
         return None
 
@@ -336,7 +336,7 @@ class ClusterListener(Listener):
             if channel := self.channels.get(name):
                 self.subscribe(channel)
 
-    def place(self, channel: str) -> Address:
+    def _location(self, channel: str) -> Address:
         # The map may be old: a node that has lost the slot replies with the address of its new node.
         return self.slots.owner(slot_of(channel))
 

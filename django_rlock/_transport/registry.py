@@ -131,7 +131,7 @@ class AliasDriver:
         self.owner = binding.owner
         self.sleep = binding.sleep
         self.call = binding.call
-        self.place = topology.place
+        self.location = topology.location
         self.run = topology.run
         self.take = topology.take
         self.run_all = topology.run_all

@@ -128,7 +128,7 @@ class Division:
         if isinstance(reply, ClusterCrossSlotError):
             self._by_slot = True
 
-    def place(self, key: str) -> object:
+    def location(self, key: str) -> object:
         """Equal for keys that one command may have."""
         return slot_of(key) if self._by_slot else None
 
@@ -141,7 +141,7 @@ class OneServer:
     ) -> None:
         self._node = node
         self._division = division
-        self.place = division.place
+        self.location = division.location
         self.run = Retrying(using, node.exchange, binding.sleep, division.learn).run
         self.take = self.run if take is None else partial(take, self.run)
 
@@ -155,7 +155,7 @@ class OneServer:
         return [await alone(self.run, call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def _may_join(self, call: ScriptCall) -> object:
-        return may_join(call), self.place(call.keys[0])
+        return may_join(call), self.location(call.keys[0])
 
 
 async def exchange_slices(node: Node, calls: Sequence[ScriptCall]) -> list[Any]:
@@ -290,7 +290,7 @@ class Cluster:
         self.take = self.run if take is None else partial(take, self.run)
         self._retrying = Retrying(using, self._exchange, binding.sleep)
 
-    def place(self, key: str) -> object:
+    def location(self, key: str) -> object:
         return slot_of(key)
 
     async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:

@@ -89,7 +89,7 @@ def places(driver: Driver) -> Callable[[AbstractLock], tuple[str, object]]:
 
     @cache
     def alias(using: str) -> tuple[Callable[[str], object], str]:
-        return driver.at(using).place, settings_of(using).key_prefix
+        return driver.at(using).location, settings_of(using).key_prefix
 
     def place_of(lock: AbstractLock) -> tuple[str, object]:
         find, prefix = alias(lock.using)

@@ -186,11 +186,11 @@ class Heartbeats:
 
     def _find_free(self, groups: dict[LockKey, Group]) -> dict[LockKey, Group]:
         """The locks that may be free: all locks that were checked together with a free one."""
-        place = background_driver(self._using).place
-        by_place: dict[object, list[LockKey]] = defaultdict(list)
+        location = background_driver(self._using).location
+        by_location: dict[object, list[LockKey]] = defaultdict(list)
         for key in groups:
-            by_place[place(key.key)].append(key)
-        parts = [part for same in by_place.values() for part in _sliced(same, _LOOK_AT)]
+            by_location[location(key.key)].append(key)
+        parts = [part for same in by_location.values() for part in _sliced(same, _LOOK_AT)]
         # No script: one with so many keys costs the server several times as much.
         replies = commands_to(self._using, "keeping").try_all([_look(part) for part in parts])
         free = [key for part, reply in zip(parts, replies, strict=True) if not _all_held(part, reply) for key in part]
@@ -201,7 +201,7 @@ class Heartbeats:
         lines = [(key, group, waits) for key, group in groups.items() if (waits := group.alive())]
         by_kind: dict[tuple[str, object], list[Any]] = defaultdict(list)
         for line in lines:
-            by_kind[line[0].kind, driver.place(line[0].key)].append(line)
+            by_kind[line[0].kind, driver.location(line[0].key)].append(line)
         parts = [
             part for same in by_kind.values() for part in _sliced(same, same[0][2][0].lock._kind.heartbeats_together)
         ]

@@ -122,7 +122,7 @@ class SteppingDriver:
     def at(self, using: str) -> SteppingDriver:
         return self
 
-    def place(self, key: str) -> object:
+    def location(self, key: str) -> object:
         return None
 
     async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:

@@ -66,7 +66,7 @@ async def test_many_locks_are_renewed(binding: Binding, topology: Topology) -> N
             topology.redis.pexpire(f"rlock:{name}", 5000)
         renew_now()
         await binding.until(lambda: all(topology.redis.pttl(f"rlock:{name}") > 5000 for name in NAMES))
-    assert background_driver("default").place("a") != background_driver("default").place("b")
+    assert background_driver("default").location("a") != background_driver("default").location("b")
     for name in NAMES:
         await binding.release(RLock(name))
 

@@ -322,7 +322,7 @@ class Quorum:
         self._cut_off_since: float | None = None
         self._refused_since: float | None = None
 
-    def place(self, key: str) -> object:
+    def location(self, key: str) -> object:
         """All keys live on all nodes."""
         return None
 
