@@ -172,7 +172,7 @@ def nothing_left() -> Iterator[None]:
     forget_clean_up()
     now = monotonic()  # whether or not the watchdog has told by now of the leases that have ended
     left = [hold for hold in HOLDS.snapshot() if not hold.is_lost(now)] + WAITS.snapshot()
-    told = [f"{type(each).__name__} of {each.lock!r} by {each.place}, {each.owner_id}" for each in left]
+    told = [f"{type(each).__name__} of {each.lock!r} by {each.caller_name}, {each.owner_id}" for each in left]
     HOLDS.clear()
     WAITS.clear()
     assert told == [], told

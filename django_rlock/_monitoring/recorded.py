@@ -75,7 +75,7 @@ class HotLock:
             {
                 "by": held.owner.serial,
                 "at": round(held.since + clock, 3),
-                "place": held.owner.place,
+                "place": held.owner.caller_name,
                 "context": described_context(self.using, held.context),
             }
             for held in self._recent
@@ -250,9 +250,9 @@ def _field_of(lock: LockId) -> str:
 def _past_of(held: Held) -> Past:
     if isinstance(held, Hold):
         lasted = held.ended - held.since
-        return Past(lasted, held.ended, held.key, held.place, held.context, held.lost)
+        return Past(lasted, held.ended, held.key, held.caller_name, held.context, held.lost)
     key = held.group.using, held.group.name, "", held.owner.serial
-    return Past(held.ended - held.since, held.ended, key, held.owner.place, held.context)
+    return Past(held.ended - held.since, held.ended, key, held.owner.caller_name, held.context)
 
 
 def _described_past(past: Past, using: str, clock: float, is_named: bool = True) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def _described_past(past: Past, using: str, clock: float, is_named: bool = True)
     if past.failure is not None:
         document["failure"] = past.failure[:MAX_VALUE]
     if is_named:
-        document |= {"place": past.place[:MAX_VALUE], "context": described_context(using, past.context)}
+        document |= {"place": past.caller_name[:MAX_VALUE], "context": described_context(using, past.context)}
     return document
 
 
@@ -469,7 +469,7 @@ def _described(past: Past | None, using: str, clock: float) -> dict[str, Any] | 
         "name": past.key[1][:MAX_VALUE],
         "seconds": round(past.seconds, 6),
         "at": round(past.ended + clock, 3),
-        "place": past.place,
+        "place": past.caller_name,
         "context": described_context(using, past.context),
     }
 
@@ -484,6 +484,6 @@ def describe_event(event: Event, clock: float) -> dict[str, Any]:
         "by": event.by[:MAX_VALUE],
         "reason": event.reason[:MAX_VALUE],
         "whom": event.whom[:MAX_VALUE],
-        "place": event.place,
+        "place": event.caller_name,
         "context": described_context(event.lock.using, event.context),
     }

@@ -261,7 +261,7 @@ def _hold(key: str, owner: str) -> Hold | None:
 def _lines(hold: Hold) -> list[str]:
     if hold.owner.is_named:
         return [f"{hold.owner_id!r} is a name that does not belong to a thread or task."]
-    return stack_of(hold.owner)[-MAX_CALLS:] or [f"{hold.place!r} has ended, or is unknown."]
+    return stack_of(hold.owner)[-MAX_CALLS:] or [f"{hold.caller_name!r} has ended, or is unknown."]
 
 
 def _write(using: str, key: str, lines: list[str]) -> None:
@@ -422,7 +422,7 @@ def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:
         "owner": owner,
         "by": item.key[-1],
         "since": round(item.since + clock, 3),
-        "place": item.place,
+        "place": item.caller_name,
         "context": described_context(item.lock.using, item.context),
     }
     if isinstance(item, Hold):

@@ -102,8 +102,8 @@ def whereabouts(owner: Owner) -> str:
     what, calls = ("thread", calls_of(owner.thread)) if task is None else ("task", _calls_in(_coroutine_frames(task)))
     for file, line, _ in calls if task is None else calls[::-1]:
         if not file.startswith(_PLUMBING):
-            return f"{what} {owner.place!r}, now at {file}:{line}"
-    return f"{what} {owner.place!r}"
+            return f"{what} {owner.caller_name!r}, now at {file}:{line}"
+    return f"{what} {owner.caller_name!r}"
 
 
 def stack_of(owner: Owner) -> list[str]:

@@ -32,14 +32,25 @@ AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any
 class Owner:
     """One thread, task or greenlet.
 
-    ``serial`` never changes. ``owner_id`` is the owner's name in Redis, which may change. ``place`` is its name in
-    reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
+    ``serial`` never changes. ``owner_id`` is the owner's name in Redis, which may change. ``caller_name`` is its name
+    in reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
     ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is what it works on there.
     ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock.
     """
 
-    __slots__ = ("in_pool", "is_alive", "is_calling", "job", "label", "owner_id", "place", "serial", "task", "thread")
+    __slots__ = (
+        "caller_name",
+        "in_pool",
+        "is_alive",
+        "is_calling",
+        "job",
+        "label",
+        "owner_id",
+        "serial",
+        "task",
+        "thread",
+    )
 
     is_named = False
     serial: int | str
@@ -47,13 +58,13 @@ class Owner:
 
     def __init__(
         self,
-        place: str,
+        caller_name: str,
         is_alive: Callable[[], object] = lambda: True,
         thread: int = 0,
         task: Callable[[], asyncio.Task[Any] | None] | None = None,
     ) -> None:
         self.serial = next(_process.numbers)
-        self.place = place
+        self.caller_name = caller_name
         self.is_alive = is_alive
         self.thread = thread
         self.task = task
@@ -121,7 +132,7 @@ class NamedOwner(Owner):
 
     def __init__(self, name: str) -> None:
         self.serial = self.owner_id = name
-        self.place = self.label = ""
+        self.caller_name = self.label = ""
         self.thread, self.task, self.job = 0, None, None
         self.in_pool = self.is_calling = False
 
@@ -144,7 +155,7 @@ class _Process:
         self.client_id = f"{random[:14]}8{random[15:]}"
         self.numbers = itertools.count(1)
         self.threads = threading.local()
-        self.places: WeakTable[Owner] = WeakTable()
+        self.owners: WeakTable[Owner] = WeakTable()
         """The owners for tasks and greenlets."""
 
 
@@ -218,11 +229,11 @@ def task_owner() -> Owner:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("The async methods need a running asyncio task: it is the owner of what they take.")
-    owner = _process.places.get(task)
+    owner = _process.owners.get(task)
     if owner is None:
         _check_task(task)
         its = weakref.ref(task)
-        owner = _process.places.set(task, Owner(task.get_name(), partial(_goes_on, its), task=its))
+        owner = _process.owners.set(task, Owner(task.get_name(), partial(_goes_on, its), task=its))
     return owner
 
 
@@ -236,8 +247,8 @@ def _check_task(task: asyncio.Task[Any]) -> None:
         )
 
 
-def _goes_on(place: weakref.ref[asyncio.Task[Any]]) -> bool:
-    task = place()
+def _goes_on(ref: weakref.ref[asyncio.Task[Any]]) -> bool:
+    task = ref()
     return task is not None and not task.done() and not task.get_loop().is_closed()
 
 
@@ -249,14 +260,14 @@ def current_owner() -> Owner:
 
 
 def _greenlet_owner(current: Any) -> Owner:
-    owner = _process.places.get(current)
+    owner = _process.owners.get(current)
     if owner is None:
-        owner = _process.places.set(current, Owner(_thread_name(), partial(_runs, weakref.ref(current))))
+        owner = _process.owners.set(current, Owner(_thread_name(), partial(_runs, weakref.ref(current))))
     return owner
 
 
-def _runs(place: weakref.ref[Any]) -> bool:
-    current = place()
+def _runs(ref: weakref.ref[Any]) -> bool:
+    current = ref()
     return current is not None and not current.dead
 
 

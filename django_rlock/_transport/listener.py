@@ -61,16 +61,16 @@ class Channel:
         self.idle_since = monotonic()
 
     def waiters(self) -> list[ListenerWaiter]:
-        return [waiter for line in list(self.lines.values()) for place in list(line) if (waiter := place())]
+        return [waiter for line in list(self.lines.values()) for ref in list(line) if (waiter := ref())]
 
     def tidy(self) -> None:
-        """Remove the places of waiters that were dropped."""
+        """Remove waiters that were dropped from their queues."""
         for line in list(self.lines.values()):
-            for place in list(line):
-                if place() is None:
+            for ref in list(line):
+                if ref() is None:
                     self.idle_since = monotonic()
                     with contextlib.suppress(ValueError):  # another thread was faster
-                        line.remove(place)
+                        line.remove(ref)
 
 
 class Listener:
@@ -135,10 +135,10 @@ class Listener:
                 return channel
 
     def _add(self, channel: Channel, waiter: ListenerWaiter) -> None:
-        place = weakref.ref(waiter)
+        ref = weakref.ref(waiter)
         while True:
             line = channel.lines.setdefault(waiter.token, deque())
-            line.append(place)
+            line.append(ref)
             if channel.lines.get(waiter.token) is line:
                 return
 
@@ -169,14 +169,14 @@ class Listener:
         if channel.lines.get(token) or token in _SHARED:
             return
         line = channel.lines.pop(token, None)
-        for place in line or ():  # waiters that joined meanwhile
-            channel.lines.setdefault(token, deque()).append(place)
+        for ref in line or ():  # waiters that joined meanwhile
+            channel.lines.setdefault(token, deque()).append(ref)
 
     # --- waking ------------------------------------------------------------------------------------------------------
 
     def _tell_everybody(self, channel: Channel, payload: str) -> None:
-        for place in list(channel.lines.get(EVERYBODY, ())):
-            if waiter := place():
+        for ref in list(channel.lines.get(EVERYBODY, ())):
+            if waiter := ref():
                 waiter.hear(payload)
 
     def wake_next(self, name: str, token: str | None, ticket: str = "") -> None:
@@ -188,16 +188,16 @@ class Listener:
             # at once, and both then look further; rotate() is one call, which an interruption cannot leave half done.
             line.rotate(-1)
             try:
-                place = line[-1]
+                ref = line[-1]
             except IndexError:  # the waiter has just left
                 return
-            if waiter := place():
+            if waiter := ref():
                 waiter.ticket = ticket
                 waiter.wake()
                 if not waiter.has_left():
                     return
             with contextlib.suppress(ValueError):  # collected, or left without using its wake-up
-                line.remove(place)
+                line.remove(ref)
 
     def deliver(self, name: str, payload: str) -> None:
         """Wake the waiters that a message is for. One for a single waiter is its ticket, a space and its token."""
@@ -289,11 +289,11 @@ class Listener:
         """The node of a cluster that publishes to a channel."""
         return None
 
-    def _subscriber_at(self, place: Address | None) -> Subscriber:
-        if found := self.subscribers.get(place):
+    def _subscriber_at(self, node: Address | None) -> Subscriber:
+        if found := self.subscribers.get(node):
             return found
-        made = self._make_subscriber(self, place)
-        found = self.subscribers.setdefault(place, made)
+        made = self._make_subscriber(self, node)
+        found = self.subscribers.setdefault(node, made)
         if found is not made:  # another thread was faster
             made.stop()
         if self._is_stopped:  # meanwhile, or before: who asks has the listener of former settings
@@ -326,7 +326,7 @@ class ClusterListener(Listener):
     """Has a subscriber for each node. A channel moves to another subscriber when its slot moves."""
 
     def __init__(self, slots: SlotMap, connect: Callable[[Address], Connection], reply_limit: float) -> None:
-        super().__init__(lambda _, place: ShardSubscriber(self, cast("Address", place), connect, reply_limit))
+        super().__init__(lambda _, node: ShardSubscriber(self, cast("Address", node), connect, reply_limit))
         self.slots = slots
 
     def follow(self, names: Iterable[str]) -> None:

@@ -234,9 +234,9 @@ def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> None:
     for holder in [each.owner for each in HOLDS.held_against(lock) if each.renewed]:
         if holder is not owner and is_blocked_on_caller(holder, is_patient):
             raise RuntimeError(
-                f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.place!r} has ended. So "
-                f"{owner.place!r} would wait for the lock forever. Take it on one side only, or with the same owner= "
-                f"on both."
+                f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.caller_name!r} has "
+                f"ended. So {owner.caller_name!r} would wait for the lock forever. Take it on one side only, or with "
+                f"the same owner= on both."
             )
 
 
@@ -278,7 +278,7 @@ def _give_back(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, forme
             logger, logging.WARNING,
             "Lock %r was still held when a job of the pool's thread %r ended; it is released now. Use 'with', release "
             "the lock in the same job, or use owner=.",
-            part.name, hold.place,
+            part.name, hold.caller_name,
         )  # fmt: skip
         leave_interrupted(lock, part, hold, former.blocks)
 

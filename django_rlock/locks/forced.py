@@ -55,7 +55,7 @@ async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner
             logger, logging.WARNING, "Lock %r (%r) was freed by force: %r",
             lock.name, lock.key, reason or "no reason given",
         )  # fmt: skip
-        note_freed(lock, owner, reason, caller.place)
+        note_freed(lock, owner, reason, caller.caller_name)
         NEWCOMERS.counted(True)
         signals.lock_force_released.notify(lock, owner=owner, reason=reason)
     return freed

@@ -173,7 +173,9 @@ class Holds:
     def left_by(self, lock: Named) -> str | None:
         """The reports' name of a thread or task that has ended without releasing the lock."""
         left = self._where(lambda held: held.owner.ended)
-        return next((hold.place for hold in left if hold.key[:3] == (lock.using, lock.name, lock._kind.scope)), None)
+        return next(
+            (hold.caller_name for hold in left if hold.key[:3] == (lock.using, lock.name, lock._kind.scope)), None
+        )
 
     def _where(self, wanted: Callable[[Hold | BatchHold], bool]) -> list[Hold]:
         # Groups that are not wanted are not split. A list of the items would make a tuple for each: then the collector

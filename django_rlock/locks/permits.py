@@ -160,7 +160,7 @@ class PermitHold(Hold):
     def __init__(self, semaphore: PermitSemaphore, each: str, now: float) -> None:
         owner = NamedOwner(each)
         super().__init__(key_of(semaphore, owner), semaphore, owner, each, now)
-        self.place = "a Permit"
+        self.caller_name = "a Permit"
 
     def belongs_to(self, permit: Permit) -> None:
         self._permit = weakref.ref(permit)

@@ -84,6 +84,7 @@ class Hold:
 
     __slots__ = (
         "asker",
+        "caller_name",
         "context",
         "count",
         "deadline",
@@ -101,7 +102,6 @@ class Hold:
         "overdue",
         "owner",
         "owner_id",
-        "place",
         "planned",
         "renewed",
         "renewing",
@@ -126,7 +126,7 @@ class Hold:
         self.kind = lock._kind
         self.owner = owner
         self.owner_id = self.asker = owner_id
-        self.place = owner.place
+        self.caller_name = owner.caller_name
         self.context = context.get()
         self.variables = copy_context()
         self.since = now
@@ -271,6 +271,7 @@ class Wait:
         "_left",
         "_waiter",
         "asker",
+        "caller_name",
         "context",
         "expected",
         "heartbeat_at",
@@ -278,7 +279,6 @@ class Wait:
         "lock",
         "outside",
         "owner_id",
-        "place",
         "since",
     )
 
@@ -287,7 +287,7 @@ class Wait:
         self.lock = lock
         self.owner_id = owner_id
         self.asker = asker
-        self.place = owner.place
+        self.caller_name = owner.caller_name
         self.context = context.get()
         self.since = now
         self._waiter = weakref.ref(waiter)

@@ -49,7 +49,7 @@ class Past(NamedTuple):
     seconds: float
     ended: float
     key: Key
-    place: str
+    caller_name: str
     context: dict[str, str] | None
     failure: str | None = None
 
@@ -68,7 +68,7 @@ class Event:
     owner: str
     by: str
     reason: str
-    place: str
+    caller_name: str
     context: dict[str, str] | None
     whom: str = ""
 
@@ -166,7 +166,7 @@ def count_hold(hold: Hold, now: float) -> None:
     held = now - hold.since
     if held > tally.longest_hold:
         tally.longest_hold = held
-        tally.holds.append(Past(held, now, hold.key, hold.place, hold.context))
+        tally.holds.append(Past(held, now, hold.key, hold.caller_name, hold.context))
 
 
 def count_group(held: BatchHold, now: float) -> None:
@@ -180,12 +180,12 @@ def count_group(held: BatchHold, now: float) -> None:
         if lasted > tally.longest_hold:
             tally.longest_hold = lasted
             key = group.using, group.name, "", owner.serial
-            tally.holds.append(Past(lasted, now, key, owner.place, held.context))
+            tally.holds.append(Past(lasted, now, key, owner.caller_name, held.context))
 
 
-def count_wait(lock: Named, key: Key, place: str, waited: float, failure: str | None = None) -> None:
+def count_wait(lock: Named, key: Key, caller_name: str, waited: float, failure: str | None = None) -> None:
     """Count a wait that has ended after ``waited`` seconds."""
-    past = Past(waited, monotonic(), key, place, context.get(), failure)
+    past = Past(waited, monotonic(), key, caller_name, context.get(), failure)
     STATISTICS.waits.append(past)
     tally = STATISTICS.of(lock)
     if waited > tally.longest_wait:
@@ -201,13 +201,13 @@ def count_given_up(lock: Named) -> None:
 def note_lost(hold: Hold) -> None:
     """Record a hold that was lost."""
     owner, reason = hold.owner_id, hold.lost or ""
-    STATISTICS.events.append(Event("lost", monotonic(), hold.lock, owner, "", reason, hold.place, hold.context))
+    STATISTICS.events.append(Event("lost", monotonic(), hold.lock, owner, "", reason, hold.caller_name, hold.context))
 
 
-def note_freed(lock: Named, owner: str | None, reason: str, place: str) -> None:
+def note_freed(lock: Named, owner: str | None, reason: str, caller_name: str) -> None:
     """Record a lock that was freed by force, by the ``operator`` or by the code at hand."""
     by, why, whom = operator.get() or ("", reason, "")
-    STATISTICS.events.append(Event("freed", monotonic(), lock, owner or "", by, why, place, context.get(), whom))
+    STATISTICS.events.append(Event("freed", monotonic(), lock, owner or "", by, why, caller_name, context.get(), whom))
 
 
 on_fork("holds", STATISTICS.clear)
@@ -253,7 +253,7 @@ def report_timed_out(failed: Attempt, waited: float, is_news: bool) -> None:
     lock = failed.lock
     count_given_up(lock)
     in_queue = waited if failed.tries > 1 else 0.0
-    count_wait(lock, key_of(lock, failed.owner), failed.owner.place, in_queue, failure="")
+    count_wait(lock, key_of(lock, failed.owner), failed.owner.caller_name, in_queue, failure="")
     level = logging.INFO if is_news else logging.DEBUG
     log(logger, level, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.owner_id, waited)
     signals.lock_timed_out.notify(lock, owner=failed.owner_id, waited=waited)

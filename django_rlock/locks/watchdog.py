@@ -212,7 +212,7 @@ def _may_renew(hold: Hold, now: float) -> bool:
         hold.variables.copy().run(
             log, logger, logging.WARNING,
             "%s %r is still held by %s (%s), which has ended without releasing it; it is no longer renewed.",
-            hold.noun.capitalize(), hold.lock.name, hold.place, hold.owner_id,
+            hold.noun.capitalize(), hold.lock.name, hold.caller_name, hold.owner_id,
         )  # fmt: skip
         hold.renewed = False
     else:
@@ -233,7 +233,7 @@ def _limit(hold: Hold, held_for: float) -> None:
         outcome = "has reached its max_hold_time, and is no longer renewed"
     hold.variables.copy().run(
         log, logger, logging.WARNING, "%s %r, acquired at %s by %s (%s), has been held for %.0f s: it %s.",
-        hold.noun.capitalize(), hold.lock.name, hold.taken_at, hold.place, hold.owner_id, held_for, outcome,
+        hold.noun.capitalize(), hold.lock.name, hold.taken_at, hold.caller_name, hold.owner_id, held_for, outcome,
     )  # fmt: skip
 
 
