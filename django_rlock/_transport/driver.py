@@ -73,10 +73,10 @@ class Driver(Protocol):
         """Like ``run``, for a script that takes a lock. If fewer replicas confirm it than REPLICA_ACKS requires,
         ``undo`` is run and LockUnavailableError says how many confirmed."""
 
-    def hears(self, channel: str) -> bool:
+    def is_subscribed(self, channel: str) -> bool:
         """Whether this process is subscribed to a channel, or soon will be."""
 
-    def overhear(self, channel: str, token: str | None) -> Waiter | None:
+    def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
         """A waiter on a channel to which this process is already subscribed, else None."""
 
     def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:

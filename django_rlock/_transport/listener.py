@@ -84,7 +84,7 @@ class Listener:
 
     # --- what callers do ---------------------------------------------------------------------------------------------
 
-    def overhear(self, name: str, token: str | None, make: MakeWaiter) -> ListenerWaiter | None:
+    def listen_if_subscribed(self, name: str, token: str | None, make: MakeWaiter) -> ListenerWaiter | None:
         """Return a waiter if the channel is already subscribed and confirmed, else None."""
         channel = self.channels.get(name)
         if channel is None or not channel.confirmed:
@@ -174,10 +174,10 @@ class Listener:
 
     # --- waking ------------------------------------------------------------------------------------------------------
 
-    def _tell_everybody(self, channel: Channel, payload: str) -> None:
+    def _wake_everybody(self, channel: Channel, payload: str) -> None:
         for ref in list(channel.lines.get(EVERYBODY, ())):
             if waiter := ref():
-                waiter.hear(payload)
+                waiter.receive(payload)
 
     def wake_next(self, name: str, token: str | None, ticket: str = "") -> None:
         """Wake the waiter that has waited longest in the queue of this token, if there is one."""
@@ -205,7 +205,7 @@ class Listener:
         if channel is None:
             return
         if EVERYBODY in channel.lines:
-            self._tell_everybody(channel, payload)
+            self._wake_everybody(channel, payload)
         ticket, _, token = payload.partition(" ")
         if token in channel.lines:
             self.wake_next(name, token, ticket)
@@ -217,7 +217,7 @@ class Listener:
     def subscribe(self, channel: Channel) -> None:
         """Let the subscriber of the channel's node subscribe to it."""
         subscriber = channel.subscriber = self._subscriber_at(self._location(channel.name))
-        subscriber.hear(channel.name)
+        subscriber.subscribe(channel.name)
 
     def confirm(self, name: str) -> None:
         """A channel is subscribed."""

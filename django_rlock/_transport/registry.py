@@ -125,7 +125,7 @@ class AliasDriver:
     now = staticmethod(monotonic)
 
     def __init__(
-        self, binding: Binding, topology: Topology, at: Callable[[str], Driver], hear: Hearing | None = None
+        self, binding: Binding, topology: Topology, at: Callable[[str], Driver], listening: Listening | None = None
     ) -> None:
         self.topology = topology
         self.owner = binding.owner
@@ -136,23 +136,29 @@ class AliasDriver:
         self.take = topology.take
         self.run_all = topology.run_all
         self.at = at
-        self._hear = hear
-        self.hears: Callable[[str], bool] = _hears_nothing if hear is None else hear.listener.channels.__contains__
+        self._listening = listening
+        self.is_subscribed: Callable[[str], bool] = (
+            _never if listening is None else listening.listener.channels.__contains__
+        )
 
-    def overhear(self, channel: str, token: str | None) -> Waiter | None:
-        return None if self._hear is None else self._hear.listener.overhear(channel, token, self._hear.make)
+    def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
+        return (
+            None
+            if self._listening is None
+            else self._listening.listener.listen_if_subscribed(channel, token, self._listening.make)
+        )
 
     def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
-        if self._hear is None:
+        if self._listening is None:
             raise AssertionError("This alias has no listener to wake waiters.")
-        return self._hear.listener.listen(channel, token, self._hear.make, until)
+        return self._listening.listener.listen(channel, token, self._listening.make, until)
 
 
-def _hears_nothing(_channel: str) -> bool:
+def _never(_channel: str) -> bool:
     return False
 
 
-class Hearing:
+class Listening:
     """The alias's listener, and the kind of waiter that a binding needs."""
 
     def __init__(self, using: str, make: MakeWaiter) -> None:
@@ -170,7 +176,7 @@ def sync_driver(using: str) -> AliasDriver:
 def _sync_driver(using: str) -> AliasDriver:
     if get_settings(using).nodes:
         return AliasDriver(THREADS, _quorum(using), sync_driver)
-    return AliasDriver(THREADS, _topology(THREADS, using, "calls"), sync_driver, Hearing(using, ThreadWaiter))
+    return AliasDriver(THREADS, _topology(THREADS, using, "calls"), sync_driver, Listening(using, ThreadWaiter))
 
 
 @remembered("drivers")
@@ -182,7 +188,7 @@ def async_driver(using: str) -> AliasDriver:
 def _async_driver(using: str) -> AliasDriver:
     if get_settings(using).nodes:
         return AliasDriver(TASKS, Quorum(using, TaskSessions(using)), async_driver)
-    return AliasDriver(TASKS, _topology(TASKS, using, "calls"), async_driver, Hearing(using, TaskWaiter))
+    return AliasDriver(TASKS, _topology(TASKS, using, "calls"), async_driver, Listening(using, TaskWaiter))
 
 
 @remembered("drivers")

@@ -93,7 +93,7 @@ class Subscriber:
 
     # --- what other threads do ---------------------------------------------------------------------------------------
 
-    def hear(self, channel: str) -> None:
+    def subscribe(self, channel: str) -> None:
         """Subscribe to a channel, soon."""
         self._inbox.append(channel)
         self._wake()
@@ -252,7 +252,7 @@ class Subscriber:
         elif kind == "unsubscribe" and channel in self._listener.wanted(self):
             # A waiter joined while the channel was dropped as idle, and UNSUBSCRIBE reached the server after SUBSCRIBE.
             self._listener.lapse([channel])
-            self.hear(channel)
+            self.subscribe(channel)
 
     def _look_after(self, now: float) -> None:
         if now >= self._leave_at:
@@ -318,7 +318,7 @@ class Lines(Protocol):
 
 
 class ListenerWaiter:
-    """A place in a channel's queue; threads and tasks differ in how they sleep."""
+    """Waits in a channel's queue; threads and tasks differ in how they sleep."""
 
     __slots__ = ("__weakref__", "_closed", "_left", "_lines", "channel", "ticket", "token")
 
@@ -335,7 +335,7 @@ class ListenerWaiter:
     def wake(self) -> None:
         raise NotImplementedError
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         """Called for each message of the channel, if the waiter's token is EVERYBODY."""
         self.wake()
 
@@ -428,7 +428,7 @@ class CallingWaiter(ListenerWaiter):
     def wake(self) -> None:
         self._function("")
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         self._function(payload)
 
     def _has_unused_wake_up(self) -> bool:

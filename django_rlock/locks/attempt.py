@@ -178,7 +178,11 @@ class Attempt(Candidate):
         channel = kind.channel(lock)
         if channel is None:
             return await self.once() or await self._wait_turn(_Sleeper(driver), tried=True)
-        waiter = driver.overhear(channel, kind.token(lock, self.asker)) if driver.hears(channel) else None
+        waiter = (
+            driver.listen_if_subscribed(channel, kind.token(lock, self.asker))
+            if driver.is_subscribed(channel)
+            else None
+        )
         asked = False
         try:
             # If already subscribed, the first try joins the queue; otherwise it may succeed without SUBSCRIBE.

@@ -492,7 +492,7 @@ def test_waiter_that_is_interrupted_while_it_leaves_takes_nobody_along(redis_cli
         leaver = run_sync(driver.listen(channel, EVERYBODY))
 
         def come() -> None:
-            came.append(driver.overhear(channel, EVERYBODY))
+            came.append(driver.listen_if_subscribed(channel, EVERYBODY))
             at_call(ends, raise_interruption)
 
         interrupted = is_interrupted(leaver.close, comes, come)

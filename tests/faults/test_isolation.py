@@ -266,7 +266,7 @@ def test_a_listener_that_is_stopped_while_its_thread_begins(monkeypatch, begins_
     monkeypatch.setattr("django_rlock._core.threads.start", lambda function, **_: begun.append(function))
     made: Any = None  # nothing is made here
     subscriber = Subscriber(Listener(lambda *_: made), lambda: made, 1.0)
-    subscriber.hear("rlock:stock:42")
+    subscriber.subscribe("rlock:stock:42")
     if begins_first:
         monkeypatch.setattr(subscriber, "_subscribe_to_new", subscriber.stop)
         begun.pop()()

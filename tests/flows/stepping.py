@@ -142,10 +142,10 @@ class SteppingDriver:
     def take(self, call: ScriptCall, until: float | None, undo: Any) -> Coroutine[Any, Any, list[Any]]:
         return self.run(call, until)
 
-    def hears(self, channel: str) -> bool:
+    def is_subscribed(self, channel: str) -> bool:
         return channel in self.process.channels
 
-    def overhear(self, channel: str, token: str | None) -> Waiter | None:
+    def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
         return Waiter(self, channel, token) if channel in self.process.channels else None
 
     async def listen(self, channel: str, token: str | None, until: float | None = None) -> Waiter:

@@ -79,7 +79,7 @@ def test_channel_that_is_dropped_while_somebody_comes_back_to_it(redis_client, m
 
     def come_back(self: Listener, channel: Any) -> bool:
         if channel.name == CHANNEL:
-            back.append(driver.overhear(CHANNEL, None))
+            back.append(driver.listen_if_subscribed(CHANNEL, None))
         return drop(self, channel)
 
     monkeypatch.setattr(Listener, "_drop", come_back)
