@@ -28,7 +28,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 Stage = Literal[
-    "identity", "settings", "connections", "drivers", "listening", "keeping", "holds", "reports", "callbacks"
+    "identity", "settings", "connections", "drivers", "listening", "background", "holds", "reports", "callbacks"
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 

@@ -73,7 +73,7 @@ PROBES = 32
 
 _CLUSTER_SLOTS = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n"
 
-Purpose = Literal["calls", "keeping", "listening", "reports"]
+Purpose = Literal["calls", "background", "listening", "reports"]
 """The use of a connection. Callers share the alias's MAX_CONNECTIONS; each background thread has connections of its
 own."""
 

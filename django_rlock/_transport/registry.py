@@ -196,7 +196,7 @@ def background_driver(using: str) -> AliasDriver:
     """The driver of a background thread, which uses connections of its own."""
     if get_settings(using).nodes:
         return AliasDriver(BACKGROUND, _quorum(using), background_driver)
-    return AliasDriver(BACKGROUND, _topology(BACKGROUND, using, "keeping"), background_driver)
+    return AliasDriver(BACKGROUND, _topology(BACKGROUND, using, "background"), background_driver)
 
 
 def _topology(binding: Binding, using: str, purpose: Purpose) -> Topology:

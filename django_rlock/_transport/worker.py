@@ -217,7 +217,7 @@ class BackgroundWorker:
         log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))
 
 
-WORKERS = owned_table("keeping", BackgroundWorker, BackgroundWorker.stop)
+WORKERS = owned_table("background", BackgroundWorker, BackgroundWorker.stop)
 """The background threads of this process, by alias."""
 
 
@@ -238,7 +238,7 @@ def _leave_all(within: float) -> None:
         done.wait(give_up_at - monotonic())
 
 
-on_exit("keeping", _leave_all)
+on_exit("background", _leave_all)
 
 
 # --- calls that must succeed ------------------------------------------------------------------------------------------

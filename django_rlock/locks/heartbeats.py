@@ -192,7 +192,7 @@ class Heartbeats:
             by_location[location(key.key)].append(key)
         parts = [part for same in by_location.values() for part in _sliced(same, _LOOK_AT)]
         # No script: one with so many keys costs the server several times as much.
-        replies = commands_to(self._using, "keeping").try_all([_look(part) for part in parts])
+        replies = commands_to(self._using, "background").try_all([_look(part) for part in parts])
         free = [key for part, reply in zip(parts, replies, strict=True) if not _all_held(part, reply) for key in part]
         return {key: groups[key] for key in free}
 

@@ -66,7 +66,7 @@ async def test_no_connection_to_a_server_that_became_a_replica_is_kept(binding, 
     await binding.until(WAITS.snapshot)
     (subscriber,) = listener("default").subscribers.values()
     await binding.until(lambda: subscriber.connection and next(iter(listener("default").channels.values())).confirmed)
-    before = {subscriber.connection, *server("default", purpose="keeping").idle}
+    before = {subscriber.connection, *server("default", purpose="background").idle}
     before |= {shared.connection for shared in shared_links(binding)}
     proxy.refuse(ACQUIRE[kind.kind], error)
     async with binding.inside(kind("stock:43")):

@@ -363,7 +363,7 @@ async def test_connections_that_were_idle_for_long_are_replaced(binding, proxies
 
 def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty_nodes, nodes):
     known = node_set("quorum")
-    kept = known.server(0, "keeping")
+    kept = known.server(0, "background")
     kept.give_back(kept.open())
     nodes[0].pause()
     known.note_down(0, RedisTimeoutError("did not reply in time"))
@@ -376,7 +376,7 @@ def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty_nodes, nodes)
 
 def test_a_connection_that_has_lost_its_login_does_not_prove_that_a_node_is_up(proxies, monkeypatch):
     known = node_set("quorum")
-    kept = known.server(0, "keeping")
+    kept = known.server(0, "background")
     link = kept.open()
     kept.give_back(link)
     proxies[0].refuse(b"INFO", NO_LOGIN)

@@ -50,7 +50,7 @@ def test_freed_lock_is_found_while_another_node_is_silent(topology, monkeypatch)
     with ThreadPoolExecutor() as pool:
         waiting = {lock: pool.submit(wait_for, lock, topology) for lock in (first, other)}
         eventually(lambda: is_seldom_beaten_for(first) and is_seldom_beaten_for(other))
-        looking: Any = commands_to("default", "keeping")
+        looking: Any = commands_to("default", "background")
         eventually(lambda: len(looking._nodes) == 2)
         for node in looking._nodes.values():
             monkeypatch.setattr(node._node.server, "reply_limit", 0.3)

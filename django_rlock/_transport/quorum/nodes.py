@@ -146,7 +146,7 @@ class NodeSet:
 
     def _visit(self, node: int) -> None:
         """Check whether a node is up, and send it the calls that it has missed."""
-        reached = self.server(node, "keeping")
+        reached = self.server(node, "background")
         connection = reached.take_idle() or reached.open()
         try:
             # A connection that was idle proves nothing.
