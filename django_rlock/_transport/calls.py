@@ -1,4 +1,4 @@
-"""Script calls: packed for the wire, and sent until their outcome is known, within their caller's time.
+"""Script calls: packed for the wire, and sent by a driver until their outcome is known, within their caller's time.
 
 Scripts are idempotent (they get absolute counts), so a call whose reply was lost is simply sent again. A reply is
 accepted only if it echoes the call's nonce, which is different for each call.
@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import NoScriptError, RedisError
@@ -24,6 +24,9 @@ from django_rlock._redis.scripts import Script
 from django_rlock._transport.errors import is_final, meaning_of
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.settings import get_settings
+
+if TYPE_CHECKING:
+    from django_rlock._transport.identity import Owner
 
 T = TypeVar("T")
 Argument = str | int | bytes
@@ -263,8 +266,8 @@ class Retrying:
         self._sleep = sleep
         self._refused = refused
 
-    async def run(self, call: ScriptCall, until: float | None = None, _undo: object = None) -> list[Any]:
-        """See ``driver.Driver``; it is ``take`` as well, where no replica must confirm and nothing is undone."""
+    async def run(self, call: ScriptCall, until: float | None = None, _undo: Undo | None = None) -> list[Any]:
+        """See ``Driver``; it is ``take`` as well, where no replica must confirm and nothing is undone."""
         nonce = next_nonce()
         call.sent_at = now = monotonic()
         limit = math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE
@@ -354,12 +357,89 @@ def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavaila
     return LockUnavailableError(name, reason=text, advice=advice, noun=noun)
 
 
-# --- protocols --------------------------------------------------------------------------------------------------------
+# --- drivers ----------------------------------------------------------------------------------------------------------
 
-# The interfaces of a lock's flows to the outside world, as protocols.
+# The interface of a lock's flows to the outside world, and how to run a flow over a driver that blocks.
 #
-# A *binding* knows the caller: a thread or an asyncio task. A *topology* knows the servers of the locks: one server, a
-# cluster, or a quorum of nodes. ``registry`` joins the two into the driver that the flows of an alias use.
+# A driver joins a *binding*, which knows the caller (a thread or an asyncio task), and a *topology*, which knows the
+# servers of the locks (one server, a cluster, or a quorum of nodes): see ``registry``.
+
+EVERYBODY = "*"
+"""The token of waiters that every message of their channel wakes."""
+
+
+class Waiter(Protocol):
+    """A caller that sleeps until it is woken. One wake-up is kept if it comes before the sleep.
+
+    ``ticket`` comes from the last message that carried this waiter's token, or is empty: see ``Listener.deliver``.
+    """
+
+    ticket: str
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Sleep until woken (returns True) or for ``timeout`` seconds (returns False); None means no time limit."""
+
+    def wake(self) -> None:
+        """Wake it, from any thread."""
+
+    def close(self, asked: bool = True) -> None:
+        """Leave the queue; an unused wake-up goes to the next waiter of the channel.
+
+        ``asked`` is False for a waiter that may have been woken, but did not try to acquire afterwards.
+        """
+
+
+class Undo(Protocol):
+    """Makes the call that undoes another one."""
+
+    def __call__(self) -> ScriptCall: ...
+
+
+class Driver(Protocol):
+    """The interface that flows use. The coroutines of a blocking driver block instead of suspending."""
+
+    def now(self) -> float:
+        """Monotonic time, in seconds."""
+
+    def owner(self) -> Owner:
+        """The owner on whose behalf the current thread or task calls."""
+
+    def at(self, using: str) -> Driver:
+        """The driver of the same binding for another alias."""
+
+    def location(self, key: str) -> object:
+        """Where a key lives. One script may use several keys only if their locations are equal."""
+
+    def run(self, call: ScriptCall, until: float | None = None) -> Coroutine[Any, Any, list[Any]]:
+        """Run a script and return its reply, whose first element is the nonce.
+
+        Connection failures are retried until the monotonic time ``until`` (None: for PATIENCE seconds).
+        Raises LockUnavailableError when the server is unreachable or refuses.
+        """
+
+    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
+        """Like ``run``, for a script that takes a lock. If fewer replicas confirm it than REPLICA_ACKS requires,
+        ``undo`` is run and LockUnavailableError says how many confirmed."""
+
+    def is_subscribed(self, channel: str) -> bool:
+        """Whether this process is subscribed to a channel, or soon will be."""
+
+    def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
+        """A waiter on a channel to which this process is already subscribed, else None."""
+
+    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
+        """Return a waiter on a channel, once the server has confirmed the subscription, or the monotonic time ``until``
+        has come.
+
+        It is woken by messages that carry ``token`` after a ticket, or by every message if ``token`` is EVERYBODY. With
+        None it waits in turn with the other such waiters of this process; each message wakes one of them.
+        """
+
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        """Sleep when no message could wake the caller."""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
+        """Call a blocking function without blocking an event loop."""
 
 
 def run_flow(flow: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:

@@ -14,10 +14,9 @@ from redis.exceptions import MovedError
 
 from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import is_redissons, marked, plain_mark
-from django_rlock._transport.calls import pack_command
+from django_rlock._transport.calls import EVERYBODY, pack_command
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
 from django_rlock._transport.connection import Connection
-from django_rlock._transport.driver import EVERYBODY
 from django_rlock._transport.subscriber import CallingWaiter, ListenerWaiter, Subscriber
 
 # --- listener ---------------------------------------------------------------------------------------------------------

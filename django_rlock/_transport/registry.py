@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
@@ -15,11 +15,10 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import owned_table, remembered
 from django_rlock._transport.async_pool import TASKS
-from django_rlock._transport.calls import UNLIMITED, Argument, pack_command, run_sync
+from django_rlock._transport.calls import UNLIMITED, Argument, Driver, ScriptCall, Undo, Waiter, pack_command, run_sync
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
 from django_rlock._transport.connection import Connection
 from django_rlock._transport.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
-from django_rlock._transport.driver import Binding, Driver, Topology, Waiter
 from django_rlock._transport.listener import ClusterListener, Listener, MakeWaiter
 from django_rlock._transport.pool import BACKGROUND, THREADS
 from django_rlock._transport.quorum.calls import Quorum
@@ -27,6 +26,7 @@ from django_rlock._transport.quorum.tasks import TaskSessions
 from django_rlock._transport.quorum.threads import ThreadSessions
 from django_rlock._transport.subscriber import Subscriber, TaskWaiter, ThreadWaiter
 from django_rlock._transport.topologies import (
+    Binding,
     CircuitBreaker,
     Cluster,
     ConfirmingNode,
@@ -117,6 +117,22 @@ class ClusterCommands(Commands):
 # --- drivers and listeners --------------------------------------------------------------------------------------------
 
 # Joins bindings and topologies: an alias's drivers and listener, which the process keeps.
+
+
+class Topology(Protocol):
+    """The servers of an alias's locks, for one binding. ``Driver`` describes the methods."""
+
+    def location(self, key: str) -> object: ...
+
+    def run(self, call: ScriptCall, until: float | None = None) -> Coroutine[Any, Any, list[Any]]: ...
+
+    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]: ...
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run many calls in few round trips; a reply that did not come is replaced by an exception.
+
+        Calls may be sent twice, so they must be safe to repeat: renewals, queries, and clean-up.
+        """
 
 
 class AliasDriver:

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from redis.exceptions import (
     AskError,
@@ -34,6 +34,7 @@ from django_rlock._transport.calls import (
     UNLIMITED,
     Retrying,
     ScriptCall,
+    Undo,
     join,
     may_join,
     next_nonce,
@@ -44,8 +45,8 @@ from django_rlock._transport.calls import (
 )
 from django_rlock._transport.cluster import Address, SlotMap, slot_of
 from django_rlock._transport.connection import Expected, reply_error
-from django_rlock._transport.driver import Binding, Undo
 from django_rlock._transport.errors import is_final, meaning_of
+from django_rlock._transport.identity import Owner
 from django_rlock._transport.pool import Server
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.settings import get_settings
@@ -54,8 +55,39 @@ from django_rlock.settings import get_settings
 
 # One server: a node that takes packed calls, and the topology of an alias with a single node.
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 SLICE = 20
 """How many calls a background thread sends together. Between two slices other threads can run."""
+
+
+class Binding(Protocol):
+    """The caller: its owner, how it sleeps, and how it exchanges commands with a server."""
+
+    def owner(self) -> Owner:
+        """The owner on whose behalf the current thread or task calls."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep."""
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a blocking function without blocking an event loop."""
+
+    async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run coroutines concurrently, because each may wait for another server, and return their results."""
+
+    async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        """Return the reply to one packed call, within ``limit`` seconds and within the server's ``reply_limit``.
+
+        The call counts as sent once there is a connection. Raises what redis-py raises. After any exception,
+        BaseException included, a connection in an unknown state is closed.
+        """
+
+    async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
+        """Return a reply for each that is expected, over a connection that no other command uses; server errors are
+        returned. Limits and exceptions are as for ``exchange``.
+        """
 
 
 class Node(Protocol):
@@ -210,7 +242,6 @@ async def alone(run: Callable[..., Any], call: ScriptCall, reply: Any) -> Any:
 # last one has replied or its time is up. So a node that has kept the thread waiting in vain gets no further calls: they
 # fail at once, until it has replied to a PING, which is sent in a thread of its own.
 
-P = ParamSpec("P")
 
 SLOW = 0.25
 """Failures faster than this do not open the breaker, in seconds; for example where nothing listens."""

@@ -7,8 +7,7 @@ import math
 from django_rlock._core.clock import has_jumped, wall_offset
 from django_rlock._redis.scripts import ENDLESS, OK
 from django_rlock._transport.bridges import is_of_another_thread
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import Driver, Waiter
+from django_rlock._transport.calls import Driver, ScriptCall, Waiter
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.callers import refuse_deadlock

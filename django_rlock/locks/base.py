@@ -16,8 +16,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_rlock._core.callbacks import log
 from django_rlock._redis.scripts import ABSENT, ENDLESS
-from django_rlock._transport.calls import run_flow
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import Driver, run_flow
 from django_rlock._transport.identity import (
     NamedOwner,
     Owner,

@@ -8,8 +8,7 @@ from functools import cache
 from typing import Self, TypeVar
 
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import ManyKeys, ScriptCall, prepare
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import Driver, ManyKeys, ScriptCall, prepare
 from django_rlock._transport.identity import Owner
 from django_rlock.locks.kinds import AbstractLock, Group, Named, group_of
 from django_rlock.locks.options import milliseconds

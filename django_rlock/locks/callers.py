@@ -20,8 +20,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_rlock._core import process
 from django_rlock._core.callbacks import log
 from django_rlock._transport.bridges import Job, is_blocked_on_caller, running_job, whereabouts
-from django_rlock._transport.calls import run_flow
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import Driver, run_flow
 from django_rlock._transport.identity import Owner, current_owner, may_block_loops, running_loop, thread_owner
 from django_rlock._transport.interruptions import Method, guarded
 from django_rlock._transport.registry import async_driver, sync_driver

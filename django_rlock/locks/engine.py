@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from django_rlock import signals
 from django_rlock._core.callbacks import post
 from django_rlock._redis.scripts import OK
-from django_rlock._transport.calls import PATIENCE, ScriptCall, run_flow
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import Owner, is_bridged
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up

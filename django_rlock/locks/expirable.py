@@ -10,8 +10,7 @@ from typing import Any, Never
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import ABSENT, ENDLESS
-from django_rlock._transport.calls import PATIENCE, ScriptCall, run_flow
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import NamedOwner, new_request
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import PermitNotHeldError

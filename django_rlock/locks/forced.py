@@ -15,8 +15,7 @@ from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._redis.scripts import ABSENT, ENDLESS
-from django_rlock._transport.calls import REMEMBERED, ScriptCall, run_sync
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall, run_sync
 from django_rlock._transport.identity import Owner, new_request
 from django_rlock._transport.registry import background_driver, listeners
 from django_rlock._transport.subscriber import ListenerWaiter

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import Driver, ScriptCall
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, cast
 
 from django_rlock._core.callbacks import log
 from django_rlock._redis.scripts import ABSENT, ENDLESS, OK, QUEUED
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import Driver
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import engine

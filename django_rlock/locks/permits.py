@@ -13,8 +13,7 @@ from typing import Any
 from django_rlock._core import threads
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import Driver, ScriptCall
 from django_rlock._transport.identity import NamedOwner, must_not_block
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.counters import REMEMBERED_MS, Request, Requests, checked_number, hidden_behind

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import EVERYBODY
+from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock.exceptions import LockUpgradeError, RLockError
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.counters import checked_number

@@ -19,7 +19,7 @@ from django_rlock.exceptions import LockLostError
 from django_rlock.locks.kinds import RENEW, Named
 
 if TYPE_CHECKING:
-    from django_rlock._transport.driver import Waiter
+    from django_rlock._transport.calls import Waiter
 
 context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
 """The current work, for reports: route and user of a request, name and id of a task."""

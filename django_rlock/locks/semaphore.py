@@ -7,8 +7,7 @@ from typing import Any, Never, Self
 
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall, run_flow
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import REMEMBERED, Argument, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import must_not_block, new_request
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError

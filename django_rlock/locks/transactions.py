@@ -22,8 +22,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from django_rlock._core.callbacks import log, post
 from django_rlock._redis.keys import MOST_KEPT
-from django_rlock._transport.calls import run_flow
-from django_rlock._transport.driver import Driver
+from django_rlock._transport.calls import Driver, run_flow
 from django_rlock._transport.identity import Owner, running_loop, thread_owner
 from django_rlock._transport.interruptions import disarm, guard, run_when_dropped
 from django_rlock._transport.registry import sync_driver

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Self
 import redis
 
 from django_rlock._redis.keys import alive_key, queue_key
-from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.driver import EVERYBODY
+from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.locks.callers import TURNS
 from django_rlock.locks.holds import HOLDS, WAITS

@@ -10,8 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._redis.scripts import ENDLESS, LOST, OK
-from django_rlock._transport.calls import PATIENCE, REMEMBERED, REPLY_GRACE, ScriptCall, backoff, refused_until
-from django_rlock._transport.driver import Undo
+from django_rlock._transport.calls import PATIENCE, REMEMBERED, REPLY_GRACE, ScriptCall, Undo, backoff, refused_until
 from django_rlock._transport.errors import ends_connection, is_final
 from django_rlock._transport.quorum.votes import NodeDownError, QuorumCall, QuorumTransport, VoteTally, VotingRound
 from django_rlock.exceptions import QuorumNotReachedError
