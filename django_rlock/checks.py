@@ -21,7 +21,7 @@ from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from django_rlock._core.addresses import databases, is_djangos
+from django_rlock._core.redis_py import databases, is_djangos
 from django_rlock._transport.connections import NoPlaceError, background_limit, check_entry, needs_no_cache, source
 from django_rlock._transport.pool import UNSET_TIMEOUT
 from django_rlock._web.arguments import Arguments

@@ -19,8 +19,8 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock._core.addresses import EXAMPLE, SCHEMES, is_well_formed, locations
 from django_rlock._core.process import forget_settings, remembered
+from django_rlock._core.redis_py import EXAMPLE, SCHEMES, is_well_formed, locations
 from django_rlock._core.text import shown
 
 DEFAULT_ALIAS = "default"

@@ -22,7 +22,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ClusterCrossSlotError
 
 from django_rlock._core import threads
-from django_rlock._core.addresses import locations
+from django_rlock._core.redis_py import locations
 from django_rlock._core.text import hide_secrets, redacted
 from django_rlock._monitoring.documents import Fields, Report, number_of, parse_report, plain_text, unchanged_report
 from django_rlock._redis.keys import (

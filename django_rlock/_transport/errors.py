@@ -14,7 +14,7 @@ from typing import Any, Literal
 from redis import exceptions as theirs
 from redis.exceptions import RedisError, ResponseError
 
-from django_rlock._transport.redis_internals import error_from
+from django_rlock._core.redis_py import error_from
 
 About = Literal["connection", "server", "key", "rights", "command"]
 Retry = Literal["here", "elsewhere", "never"]
