@@ -78,6 +78,19 @@ def test_a_sale_fills_the_lanes(page: Page) -> None:
     expect(page.get_by_role("status")).to_contain_text("SET NX, long expiry: ")
 
 
+def test_all_lanes_that_end_between_two_looks_are_announced(page: Page) -> None:
+    url = page.locator("body").get_attribute("data-status-url")
+    state = page.request.get(str(url)).json()
+    page.route(f"**{url}", lambda route: route.fulfill(json=state))
+    for tone in ("busy", "right"):
+        for lane in state["lanes"]:
+            lane |= {"tone": tone, "verdict": f"is {tone}"}
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # it looks at once
+        expect(page.locator(f"[data-tone={tone}]")).to_have_count(5)
+    for name in ["No lock", "SET NX, long expiry", "@distributed_lock"]:
+        expect(page.get_by_role("status")).to_contain_text(f"{name}: is right")
+
+
 @pytest.mark.thorough
 def test_a_lane_links_to_its_lock_in_the_admin(page: Page, shop: Shop) -> None:
     _log_in(page, shop)

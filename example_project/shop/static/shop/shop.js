@@ -17,6 +17,7 @@ function showTiles(box, tiles) {
   });
 }
 
+// Shows a lane; returns what is to be announced.
 function showLane(lane) {
   const card = document.querySelector(`[data-lane="${lane.lane}"]`);
   const wasBusy = card.dataset.tone === "busy";
@@ -31,7 +32,7 @@ function showLane(lane) {
     link.hidden = false;
     link.firstElementChild.href = lane.lock_url;
   }
-  if (wasBusy && lane.tone !== "busy") announce(`${lane.title}: ${lane.verdict}`);
+  return wasBusy && lane.tone !== "busy" ? [`${lane.title}: ${lane.verdict}.`] : [];
 }
 
 function showAccident(accident) {
@@ -90,7 +91,8 @@ async function refresh() {
   try {
     const answer = await fetch(document.body.dataset.statusUrl);
     const state = await answer.json();
-    state.lanes.forEach(showLane);
+    const ended = state.lanes.flatMap(showLane);
+    if (ended.length) announce(ended.join(" "));
     showAccident(state.accident);
     showReports(state.reports);
     document.getElementById("start").disabled = isSelling(state);
