@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -331,45 +331,54 @@ class Server:
     """
 
     def __init__(self, using: str) -> None:
-        self._using = using
-        self._client = get_client(using)
+        self._clients = {using: get_client(using)}
 
-    def _ask(self, question: Callable[[redis.Redis], T]) -> T:
-        return threads.run_in_thread(question, self._client)
+    def _ask(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
+        """The reply of each server to a question, which gets the client and the name of the server."""
+        return threads.run_in_thread(self._replies, question)
+
+    def _replies(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
+        return {server: question(client, server) for server, client in self._clients.items()}
 
     def read_all_reports(self, is_refresh: bool = False) -> tuple[float, list[Report]]:
-        return self._ask(lambda client: read_all_reports(client, self._using, is_refresh))
+        return _merge_reports(self._ask(lambda client, server: read_all_reports(client, server, is_refresh)).values())
 
     def read_reports(self, processes: Collection[str]) -> tuple[float, list[Report]]:
-        return self._ask(lambda client: read_reports(client, processes))
+        return _merge_reports(self._ask(lambda client, _: read_reports(client, processes)).values())
 
     def read_histories(self) -> tuple[float, dict[str, str]]:
-        return self._ask(read_histories)
+        times, texts = zip(*self._ask(lambda client, _: read_histories(client)).values(), strict=True)
+        return times[0], dict(ChainMap(*texts))
 
     def read_recent(self, key: str) -> tuple[float, list[RecentText]]:
-        return self._ask(lambda client: read_recent(client, key))
+        """The data of each server: a node that was down lacks some of them, and each node uses its own clock."""
+        times, texts = zip(*self._ask(lambda client, _: read_recent(client, key)).values(), strict=True)
+        return times[0], [*itertools.chain(*texts)]
 
     def read_states(self, keys: Iterable[str]) -> dict[str, State]:
-        return self._ask(lambda client: read_states(client, keys))
+        [states] = self._ask(lambda client, _: read_states(client, keys)).values()
+        return states
 
     def count_present(self, keys: Collection[str]) -> int:
         """The number of keys that exist among these locks and their queues; with NODES, the sum over all nodes."""
-        return self._ask(lambda client: count_present(client, keys))
+        return sum(self._ask(lambda client, _: count_present(client, keys)).values())
 
     def read_number(self, key: str) -> int | None:
-        return self._ask(lambda client: read_number(client, key))
+        numbers = self._ask(lambda client, _: read_number(client, key)).values()
+        return next((number for number in numbers if number is not None), None)
 
     def scan_keys(self, prefix: str) -> set[str]:
-        return self._ask(lambda client: set(scan_keys(client, prefix)))
+        return set().union(*self._ask(lambda client, _: set(scan_keys(client, prefix))).values())
 
     def read_reservations(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:
         """The reservations of some locks, or of all locks (None), which reads every key of the server."""
 
-        def read(client: redis.Redis) -> tuple[float, list[tuple[str, str, int]]]:
+        def read(client: redis.Redis, _: str) -> tuple[float, list[tuple[str, str, int]]]:
             found = scan_keys(client, "rlock_places:", "zset") if keys is None else map(reservations_key, keys)
             return read_reservations(client, set(found))
 
-        return self._ask(read)
+        [reservations] = self._ask(read).values()
+        return reservations
 
 
 class Nodes(Server):
@@ -382,63 +391,27 @@ class Nodes(Server):
         self._clients = {node: node_client(alias) for node, alias in zip(known.names, known.aliases, strict=True)}
         self._errors: dict[str, Exception] = {}
 
-    def _ask_each(self, question: Callable[[redis.Redis], T]) -> dict[str, T]:
-        return self._ask_by_name(lambda client, _: question(client))
-
-    def _ask_by_name(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
-        answers = threads.run_in_thread(self._answers, question)
-        if len(answers) <= len(self._clients) // 2:
-            raise QuorumNotReachedError(self._name, dict(self._errors), len(self._clients))
-        return answers
-
-    def _answers(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
-        answers = {}
+    def _replies(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
+        replies = {}
         for node, client in self._clients.items():
             if node not in self._errors:
                 try:
-                    answers[node] = question(client, node)
+                    replies[node] = question(client, node)
                 except (redis.RedisError, OSError) as error:
                     self._errors[node] = error
-        return answers
-
-    def read_all_reports(self, is_refresh: bool = False) -> tuple[float, list[Report]]:
-        answers = self._ask_by_name(lambda client, node: read_all_reports(client, node, is_refresh))
-        return _merge_reports(answers.values())
-
-    def read_reports(self, processes: Collection[str]) -> tuple[float, list[Report]]:
-        return _merge_reports(self._ask_each(lambda client: read_reports(client, processes)).values())
-
-    def read_histories(self) -> tuple[float, dict[str, str]]:
-        answers = list(self._ask_each(read_histories).values())
-        now, found = answers[0]
-        for _, texts in answers[1:]:
-            found = {**texts, **found}
-        return now, found
-
-    def read_recent(self, key: str) -> tuple[float, list[RecentText]]:
-        """The data of each node: a node that was down lacks some of them, and each node uses its own clock."""
-        answers = list(self._ask_each(lambda client: read_recent(client, key)).values())
-        return answers[0][0], [text for _, texts in answers for text in texts]
+        if len(replies) <= len(self._clients) // 2:
+            raise QuorumNotReachedError(self._name, dict(self._errors), len(self._clients))
+        return replies
 
     def read_states(self, keys: Iterable[str]) -> dict[str, State]:
         wanted = list(keys)
-        found = self._ask_each(lambda client: read_states(client, wanted))
+        found = self._ask(lambda client, _: read_states(client, wanted))
         known = {key: {node: states.get(key) for node, states in found.items()} for key in wanted}
         return {key: self._merge(by_node) for key, by_node in known.items() if any(by_node.values())}
 
     def read_reservations(self, keys: Collection[str] | None) -> tuple[float, list[tuple[str, str, int]]]:  # noqa: ARG002
         """None: with NODES, tasks have no reservations."""
         return 0.0, []
-
-    def count_present(self, keys: Collection[str]) -> int:
-        return sum(self._ask_each(lambda client: count_present(client, keys)).values())
-
-    def read_number(self, key: str) -> int | None:
-        numbers = self._ask_each(lambda client: read_number(client, key)).values()
-        return next((number for number in numbers if number is not None), None)
-
-    def scan_keys(self, prefix: str) -> set[str]:
-        return set().union(*self._ask_each(lambda client: set(scan_keys(client, prefix))).values())
 
     def _merge(self, by_node: Mapping[str, State | None]) -> State:
         """The state that the nodes have together: the owner on most nodes, until a quorum no longer has that owner."""
