@@ -7,8 +7,9 @@ never are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from celery.signals import worker_init
@@ -25,15 +26,12 @@ from django_rlock._tasks.deliveries import (
     own_headers,
     put_off,
 )
-from django_rlock._tasks.holders import overlapping_runs
 from django_rlock._tasks.options import TaskOptions, refuse_of_call, refuse_unknown
 from django_rlock._tasks.reservations import Reservation, send_once, sent
 from django_rlock._tasks.runs import locks_held
-from django_rlock._tasks.skipped import Skipped
-from django_rlock._tasks.task import AbstractTask, P, R_co
-from django_rlock.locks import BaseLock, Duration
-from django_rlock.locks.options import KindName
-from django_rlock.settings import DEFAULT_ALIAS
+from django_rlock._tasks.task import OPTIONS, AbstractTask, P, R_co, Skipped
+from django_rlock.inspection import iter_locks
+from django_rlock.locks import BaseLock
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -111,33 +109,10 @@ class LockedTask(AbstractTask[P, R_co]):
     ``lock_``.
     """
 
-    lock_key: str | list[str] | Callable[..., str | list[str]] | None = None
-    lock_wait_time: Duration = 0
-    lock_lease_time: Duration | None = None
-    lock_at_least: Duration | None = None
-    lock_max_hold_time: Duration | None = None
-    lock_permits: int | None = None
-    on_locked: str | Callable[..., Any] = "skip"
-    on_skipped: str | None = None
-    lock_retry_delay: Duration = 1
-    lock_retry_max_delay: Duration = 60
-    lock_max_retries: int | None = None
-    lock_using: str = DEFAULT_ALIAS
-    lock_kind: KindName | None = None
-    done_marker_time: Duration | None = None
-    lock_scope: str = "run"
-    lock_queue_time: Duration = 3600
-    on_queued: str = "return"
-
     Request = "django_rlock._tasks.requests:LockedTaskRequest"
     Strategy = "django_rlock._tasks.requests:strategy"
 
     _rlock: TaskOptions
-    _stores_start = False
-    """Whether ``track_started`` is set, by the task or the app."""
-
-    _is_locked = True
-    """False for a task of Celery's own, such as ``celery.chord_unlock``, which an app makes of its ``task_cls``."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -181,7 +156,7 @@ class LockedTask(AbstractTask[P, R_co]):
         Redis is unreachable, and KeyTemplateError or TypeError if the key cannot be made from the arguments.
         """
         lock = self._lock_of(args, kwargs)
-        return overlapping_runs(lock) if self._rlock.scope == "until_start" else lock.info()
+        return _overlapping_runs(lock) if self._rlock.scope == "until_start" else lock.info()
 
     def release_lock(self, *args: Any, **kwargs: Any) -> bool:
         """Free the lock of a run with these arguments, regardless of its holder; returns whether it was held.
@@ -252,11 +227,18 @@ class LockedTask(AbstractTask[P, R_co]):
         return signature
 
 
-OPTIONS = frozenset(
-    {name for name in LockedTask.__annotations__ if name.startswith("lock_")}
-    | {"on_locked", "on_skipped", "on_queued", "done_marker_time"}
-)
-"""The names of a task's options."""
+def _overlapping_runs(lock: BaseLock) -> LockInfo | None:
+    """The runs of a task with one lock per message, combined into one LockInfo, with the waiting messages. These locks
+    are named after ``lock`` and the message's id. Runs are known once they have lasted for half a second. Raises
+    LockUnavailableError if Redis is unreachable.
+    """
+    info = lock.info()
+    found = iter_locks(lock.using, f"{escape(lock.name)}:*")
+    runs = [each for each in found if each.holder.owner.endswith(each.name.removeprefix(lock.name))]
+    if not runs:
+        return info
+    holders = tuple(holder for run in runs for holder in run.holders)
+    return replace(runs[0], name=lock.name, key=lock.key, holders=holders, queued=info.queued if info else ())
 
 
 def _stores_errors(task: LockedTask[..., Any]) -> bool:

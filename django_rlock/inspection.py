@@ -208,7 +208,7 @@ def describe_holder(lock: Named) -> str | None:
     return threads.within(ANSWER_WITHIN, _read_holder, lock)
 
 
-def describe_owner(lock: Named, owner: str) -> str | None:
+def _describe_owner(lock: Named, owner: str) -> str | None:
     """A known holder of a lock, in one line, by one round trip; None when Redis is unreachable or slow."""
     return threads.within(ANSWER_WITHIN, _read_owner, lock, owner)
 
@@ -281,4 +281,4 @@ def _read_stack(using: str, key: str) -> list[str] | None:
     return None
 
 
-INSPECTOR.describe, INSPECTOR.holder = _describe, describe_holder
+INSPECTOR.describe, INSPECTOR.holder, INSPECTOR.owner = _describe, describe_holder, _describe_owner

@@ -9,16 +9,14 @@ from fnmatch import translate
 
 from django_rlock._monitoring.documents import document_in, number_of, short_text
 from django_rlock._monitoring.reading import asking
-from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import ScriptCall, prepare, run_flow
+from django_rlock._redis import keys
+from django_rlock._transport.calls import RUNS, reservation_call, run_flow
 from django_rlock._transport.registry import sync_driver
 from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.settings import get_settings
 
 _MOST = 5000
 """The maximum length of a reservation's description."""
-ASKS, RUNS, UNSENT = "", "-", "?"
-"""The argument of ``change_call`` that only reads."""
 _PATIENCE = 2.0
 """How long freeing a reservation is retried while Redis is unreachable, in seconds."""
 
@@ -106,16 +104,6 @@ def free_reservations(messages: Sequence[QueuedMessage]) -> int:
 def _free(message: QueuedMessage) -> bool:
     driver = sync_driver(message.using)
     lock_key = get_settings(message.using).key_prefix + message.name
-    call = change_call(message.name, lock_key, message.key, message.value, 0, RUNS)
+    call = reservation_call(message.name, lock_key, message.key, message.value, 0, RUNS)
     _, freed, *_ = run_flow(driver.run, (call, driver.now() + _PATIENCE))
     return bool(freed)
-
-
-def change_call(name: str, lock_key: str, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
-    """The call that changes the reservation at ``key``, for the lock ``name``, if the reservation has that value: it
-    keeps the reservation for ``ms`` milliseconds from now, or releases it (0); with ``ASKS`` it only returns whether
-    the message was replaced. ``starts`` is the number of milliseconds until the message starts, or ``RUNS`` or
-    ``UNSENT``.
-    """
-    call = prepare(scripts.TASK_RESERVATION, keys.reservation_change_keys(lock_key, key), (ms, starts))
-    return ScriptCall(name, call, value)

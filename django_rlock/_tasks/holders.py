@@ -1,4 +1,4 @@
-"""The holder of a task's lock, with its process and task; and the children of a prefork worker, which may die."""
+"""The tasks that hold a lock; and the children of a prefork worker, whose locks the worker frees when they die."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import selectors
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import cache, cached_property
-from glob import escape
-from hashlib import blake2b
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import IO, TYPE_CHECKING, Any
 
 from celery.signals import worker_init, worker_ready
 
@@ -25,170 +21,73 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock._redis.keys import is_kept
+from django_rlock._tasks.owners import TaskHolder, seems_dead, tasks_among
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
-from django_rlock.inspection import describe_owner, iter_locks
 from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks.holds import INSPECTOR
 from django_rlock.settings import get_settings
 
 if TYPE_CHECKING:
     from django_rlock._tasks.options import TaskOptions
-    from django_rlock.locks.infos import LockInfo
-
-# --- holders ----------------------------------------------------------------------------------------------------------
-
-# The holder of a task's lock: its process and its task's id are part of the owner's owner id.
-#
-# The owner id is ``<client id>:<number>:<pid>.<start time>@<machine>:<task id>``, with ``@<mark of the task>`` after
-# the machine if senders look for runs of that task (``reservations``). So a process on the same machine can learn from
-# the kernel alone that a holder has died; it then frees exactly that hold, by its owner id. The start time and the
-# machine are empty if the kernel does not provide them. A process that does not know its own machine assumes that all
-# holders live.
-
-_RENEWED_BY = 0.5
-"""The smallest remaining share of a lease while its holder renews it, which happens after each third."""
 
 
-class TaskHolder(NamedTuple):
-    """An owner of a lock that was taken for a task."""
+class Holders:
+    """The tasks that hold a lock that could not be taken, read once."""
 
-    owner_id: str
-    client: str
-    process: str
-    task_id: str
+    def __init__(self, lock: BaseLock) -> None:
+        self._lock = lock
 
-    @classmethod
-    def of(cls, owner_id: str) -> TaskHolder | None:
-        """Parse an owner id; returns None if it is not a task's."""
-        client, *rest = owner_id.split(":", 3)
-        return cls(owner_id, client, *rest[1:]) if len(rest) == 3 and "@" in rest[1] else None
+    @cached_property
+    def _owners(self) -> list[str] | None:
+        """The owner ids of all holders; None if they are unknown."""
+        try:
+            return self._lock.holders()
+        except LockUnavailableError:
+            return None
+
+    @cached_property
+    def _found(self) -> list[TaskHolder] | None:
+        return None if self._owners is None else tasks_among(self._owners)
+
+    def has(self, task_id: str) -> bool:
+        """Whether the task itself is among them; True if they are unknown, because skipping could lose work."""
+        return self._found is None or any(holder.task_id == task_id for holder in self._found)
+
+    def seems_dead(self, options: TaskOptions, error: LockTimeoutError) -> bool:
+        """Whether the holder has not renewed the lock in time; none has to renew one that stays taken."""
+        if self._owners is None:
+            return True
+        return seems_dead(options, error.retry_after) and not any(map(is_kept, self._owners))
 
     @property
-    def is_gone(self) -> bool:
-        """Whether its process ran on this machine and has ended; False if that cannot be known here."""
-        process, machine, *_ = self.process.split("@")
-        pid, _, started = process.partition(".")
-        return bool(machine) and machine == _machine() and pid.isdigit() and has_ended(int(pid), started)
+    def first_task(self) -> str | None:
+        """The id of a task that holds it; None if that is not known."""
+        return next((holder.task_id for holder in self._found or ()), None)
 
+    def describe(self) -> str | None:
+        """A holder of a single lock, in one line, by one round trip; None if unknown."""
+        return INSPECTOR.owner(self._lock, self._owners[0]) if self._owners and len(self._lock.parts) == 1 else None
 
-def label(task_id: str, mark: str = "") -> str:
-    """The end of the owner id of a task's locks in this process."""
-    return f"{_process_label()}@{mark}:{task_id}" if mark else f"{_process_label()}:{task_id}"
-
-
-def holders_of(lock: BaseLock) -> list[TaskHolder]:
-    """The tasks that hold a lock, by one command. Raises LockUnavailableError when Redis is unreachable."""
-    return tasks_among(lock.holders())
-
-
-def tasks_among(owner_ids: Iterable[str]) -> list[TaskHolder]:
-    """The tasks among some owners."""
-    return [holder for owner_id in owner_ids if (holder := TaskHolder.of(owner_id)) is not None]
-
-
-def overlapping_runs(lock: BaseLock) -> LockInfo | None:
-    """The runs of a task with one lock per message, combined into one LockInfo, with the waiting messages. These locks
-    are named after ``lock`` and the message's id. Runs are known once they have lasted for half a second. Raises
-    LockUnavailableError if Redis is unreachable.
-    """
-    info = lock.info()
-    found = iter_locks(lock.using, f"{escape(lock.name)}:*")
-    runs = [each for each in found if each.holder.owner.endswith(each.name.removeprefix(lock.name))]
-    if not runs:
-        return info
-    holders = tuple(holder for run in runs for holder in run.holders)
-    return replace(runs[0], name=lock.name, key=lock.key, holders=holders, queued=info.queued if info else ())
-
-
-def seems_dead(options: TaskOptions, left: float | None) -> bool:
-    """Whether the holder of a task's lock has not renewed it in time; ``left`` is the remaining lease in seconds."""
-    if options.lease_time is not None or left is None or left < 0:
-        return False
-    return left < get_settings(options.using).watchdog_timeout * _RENEWED_BY
+    def frees_the_dead(self) -> bool:
+        """Free the holds of ended processes of this machine; returns whether there were any."""
+        if not any(holder.is_gone for holder in self._found or ()):
+            return False
+        try:
+            return free_the_dead(self._lock, lambda holder: holder.is_gone, "its process has ended")
+        except LockUnavailableError:
+            return False
 
 
 def free_the_dead(lock: BaseLock, is_gone: Callable[[TaskHolder], bool], reason: str) -> bool:
-    """Free the holds of ended processes; returns whether there were any."""
+    """Free the holds of ended processes; returns whether there were any. Raises LockUnavailableError."""
     freed = False
     for part in lock.parts:
         # By owner id: another owner may have acquired the lock meanwhile, and must keep it.
-        for holder in filter(is_gone, holders_of(part)):
+        for holder in filter(is_gone, tasks_among(part.holders())):
             freed = part.force_release(holder.owner_id, reason=reason) or freed
     return freed
 
-
-def has_ended(pid: int, started: str = "") -> bool:
-    """Whether a process of this machine has ended and closed its connections, even if it has not been reaped.
-
-    ``/proc`` may hide the processes of other users, so a missing entry there proves nothing. ``started`` is the start
-    time of the process, which distinguishes it from a later process with the same id; empty if unknown.
-    """
-    found = _stat(pid)
-    if found is None:
-        return not _exists(pid)
-    # The main thread may end before other threads, which may still have commands under way.
-    return (found.state in "ZX" and found.threads <= 1) or started not in {"", found.started}
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # a process of another user
-    return True
-
-
-class _Stat(NamedTuple):
-    """The kernel's data about a process: the state of its main thread, its number of threads, its start time."""
-
-    state: str
-    threads: int
-    started: str
-
-
-def _stat(pid: int) -> _Stat | None:
-    """Read the data of a process; None if ``/proc`` does not show the process, or no longer does."""
-    try:
-        # The fields follow the command, which is in parentheses and may itself contain parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return _Stat(fields[0], int(fields[17]), fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-@cache
-def _process_label() -> str:
-    found = _stat(os.getpid()) if _machine() else None
-    process = f"{os.getpid()}.{found.started}" if found else str(os.getpid())
-    return f"{process}@{_machine()}"
-
-
-@cache
-def _machine() -> str:
-    """An id that differs between machines, their clones, and containers with their own process ids; "" if unknown."""
-    try:
-        if Path("/proc/self").readlink().name != str(os.getpid()):
-            return ""  # /proc shows the processes of another container
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        processes = str(Path("/proc/self/ns/pid").stat().st_ino)
-    except OSError:
-        return ""
-    parts = [socket.gethostname(), _installation(), boot, processes]
-    return blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()
-
-
-def _installation() -> str:
-    """The id of the machine's installation; containers have none. A clone of a running machine has the same boot id,
-    but another installation id."""
-    try:
-        return Path("/etc/machine-id").read_text()
-    except OSError:
-        return ""
-
-
-on_fork("identity", _process_label.cache_clear)
 
 # --- children ---------------------------------------------------------------------------------------------------------
 
@@ -378,50 +277,3 @@ def _watch_children(sender: Any = None, **_: Any) -> None:
 
     if _parent is not None and isinstance(getattr(sender, "pool", None), TaskPool):
         threads.start(_parent.watch, name="rlock-children")
-
-
-class Holders:
-    """The tasks that hold a lock that could not be taken, read once."""
-
-    def __init__(self, lock: BaseLock) -> None:
-        self._lock = lock
-
-    @cached_property
-    def _owners(self) -> list[str] | None:
-        """The owner ids of all holders; None if they are unknown."""
-        try:
-            return self._lock.holders()
-        except LockUnavailableError:
-            return None
-
-    @cached_property
-    def _found(self) -> list[TaskHolder] | None:
-        return None if self._owners is None else tasks_among(self._owners)
-
-    def has(self, task_id: str) -> bool:
-        """Whether the task itself is among them; True if they are unknown, because skipping could lose work."""
-        return self._found is None or any(holder.task_id == task_id for holder in self._found)
-
-    def seems_dead(self, options: TaskOptions, error: LockTimeoutError) -> bool:
-        """Whether the holder has not renewed the lock in time; none has to renew one that stays taken."""
-        if self._owners is None:
-            return True
-        return seems_dead(options, error.retry_after) and not any(map(is_kept, self._owners))
-
-    @property
-    def first_task(self) -> str | None:
-        """The id of a task that holds it; None if that is not known."""
-        return next((holder.task_id for holder in self._found or ()), None)
-
-    def describe(self) -> str | None:
-        """A holder of a single lock, in one line, by one round trip; None if unknown."""
-        return describe_owner(self._lock, self._owners[0]) if self._owners and len(self._lock.parts) == 1 else None
-
-    def frees_the_dead(self) -> bool:
-        """Free the holds of ended processes of this machine; returns whether there were any."""
-        if not any(holder.is_gone for holder in self._found or ()):
-            return False
-        try:
-            return free_the_dead(self._lock, lambda holder: holder.is_gone, "its process has ended")
-        except LockUnavailableError:
-            return False

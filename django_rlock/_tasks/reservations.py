@@ -36,11 +36,19 @@ from kombu.utils.url import parse_url
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring.queued import ASKS, RUNS, UNSENT, change_call
 from django_rlock._redis import keys, scripts
 from django_rlock._tasks.deliveries import COPY, PATIENCE, TOKEN
-from django_rlock._tasks.holders import TaskHolder, seems_dead
-from django_rlock._transport.calls import REMEMBERED, ScriptCall, prepare, run_flow
+from django_rlock._tasks.owners import TaskHolder, seems_dead
+from django_rlock._transport.calls import (
+    ASKS,
+    REMEMBERED,
+    RUNS,
+    UNSENT,
+    ScriptCall,
+    prepare,
+    reservation_call,
+    run_flow,
+)
 from django_rlock._transport.identity import new_request
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
@@ -202,7 +210,7 @@ class Reservation:
 
     def _change(self, ms: int | str, starts: int | str) -> _Changed:
         done, known, replaced = self._run(
-            change_call(self.lock.name, self.lock.key, self._key, self._value, ms, starts)
+            reservation_call(self.lock.name, self.lock.key, self._key, self._value, ms, starts)
         )
         return _Changed(bool(done), _value_in(known), bool(replaced))
 
@@ -230,7 +238,7 @@ def release_later(header: Header, task_id: str, state: str = RUNS) -> None:
     except ImproperlyConfigured as error:
         log(logger, logging.WARNING, "The reservation of message %s is not released: %s", task_id, error)
         return
-    call = change_call(lock.name, lock.key, keys.reservation_key(lock.key, mark), f"{token}:{task_id}", 0, state)
+    call = reservation_call(lock.name, lock.key, keys.reservation_key(lock.key, mark), f"{token}:{task_id}", 0, state)
     clean_up(using, call, monotonic() + _RELEASED_WITHIN)
 
 

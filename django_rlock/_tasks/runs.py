@@ -21,15 +21,15 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.process import is_test
 from django_rlock._core.text import reason_of
 from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing
-from django_rlock._tasks.holders import Holders, erase, label, note_of, write
+from django_rlock._tasks.holders import Holders, erase, note_of, write
+from django_rlock._tasks.owners import label
 from django_rlock._tasks.reservations import Reservation, logged, mark_of
-from django_rlock._tasks.skipped import REPLACED, Skipped, end_chain, held_by, skipped
+from django_rlock._tasks.task import REPLACED, Skipped, end_chain, held_by, skipped
 from django_rlock._transport.identity import thread_owner
 from django_rlock._transport.interruptions import run_when_dropped
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
-from django_rlock.inspection import describe_holder
 from django_rlock.locks import BaseLock
-from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.records import Hold, context
 from django_rlock.locks.transactions import given_back_later
 from django_rlock.settings import get_settings
@@ -477,5 +477,5 @@ def _described(error: LockTimeoutError, lock: BaseLock | None = None) -> LockTim
     """The error with the name of the task's option; with ``lock``, also with the holder."""
     parts = () if lock is None else lock.parts
     taken = next((part for part in parts if part.name == error.lock_name), None)
-    holder = None if taken is None else describe_holder(taken)
+    holder = None if taken is None else INSPECTOR.holder(taken)
     return LockTimeoutError(str(error.lock_name), error.waited, holder, error.retry_after, error.noun, "lock_wait_time")

@@ -19,8 +19,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
-from django_rlock._redis.keys import MOST_KEPT
-from django_rlock._redis.scripts import Script
+from django_rlock._redis.keys import MOST_KEPT, reservation_change_keys
+from django_rlock._redis.scripts import TASK_RESERVATION, Script
 from django_rlock._transport.errors import is_final, meaning_of
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.settings import get_settings
@@ -145,6 +145,20 @@ class ScriptCall:
     def args(self) -> tuple[Argument, ...]:
         """The arguments, without the nonce and ``fresh``."""
         return self.first, *self.prepared.args
+
+
+ASKS, RUNS, UNSENT = "", "-", "?"
+"""The special arguments of ``reservation_call``."""
+
+
+def reservation_call(name: str, lock_key: str, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
+    """The call that changes a task's reservation at ``key``, for the lock ``name``, if the reservation has that value:
+    it keeps the reservation for ``ms`` milliseconds from now, or releases it (0); with ``ASKS`` it only returns whether
+    the message was replaced. ``starts`` is the number of milliseconds until the message starts, or ``RUNS`` or
+    ``UNSENT``.
+    """
+    prepared = prepare(TASK_RESERVATION, reservation_change_keys(lock_key, key), (ms, starts))
+    return ScriptCall(name, prepared, value)
 
 
 def join(calls: Sequence[ScriptCall]) -> ScriptCall:

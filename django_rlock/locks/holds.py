@@ -232,10 +232,12 @@ class Newcomers:
 
 
 class Inspector:
-    """The functions of the inspection layer for locks: describe a lock, and name its holder in one line."""
+    """The functions of the inspection layer for locks: describe a lock, name its holder in one line, and a known owner
+    of it."""
 
     describe: Callable[[Any], Any] = staticmethod(lambda _lock: None)
     holder: Callable[[Named], str | None] = staticmethod(lambda _lock: None)
+    owner: Callable[[Named, str], str | None] = staticmethod(lambda _lock, _owner: None)
 
 
 HOLDS = Holds()

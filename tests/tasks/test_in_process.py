@@ -25,7 +25,7 @@ from django_rlock import (
     rlock,
 )
 from django_rlock._tasks.deliveries import Delivery
-from django_rlock._tasks.holders import holders_of
+from django_rlock._tasks.owners import tasks_among
 from django_rlock._tasks.runs import locks_held
 from django_rlock._transport.identity import thread_owner
 from django_rlock.celery import LockedTask, Skipped
@@ -248,7 +248,7 @@ def test_a_task_that_may_not_run_again_for_a_while_is_skipped_until_then(make):
         task.delay()
     assert runs == [1]
     assert 5 < (FairLock("job").remaining_lease() or 0) <= 10
-    assert holders_of(FairLock("job")) == []  # so no worker frees it as a dead process's
+    assert tasks_among(FairLock("job").holders()) == []  # so no worker frees it as a dead process's
 
 
 def test_so_many_runs_at_once(make):

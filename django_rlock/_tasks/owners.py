@@ -1,0 +1,140 @@
+"""The owner ids of tasks' locks: which task and which process they name, and whether that process has ended.
+
+The owner id is ``<client id>:<number>:<pid>.<start time>@<machine>:<task id>``, with ``@<mark of the task>`` after
+the machine if senders look for runs of that task (``reservations``). So a process on the same machine can learn from
+the kernel alone that a holder has died; it then frees exactly that hold, by its owner id. The start time and the
+machine are empty if the kernel does not provide them. A process that does not know its own machine assumes that all
+holders live.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_rlock._core.process import on_fork
+from django_rlock.settings import get_settings
+
+if TYPE_CHECKING:
+    from django_rlock._tasks.options import TaskOptions
+
+_RENEWED_BY = 0.5
+"""The smallest remaining share of a lease while its holder renews it, which happens after each third."""
+
+
+class TaskHolder(NamedTuple):
+    """An owner of a lock that was taken for a task."""
+
+    owner_id: str
+    client: str
+    process: str
+    task_id: str
+
+    @classmethod
+    def of(cls, owner_id: str) -> TaskHolder | None:
+        """Parse an owner id; returns None if it is not a task's."""
+        client, *rest = owner_id.split(":", 3)
+        return cls(owner_id, client, *rest[1:]) if len(rest) == 3 and "@" in rest[1] else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process ran on this machine and has ended; False if that cannot be known here."""
+        process, machine, *_ = self.process.split("@")
+        pid, _, started = process.partition(".")
+        return bool(machine) and machine == _machine() and pid.isdigit() and has_ended(int(pid), started)
+
+
+def label(task_id: str, mark: str = "") -> str:
+    """The end of the owner id of a task's locks in this process."""
+    return f"{_process_label()}@{mark}:{task_id}" if mark else f"{_process_label()}:{task_id}"
+
+
+def tasks_among(owner_ids: Iterable[str]) -> list[TaskHolder]:
+    """The tasks among some owners."""
+    return [holder for owner_id in owner_ids if (holder := TaskHolder.of(owner_id)) is not None]
+
+
+def seems_dead(options: TaskOptions, left: float | None) -> bool:
+    """Whether the holder of a task's lock has not renewed it in time; ``left`` is the remaining lease in seconds."""
+    if options.lease_time is not None or left is None or left < 0:
+        return False
+    return left < get_settings(options.using).watchdog_timeout * _RENEWED_BY
+
+
+def has_ended(pid: int, started: str = "") -> bool:
+    """Whether a process of this machine has ended and closed its connections, even if it has not been reaped.
+
+    ``/proc`` may hide the processes of other users, so a missing entry there proves nothing. ``started`` is the start
+    time of the process, which distinguishes it from a later process with the same id; empty if unknown.
+    """
+    found = _stat(pid)
+    if found is None:
+        return not _exists(pid)
+    # The main thread may end before other threads, which may still have commands under way.
+    return (found.state in "ZX" and found.threads <= 1) or started not in {"", found.started}
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # a process of another user
+    return True
+
+
+class _Stat(NamedTuple):
+    """The kernel's data about a process: the state of its main thread, its number of threads, its start time."""
+
+    state: str
+    threads: int
+    started: str
+
+
+def _stat(pid: int) -> _Stat | None:
+    """Read the data of a process; None if ``/proc`` does not show the process, or no longer does."""
+    try:
+        # The fields follow the command, which is in parentheses and may itself contain parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return _Stat(fields[0], int(fields[17]), fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@cache
+def _process_label() -> str:
+    found = _stat(os.getpid()) if _machine() else None
+    process = f"{os.getpid()}.{found.started}" if found else str(os.getpid())
+    return f"{process}@{_machine()}"
+
+
+@cache
+def _machine() -> str:
+    """An id that differs between machines, their clones, and containers with their own process ids; "" if unknown."""
+    try:
+        if Path("/proc/self").readlink().name != str(os.getpid()):
+            return ""  # /proc shows the processes of another container
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        processes = str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return ""
+    parts = [socket.gethostname(), _installation(), boot, processes]
+    return blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()
+
+
+def _installation() -> str:
+    """The id of the machine's installation; containers have none. A clone of a running machine has the same boot id,
+    but another installation id."""
+    try:
+        return Path("/etc/machine-id").read_text()
+    except OSError:
+        return ""
+
+
+on_fork("identity", _process_label.cache_clear)
