@@ -62,6 +62,8 @@ class ManyKeys(tuple[str, ...]):
 
     def followed_by(self, keys: tuple[str, ...]) -> ManyKeys:
         """These keys, followed by others."""
+        if not keys:
+            return self
         return ManyKeys((*self, *keys), self.packed + _pack_keys(keys))
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import cache
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import Driver, ManyKeys, ScriptCall, prepare
 from django_rlock._transport.identity import Owner
-from django_rlock.locks.kinds import AbstractLock, Group, Named, group_of
+from django_rlock.locks.kinds import FENCED, PLAIN, TOGETHER, AbstractLock, Group, group_of
 from django_rlock.locks.options import milliseconds
 from django_rlock.locks.records import Hold, Key, Line, context, key_of
 from django_rlock.settings import settings_of
@@ -24,11 +25,25 @@ MOST_TOGETHER = 1000
 class LockGroup:
     """Locks of one alias and place. Its keys are packed once, so a lock that is taken often keeps its group.
 
-    ``divided`` are its parts by slot, if its server turned out to divide its keys into slots. Raises ValueError for
-    locks of several aliases, because one script runs on one server.
+    ``in_order`` are the locks as its scripts number them. ``divided`` are its parts by slot, if its server turned out
+    to divide its keys into slots. Raises ValueError for locks of several aliases, because one script runs on one
+    server.
     """
 
-    __slots__ = ("_counted", "_to_free", "_to_take", "divided", "locks", "name", "places", "settings", "using")
+    __slots__ = (
+        "_counted",
+        "_fenced",
+        "_sides",
+        "_to_free",
+        "_to_take",
+        "divided",
+        "in_order",
+        "locks",
+        "name",
+        "places",
+        "settings",
+        "using",
+    )
 
     def __init__(self, locks: Iterable[AbstractLock]) -> None:
         self.locks = tuple(locks)
@@ -43,12 +58,25 @@ class LockGroup:
         self.name = ", ".join([lock.name for lock in self.locks])
         self.divided: list[LockGroup] = []
         self._counted: set[Group] | None = None
-        prefix = self.settings.key_prefix
+        self._pack_keys(self.settings.key_prefix)
+
+    def _pack_keys(self, prefix: str) -> None:
+        by_sort: dict[str, list[AbstractLock]] = {sort: [] for sort in TOGETHER}
+        for lock in self.locks:
+            by_sort[lock._kind.joins].append(lock)
+        self._fenced = by_sort[FENCED]
+        single = self._fenced + by_sort[PLAIN]
+        self._sides = [lock for sort in TOGETHER[2:] for lock in by_sort[sort]]
+        self.in_order = *single, *self._sides
         # First the state keys of all locks, then the queues of all, and so on.
-        by_lock = [keys.fair_release_keys(prefix + lock.name) for lock in self.locks]
-        states, queues, alive, channels, waiting, deadlines = zip(*by_lock, strict=True)
-        self._to_take = ManyKeys(states + queues)
-        self._to_free = self._to_take.followed_by(waiting + alive + channels + deadlines)
+        by_lock = [keys.fair_release_keys(prefix + lock.name) for lock in single]
+        states, queues, alive, channels, waiting, deadlines = zip(*by_lock, strict=True) if by_lock else [()] * 6
+        tokens = tuple([keys.token_key(prefix + lock.name) for lock in self._fenced])
+        by_side = [keys.readwrite_keys(prefix + lock.name) for lock in self._sides]
+        sides = tuple(itertools.chain(*zip(*by_side, strict=True)))
+        to_take = ManyKeys(states + queues)
+        self._to_take = to_take.followed_by(tokens + sides[: 3 * len(self._sides)])
+        self._to_free = to_take.followed_by(waiting + alive + channels + deadlines + sides)
 
     def divide(self, driver: Driver) -> list[LockGroup]:
         """The group's parts by slot, after its server refused it; empty if they are all in one slot."""
@@ -72,14 +100,33 @@ class LockGroup:
         serial = owner.serial
         return [(using, name, scope, serial) for using, name, scope in self.places]
 
+    def other_sides_of(self, owner: Owner) -> list[Key]:
+        """The keys of the owner's holds of the other sides of its locks, on which it depends whether it may take
+        them."""
+        return [key_of(lock, owner, lock._kind.other) for lock in self._sides if lock._kind.other]
+
+    def at(self, positions: Iterable[int]) -> set[AbstractLock]:
+        """The locks in these positions, as a script counts them."""
+        return {self.in_order[position - 1] for position in positions}
+
     def acquire_call(self, owner_id: str, lease: float) -> ScriptCall:
-        """Takes all or none. Returns OK; or the remaining lease in ms and the position of a taken lock; or QUEUED."""
-        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, (milliseconds(lease),)), owner_id)
+        """Takes all or none. Returns OK, and the tokens; or after how many ms to try again and the position of a taken
+        lock; or QUEUED: take them one by one."""
+        args: list[int | str] = [milliseconds(lease)]
+        if self._fenced or self._sides:
+            fence_ttl = self.settings.fence_ttl
+            args += len(self._fenced), 0 if fence_ttl is None else milliseconds(fence_ttl)
+            args += [word for lock in self._sides for word in (lock._kind.joins, lock._kind.condition(lock))]
+        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, tuple(args)), owner_id)
+
+    def tokens_in(self, reply: Sequence[Any]) -> dict[AbstractLock, int]:
+        """The tokens in a reply to ``acquire_call``."""
+        return dict(zip(self._fenced, reply[2], strict=True)) if self._fenced else {}
 
     def release_call(self, owner_id: str) -> ScriptCall:
         """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
-        claim = milliseconds(self.settings.claim_time)
-        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, (claim,)), owner_id)
+        args: list[int | str] = [milliseconds(self.settings.claim_time), *[lock._kind.joins for lock in self._sides]]
+        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, tuple(args)), owner_id)
 
 
 def places(driver: Driver) -> Callable[[AbstractLock], tuple[str, object]]:
@@ -106,7 +153,8 @@ class BatchHold:
     """Locks that one script took for an owner: one record for all, until one of them is needed on its own.
 
     Then each becomes a ``Hold`` of its own, permanently, with the times of this record. Any thread may cause that.
-    Attributes are those of ``Hold``; ``keys`` are the table's keys for it. Kinds with a clock drift are not grouped.
+    Attributes are those of ``Hold``; ``keys`` are the table's keys for it, and ``tokens`` the fencing tokens. Kinds
+    with a clock drift are not grouped.
     """
 
     __slots__ = (
@@ -124,10 +172,12 @@ class BatchHold:
         "renewed",
         "scoped",
         "since",
+        "tokens",
         "variables",
     )
 
     ended: float
+    tokens: Mapping[AbstractLock, int]
 
     def __init__(self, group: LockGroup, owner: Owner, owner_id: str, now: float, lease: float) -> None:
         self.group = group
@@ -143,6 +193,7 @@ class BatchHold:
         self.line: Line | None = None
         self.renewed = False
         self.scoped = 0
+        self.tokens = {}
         self._split: dict[str, dict[Key, Hold]] = {}
 
     @classmethod
@@ -183,8 +234,8 @@ class BatchHold:
     def _make_members(self) -> dict[Key, Hold]:
         return {hold.key: hold for hold in map(self._make_member, self.group.locks)}
 
-    def _make_member(self, lock: Named) -> Hold:
-        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.owner_id, self.since)
+    def _make_member(self, lock: AbstractLock) -> Hold:
+        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.owner_id, self.since, self.tokens.get(lock))
         hold.context, hold.variables = self.context, self.variables
         hold.lease_from(self.since, self.lease, self.renewed)
         hold.scoped = self.scoped

@@ -11,7 +11,7 @@ from django_rlock._transport.calls import Prepared, ScriptCall
 from django_rlock._transport.connections import is_cluster
 from django_rlock._transport.identity import client_id, new_number
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.kinds import JAVA_POLL, Candidate, Kind, call_for
+from django_rlock.locks.kinds import JAVA_POLL, PLAIN, Candidate, Kind, call_for
 from django_rlock.locks.options import milliseconds
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 
@@ -37,7 +37,7 @@ def _releasing(key: str, left: int, lease: float, claim: float) -> Prepared:
 class Fair(Kind["FairLock"]):
     """A queue of tickets. A release grants the lock to the first waiter that is alive, and wakes only that one."""
 
-    joins = True
+    joins = PLAIN
     heartbeats_together = 100
     java_poll = JAVA_POLL
 

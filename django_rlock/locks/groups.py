@@ -176,33 +176,32 @@ async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
     return _note_freed(held, call, missing, driver.now())
 
 
-async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> Sequence[int]:
-    """Return the positions of the locks that were gone, counted from 1."""
+async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> set[AbstractLock]:
+    """Return the locks that were gone."""
     group, until = held.group, min(held.deadline, driver.now() + RELEASE_PATIENCE)
     try:
-        return (await driver.run(call, until))[1]  # type: ignore[no-any-return]
+        return group.at((await driver.run(call, until))[1])
     except LockUnavailableError:
         if not group.divide(driver):
             raise
     call.sends, gone = 0, set[AbstractLock]()  # its server has executed nothing of the whole
     for part in group.divided:
         its = part.release_call(held.owner_id)
-        missing = (await driver.run(its, until))[1]
+        gone |= part.at((await driver.run(its, until))[1])
         call.sends = max(call.sends, its.sends)
-        gone.update(part.locks[position - 1] for position in missing)
-    return [position for position, lock in enumerate(group.locks, start=1) if lock in gone]
+    return gone
 
 
-def _note_freed(held: BatchHold, call: ScriptCall, missing: Sequence[int], now: float) -> list[RLockError]:
+def _note_freed(held: BatchHold, call: ScriptCall, missing: set[AbstractLock], now: float) -> list[RLockError]:
     unusual = missing or call.sends > 1 or held.late_lease or held.renewing
     if not unusual and not tells_of_releases(held.group.locks[0], now - held.since):
         count_group(held, now)
         return []
     failures: list[RLockError] = []
-    for place, hold in enumerate(held.members.values(), start=1):
+    for lock, hold in zip(held.group.locks, held.members.values(), strict=True):
         hold.count = 0
         try:
-            engine.note_released(hold.lock, hold, call, place not in missing, now)
+            engine.note_released(hold.lock, hold, call, lock not in missing, now)
         except RLockError as failure:
             failures.append(failure)
     return failures

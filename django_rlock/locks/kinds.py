@@ -32,6 +32,9 @@ LONGEST_ALIVE = 300.0
 """The longest time for which a process that waits for many locks counts as alive after a heartbeat, in seconds."""
 _MAX_TEXT = 300
 """The maximum length of the reason that holders get for a forced release, in characters."""
+TOGETHER = FENCED, PLAIN, WRITE, READ, LIMITED = "fenced", "plain", "write", "read", "limited"
+"""How MultiLock's scripts take a lock, in the order of their keys. The last three are sides of a read-write lock, whose
+state the limited lock shares. Write comes before read, because a reader may not acquire the write lock."""
 RENEW, EXTEND, SETTLE = 1, 0, 2
 """How a command changes a lease: prolong it, replace it, or disable replacements that may come late."""
 
@@ -180,8 +183,8 @@ class Kind(Generic[L]):
     """Separates holds of the same owner and name: the two sides of a read-write lock."""
     other: ClassVar[str] = ""
     """The scope of the other side, if there is one."""
-    joins: ClassVar[bool] = False
-    """Whether MultiLock's scripts may take and free it: its state is that of Redisson's plain lock, without a token."""
+    joins: ClassVar[str] = ""
+    """As which of ``TOGETHER`` MultiLock's scripts may take and free it; "" if only its own scripts may."""
     writes: ClassVar[bool] = True
     """Whether an acquire writes to the server, so that replicas may have to confirm it."""
     fresh_names: ClassVar[bool] = False
@@ -271,6 +274,10 @@ class Kind(Generic[L]):
 
     def check_keep(self, lock: L, seconds: float) -> None:
         """Raise ValueError for a time for which the kind cannot keep a lock that was released."""
+
+    def condition(self, lock: L) -> int:
+        """The number with which MultiLock's script decides whether a side may be taken."""
+        return 0
 
     # --- hold it -----------------------------------------------------------------------------------------------------
 

@@ -97,15 +97,20 @@ class AllOrNone:
             return self._takeable(pieces_of(piece.divided))
         if self.owner.is_named:
             return piece.locks  # others share the name and may hold some: take one by one
-        if HOLDS.has_none(piece.keys_of(self.owner)):
+        if HOLDS.has_none(piece.keys_of(self.owner) + piece.other_sides_of(self.owner)):
             return [piece]
         return self._parted(piece)
 
     def _parted(self, group: LockGroup) -> Sequence[Piece]:
-        """Separate the locks that the owner holds already: re-entering one depends on its hold count."""
-        held = {lock for lock in group.locks if HOLDS.get(lock, self.owner)}
+        """Separate the locks that the owner holds already, or the other side of them: whether it may enter, and with
+        which count, depends on its hold."""
+        held = [lock for lock in group.locks if self._has_side_of(lock)]
         rest = [lock for lock in group.locks if lock not in held]
         return [*held, *([LockGroup(rest)] if len(rest) > 1 else rest)]
+
+    def _has_side_of(self, lock: AbstractLock) -> bool:
+        scopes = {lock._kind.scope, lock._kind.other or lock._kind.scope}
+        return any(HOLDS.get(lock, self.owner, scope) for scope in scopes)
 
     async def _take_in_order(self, locks: Sequence[AbstractLock], keep_for: float) -> bool:
         keep_until = math.inf
@@ -159,6 +164,7 @@ class AllOrNone:
                 held = BatchHold(group, owner, owner_id, call.sent_at, lease)
                 held.renewed, held.scoped = self.request.lease is None, self.request.scoped
                 held.line = calling_line()
+                held.tokens = group.tokens_in(reply)
                 self._note_taken(held, call.sends > 1)
                 return True
         except BaseException as error:
@@ -176,7 +182,8 @@ class AllOrNone:
             failed = self._note_failed(first)
             failed.sent_at, failed.granted_at = call.sent_at, now
         else:
-            self._note_failed(group.locks[reply[2] - 1]).left_ms = reply[1]
+            (taken,) = group.at([reply[2]])
+            self._note_failed(taken).left_ms = reply[1]
         return False
 
     def _note_taken(self, held: BatchHold, has_copies: bool) -> None:
@@ -358,8 +365,8 @@ class MultiLock(BaseLock):
     than ``KEEP_FOR`` (2) seconds, it releases all and starts again, so that an owner that holds one member and waits
     for another can continue.
 
-    Plain, spin and fair locks that share a server (in a cluster: a slot) are taken by one script and freed by one
-    script; other locks one after another. A member named twice counts once.
+    Members that share a server (in a cluster: a slot) are taken by one script and released by one script, whatever
+    their kinds. A member named twice counts once.
 
     Each member is a separate hold, which is renewed, re-entered and lost separately. The MultiLock counts as lost when
     one member is; its release still releases the others. With a lease time, all leases end no earlier than if they had

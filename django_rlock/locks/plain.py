@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import Prepared, ScriptCall
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.kinds import JAVA_POLL, Kind, L, Named, call_for
+from django_rlock.locks.kinds import FENCED, JAVA_POLL, PLAIN, Kind, L, Named, call_for
 from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.ownership import fencing_token
 from django_rlock.settings import settings_of
@@ -46,7 +46,7 @@ class Plain(Kind[L]):
     release notifies nobody else, and check whether the lock is free, because Redisson's spin lock notifies nobody.
     """
 
-    joins = True
+    joins = PLAIN
     heartbeats_together = 100
     java_poll = JAVA_POLL
 
@@ -185,7 +185,7 @@ class SpinLock(RLock):
 class Fenced(Plain["FencedLock"]):
     """Plain, and each new hold draws a token."""
 
-    joins = False
+    joins = FENCED
 
     def acquire(
         self, lock: FencedLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""

@@ -11,7 +11,16 @@ from django_rlock.exceptions import LockUpgradeError, RLockError
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.counters import checked_number
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import LONGEST_ALIVE, Candidate, Kind, call_for, settled_keys
+from django_rlock.locks.kinds import (
+    LIMITED,
+    LONGEST_ALIVE,
+    READ,
+    WRITE,
+    Candidate,
+    Kind,
+    call_for,
+    settled_keys,
+)
 from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.records import Hold
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
@@ -45,6 +54,7 @@ class Reading(Side):
 
     scope = "read"
     other = "write"
+    joins = READ
 
     def begin(self, candidate: Candidate, now: float) -> None:
         # The owner may have a new owner id since it took the write lock.
@@ -54,11 +64,13 @@ class Reading(Side):
     def acquire(
         self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
-        key, holds, writers, _ = keys.readwrite_keys(lock.key)
-        alive = max(settings_of(lock.using).waiter_alive_time, LONGEST_ALIVE)
-        yields = milliseconds(alive) if lock.prefer == "writer" else 0
-        all_keys = key, holds, writers
+        all_keys, yields = keys.readwrite_keys(lock.key)[:3], self.condition(lock)
         return call_for(lock, scripts.READ_ACQUIRE, all_keys, asker, count, milliseconds(lease), yields, beside)
+
+    def condition(self, lock: _Side) -> int:
+        """For how long after a heartbeat waiting writers keep readers out at most, in ms; 0 overtakes them."""
+        alive = max(settings_of(lock.using).waiter_alive_time, LONGEST_ALIVE)
+        return milliseconds(alive) if lock.prefer == "writer" else 0
 
     def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
         key, holds, _, channel = keys.readwrite_keys(lock.key)
@@ -86,6 +98,7 @@ class Writing(Side):
 
     scope = "write"
     other = "read"
+    joins = WRITE
 
     def begin(self, candidate: Candidate, now: float) -> None:
         # The server checks this by owner id, but this owner may read under an earlier one.
@@ -213,6 +226,7 @@ class Limited(Reading):
     """The readers of a read-write lock, limited to the number that the asking lock permits."""
 
     other = ""
+    joins = LIMITED
 
     def begin(self, candidate: Candidate, now: float) -> None:
         """There is no other side."""
@@ -221,8 +235,13 @@ class Limited(Reading):
         self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         all_keys = keys.readwrite_keys(lock.key)[:2]
-        args = asker, count, milliseconds(lease), lock.permits
+        args = asker, count, milliseconds(lease), self.condition(lock)
         return call_for(lock, scripts.LIMITED_ACQUIRE, all_keys, *args)
+
+    def condition(self, lock: Any) -> int:
+        """How many owners may hold it."""
+        permits: int = lock.permits
+        return permits
 
     def release(self, lock: Any, owner_id: str, left: int, lease: float) -> ScriptCall:
         key, holds, _, channel = keys.readwrite_keys(lock.key)

@@ -16,10 +16,13 @@ from django_rlock import (
     CountDownLatch,
     FairLock,
     FencedLock,
+    LimitedLock,
     MultiLock,
     PermitExpirableSemaphore,
+    ReadLock,
     RLock,
     Semaphore,
+    WriteLock,
     rlock,
 )
 from django_rlock._redis import keys, scripts
@@ -125,7 +128,8 @@ def writing(**options: Any) -> Any:
 
 
 def several(**options: Any) -> Any:
-    return MultiLock(RLock(NAME), FairLock("stock:43"), **options)
+    others = FencedLock("stock:44"), ReadLock("stock:45"), WriteLock("stock:46"), LimitedLock("stock:47")
+    return MultiLock(RLock(NAME), FairLock("stock:43"), *others, **options)
 
 
 STORIES |= {

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, RLock
+from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, ReadLock, RLock
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import sync_driver
@@ -14,6 +14,7 @@ from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.watchdog import lose
+from tests.apart import ApartLock
 from tests.background import settle, until_clean
 from tests.faults.interrupting import Interruption, interruptions, lose_hold_of, outside_of
 
@@ -21,7 +22,7 @@ from tests.faults.interrupting import Interruption, interruptions, lose_hold_of,
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 
-@pytest.mark.parametrize("kind", [RLock, FencedLock], ids=["together", "alone"])
+@pytest.mark.parametrize("kind", [RLock, FencedLock, ReadLock, ApartLock], ids=["together", "fenced", "read", "alone"])
 def test_interrupted_attempt_at_several_locks_keeps_none(redis_client, kind):
     """The second one becomes free during the wait, the third one never."""
     lock = MultiLock(*[kind(f"account:{number}") for number in range(4)])
@@ -42,7 +43,7 @@ def test_interrupted_attempt_at_several_locks_keeps_none(redis_client, kind):
 
 def test_interrupted_release_of_several_locks_keeps_none_that_it_began_with(redis_client):
     """Before that, all are held."""
-    lock = MultiLock(FairLock("account:1"), RLock("account:2"), FencedLock("account:3"))
+    lock = MultiLock(FairLock("account:1"), ReadLock("account:2"), ApartLock("account:3"))
     lock.acquire()
     for number in interruptions(lock.release, OUTSIDE_OF_SEVERAL):
         held = {hold.lock.name for hold in HOLDS.snapshot()}
@@ -56,7 +57,7 @@ def test_interrupted_release_of_several_locks_keeps_none_that_it_began_with(redi
 
 def test_interrupted_attempt_of_a_name_at_several_locks_keeps_none(redis_client):
     """Its owner never ends, so nothing else would end their renewal."""
-    lock = MultiLock(RLock("account:1"), FencedLock("account:2"), owner="batch")
+    lock = MultiLock(RLock("account:1"), ApartLock("account:2"), owner="batch")
     redis_client.hset("rlock:account:2", "somebody", 1)
     for number in interruptions(partial(lock.acquire, wait_time=0), OUTSIDE_OF_SEVERAL):
         assert HOLDS.snapshot() == [], number
@@ -64,7 +65,7 @@ def test_interrupted_attempt_of_a_name_at_several_locks_keeps_none(redis_client)
 
 
 def test_interrupted_attempt_of_a_name_leaves_its_other_blocks_counted(redis_client):
-    several = MultiLock(RLock("account:1"), FencedLock("account:2"), owner="batch", wait_time=0)
+    several = MultiLock(RLock("account:1"), ApartLock("account:2"), owner="batch", wait_time=0)
     redis_client.hset("rlock:account:2", "somebody", 1)
 
     def act() -> None:
@@ -78,7 +79,7 @@ def test_interrupted_attempt_of_a_name_leaves_its_other_blocks_counted(redis_cli
 
 def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile():
     """As the watchdog does after a minute, if the loss was never reported."""
-    several = MultiLock(RLock("account:1"), FencedLock("account:2"))
+    several = MultiLock(RLock("account:1"), ApartLock("account:2"))
     lose_hold_of(several.parts[0])
     attempt = AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, several.parts)
     HOLDS.remove(HOLDS.snapshot()[0])
@@ -90,7 +91,7 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
 
 def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():
     """Else a later hold of its owner would count as lost."""
-    several = MultiLock(RLock("account:1"), FencedLock("account:2"))
+    several = MultiLock(RLock("account:1"), ApartLock("account:2"))
     attempt = AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, several.parts)
     assert run_sync(attempt.wait_for(several.parts[0]))
     lose(HOLDS.snapshot()[0], "it was freed by force")

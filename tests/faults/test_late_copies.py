@@ -6,7 +6,17 @@ the server when the test says so.
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, LockUnavailableError, MultiLock, ReadWriteLock, RLock, SpinLock
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    LockUnavailableError,
+    MultiLock,
+    ReadLock,
+    ReadWriteLock,
+    RLock,
+    SpinLock,
+    WriteLock,
+)
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import alive_key, queue_key
 from django_rlock.locks.holds import HOLDS
@@ -36,6 +46,13 @@ KINDS = {
         scripts.WRITE_RENEW,
         scripts.WRITE_RENEW,
     ),
+    "multi, with sides": (
+        lambda name, **options: MultiLock(WriteLock(name), ReadLock("stock:43"), FencedLock("stock:44"), **options),
+        scripts.MULTI_ACQUIRE,
+        scripts.MULTI_RELEASE,
+        scripts.WRITE_RENEW,
+        scripts.WRITE_RENEW,
+    ),
     "multi": (
         lambda name, **options: MultiLock(RLock(name), FairLock("stock:43"), **options),
         scripts.MULTI_ACQUIRE,
@@ -44,6 +61,12 @@ KINDS = {
         scripts.LOCK_EXTEND,
     ),
 }
+
+INNER = {
+    KINDS["multi"]: (scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE),
+    KINDS["multi, with sides"]: (scripts.WRITE_ACQUIRE, scripts.WRITE_RELEASE),
+}
+"""The scripts by which a member of a MultiLock is entered again, and released without becoming free."""
 
 
 @pytest.fixture(params=KINDS)
@@ -67,9 +90,7 @@ async def test_acquire_after_the_release_takes_nothing(binding, each, proxy, red
 
 
 async def test_inner_acquire_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
-    make, acquire, *_ = each
-    if acquire is scripts.MULTI_ACQUIRE:
-        acquire = scripts.FAIR_ACQUIRE
+    make, (acquire, _) = each[0], INNER.get(each, each[1:3])
     await binding.acquire(make("stock:42"))
     late = proxy.copy_late(acquire)
     await binding.acquire(make("stock:42"))
@@ -79,9 +100,7 @@ async def test_inner_acquire_after_the_next_hold_began_changes_nothing(binding, 
 
 
 async def test_inner_release_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
-    make, _, release, *_ = each
-    if release is scripts.MULTI_RELEASE:
-        release = scripts.FAIR_RELEASE
+    make, (_, release) = each[0], INNER.get(each, each[1:3])
     await binding.acquire(make("stock:42"))
     await binding.acquire(make("stock:42"))
     late = proxy.copy_late(release)
@@ -157,16 +176,17 @@ async def test_lease_that_was_prolonged_since_stays(binding, each, proxy, redis_
     that of a lock which was just handed over."""
     claim = dict.fromkeys(("CLAIM_TIME", "WAITER_ALIVE_TIME", "WATCHDOG_TIMEOUT"), 100)
     settings.RLOCK = {"default": {**settings.RLOCK["default"], **claim}}
-    make, acquire, release, _, extend = each
+    make, acquire, _, _, extend = each
+    enter, leave = INNER.get(each, each[1:3])
     lock = make("stock:42", lease_time=20)
     if what == "acquire":
         late = proxy.copy_late(acquire)
     await binding.acquire(lock)
     if what == "enter":
-        late = proxy.copy_late({scripts.MULTI_ACQUIRE: scripts.FAIR_ACQUIRE}.get(acquire, acquire))
+        late = proxy.copy_late(enter)
     await binding.acquire(lock)
     if what == "inner release":
-        late = proxy.copy_late({scripts.MULTI_RELEASE: scripts.FAIR_RELEASE}.get(release, release))
+        late = proxy.copy_late(leave)
     await binding.release(lock)
     if what == "extend":
         late = proxy.copy_late(extend)

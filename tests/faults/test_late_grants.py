@@ -12,6 +12,7 @@ from django_rlock import (
     LockUnavailableError,
     MultiLock,
     PermitExpirableSemaphore,
+    ReadLock,
     ReadWriteLock,
     RLock,
     SpinLock,
@@ -21,6 +22,7 @@ from django_rlock._redis import scripts
 from django_rlock.locks import engine, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired
+from tests.apart import ApartLock
 from tests.eventually import UNTIL_SERVED
 
 pytestmark = pytest.mark.lengthy
@@ -161,8 +163,9 @@ async def test_a_block_is_entered_with_a_lease_that_still_runs(binding, proxy):
 
 MEMBERS = [
     pytest.param(RLock, RLock, scripts.MULTI_ACQUIRE, id="one script"),
-    pytest.param(FencedLock, RLock, scripts.RLOCK_ACQUIRE, id="the last member"),
-    pytest.param(FencedLock, RLock, scripts.FENCED_ACQUIRE, id="the first member"),
+    pytest.param(FencedLock, ReadLock, scripts.MULTI_ACQUIRE, id="one script, with a token"),
+    pytest.param(ApartLock, RLock, scripts.RLOCK_ACQUIRE, id="the last member"),
+    pytest.param(ApartLock, RLock, scripts.FENCED_ACQUIRE, id="the first member"),
 ]
 
 
@@ -189,7 +192,7 @@ async def test_a_multilock_without_a_wait_holds_nothing(binding, proxy, first, s
 
 async def test_a_multilock_whose_first_member_is_lost_by_the_time_of_the_last(binding, proxy, redis_client):
     """The second one is in time, since it was asked for much later."""
-    lock = MultiLock(FencedLock("a"), RLock("b"), lease_time=LEASE, wait_time=5)
+    lock = MultiLock(ApartLock("a"), RLock("b"), lease_time=LEASE, wait_time=5)
     reply = proxy.hold(scripts.RLOCK_ACQUIRE)
 
     def let_go() -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, MultiLock, RLock
+from django_rlock import FairLock, FencedLock, MultiLock, ReadLock, RLock, WriteLock
 from django_rlock.locks import BaseLock
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.records import Hold
+from tests.apart import ApartLock
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import explore
 from tests.flows.stepping import LEASE, Process, Renewer, Visitor, suspend
@@ -92,19 +93,20 @@ each_meeting = pytest.mark.parametrize("meeting", MEETINGS.values(), ids=MEETING
 WAYS: dict[str, tuple[Kind, Kind, Kind]] = {
     "rlock, together": (RLock, RLock, RLock),
     "fair, together": (FairLock, FairLock, FairLock),
-    "one after another": (FencedLock, FencedLock, FencedLock),
-    "some together": (FairLock, RLock, FencedLock),
+    "one after another": (ApartLock, ApartLock, ApartLock),
+    "some together": (FairLock, RLock, ApartLock),
+    "fenced and written, together": (FencedLock, WriteLock, RLock),
 }
-TOGETHER, FAIR, ONE_BY_ONE, SOME = WAYS.values()
+TOGETHER, FAIR, ONE_BY_ONE, SOME, SIDES = WAYS.values()
 each_way = pytest.mark.parametrize("kinds", WAYS.values(), ids=WAYS.keys())
-both_ways = pytest.mark.parametrize("kinds", [TOGETHER, SOME], ids=["together", "some together"])
+both_ways = pytest.mark.parametrize("kinds", [TOGETHER, SOME, SIDES], ids=["together", "some together", "sides"])
 each_pair = pytest.mark.parametrize(
     ("kinds", "meeting"),
     [
         pytest.param(kinds, meeting, id=f"{way}: {'-'.join(meeting)}")
         for way, kinds in WAYS.items()
         for meeting in [("ab", "b"), ("ab", "ab")]
-        if len(meeting[1]) == 1 or kinds in {FAIR, SOME}  # the others have many states and nothing new
+        if len(meeting[1]) == 1 or kinds in {FAIR, SOME, SIDES}  # the others have many states and nothing new
     ],
 )
 
@@ -223,3 +225,41 @@ def test_renewed_at_any_time(make_world, kinds, first, fault, meeting):
     """The background thread may be the first to ask for one of them by itself."""
     build = guests(make_world, meeting, kinds, first=first, may=fault, renewed_by_thread=True)
     assert explore(build, finish, limit=20_000) > 50
+
+
+class Sharing(World):
+    """Readers may be inside together; ``b`` is what they read."""
+
+    def enter(self, actor: Visitor) -> None:
+        inside = [each for each in self.inside if not _read_together(each.lock, actor.lock)]
+        assert not inside, "two inside at once"
+        self.inside.append(actor)
+        self.served.append(actor.owner.owner_id)
+
+
+def _read_together(one: BaseLock, other: BaseLock) -> bool:
+    names = {part.name for part in one.parts} & {part.name for part in other.parts}
+    return all(isinstance(part, ReadLock) for part in (*one.parts, *other.parts) if part.name in names)
+
+
+READERS: dict[str, tuple[tuple[str, Kind], ...]] = {
+    "two that read": (("ab", ReadLock), ("bc", ReadLock)),
+    "one that reads, one that writes": (("ab", ReadLock), ("bc", WriteLock)),
+    "one that reads, a writer": (("ab", ReadLock), ("b", WriteLock)),
+}
+
+
+@pytest.mark.parametrize("meeting", READERS.values(), ids=READERS.keys())
+@pytest.mark.parametrize("fault", [{}, {"cancel": 1}, {"copy": 1}], ids=["no fault", "cancelled", "sent twice"])
+def test_readers_of_one_member(make_world, meeting, fault):
+    def build() -> World:
+        world: World = make_world(Sharing)
+        world.names, world.may = ("a", "b", "c"), dict(fault)
+        for names, kind in meeting:
+            lock = locks(names, (FencedLock, kind, RLock))
+            guest = Guest(world, world.process(), lock, lease=LEASE if fault else None)
+            guest.listen_before()
+            world.actors.append(guest)
+        return world
+
+    assert explore(build, finish if fault else all_served, limit=20_000) > 20

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -10,22 +11,27 @@ import pytest
 from django_rlock import (
     FairLock,
     FencedLock,
+    LimitedLock,
     LockLostError,
     LockNotOwnedError,
     LockTimeoutError,
     LockUnavailableError,
+    LockUpgradeError,
     MultiLock,
+    ReadLock,
     ReadWriteLock,
     RLock,
     SpinLock,
+    WriteLock,
     rlock,
 )
-from django_rlock._redis.keys import redisson_channel
-from django_rlock.locks import multi
+from django_rlock._redis.keys import redisson_channel, token_key
+from django_rlock.locks import BaseLock, multi
 from django_rlock.locks.batches import LockGroup
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.watchdog import lose
 from django_rlock.signals import lock_timed_out
+from tests.apart import ApartLock
 from tests.bindings import TaskBinding, elsewhere
 
 A, B, C = (f"rlock:account:{letter}" for letter in "abc")
@@ -36,8 +42,8 @@ def three(kind, **times) -> MultiLock:
 
 
 def mixed(**times) -> MultiLock:
-    """One of each kind: some go together in one script, the others alone."""
-    kinds = {"a": FairLock, "b": RLock, "c": SpinLock, "d": FencedLock}
+    """Some are taken by one script, and one by its own."""
+    kinds = {"a": FairLock, "b": RLock, "c": SpinLock, "d": ApartLock}
     return MultiLock(*(kind(f"account:{letter}") for letter, kind in kinds.items()), **times)
 
 
@@ -81,17 +87,89 @@ async def test_all_are_taken_and_given_back(binding, redis_client, make):
     assert not await binding.call(lock, "locked")
 
 
-async def test_one_round_trip_each_way(binding, redis_client):
-    lock = three(FairLock)
+KINDS: dict[str, Callable[..., BaseLock]] = {
+    "fair": FairLock,
+    "rlock": RLock,
+    "spin": SpinLock,
+    "fenced": FencedLock,
+    "read": ReadLock,
+    "write": partial(WriteLock, prefer="writer"),
+    "limited": partial(LimitedLock, permits=2),
+}
+
+
+@pytest.mark.parametrize("kinds", [*([each] for each in KINDS), [*KINDS]], ids="-".join)
+async def test_one_round_trip_each_way(binding, redis_client, kinds):
+    lock = MultiLock(*(KINDS[each](f"{each}:{number}") for each in kinds for number in range(3)))
     async with binding.inside(lock):  # the scripts are known from here on
         pass
     sent = []  # what counts is the smallest round: holds that are long because of a stall are asked about
-    for _ in range(10):
+    for _ in range(5):
         redis_client.config_resetstat()
         async with binding.inside(lock):
             pass
         sent.append(redis_client.info("commandstats")["cmdstat_evalsha"]["calls"])
     assert min(sent) == 2
+
+
+def sides(written="account:b", **options) -> MultiLock:
+    """Members that several owners may hold, and others."""
+    limited = LimitedLock("account:c", permits=2)
+    return MultiLock(ReadLock("account:a"), WriteLock(written), limited, FencedLock(f"{written}:fenced"), **options)
+
+
+async def test_members_of_any_kind_are_re_entered_and_released_one_by_one(binding, redis_client):
+    async with binding.inside(ReadLock("account:a")), binding.inside(sides()):
+        fenced = FencedLock("account:b:fenced")
+        token = fenced.token
+        assert token == int(redis_client.get(token_key(fenced.key)))
+        async with binding.inside(sides()):
+            counts = [[value for value in redis_client.hvals(key) if value.isdigit()] for key in (A, B, C, fenced.key)]
+            assert counts == [["3"], ["2"], ["2"], ["2"]]
+            assert fenced.token == token
+    assert not redis_client.keys("rlock:*")
+    assert not HOLDS
+
+
+async def test_a_writer_may_read_as_one_of_several(binding, redis_client):
+    """It has the write lock from before, or takes it with the others."""
+    prices = ReadWriteLock("account:a")
+    one, both = (prices.read_lock, RLock("account:b")), (prices.read_lock, prices.write_lock, FairLock("account:c"))
+    async with binding.inside(prices.write_lock), binding.inside(MultiLock(*one)), binding.inside(MultiLock(*both)):
+        assert sorted(redis_client.hvals(A)) == ["2", "2", "write"]
+    assert not redis_client.keys("rlock:*")
+
+
+async def test_a_reader_may_not_write_as_one_of_several(binding, redis_client):
+    async with binding.inside(ReadLock("account:a")):
+        with pytest.raises(LockUpgradeError, match="account:a"):
+            await binding.acquire(MultiLock(WriteLock("account:a"), ReadLock("account:b"), FencedLock("account:c")))
+        assert redis_client.keys("rlock:*") == [A]
+    assert not redis_client.keys("rlock:*")
+
+
+async def test_permits_are_counted_as_those_of_one_of_several(binding, redis_client, gate):
+    held = [await start_holding(binding, sides(name), gate) for name in ("account:b", "account:e")]
+    with pytest.raises(LockTimeoutError, match="account:c"):
+        async with binding.inside(sides("account:f", wait_time=0.05)):
+            pass
+    assert not redis_client.exists("rlock:account:f")
+    gate.set()
+    for each in held:
+        await binding.result(each)
+    assert not redis_client.keys("rlock:*")
+
+
+@pytest.mark.parametrize("kind", ["read", "write", "limited", "fenced"])
+async def test_waiter_of_any_kind_is_woken_by_the_release_of_several(binding, redis_client, gate, kind):
+    """By a message: no lease ends here in time, and no poll comes."""
+    holder = {"read": WriteLock, "limited": WriteLock}.get(kind, KINDS[kind])
+    holding = await start_holding(binding, MultiLock(holder("account:a"), RLock("account:b"), lease_time=600), gate)
+    waiting = binding.start(visit, binding, KINDS[kind]("account:a"), [])
+    await binding.until(WAITS.snapshot)
+    gate.set()
+    await binding.result(waiting)
+    await binding.result(holding)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +203,7 @@ def given_up():
     lock_timed_out.disconnect(tell)
 
 
-@pytest.mark.parametrize("kind", [RLock, FencedLock], ids=["together", "alone"])
+@pytest.mark.parametrize("kind", [RLock, ReadLock, ApartLock], ids=["together", "read", "alone"])
 @pytest.mark.parametrize("wait_time", [0, 0.02])
 async def test_giving_up_is_told_once(binding, redis_client, given_up, kind, wait_time):
     redis_client.hset(B, "somebody", 1)
@@ -136,7 +214,7 @@ async def test_giving_up_is_told_once(binding, redis_client, given_up, kind, wai
 async def test_trying_a_member_again_is_not_giving_up(binding, redis_client, given_up):
     redis_client.hset(B, "somebody", 1)
     redis_client.pexpire(B, 20)
-    async with binding.inside(three(FencedLock)):
+    async with binding.inside(three(ApartLock)):
         assert given_up == []
 
 
@@ -225,7 +303,7 @@ async def test_leases_are_exact(binding, redis_client):
         left = [redis_client.pttl(key) for key in redis_client.keys("rlock:*")]
         deadlines = {hold.lock.name: hold.deadline for hold in HOLDS.snapshot()}
     assert all(99_000 < each <= 100_000 for each in left)
-    # The fenced one was taken last; none ends before it.
+    # The last one was taken alone, and last; none ends before it.
     assert min(deadlines.values()) == deadlines["account:d"]
 
 

@@ -12,16 +12,29 @@ from django_rlock._redis.scripts import Script
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
 INCLUDED = {
     "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "java_entry", "java_queue",
-    "lease", "limited_refusal", "move_reservation", "owns", "permit_reclaim", "publish_always", "publish_both",
+    "lease", "limited_refusal", "move_reservation", "multi_sides", "owns", "permit_reclaim", "publish_always",
+    "publish_both",
     "read_hold", "read_holds", "read_leave", "read_refusal", "token", "voter", "write_hold", "write_leave",
     "write_waiters",
 }  # fmt: skip
 
-SEVERAL = {"multi_acquire": 2, "multi_release": 6, "fair_heartbeat": 5, "java_heartbeat": 3, "lock_renew": 1}
+SEVERAL = {"fair_heartbeat": 5, "java_heartbeat": 3, "lock_renew": 1}
 """Scripts for any number of locks, and how many keys each lock has there; they come sort by sort."""
 
 SHARED = {"fair_heartbeat": 3, "lock_renew": 2}
 """Those with an owner for each lock, and how many arguments come before."""
+
+SORTED = {
+    "multi_acquire": {
+        "KEYS": ["i", "n+i", "2*n+i", "2*n+f+i", "2*n+f+m+i", "2*n+f+2*m+i"],
+        "ARGV": ["1", "2", "3", "4", "5", "4+2*i", "5+2*i"],
+    },
+    "multi_release": {
+        "KEYS": ["i", "n+i", *(f"{sort}*n+i" for sort in range(2, 7)), "6*n+m+i", "6*n+2*m+i", "6*n+3*m+i"],
+        "ARGV": ["1", "2", "3", "3+i"],
+    },
+}
+"""Scripts for locks of several sorts, and the indices that they read; see ``test_multi`` for their meaning."""
 
 
 def header(script: Script) -> str:
@@ -36,6 +49,10 @@ def body(script: Script) -> str:
 @pytest.mark.parametrize("script", ALL, ids=lambda each: each.name)
 @pytest.mark.parametrize("table", ["KEYS", "ARGV"])
 def test_header_names_what_the_body_uses(script, table):
+    if script.name in SORTED:
+        names = SORTED[script.name][table]
+        assert re.findall(rf"^-- {table}\[(\S+)\]  +\S", header(script), re.MULTILINE) == names
+        return
     if table == "KEYS" and script.name in SEVERAL:
         sorts = SEVERAL[script.name]
         names = ["i", "n+i", *(f"{sort}*n+i" for sort in range(2, sorts))][:sorts]
