@@ -42,7 +42,7 @@ logger = logging.getLogger("django_rlock.locks")
 
 
 class Engine(Protocol):
-    """The flows of a lock: this module, or ``multi`` for a MultiLock. This module also handles the members of a
+    """The flows of a lock: this module, or ``MultiEngine`` for a MultiLock. This module also handles the members of a
     MultiLock, so the protocol omits flows that only a single lock needs."""
 
     def take(self, lock: Any, driver: Driver, request: AcquireRequest, /) -> Coroutine[Any, Any, bool]: ...

@@ -1,14 +1,13 @@
-"""The MultiLock, and its flows in place of ``engine``'s: all of its members or none, by as few scripts as possible."""
+"""The MultiLock and its engine: all of its members or none, by as few scripts as possible."""
 
 from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Never, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from django_rlock._core.callbacks import log
 from django_rlock._redis.scripts import ABSENT, ENDLESS, OK, QUEUED
@@ -275,13 +274,60 @@ class AllOrNone:
 # --- the flows -------------------------------------------------------------------------------------------------------
 
 
-async def take(lock: MultiLock, driver: Driver, request: AcquireRequest) -> bool:
-    attempt = AllOrNone(driver, request, request.until(driver.now()), lock.parts)
-    try:
-        return await _take_all(lock, driver, attempt)
-    except BaseException as error:
-        await attempt.give_up(error)
-        raise
+class MultiEngine:
+    """The flows of a MultiLock. Those of its members are in ``engine``."""
+
+    @staticmethod
+    async def take(lock: MultiLock, driver: Driver, request: AcquireRequest) -> bool:
+        attempt = AllOrNone(driver, request, request.until(driver.now()), lock.parts)
+        try:
+            return await _take_all(lock, driver, attempt)
+        except BaseException as error:
+            await attempt.give_up(error)
+            raise
+
+    @staticmethod
+    @a_call
+    async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
+        before = owner.is_calling and refuse_nested(lock)
+        if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
+            left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
+            raise LockNotOwnedError(lock.name, owner=owner.owner_id, left_by=left_by)
+        try:
+            owner.is_calling = True
+            failures = await give_back_all(driver, owner, lock.parts, set())
+        finally:
+            owner.is_calling = before
+        if failures:
+            # That the work was not protected matters more than that Redis was unreachable.
+            raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])
+
+    @staticmethod
+    def leave_block(lock: MultiLock, owner: Owner) -> None:
+        for held in held_of(lock.parts, owner):
+            held.scoped -= 1
+
+    @staticmethod
+    async def prolong(lock: MultiLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
+        for part in lock.parts:
+            await engine.prolong(part, driver.at(part.using), owner, lease_time)
+
+    @staticmethod
+    async def free_by_force(lock: MultiLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
+        freed = [await engine.free_by_force(part, driver.at(part.using), caller, owner, reason) for part in lock.parts]
+        return any(freed)
+
+    @staticmethod
+    async def ask_state(lock: MultiLock, driver: Driver, owner: Owner) -> tuple[int, int]:
+        states = [await engine.ask_state(part, driver.at(part.using), owner) for part in lock.parts]
+        lefts = {left for _, left in states} - {ABSENT}
+        ending = lefts - {ENDLESS}
+        left = min(ending) if ending else min(lefts, default=ABSENT)
+        return min(count for count, _ in states), left
+
+    @staticmethod
+    async def ask_holders(lock: MultiLock, driver: Driver) -> list[str]:
+        return [owner for part in lock.parts for owner in await engine.ask_holders(part, driver.at(part.using))]
 
 
 async def _take_all(lock: MultiLock, driver: Driver, attempt: AllOrNone) -> bool:
@@ -304,49 +350,6 @@ def _pieces(lock: MultiLock, driver: Driver) -> list[Piece]:
     if known is None or not known.holds_good:
         known = lock._grouping = Grouping(driver, lock.parts)
     return known.pieces
-
-
-@a_call
-async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
-    before = owner.is_calling and refuse_nested(lock)
-    if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
-        left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
-        raise LockNotOwnedError(lock.name, owner=owner.owner_id, left_by=left_by)
-    try:
-        owner.is_calling = True
-        failures = await give_back_all(driver, owner, lock.parts, set())
-    finally:
-        owner.is_calling = before
-    if failures:
-        # That the work was not protected matters more than that Redis was unreachable.
-        raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])
-
-
-def leave_block(lock: MultiLock, owner: Owner) -> None:
-    for held in held_of(lock.parts, owner):
-        held.scoped -= 1
-
-
-async def prolong(lock: MultiLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
-    for part in lock.parts:
-        await engine.prolong(part, driver.at(part.using), owner, lease_time)
-
-
-async def free_by_force(lock: MultiLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
-    freed = [await engine.free_by_force(part, driver.at(part.using), caller, owner, reason) for part in lock.parts]
-    return any(freed)
-
-
-async def ask_state(lock: MultiLock, driver: Driver, owner: Owner) -> tuple[int, int]:
-    states = [await engine.ask_state(part, driver.at(part.using), owner) for part in lock.parts]
-    lefts = {left for _, left in states} - {ABSENT}
-    ending = lefts - {ENDLESS}
-    left = min(ending) if ending else min(lefts, default=ABSENT)
-    return min(count for count, _ in states), left
-
-
-async def ask_holders(lock: MultiLock, driver: Driver) -> list[str]:
-    return [owner for part in lock.parts for owner in await engine.ask_holders(part, driver.at(part.using))]
 
 
 # --- the public class -------------------------------------------------------------------------------------------------
@@ -379,7 +382,7 @@ class MultiLock(BaseLock):
 
     kind = "multi"
     _kind = Kind()  # it has no calls of its own
-    _engine: ClassVar[Engine] = cast("Engine", sys.modules[__name__])  # the flows above
+    _engine: ClassVar[Engine] = MultiEngine()
 
     def __init__(
         self,
