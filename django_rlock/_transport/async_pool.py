@@ -203,7 +203,8 @@ class TaskBinding:
         return [threads.value_of(outcome) for outcome in outcomes]
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
-        limit = min(limit, server.reply_limit)
+        if not limit <= server.reply_limit:  # min() takes eight times as long
+            limit = server.reply_limit
         connections = connections_of(asyncio.get_running_loop())
         connection = connections.shared.get(server)
         if connection is None or not connection.is_open:

@@ -286,7 +286,9 @@ class Retrying:
         """See ``Driver``; it is ``take`` as well, where no replica must confirm and nothing is undone."""
         nonce = next_nonce()
         call.sent_at = now = monotonic()
-        limit = math.inf if until is None else max(until - now, 0.0) + REPLY_GRACE
+        limit = math.inf if until is None else REPLY_GRACE
+        if until is not None and until > now:
+            limit += until - now
         try:
             return await self._exchange(call, pack(call, nonce), nonce, limit)
         except (RedisError, OSError) as error:

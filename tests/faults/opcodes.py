@@ -310,16 +310,16 @@ def share_a_mutex(how: str) -> None:
 
     mutex, take = threading.Lock(), Server.take_idle
 
-    def take_alone(server: Server) -> Any:
+    def take_alone(server: Server, now: float | None = None) -> Any:
         mutex.acquire()
         try:
-            return take(server)
+            return take(server, now)
         finally:
             mutex.release()
 
-    def take_within(server: Server) -> Any:
+    def take_within(server: Server, now: float | None = None) -> Any:
         with mutex:
-            return take(server)
+            return take(server, now)
 
     Server.take_idle = {"alone": take_alone, "within": take_within}[how]  # type: ignore[assignment]
 
