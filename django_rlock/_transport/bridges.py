@@ -350,13 +350,8 @@ _LOOPS = {
     "multiprocessing.pool": "worker",
 }
 """The functions of these modules that a pool's thread runs as long as it lives."""
-_METHODS = {
-    "django_rlock._transport.calls",
-    "django_rlock.locks.base",
-    "django_rlock.locks.callers",
-    "django_rlock.locks.engine",
-}
-"""Modules between a call of a lock's method and this one."""
+_METHODS = f"{__package__}.calls", f"{__package__.partition('.')[0]}.locks."
+"""The beginnings of the names of modules between a call of a lock's method and this one."""
 
 
 class Job:
@@ -408,7 +403,7 @@ def running_job(owner: Owner) -> Job | None:
     Raises RuntimeError if the job is nothing but the call of a lock's method.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented
-    while frame is not None and frame.f_globals.get("__name__") in _METHODS:
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_METHODS):
         frame = frame.f_back
     if frame is not None and frame.f_globals.get("__name__") in _RUNNERS:
         raise RuntimeError(
