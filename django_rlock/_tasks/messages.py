@@ -8,6 +8,7 @@ the background, because other messages must not wait.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -26,10 +27,21 @@ from celery.signals import (
 )
 from celery.states import REJECTED, SUCCESS
 
+from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._tasks.deliveries import CONTENT_TYPE, RECEIVED, SUCCEEDED
-from django_rlock._tasks.reservations import RESERVATION, Reservation, release_later
+from django_rlock._tasks.deliveries import CONTENT_TYPE, COPY, PARENTS, RECEIVED, RETRIES, SUCCEEDED, TOKEN, WAITED
+from django_rlock._tasks.reservations import RESERVATION, Reservation, is_header, release_later
 
+logger = logging.getLogger("django_rlock.celery")
+
+_TYPES: Mapping[str, Any] = {
+    RETRIES: int,
+    COPY: int,
+    WAITED: int | float,
+    RECEIVED: object,
+    CONTENT_TYPE: object,
+}
+"""The types of our headers' values. A broker may keep the two last ones, which are set anew."""
 _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The worker's requests of messages with reservations, by their ids: some of Celery's signals lack the request."""
 
@@ -38,9 +50,31 @@ _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
 def _note_arrival(request: Any, **_: Any) -> None:
     """Record when the worker received the message: it may be delivered again while it waits there."""
     if hasattr(request.task, "_rlock"):
+        _drop_foreign(request.request_dict, request.id)
         request.request_dict.update({RECEIVED: monotonic(), CONTENT_TYPE: request.content_type})
         if RESERVATION in request.request_dict:
             _received[request.id] = request
+
+
+def _drop_foreign(headers: dict[str, Any], task_id: str) -> None:
+    """Drop headers that are called like ours, and that no sender makes: the run would trust them."""
+    for name in [each for each in headers if each.startswith("rlock_") and not _is_ours(each, headers[each])]:
+        del headers[name]
+        log(
+            logger, logging.WARNING, "Header %s of message %s is ignored: no sender makes such a header.", name, task_id
+        )
+
+
+def _is_ours(name: str, value: Any) -> bool:
+    if name == RESERVATION:
+        return is_header(value)
+    if name == PARENTS:
+        return isinstance(value, list | tuple) and all(map(_is_token, value))
+    return _is_token(value) if name == TOKEN else isinstance(value, _TYPES.get(name, ()))
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, str) and value.isascii()
 
 
 # --- where the task runs ---------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
 from hashlib import blake2b
@@ -55,7 +55,7 @@ from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.locks.kinds import owner_id_in
-from django_rlock.locks.options import milliseconds
+from django_rlock.locks.options import checked_text, milliseconds
 from django_rlock.settings import get_settings
 from django_rlock.signals import task_deduplicated
 
@@ -229,9 +229,21 @@ class _Changed(NamedTuple):
     is_replaced: bool
 
 
+def is_header(value: object) -> bool:
+    """Whether a message's header may be that of a reservation."""
+    if not isinstance(value, list | tuple) or len(value) != 4 or not all(isinstance(each, str) for each in value):
+        return False
+    token, _, mark, lock_name = value
+    with suppress(ValueError):
+        return (token + mark).isascii() and bool(checked_text("lock's name", lock_name))
+    return False
+
+
 def release_later(header: Header, task_id: str, state: str = RUNS) -> None:
     """Release a message's reservation in the background, if the message still has it; its task need not be known
     here."""
+    if not is_header(header):
+        return
     token, using, mark, lock_name = header
     try:
         lock = rlock(lock_name, using=using)

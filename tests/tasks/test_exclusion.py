@@ -184,3 +184,23 @@ def test_the_owner_carries_the_task_id(celery_servers, log):
     records.record(f"{log}:go", "go")
     assert owner.split(":", 3)[3] == result.id
     result.get(timeout=records.WAIT)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"rlock_retries": "x", "rlock_token": "token"},
+        {"rlock_parents": 7, "rlock_token": "token"},
+        {"rlock_waited": [], "rlock_token": "token"},
+        {"rlock_place": "token"},
+        {"rlock_place": ["token", "default", "mark", ""]},
+        {"rlock_place": ["token", "default", "mark", "\ud800"]},
+        {"rlock_entered": 1},
+        {"rlock_place_object": "x", "rlock_succeeded": "x"},
+    ],
+    ids=" ".join,
+)
+def test_headers_that_no_sender_makes_are_ignored(worker, log, headers):
+    result = app.send_task(tasks.names_its_lock.name, [log, False], queue=worker.queue, headers=headers)
+    assert result.get(timeout=records.WAIT) == f"work:{log}"
+    until(lambda: f"{max(headers, key='token'.__ne__)}" in worker.last_lines(50))
