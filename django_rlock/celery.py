@@ -202,7 +202,7 @@ class LockedTask(AbstractTask[P, R_co]):
             options["headers"] = own_headers(self, task_id, options["headers"])
         # A bad key fails here, in the caller, rather than later in a worker.
         naming.check(self, *arguments)
-        if task_id is not None and task_id == self.request.id:
+        if task_id == self.request.id is not None and (options.get("retries") or 0) <= (self.request.retries or 0):
             setattr(self.request, SENT_BY_ITSELF, True)
         if self._rlock.scope == "run" or self.app.conf.task_always_eager:
             return sent(send(task_id=task_id, **options))

@@ -99,3 +99,23 @@ def test_a_task_without_a_lock_may_get_the_headers_of_another(app, caplog):
     headers = {**message(), RESERVATION: ["token", "default", "mark", "job"]}
     build_tracer("plain", plain, app=app)(headers["id"], [], {}, headers)
     assert not [record for record in caplog.records if record.name.startswith("django_rlock")]
+
+
+def test_a_success_is_remembered_though_the_body_has_asked_for_a_retry(app):
+    runs = []
+
+    @app.task(base=LockedTask, bind=True, shared=False, name="job", lock_key="job", acks_late=True)
+    def job(self):
+        runs.append(self.request.retries)
+        if not self.request.retries:
+            self.retry(throw=False)
+
+    def deliver(**changes):
+        build_tracer(job.name, job, app=app)(headers["id"], [], {}, {**headers, **changes})
+
+    headers = message()
+    deliver()
+    deliver(delivery_info={"redelivered": True})
+    assert runs == [0]
+    deliver(retries=1)
+    assert runs == [0, 1]
