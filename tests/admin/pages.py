@@ -16,6 +16,8 @@ JSON = reverse("admin:django_rlock_lock_json")
 FORCE = reverse("admin:django_rlock_lock_force_release")
 HISTORY = reverse("admin:django_rlock_lock_history")
 HISTORY_JSON = reverse("admin:django_rlock_lock_history_json")
+PROCESSES = reverse("admin:django_rlock_lock_processes")
+METRICS = reverse("admin:django_rlock_lock_metrics")
 
 
 def detail(name: str, using: str = "default") -> str:

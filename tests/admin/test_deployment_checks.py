@@ -12,6 +12,7 @@ from pytest_django import Settings
 
 from django_rlock import checks
 
+DJANGOS = "django.core.cache.backends.redis.RedisCache"
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -44,7 +45,9 @@ def own_cache(settings: Settings) -> Settings:
 # --- W004: a cache that others clear ---------------------------------------------------------------------------------
 
 
-def test_the_default_cache_is_cleared_by_others(settings: Settings) -> None:
+@pytest.mark.parametrize("backend", [DJANGOS, "django_redis.cache.RedisCache"])
+def test_the_default_cache_is_cleared_by_others(settings: Settings, backend: str) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "BACKEND": backend}}
     assert "CACHES['default'], the project's default cache" in told("W004")
     assert "cache.clear()" in told("W004")
     assert found("W004", deploy=False) == []
@@ -57,9 +60,6 @@ def test_a_cache_of_their_own_is_no_warning(own_cache: Settings) -> None:
 def test_another_cache_with_the_same_database_clears_it(own_cache: Settings) -> None:
     own_cache.CACHES = {**own_cache.CACHES, "pages": {**own_cache.CACHES["locks"], "KEY_PREFIX": "pages"}}
     assert "the database of CACHES['pages']" in told("W004")
-
-
-DJANGOS = "django.core.cache.backends.redis.RedisCache"
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,6 @@ def test_databases_are_compared_across_backends(own_cache: Settings, entry: Any,
     pair = (djangos, own_cache.CACHES["locks"]) if swapped else (own_cache.CACHES["locks"], djangos)
     own_cache.CACHES = {**own_cache.CACHES, "locks": pair[0], "pages": pair[1]}
     assert ["the database of CACHES['pages']" in message.msg for message in found("W004")] == [True] * same
-
-
-def test_the_default_cache_of_djangos_backend_is_cleared_by_others(settings: Settings) -> None:
-    settings.CACHES = {"default": {**settings.CACHES["default"], "BACKEND": DJANGOS}}
-    assert "CACHES['default'], the project's default cache" in told("W004")
 
 
 def test_sessions_in_the_locks_cache(own_cache: Settings) -> None:

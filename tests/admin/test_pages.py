@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.test import Client
 from pytest_django import Settings
 
-from tests.admin.pages import FORCE, JSON, LIST, detail, rows, target, text
+from tests.admin.pages import FORCE, HISTORY, HISTORY_JSON, JSON, LIST, METRICS, PROCESSES, detail, rows, target, text
 from tests.conftest import OwnServer
 from tests.eventually import eventually
 from tests.inspection.crowd import plant_locks
@@ -35,7 +35,8 @@ def test_each_page_asks_for_its_permission(
 ) -> None:
     plant_locks(redis_client, 1, 1)
     client = log_in(permissions)
-    assert [client.get(url).status_code for url in (LIST, JSON, detail("stock:0"))] == [seeing] * 3
+    pages = LIST, JSON, detail("stock:0"), HISTORY, HISTORY_JSON, PROCESSES, METRICS
+    assert {client.get(url).status_code for url in pages} == {seeing}
     assert client.post(FORCE, {"lock": target("stock:0")}).status_code == forcing
     confirmed = client.post(FORCE, {"lock": target("stock:0"), "confirm": "yes"})
     assert confirmed.status_code == (302 if forcing == 200 else forcing)

@@ -1,9 +1,13 @@
 """Makes the test process write its history when a test says so."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring import reports
 from django_rlock._monitoring.history import History, read_history
 from django_rlock._monitoring.recorded import Recorder
+from django_rlock.locks.records import context
 from tests.background import settle
 
 ROUND = Recorder.round
@@ -35,3 +39,12 @@ class Past:
         reporter, now = reports._reporter.value, monotonic() + ahead
         ROUND(self.recorder, now)
         reporter.round(now)
+
+
+@contextmanager
+def working_on(**about: str) -> Iterator[None]:
+    token = context.set(about)
+    try:
+        yield
+    finally:
+        context.reset(token)

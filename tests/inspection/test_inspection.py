@@ -3,6 +3,7 @@
 import json
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -142,17 +143,7 @@ def test_every_alias_is_listed_once(own_server: OwnServer, redis_client: redis.R
         plant_locks(second, 2, 1)
     plant_locks(redis_client, 3, 1)
     settings.RLOCK = {**settings.RLOCK, "same": {"CACHE": "second", "WATCHDOG_TIMEOUT": 60}}
-    assert (
-        sorted((lock.using, lock.name) for lock in iter_locks())
-        == [
-            ("default", "stock:0"),
-            ("default", "stock:1"),
-            ("default", "stock:2"),
-            ("same", "stock:0"),
-            ("same", "stock:1"),
-        ]
-        or len(list(iter_locks())) == 5
-    )
+    assert Counter(lock.using == "default" for lock in iter_locks()) == {True: 3, False: 2}
     assert sorted(listed(using="same")) == ["stock:0", "stock:1"]
 
 

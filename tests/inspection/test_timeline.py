@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-from pytest_django import Settings
 
 from django_rlock import rlock
 from django_rlock._monitoring import documents, recorded
@@ -17,10 +16,8 @@ from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import force_release, lock_info
-from django_rlock.locks.records import context
-from tests.conftest import OwnServer
 from tests.eventually import eventually
-from tests.inspection.past import Past
+from tests.inspection.past import Past, working_on
 from tests.inspection.processes import Process
 from tests.inspection.test_history import _events, listeners
 
@@ -34,15 +31,6 @@ def take(*names: str, **options: Any) -> None:
 def timeline(past: Past, name: str = "stock:1", using: str = "default") -> Timeline:
     past.written()
     return read_timeline(using, name, lock_info(name, using))
-
-
-@contextmanager
-def working_on(**about: str) -> Iterator[None]:
-    token = context.set(about)
-    try:
-        yield
-    finally:
-        context.reset(token)
 
 
 @contextmanager
@@ -162,37 +150,6 @@ def test_only_what_has_changed_is_written(past: Past, redis_client: redis.Redis)
     fields = redis_client.hgetall(keys.recent_key(client_id()))
     assert fields["lock rlock:stock:1"] == "untouched"
     assert "lock rlock:stock:2" in fields
-
-
-def test_a_server_that_was_down_gets_everything_later(past: Past, own_server: OwnServer) -> None:
-    server = own_server()
-    take("stock:1")
-    past.round(0)
-    take("stock:2")
-    server.kill()
-    past.round(6)
-    server.start()
-    past.round(30)
-    assert timeline(past)
-    assert timeline(past, "stock:2")
-
-
-def test_what_an_alias_keeps_to_itself_is_not_written(
-    past: Past, settings: Settings, redis_client: redis.Redis
-) -> None:
-    settings.RLOCK = {"default": {"RECORD_CONTEXT": False}}
-    with working_on(route="POST /secret/"):
-        take("stock:1")
-    assert timeline(past)
-    assert "secret" not in str(redis_client.hgetall(keys.recent_key(client_id())))
-
-
-def test_a_quorum_has_it_on_each_node(past: Past, own_server: OwnServer, settings: Settings) -> None:
-    servers = [own_server(f"node{number}") for number in range(3)]
-    settings.RLOCK = {"quorum": {"NODES": [f"node{number}" for number in range(3)], "QUARANTINE": 0}}
-    take("stock:1", using="quorum")
-    servers[0].kill()
-    assert whats(timeline(past, "stock:1", "quorum")) == ["held"]
 
 
 def test_a_lost_lock_is_lost_in_it(past: Past) -> None:
