@@ -192,7 +192,7 @@ class Reported:
         yield from (self.name, self.kind)
         for entry in (*self.holds, *self.waits):
             report = self._builder.reports[entry.client]
-            yield from (report.host, str(report.pid or ""), entry.place, entry.owner, *entry.context.values())
+            yield from (report.host, str(report.pid or ""), entry.caller_name, entry.owner, *entry.context.values())
 
     def in_deadlock(self, circle: Deadlock) -> LockInfo:
         return self.info.in_deadlock(circle)
@@ -330,10 +330,10 @@ class Builder:
                 host=report.host,
                 pid=report.pid,
                 role=report.role,
-                place=place,
+                place=caller_name,
                 context=context,
             )
-            for _, actor, place, context, report in sorted(holds, key=lambda hold: -hold[0])[:MAX_NAMED]
+            for _, actor, caller_name, context, report in sorted(holds, key=lambda hold: -hold[0])[:MAX_NAMED]
         )
 
     def _holder(self, owner: str, count: int, entry: Entry | None) -> Holder:
@@ -377,7 +377,7 @@ class Builder:
             "host": report.host if report else None,
             "pid": report.pid if report else None,
             "role": report.role if report else "",
-            "place": entry.place if entry else "",
+            "place": entry.caller_name if entry else "",
             "context": entry.context if entry else {},
         }
 

@@ -200,7 +200,7 @@ class Entry(NamedTuple):
         return int(number_of(self.document.get("count")) or 1)
 
     @property
-    def place(self) -> str:
+    def caller_name(self) -> str:
         return short_text(self.document.get("place"))
 
     @property
@@ -209,7 +209,7 @@ class Entry(NamedTuple):
 
 
 class HotEntry(NamedTuple):
-    """A lock that a process acquires ``rate`` times a second, and its last holder: time, actor, place and context."""
+    """A lock that a process acquires ``rate`` times a second, and its last holders: time, actor, name and context."""
 
     key: str
     rate: float

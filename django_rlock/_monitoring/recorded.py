@@ -104,8 +104,8 @@ def names_of(held: Held) -> list[tuple[str, str]]:
     """Alias and name of each lock that was held."""
     if isinstance(held, Hold):
         return [held.key[:2]]
-    places = held.group.places if len(held.group.places) <= _FEW else []
-    return [(using, name) for using, name, _ in places]
+    members = held.group.members if len(held.group.members) <= _FEW else []
+    return [(using, name) for using, name, _ in members]
 
 
 def _last_of_each(holds: list[Held]) -> list[Held]:
@@ -154,8 +154,8 @@ class Recent:
     def described(self, using: str, clock: float) -> str:
         first_named = len(self.waits) - MAX_NAMED_WAITS
         document = {
-            "holds": [_described_past(hold, using, clock) for hold in self.holds],
-            "waits": [_described_past(wait, using, clock, at >= first_named) for at, wait in enumerate(self.waits)],
+            "holds": [_described(hold, using, clock) for hold in self.holds],
+            "waits": [_described(wait, using, clock, at >= first_named) for at, wait in enumerate(self.waits)],
             "freed": [describe_event(event, clock) for event in self.freed],
         }
         return json.dumps(document, separators=(",", ":"))
@@ -255,7 +255,7 @@ def _past_of(held: Held) -> Past:
     return Past(held.ended - held.since, held.ended, key, held.owner.caller_name, held.context)
 
 
-def _described_past(past: Past, using: str, clock: float, is_named: bool = True) -> dict[str, Any]:
+def _described(past: Past, using: str, clock: float, is_named: bool = True) -> dict[str, Any]:
     document: dict[str, Any] = {"at": round(past.ended + clock, 3), "seconds": round(past.seconds, 6)}
     if past.failure is not None:
         document["failure"] = past.failure[:MAX_VALUE]
@@ -299,23 +299,23 @@ class Hour:
     def __init__(self) -> None:
         self._slots: deque[Slot] = deque(maxlen=SLOTS)
 
-    def take(self, tally: LockStatistics, now: float) -> bool:
+    def take(self, counters: LockStatistics, now: float) -> bool:
         """Take the counts since the last call; returns whether there were any."""
-        acquired, gave_up = tally.acquired.take(), tally.gave_up.take()
-        if not (acquired or gave_up or tally.waits):
+        acquired, gave_up = counters.acquired.take(), counters.gave_up.take()
+        if not (acquired or gave_up or counters.waits):
             return False
-        slot = self._slot(tally, now)
+        slot = self._slot(counters, now)
         slot.acquired += acquired
         slot.gave_up += gave_up
-        slot.hold = _longest([slot.hold, *_drained(tally.holds)])
-        slot.wait = _longest([slot.wait, *_drained(tally.waits)])
+        slot.hold = _longest([slot.hold, *_drained(counters.holds)])
+        slot.wait = _longest([slot.wait, *_drained(counters.waits)])
         return True
 
-    def _slot(self, tally: LockStatistics, now: float) -> Slot:
+    def _slot(self, counters: LockStatistics, now: float) -> Slot:
         start = now - now % SLOT
         if not self._slots or self._slots[-1].start < start:
             self._slots.append(Slot(start))
-            tally.longest_hold = tally.longest_wait = 0.0
+            counters.longest_hold = counters.longest_wait = 0.0
         return self._slots[-1]
 
     def is_over(self, now: float) -> bool:
@@ -330,8 +330,8 @@ class Hour:
             "template": template[:MAX_VALUE],
             "prefix": prefix[:MAX_VALUE],
             "slots": [[round(slot.start + clock), slot.acquired, slot.gave_up] for slot in slots],
-            "hold": _described(_longest(slot.hold for slot in slots), using, clock),
-            "wait": _described(_longest(slot.wait for slot in slots), using, clock),
+            "hold": _named(_longest(slot.hold for slot in slots), using, clock),
+            "wait": _named(_longest(slot.wait for slot in slots), using, clock),
         }
 
 
@@ -397,9 +397,9 @@ class Recorder:
 
     def _take(self, now: float) -> bool:
         has_news = False
-        for group, tally in STATISTICS.groups.copy().items():
+        for group, counters in STATISTICS.groups.copy().items():
             hour = self._hours.setdefault(group, Hour())
-            has_news = hour.take(tally, now) or has_news
+            has_news = hour.take(counters, now) or has_news
             if hour.is_over(now):
                 del self._hours[group]
                 STATISTICS.forget(group)
@@ -464,14 +464,9 @@ def _longest(found: Iterable[Past | None]) -> Past | None:
     return max(filter(None, found), key=lambda past: past.seconds, default=None)
 
 
-def _described(past: Past | None, using: str, clock: float) -> dict[str, Any] | None:
-    return past and {
-        "name": past.key[1][:MAX_VALUE],
-        "seconds": round(past.seconds, 6),
-        "at": round(past.ended + clock, 3),
-        "place": past.caller_name,
-        "context": described_context(using, past.context),
-    }
+def _named(past: Past | None, using: str, clock: float) -> dict[str, Any] | None:
+    """The description of a hold or wait of one lock of a group."""
+    return past and {"name": past.key[1][:MAX_VALUE], **_described(past, using, clock)}
 
 
 def describe_event(event: Event, clock: float) -> dict[str, Any]:

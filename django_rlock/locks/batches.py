@@ -39,16 +39,16 @@ class LockGroup:
         "divided",
         "in_order",
         "locks",
+        "members",
         "name",
-        "places",
         "settings",
         "using",
     )
 
     def __init__(self, locks: Iterable[AbstractLock]) -> None:
         self.locks = tuple(locks)
-        self.places = [(lock.using, lock.name, lock._kind.scope) for lock in self.locks]
-        aliases = sorted({using for using, *_ in self.places})
+        self.members = [(lock.using, lock.name, lock._kind.scope) for lock in self.locks]
+        aliases = sorted({using for using, *_ in self.members})
         if len(aliases) > 1:
             raise ValueError(
                 f"One script cannot take locks of several aliases ({', '.join(aliases)}); use a MultiLock."
@@ -98,7 +98,7 @@ class LockGroup:
     def keys_of(self, owner: Owner) -> list[Key]:
         """The keys of the owner's holds."""
         serial = owner.serial
-        return [(using, name, scope, serial) for using, name, scope in self.places]
+        return [(using, name, scope, serial) for using, name, scope in self.members]
 
     def other_sides_of(self, owner: Owner) -> list[Key]:
         """The keys of the owner's holds of the other sides of its locks, on which it depends whether it may take

@@ -15,7 +15,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock
 from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.records import Hold, key_of
-from django_rlock.locks.statistics import count_group, tells_of_releases
+from django_rlock.locks.statistics import count_group, reports_release
 from django_rlock.locks.watchdog import free_behind
 from django_rlock.settings import settings_of
 
@@ -194,7 +194,7 @@ async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> se
 
 def _note_freed(held: BatchHold, call: ScriptCall, missing: set[AbstractLock], now: float) -> list[RLockError]:
     unusual = missing or call.sends > 1 or held.late_lease or held.renewing
-    if not unusual and not tells_of_releases(held.group.locks[0], now - held.since):
+    if not unusual and not reports_release(held.group.locks[0], now - held.since):
         count_group(held, now)
         return []
     failures: list[RLockError] = []

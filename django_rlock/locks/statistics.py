@@ -122,22 +122,22 @@ class Statistics:
         if lock.template:
             return self.at((lock.using, lock.template, ""))  # as group_of() makes it
         # To find it by the lock's own name is faster than to make the group's.
-        tally = self._by_name.get(lock.name)
-        if tally is None or tally.using != lock.using:
-            tally = self.at(group_of(lock))
+        counters = self._by_name.get(lock.name)
+        if counters is None or counters.using != lock.using:
+            counters = self.at(group_of(lock))
             if len(self._by_name) >= _MAX_NAMES:
                 self._by_name.clear()
-            self._by_name[lock.name] = tally
-        return tally
+            self._by_name[lock.name] = counters
+        return counters
 
     def at(self, group: Group) -> LockStatistics:
         """The statistics of a group; if there are too many groups, the statistics of other locks."""
-        tally = self.groups.get(group)
-        if tally is None:
+        counters = self.groups.get(group)
+        if counters is None:
             if len(self.groups) >= MAX_GROUPS:
                 group = group[0], "", ""
-            tally = self.groups.setdefault(group, LockStatistics(group))
-        return tally
+            counters = self.groups.setdefault(group, LockStatistics(group))
+        return counters
 
     def forget(self, group: Group) -> None:
         """Forget a group without events for a long time."""
@@ -161,12 +161,12 @@ def count_hold(hold: Hold, now: float) -> None:
     """Count a hold that ends now."""
     hold.ended = now
     STATISTICS.recent.append(hold)
-    tally = STATISTICS.of(hold.lock)
-    tally.acquired.add()
+    counters = STATISTICS.of(hold.lock)
+    counters.acquired.add()
     held = now - hold.since
-    if held > tally.longest_hold:
-        tally.longest_hold = held
-        tally.holds.append(Past(held, now, hold.key, hold.caller_name, hold.context))
+    if held > counters.longest_hold:
+        counters.longest_hold = held
+        counters.holds.append(Past(held, now, hold.key, hold.caller_name, hold.context))
 
 
 def count_group(held: BatchHold, now: float) -> None:
@@ -175,22 +175,22 @@ def count_group(held: BatchHold, now: float) -> None:
     STATISTICS.recent.append(held)
     lasted, owner, group = now - held.since, held.owner, held.group
     for each in group.counted:
-        tally = STATISTICS.at(each)
-        tally.acquired.add()
-        if lasted > tally.longest_hold:
-            tally.longest_hold = lasted
+        counters = STATISTICS.at(each)
+        counters.acquired.add()
+        if lasted > counters.longest_hold:
+            counters.longest_hold = lasted
             key = group.using, group.name, "", owner.serial
-            tally.holds.append(Past(lasted, now, key, owner.caller_name, held.context))
+            counters.holds.append(Past(lasted, now, key, owner.caller_name, held.context))
 
 
 def count_wait(lock: Named, key: Key, caller_name: str, waited: float, failure: str | None = None) -> None:
     """Count a wait that has ended after ``waited`` seconds."""
     past = Past(waited, monotonic(), key, caller_name, context.get(), failure)
     STATISTICS.waits.append(past)
-    tally = STATISTICS.of(lock)
-    if waited > tally.longest_wait:
-        tally.longest_wait = waited
-        tally.waits.append(past)
+    counters = STATISTICS.of(lock)
+    if waited > counters.longest_wait:
+        counters.longest_wait = waited
+        counters.waits.append(past)
 
 
 def count_given_up(lock: Named) -> None:
@@ -233,7 +233,7 @@ def report_taken(locks: Iterable[AbstractLock], owner_id: str) -> None:
             report_acquired(lock, owner_id, 1, 0.0)
 
 
-def tells_of_releases(lock: AbstractLock, held: float) -> bool:
+def reports_release(lock: AbstractLock, held: float) -> bool:
     """Whether the release of a lock held for ``held`` seconds is logged or signalled."""
     return bool(signals.lock_released.receivers) or is_logged(logger, release_level(lock, held))
 
