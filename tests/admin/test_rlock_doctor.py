@@ -42,7 +42,7 @@ def errors() -> dict[str, dict[str, Any]]:
     return {finding["check"]: finding for finding in json.loads(printed) if finding["level"] == "error"}
 
 
-def test_a_good_server_has_no_errors(own_server: OwnServer) -> None:
+def test_a_good_server_has_no_errors_and_java_is_not_looked_for(own_server: OwnServer) -> None:
     own_server(args=["--appendonly", "yes", "--maxmemory-policy", "noeviction"])
     told = levels()
     depends_on_the_machine = {check for check in told if check == "latency" or check.startswith("django_rlock.W")}
@@ -79,12 +79,6 @@ def test_doubts_are_warnings(own_server: OwnServer, args: list[str], check: str,
     assert found(check)["advice"]
 
 
-def test_a_replica_is_no_place_for_locks(own_server: OwnServer) -> None:
-    primary = own_server(None, port=0)
-    own_server(port=0, args=["--replicaof", "127.0.0.1", str(primary.port)])
-    assert {"replicas", "lock"} <= set(errors())
-
-
 def test_missing_replicas_are_reported(settings: Any) -> None:
     settings.RLOCK = {"default": {"REPLICA_ACKS": 2}}
     assert "REPLICA_ACKS needs 2" in errors()["replicas"]["text"]
@@ -97,17 +91,6 @@ def test_a_server_that_is_down_is_reported_and_others_are_checked(own_server: Ow
         ("reports", "connection"),
         ("reports", "lock"),
     }
-
-
-def test_a_silent_server_is_waited_for_for_seconds_only(own_server: OwnServer) -> None:
-    own_server().pause()
-    assert "connection" in errors()
-
-
-def test_wrong_settings_are_reported_with_their_check(settings: Any) -> None:
-    settings.RLOCK = {"default": {"KEYPREFIX": ""}}
-    told = errors()
-    assert "unknown option 'KEYPREFIX'" in told["django_rlock.E001"]["text"]
 
 
 def test_no_password_is_shown(own_server: OwnServer, settings: Any) -> None:
@@ -169,11 +152,6 @@ def test_locks_within_the_process_are_looked_at() -> None:
         # It fails, because in a deployment each process would have locks of its own.
         _, _, shown = fails("rlock_doctor", "--format", "json")
     assert {finding["check"]: finding["level"] for finding in json.loads(shown)}["lock"] == "ok"
-
-
-def test_java_is_asked_for(own_server: OwnServer) -> None:
-    own_server()
-    assert not [check for check in levels() if check.startswith("java ")]
 
 
 def test_traces_of_java_clients_are_found(own_server: OwnServer) -> None:
