@@ -292,7 +292,7 @@ def get_settings(alias: str = DEFAULT_ALIAS) -> AliasSettings:
     """The options of an alias. Raises ImproperlyConfigured if the alias is unknown or its entry is invalid."""
     if not isinstance(alias, str):
         raise unknown_alias(alias)
-    return _parsed(alias)
+    return parsed_entry(alias)
 
 
 @remembered("settings")
@@ -301,12 +301,13 @@ def settings_of(alias: str) -> AliasSettings:
     alias is invalid: it may hold the options that were meant for this alias, as in ``{"CACHE": "locks"}``.
     """
     for each in get_aliases():
-        _parsed(each)
-    return _parsed(alias)
+        parsed_entry(each)
+    return parsed_entry(alias)
 
 
 @remembered("settings")
-def _parsed(alias: str) -> AliasSettings:
+def parsed_entry(alias: str) -> AliasSettings:
+    """As ``get_settings``, for an alias that is certainly a string."""
     entries = _entries()
     if alias not in entries and alias != DEFAULT_ALIAS:
         return _node_settings(alias)

@@ -176,9 +176,9 @@ class Run:
                 except BaseException as error:
                     if stage == "running" and _is_retried(self.task, error):
                         self._keep_out_others()
-                    lock._end_block(error)  # noqa: SLF001
+                    lock._end_block(type(error), error, None, warns=False)  # noqa: SLF001
                     raise
-                lock._end_block(None)  # noqa: SLF001
+                lock._end_block(None, None, None, warns=False)  # noqa: SLF001
         except LockTimeoutError as error:
             if stage == "running":
                 raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
@@ -439,8 +439,9 @@ class Driver(Protocol):
         """Like ``run``, for a script that takes a lock. If fewer replicas confirm it than REPLICA_ACKS requires,
         ``undo`` is run and LockUnavailableError says how many confirmed."""
 
-    def is_subscribed(self, channel: str) -> bool:
-        """Whether this process is subscribed to a channel, or soon will be."""
+    @property
+    def channels(self) -> Collection[str]:
+        """The channels to which this process is subscribed, or soon will be."""
 
     def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
         """A waiter on a channel to which this process is already subscribed, else None."""

@@ -283,6 +283,5 @@ def _after_fork() -> None:
 on_fork("identity", _after_fork)
 
 
-def is_bridged(bridge: Any = SyncToAsync.threadlocal) -> bool:
-    """Whether the running thread runs functions for ``sync_to_async()``, or has done so."""
-    return hasattr(bridge, "task_context")
+BRIDGE: Any = SyncToAsync.threadlocal
+"""Has a ``task_context`` in threads that run functions for ``sync_to_async()``, or have done so."""

@@ -90,23 +90,37 @@ def _raise_around(error: BaseException, frame: FrameType | None) -> None:
     sys.settrace(strike)
 
 
-def guarded(exit_block: Callable[..., object], block: object, act: Callable[[], object]) -> Callable[..., object]:
-    """An ``__exit__`` for one statement. It calls ``act`` if it is dropped before it has run.
+def guarded(
+    exit_block: Callable[..., object], block: object, act: Callable[[], object], owner: object = None
+) -> Callable[..., object]:
+    """An ``__exit__`` for one statement. It calls ``act`` if it is dropped before it has run. ``exit_block`` gets the
+    ``owner`` of the block, if there is one.
 
     While it runs no frame refers to it, so no traceback keeps it alive.
     """
     number = next(_numbers)
-    made = partial(_leave, number, exit_block, block)
+    made = partial(_leave, number, exit_block, block, owner)
     _guards[number] = ref(made, partial(_when_dropped, act, number))
     return made
 
 
-def _leave(number: int, exit_block: Callable[..., object], block: object, *args: Any) -> object:
+def _leave(
+    number: int,
+    exit_block: Callable[..., object],
+    block: object,
+    owner: object,
+    kind: object = None,
+    error: object = None,
+    trace: object = None,
+) -> object:
     """Leave a block, and disarm when that is done: other work that began inside it may continue for longer."""
     try:
-        outcome = exit_block(block, *args)
+        if owner is None:
+            outcome = exit_block(block, kind, error, trace)
+        else:
+            outcome = exit_block(block, kind, error, trace, owner=owner)
     except RLockError:
-        disarm(number)
+        _guards.pop(number, None)
         raise
     _guards.pop(number, None)  # as disarm()
     return outcome

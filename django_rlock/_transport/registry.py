@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -153,9 +153,7 @@ class AliasDriver:
         self.run_all = topology.run_all
         self.at = at
         self._listening = listening
-        self.is_subscribed: Callable[[str], bool] = (
-            _never if listening is None else listening.listener.channels.__contains__
-        )
+        self.channels: Collection[str] = () if listening is None else listening.listener.channels
 
     def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
         return (
@@ -168,10 +166,6 @@ class AliasDriver:
         if self._listening is None:
             raise AssertionError("This alias has no listener to wake waiters.")
         return self._listening.listener.listen(channel, token, self._listening.make, until)
-
-
-def _never(_channel: str) -> bool:
-    return False
 
 
 class Listening:

@@ -15,7 +15,7 @@ from django_rlock.locks.plain import Backoff, ConstantBackoff, ExponentialBackof
 from django_rlock.locks.readwrite import LimitedLock, Preference, ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import Semaphore
-from django_rlock.settings import DEFAULT_ALIAS, get_settings
+from django_rlock.settings import DEFAULT_ALIAS, parsed_entry, unknown_alias
 
 __all__ = [
     "KINDS",
@@ -104,14 +104,21 @@ def rlock(
     """
     if not names:
         raise ValueError("No lock was named: give one name or several, as in rlock('stock:42').")
-    options_of_alias = get_settings(using)
+    if not isinstance(using, str):
+        raise unknown_alias(using)
+    options_of_alias = parsed_entry(using)
     if permits is not None:
         kind = limited_kind(kind)
         options["permits"] = permits
     chosen = kind or options_of_alias.kind
     if chosen not in KINDS:
         raise ValueError(f"Unknown kind of lock {chosen!r}; choose one of {', '.join(map(repr, KINDS))}.")
-    options_of_alias.check_kind(chosen)
+    if kind is not None:
+        options_of_alias.check_kind(kind)
+    # Most locks are made without options, which take time to pass.
+    has_times = wait_time is not None or lease_time is not None or at_least is not None
+    if len(names) == 1 and not has_times and owner is None and until_commit is None and not options:
+        return KINDS[chosen](names[0], using=using)
     times: Any = {
         "wait_time": wait_time,
         "lease_time": lease_time,

@@ -15,7 +15,7 @@ from django_rlock.locks.heartbeats import expect, heartbeat_after
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import REPOLL, Candidate, Named
 from django_rlock.locks.records import Wait
-from django_rlock.settings import settings_of
+from django_rlock.settings import AliasSettings, settings_of
 
 LEAST_LEFT = 1.0
 """How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
@@ -23,6 +23,46 @@ LEAST_LEFT = 1.0
 LOOK_AGAIN = 1.0
 """After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is what a thread of a
 pool executes, or a task that came from another thread."""
+
+
+class AcquireRequest:
+    """The parameters of one acquire.
+
+    ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
+    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
+    acquire waits only for an unreachable server, not for another owner. ``logs`` is whether to log that the lock is
+    taken; otherwise the caller logs it.
+
+    After an acquire that did not succeed, ``failed`` is the attempt.
+    """
+
+    __slots__ = ("failed", "lease", "logs", "once", "owner", "scoped", "wait")
+
+    failed: Attempt
+
+    def __init__(
+        self,
+        owner: Owner,
+        wait: float | None,
+        lease: float | None,
+        scoped: int = 0,
+        once: bool = False,
+        logs: bool = True,
+    ) -> None:
+        self.owner = owner
+        self.wait = wait
+        self.lease = lease
+        self.scoped = scoped
+        self.once = once or wait == 0
+        self.logs = logs
+
+    def lease_under(self, options: AliasSettings) -> float:
+        """The lease to request from the server, in seconds."""
+        return options.watchdog_timeout if self.lease is None else self.lease
+
+    def until(self, now: float) -> float | None:
+        """When a wait that begins now ends."""
+        return None if self.wait is None else now + self.wait
 
 
 class Attempt(Candidate):
@@ -102,7 +142,7 @@ class Attempt(Candidate):
         if kind.fresh_names:
             self.owner.renew_name()
             self.owner_id = self.asker = self.owner.owner_id
-        call = self.acquire_call(1, self.lease, waiting)
+        call = kind.acquire(self.lock, self.asker, 1, self.lease, waiting, self.beside)
         if until is not None:
             until = min(until, driver.now() + kind.patience)
         if waiting:
@@ -172,23 +212,21 @@ class Attempt(Candidate):
         return self.kind.undo(self.lock, self.owner, self.asker)
 
     async def wait(self) -> bool:
-        """Take the lock, after a wait if necessary; returns False when the time is up."""
-        lock, kind, driver = self.lock, self.kind, self.driver
-        channel = kind.channel(lock)
+        """Take the lock, after a wait if necessary; returns False when the time is up. May follow a first try."""
+        channel, driver = self.kind.channel(self.lock), self.driver
         if channel is None:
-            return await self.once() or await self._wait_turn(_Sleeper(driver), tried=True)
-        waiter = (
-            driver.listen_if_subscribed(channel, kind.token(lock, self.asker))
-            if driver.is_subscribed(channel)
-            else None
-        )
+            return (not self.tries and await self.once()) or await self._wait_turn(_Sleeper(driver), tried=True)
+        token = self.kind.token(self.lock, self.asker)
+        waiter = None
+        if not self.tries and channel in driver.channels:
+            waiter = driver.listen_if_subscribed(channel, token)
         asked = False
         try:
             # If already subscribed, the first try joins the queue; otherwise it may succeed without SUBSCRIBE.
             tried = waiter is not None
-            taken = await self.once(waiting=tried)
+            taken = not self.tries and await self.once(waiting=tried)
             if not taken and waiter is None and self._has_time():
-                waiter = await driver.listen(channel, kind.token(lock, self.asker), self.until)
+                waiter = await driver.listen(channel, token, self.until)
             if not taken and waiter is not None:
                 taken = await self._wait_turn(waiter, tried)
             asked = True

@@ -15,25 +15,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 from django.db import DEFAULT_DB_ALIAS
 
 from django_rlock._core.callbacks import log
+from django_rlock._redis.keys import MAX_NAME
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import Driver, run_flow
 from django_rlock._transport.identity import (
     NamedOwner,
     Owner,
     for_its_owner,
-    must_not_block,
+    may_block_loops,
+    running_loop,
     thread_owner,
 )
-from django_rlock.exceptions import LockTimeoutError, RLockError
+from django_rlock.exceptions import RLockError
 from django_rlock.locks import engine
+from django_rlock.locks.attempt import AcquireRequest
 from django_rlock.locks.callers import (
     awaited_driver,
     blocking_driver,
-    describe_holder,
     left_by_its_owner,
     released_when_dropped,
 )
-from django_rlock.locks.engine import AcquireRequest, Engine
+from django_rlock.locks.engine import Engine
 from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.options import (
     UNSET,
@@ -125,19 +127,22 @@ class BaseLock(HeldLock):
     ) -> None:
         if unknown:
             raise unknown_option(type(self).__name__, unknown)
-        self.name = checked_text("lock's name", name)
+        # Locks are made for each block, so only what was given is checked; and usual names without a call.
+        if not (type(name) is str and name.isascii() and 0 < len(name) <= MAX_NAME):
+            checked_text("lock's name", name)
+        self.name = name
         self.template = ""
-        self.wait_time = wait_seconds(wait_time)
-        self.lease_time = lease_seconds(lease_time)
+        self.wait_time = None if wait_time is None else wait_seconds(wait_time)
+        self.lease_time = None if lease_time is None else lease_seconds(lease_time)
         if not isinstance(using, str):
             raise unknown_alias(using)
         self.using = using
         self.owner = None if owner is None else checked_owner(owner)
         self._named_owner = None if self.owner is None else NamedOwner(self.owner)
         self.on_lost = on_lost
-        self.max_hold_time = hold_seconds(max_hold_time)
-        self.at_least = keep_seconds(at_least)
-        self.until_commit = checked_database(until_commit)
+        self.max_hold_time = None if max_hold_time is None else hold_seconds(max_hold_time)
+        self.at_least = None if at_least is None else keep_seconds(at_least)
+        self.until_commit = None if until_commit is None else checked_database(until_commit)
 
     @property
     def parts(self) -> tuple[BaseLock, ...]:
@@ -250,7 +255,7 @@ class BaseLock(HeldLock):
 
     def __enter__(self) -> Self:
         driver = blocking_driver(self)
-        run_flow(self._enter, (driver, self._owner(driver)))
+        run_flow(engine.ask_for, (self, driver, self._block_request(driver)))
         return self
 
     def atomic(self, using: str = DEFAULT_DB_ALIAS, *, nested: bool = False) -> AtomicBlock[Self]:
@@ -271,34 +276,34 @@ class BaseLock(HeldLock):
         """Enter a block, as ``with`` does; ``__exit__`` leaves it. Without ``describe``, LockTimeoutError does not name
         the holder, which saves a command, and the caller logs it."""
         driver = blocking_driver(self)
-        run_flow(self._enter, (driver, self._owner(driver), describe))
+        run_flow(engine.ask_for, (self, driver, self._block_request(driver, describe)))
 
-    @released_when_dropped
-    def __exit__(
+    def _end_block(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
         *,
         owner: Owner | None = None,
+        warns: bool = True,
     ) -> None:
-        if self.until_commit is None:
+        """Leave a block; for a block whose own ``__exit__`` is guarded. ``warns`` is whether to warn if a transaction
+        is open."""
+        if warns and self.until_commit is None:
             warn_before_commit(self)
-        self._end_block(error, owner)
-
-    def _end_block(self, error: BaseException | None, owner: Owner | None = None) -> None:
-        """The body of ``__exit__``, for a block whose own ``__exit__`` is guarded."""
         owner = self._named_owner or owner or thread_owner()
-        if must_not_block():
+        if running_loop() is not None and not may_block_loops():
             # A generator that other code entered is dropped here.
             engine.leave_later(self, owner)
         else:
             run_flow(self._exit, (blocking_driver(self), owner, error))
 
+    __exit__ = released_when_dropped(_end_block)
+
     @for_its_owner
     async def __aenter__(self) -> Self:
         driver = awaited_driver(self)
-        await self._enter(driver, self._owner(driver))
+        await engine.ask_for(self, driver, self._block_request(driver))
         return self
 
     @left_by_its_owner
@@ -314,19 +319,11 @@ class BaseLock(HeldLock):
         driver = awaited_driver(self)
         await self._exit(driver, self._named_owner or owner or driver.owner(), error)
 
-    async def _enter(self, driver: Driver, owner: Owner, describe: bool = True) -> None:
+    def _block_request(self, driver: Driver, describe: bool = True) -> AcquireRequest:
         if self.until_commit:
             check_until_commit(self, driver)
-        started = driver.now()
-        request = AcquireRequest(owner, self.wait_time, self.lease_time, scoped=1, logs=describe)
-        if not await engine.ask_for(self, driver, request):
-            failed = request.failed
-            raise LockTimeoutError(
-                failed.lock.name,
-                waited=driver.now() - started,
-                holder=await driver.call(describe_holder, failed.lock) if describe else None,
-                retry_after=failed.left_ms / 1000 if failed.left_ms >= 0 else None,
-            )
+        owner = self._named_owner or driver.owner()
+        return AcquireRequest(owner, self.wait_time, self.lease_time, 1, False, describe)
 
     def _depth(self, key: Key) -> tuple[int, int]:
         """The count of a part, without the holds that the end of a transaction releases, and its number of blocks."""
@@ -334,10 +331,14 @@ class BaseLock(HeldLock):
         return (count - given_back_later(key) if self.until_commit else count), blocks
 
     async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
-        self._engine.leave_block(self, owner)
+        blocks = 1
         try:
-            if not self.until_commit or not keep_until_commit(self, owner):
-                await self._engine.give_back(self, driver, owner)
+            if self.until_commit:
+                self._engine.leave_block(self, owner)
+                if keep_until_commit(self, owner):
+                    return
+                blocks = 0
+            await self._engine.give_back(self, driver, owner, blocks)
         except RLockError as failure:
             if error is None:
                 raise

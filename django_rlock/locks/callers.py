@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
 from functools import partial, update_wrapper
 from inspect import signature
@@ -60,9 +60,10 @@ class _ExitMethod:
     def __get__(self, block: Any, _kind: type) -> Callable[..., object]:
         if block is None:  # by contextlib.ExitStack, among others
             return _for(thread_owner(), self._exit_block) if self._wants_owner else self._exit_block
-        give_back = _GiveBack(block.lock if self._has_lock else block)
-        leave = partial(self._exit_block, owner=give_back.owner) if self._wants_owner else self._exit_block
-        return guarded(leave, block, give_back)
+        lock, owner = block.lock if self._has_lock else block, thread_owner()
+        around = HOLDS.before(_keys_of(lock, owner), lock._depth) if HOLDS.table else _NOTHING_HELD
+        release = partial(_release_new, lock, owner, around)
+        return guarded(self._exit_block, block, release, owner if self._wants_owner else None)
 
 
 def left_by_its_owner(exit_block: Method) -> Method:
@@ -87,25 +88,22 @@ def _for(owner: Owner, exit_block: Callable[..., object]) -> Callable[..., objec
     return update_wrapper(leave, exit_block)
 
 
-class _GiveBack:
-    """Releases the holds that a statement has taken since this object was created."""
+_NOTHING_HELD: Mapping[Key, Before] = {}
 
-    __slots__ = ("_around", "_keys", "_lock", "owner")
 
-    def __init__(self, lock: Any) -> None:
-        self._lock = lock
-        self.owner = owner = thread_owner()
-        self._keys = [key_of(part, owner) for part in lock.parts]
-        self._around = HOLDS.before(self._keys, lock._depth)
+def _keys_of(lock: Any, owner: Owner) -> list[Key]:
+    return [key_of(part, owner) for part in lock.parts]
 
-    def __call__(self) -> None:
-        lock = self._lock
-        if HOLDS.has_none(self._keys) or thread_owner() is not self.owner:
-            return
-        for part, key in zip(lock.parts, self._keys, strict=True):
-            hold, former = HOLDS.at(key), self._around.get(key, NOTHING)
-            if hold is not None and former.is_exceeded(hold, lock._depth(key)[0]):
-                leave_interrupted(lock, part, hold, former.blocks)
+
+def _release_new(lock: Any, owner: Owner, around: Mapping[Key, Before]) -> None:
+    """Release the holds of a lock that a statement has taken in addition to those ``around`` it."""
+    keys = _keys_of(lock, owner)
+    if HOLDS.has_none(keys) or thread_owner() is not owner:
+        return
+    for part, key in zip(lock.parts, keys, strict=True):
+        hold, former = HOLDS.at(key), around.get(key, NOTHING)
+        if hold is not None and former.is_exceeded(hold, lock._depth(key)[0]):
+            leave_interrupted(lock, part, hold, former.blocks)
 
 
 def leave_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
@@ -157,7 +155,7 @@ class Section(Generic[SomeLock]):
     ) -> None:
         if self.left is not None:
             try:
-                self.left._end_block(error, owner)
+                self.left._end_block(kind, error, trace, owner=owner, warns=False)
             except RLockError as failure:
                 self._note(failure)
 
@@ -376,29 +374,23 @@ def in_turn(
     A call does not wait for another call that itself waits for the lock: in that case this process holds nothing.
     """
 
-    run: Any = flow
-
-    async def one_after_another(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> T:
-        with TURNS.join(key_of(lock, owner)) as turn:
-            await turn.comes(lock, driver, driver.now())
-            return await made(lock, driver, owner, args)
-
-    def made(lock: S, driver: Driver, owner: Owner, args: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
-        # A call with a star runs pending signal handlers in Python 3.11, before the coroutine is awaited.
-        if not args:
-            return run(lock, driver, owner)  # type: ignore[no-any-return]
-        if len(args) == 1:
-            return run(lock, driver, owner, args[0])  # type: ignore[no-any-return]
-        first, second = args
-        return run(lock, driver, owner, first, second)  # type: ignore[no-any-return]
-
-    def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **_: P.kwargs) -> Coroutine[Any, Any, T]:
-        if owner.is_named:
-            return one_after_another(lock, driver, owner, args)
-        return made(lock, driver, owner, args) if args else run(lock, driver, owner)
+    def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
+        # The call without a star makes the coroutine. Python 3.11 runs pending signal handlers after one with a star,
+        # before the coroutine could be awaited.
+        run = partial(flow, lock, driver, owner, *args, **options)
+        return one_after_another(lock, driver, owner, run) if owner.is_named else run()
 
     update_wrapper(call, flow)
     return call
+
+
+async def one_after_another(
+    lock: AbstractLock, driver: Driver, owner: Owner, run: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
+    """Run a flow after the earlier calls of a named owner."""
+    with TURNS.join(key_of(lock, owner)) as turn:
+        await turn.comes(lock, driver, driver.now())
+        return await run()
 
 
 # --- bindings ---------------------------------------------------------------------------------------------------------

@@ -9,24 +9,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 from django_rlock import signals
 from django_rlock._core.callbacks import post
 from django_rlock._redis.scripts import OK
 from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall, run_flow
-from django_rlock._transport.identity import Owner, is_bridged
+from django_rlock._transport.identity import BRIDGE, Owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
-from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
+from django_rlock.exceptions import LockNotOwnedError, LockTimeoutError, LockUnavailableError
 from django_rlock.locks import forced
-from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.attempt import AcquireRequest, Attempt
 from django_rlock.locks.batches import BatchHold
-from django_rlock.locks.callers import TURNS, a_call, calling_line, give_back_at_job_end, in_turn, refuse_nested
+from django_rlock.locks.callers import (
+    TURNS,
+    a_call,
+    calling_line,
+    describe_holder,
+    give_back_at_job_end,
+    in_turn,
+    one_after_another,
+    refuse_nested,
+)
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, AbstractLock, Named, holders_call
 from django_rlock.locks.options import RELEASE_PATIENCE, Duration, lease_seconds
-from django_rlock.locks.records import Hold, Terms, key_of
+from django_rlock.locks.records import Hold, Key, Terms, key_of
 from django_rlock.locks.statistics import (
     LONG_WAIT,
     count_hold,
@@ -36,7 +46,7 @@ from django_rlock.locks.statistics import (
     report_timed_out,
 )
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
-from django_rlock.settings import AliasSettings, settings_of
+from django_rlock.settings import QUORUM_KIND, settings_of
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -46,7 +56,7 @@ class Engine(Protocol):
     MultiLock, so the protocol omits flows that only a single lock needs."""
 
     def take(self, lock: Any, driver: Driver, request: AcquireRequest, /) -> Coroutine[Any, Any, bool]: ...
-    def give_back(self, lock: Any, driver: Driver, owner: Owner, /) -> Coroutine[Any, Any, None]: ...
+    def give_back(self, lock: Any, driver: Driver, owner: Owner, blocks: int = 0, /) -> Coroutine[Any, Any, None]: ...
     def leave_block(self, lock: Any, owner: Owner, /) -> None: ...
     def prolong(self, lock: Any, driver: Driver, owner: Owner, lease: Duration, /) -> Coroutine[Any, Any, None]: ...
     def free_by_force(
@@ -56,51 +66,12 @@ class Engine(Protocol):
     def ask_holders(self, lock: Any, driver: Driver, /) -> Coroutine[Any, Any, list[str]]: ...
 
 
-class AcquireRequest:
-    """The parameters of one acquire.
-
-    ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
-    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
-    acquire waits only for an unreachable server, not for another owner. ``logs`` is whether to log that the lock is
-    taken; otherwise the caller logs it.
-
-    After an acquire that did not succeed, ``failed`` is the attempt.
-    """
-
-    __slots__ = ("failed", "lease", "logs", "once", "owner", "scoped", "wait")
-
-    failed: Attempt
-
-    def __init__(
-        self,
-        owner: Owner,
-        wait: float | None,
-        lease: float | None,
-        scoped: int = 0,
-        once: bool = False,
-        logs: bool = True,
-    ) -> None:
-        self.owner = owner
-        self.wait = wait
-        self.lease = lease
-        self.scoped = scoped
-        self.once = once or wait == 0
-        self.logs = logs
-
-    def lease_under(self, options: AliasSettings) -> float:
-        """The lease to request from the server, in seconds."""
-        return options.watchdog_timeout if self.lease is None else self.lease
-
-    def until(self, now: float) -> float | None:
-        """When a wait that begins now ends."""
-        return None if self.wait is None else now + self.wait
-
-
 @a_call
 async def ask_for(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
-    """Take the lock, and report a failure once, however often a MultiLock tries its members."""
+    """Take the lock, and report a failure once, however often a MultiLock tries its members. Raises LockTimeoutError
+    if a block cannot be entered."""
     started, owner = driver.now(), request.owner
-    if owner.in_pool or (owner.thread and is_bridged()):
+    if owner.in_pool or (owner.thread and hasattr(BRIDGE, "task_context")):
         give_back_at_job_end(lock, owner)
     if lock.at_least is not None:
         check_keep(lock, lock.at_least)
@@ -119,11 +90,22 @@ async def ask_for(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
     finally:
         owner.is_calling = before
     if not taken:
-        report_timed_out(request.failed, driver.now() - started, request.logs)
+        waited = driver.now() - started
+        report_timed_out(request.failed, waited, request.logs)
+        if request.scoped:
+            raise await _timed_out(driver, request, waited)
     elif lock.at_least is not None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(lock.at_least, driver.now())
     return taken
+
+
+async def _timed_out(driver: Driver, request: AcquireRequest, waited: float) -> LockTimeoutError:
+    lock, left_ms = request.failed.lock, request.failed.left_ms
+    holder = await driver.call(describe_holder, lock) if request.logs else None
+    return LockTimeoutError(
+        lock.name, waited=waited, holder=holder, retry_after=left_ms / 1000 if left_ms >= 0 else None
+    )
 
 
 def check_keep(lock: AbstractLock, seconds: float) -> None:
@@ -165,7 +147,8 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
     A grant whose lease is over before this returns is undone, and the lock is tried again while the wait lasts.
     """
     options = settings_of(lock.using)
-    options.check_kind(lock.kind)
+    if (options.nodes is None) is (lock.kind == QUORUM_KIND):
+        options.check_kind(lock.kind)
     owner, started, lease = request.owner, driver.now(), request.lease_under(options)
     key = key_of(lock, owner)
     outer = HOLDS.at(key)
@@ -181,8 +164,11 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
         attempt.kind.begin(attempt, started)
         attempt.renewed = request.lease is None
         try:
-            granted = await (attempt.once() if request.once else attempt.wait())
-            if granted and _note_taken(lock, attempt, request, outer, started):
+            # A process that is subscribed to wake-ups may join the queue by its first try, so ``wait`` makes it.
+            granted = (request.once or not driver.channels) and await attempt.once()
+            if not granted and not request.once:
+                granted = await attempt.wait()
+            if granted and _note_taken(lock, attempt, request, key, outer, started):
                 return True
             if granted or attempt.in_doubt:
                 abandon(lock, driver, owner, attempt.undo(), lease)
@@ -197,10 +183,9 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
 
 
 def _note_taken(
-    lock: AbstractLock, attempt: Attempt, request: AcquireRequest, outer: Hold | None, started: float
+    lock: AbstractLock, attempt: Attempt, request: AcquireRequest, key: Key, outer: Hold | None, started: float
 ) -> bool:
     """Record and report a new hold. Returns False, and records nothing, if its lease is over by now."""
-    key = key_of(lock, attempt.owner)
     hold = Hold(key, lock, attempt.owner, attempt.owner_id, attempt.sent_at, attempt.token)
     hold.lease_from(hold.since, attempt.lease, renewed=request.lease is None)
     if attempt.granted_until is not None:
@@ -284,17 +269,29 @@ def abandon(
     clean_up(lock.using, undo, driver.now() + lease, again=in_doubt)
 
 
-@in_turn
+def give_back(
+    lock: AbstractLock, driver: Driver, owner: Owner, blocks: int = 0, begun: set[object] | None = None
+) -> Coroutine[Any, Any, None]:
+    """Release one hold; ``blocks`` is 1 if a block ends with it. Once the release has started, it adds the lock to
+    ``begun``, and handles interruptions from then on."""
+    if owner.is_named:
+        if blocks:
+            leave_block(lock, owner)
+        return one_after_another(lock, driver, owner, partial(_give_back, lock, driver, owner, 0, begun))
+    return _give_back(lock, driver, owner, blocks, begun)
+
+
 @a_call
-async def give_back(lock: AbstractLock, driver: Driver, owner: Owner, begun: set[object] | None = None) -> None:
-    """Release one hold. Once it has started, it adds the lock to ``begun``, and handles interruptions from then on."""
-    before = owner.is_calling and refuse_nested(lock)
+async def _give_back(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int, begun: set[object] | None) -> None:
     hold = HOLDS.get(lock, owner)
+    if hold is not None:
+        hold.scoped -= blocks
+    before = owner.is_calling and refuse_nested(lock)
     if hold is None:
         await _give_back_unknown(lock, driver, owner)
         return
     now = driver.now()
-    if note_loss(hold, now):
+    if (hold.lost is not None or now >= hold.deadline) and note_loss(hold, now):
         _drop_lost(hold)
         raise hold.lost_error()
     try:

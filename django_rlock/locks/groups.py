@@ -99,7 +99,7 @@ async def _give_back_piece(
     if isinstance(piece, BatchHold):
         failures += await _free(driver.at(piece.group.using), piece)
     else:
-        await engine.give_back(piece, driver.at(piece.using), owner, begun)
+        await engine.give_back(piece, driver.at(piece.using), owner, 0, begun)
 
 
 def _release_later(piece: BatchHold | AbstractLock, owner: Owner) -> None:

@@ -43,33 +43,34 @@ class Holds:
     """
 
     def __init__(self) -> None:
-        self._table: dict[Key, Hold | BatchHold] = {}
+        self.table: dict[Key, Hold | BatchHold] = {}
+        """Read by others only to see whether anything is held, without a call."""
 
     def get(self, lock: Named, owner: Owner, scope: str | None = None) -> Hold | None:
         """The owner's hold of this lock, or of the same name in another scope."""
         key = key_of(lock, owner, scope)
-        found = self._table.get(key)
+        found = self.table.get(key)
         return found.members[key] if isinstance(found, BatchHold) else found
 
     def at(self, key: Key) -> Hold | None:
         """The hold with this key."""
-        found = self._table.get(key)
+        found = self.table.get(key)
         return found.members[key] if isinstance(found, BatchHold) else found
 
     def before(self, keys: Sequence[Key], depth: Callable[[Key], tuple[int, int]]) -> Mapping[Key, Before]:
         """The records of the locks with these keys, where they exist; ``depth`` returns how often and by how many
         blocks they are held. Does not split groups.
         """
-        return {} if self.has_none(keys) else {key: Before(self._table.get(key), *depth(key)) for key in keys}
+        return {} if self.has_none(keys) else {key: Before(self.table.get(key), *depth(key)) for key in keys}
 
     def record(self, lock: Named, owner: Owner) -> Hold | BatchHold | None:
         """The record with the owner's hold of this lock; it may be that of a group."""
-        return self._table.get(key_of(lock, owner))
+        return self.table.get(key_of(lock, owner))
 
     def depth(self, key: Key) -> tuple[int, int]:
         """How often the lock with this key is held, counting holds that were lost and not released yet, and by how many
         blocks; does not split a group's record."""
-        found = self._table.get(key)
+        found = self.table.get(key)
         if found is None:
             return 0, 0
         if isinstance(found, BatchHold):
@@ -80,11 +81,11 @@ class Holds:
 
     def has_none(self, keys: Sequence[Key]) -> bool:
         """Whether there is no hold with any of these keys."""
-        return self._table.keys().isdisjoint(keys)
+        return self.table.keys().isdisjoint(keys)
 
     def records(self, keys: Sequence[Key]) -> list[Hold | BatchHold | None]:
         """The record for each of these keys; a group's record only if all its locks are among the keys."""
-        found = [self._table.get(key) for key in keys]
+        found = [self.table.get(key) for key in keys]
         times = Counter(found)
         return [
             each if isinstance(each, BatchHold) and each.is_whole and times[each] == len(each.keys) else self.at(key)
@@ -92,30 +93,30 @@ class Holds:
         ]
 
     def put(self, hold: Hold) -> None:
-        self._table[hold.key] = hold
+        self.table[hold.key] = hold
 
     def put_group(self, held: BatchHold) -> None:
-        self._table.update(dict.fromkeys(held.keys, held))
+        self.table.update(dict.fromkeys(held.keys, held))
 
     def remove(self, hold: Hold) -> None:
-        if self._table.get(hold.key) is hold or hold in self:
-            self._table.pop(hold.key, None)
+        if self.table.get(hold.key) is hold or hold in self:
+            self.table.pop(hold.key, None)
 
     def move(self, hold: Hold, key: Key) -> None:
         """Give a hold another key. If this is interrupted, the table may have it under both."""
         former = hold.key
-        self._table[key] = hold
+        self.table[key] = hold
         hold.key = key
-        self._table.pop(former, None)
+        self.table.pop(former, None)
 
     def drop(self, key: Key, hold: Hold) -> None:
         """Remove the entry with this key if it is this hold's."""
         if self.at(key) is hold:
-            self._table.pop(key, None)
+            self.table.pop(key, None)
 
     def remove_group(self, held: BatchHold) -> None:
         for key in held.keys:
-            self._table.pop(key, None)
+            self.table.pop(key, None)
         held.keys = ()
 
     def uncover_lost(self, hold: Hold) -> None:
@@ -128,12 +129,12 @@ class Holds:
     def restore(self, key: Key, hold: Hold | None) -> None:
         """Restore the entry as it was before an attempt that failed."""
         if hold is None:
-            self._table.pop(key, None)
+            self.table.pop(key, None)
         else:
             self.put(hold)
 
     def __contains__(self, hold: Hold) -> bool:
-        found = self._table.get(hold.key)
+        found = self.table.get(hold.key)
         if isinstance(found, BatchHold):
             return not found.is_whole and found.members[hold.key] is hold
         return found is hold
@@ -143,7 +144,7 @@ class Holds:
 
     def locks(self) -> list[Any]:
         """The locks that are held and not known to be lost, each once for each owner here. Does not split groups."""
-        return [lock for held in set(self._table.values()) for lock in self._locks_of(held)]
+        return [lock for held in set(self.table.values()) for lock in self._locks_of(held)]
 
     def _locks_of(self, held: Hold | BatchHold) -> Sequence[Any]:
         if isinstance(held, Hold):
@@ -167,7 +168,7 @@ class Holds:
     def held_against(self, lock: Named) -> list[Hold | BatchHold]:
         """This process's holds under a lock's name; of readers, only the holds for which ``lock`` has to wait."""
         scopes = ("", "write") if lock._kind.scope == "read" else ("", "read", "write")
-        held = self._table.copy().items()
+        held = self.table.copy().items()
         return [each for key, each in held if key[:2] == (lock.using, lock.name) and key[2] in scopes]
 
     def left_by(self, lock: Named) -> str | None:
@@ -180,17 +181,17 @@ class Holds:
     def _where(self, wanted: Callable[[Hold | BatchHold], bool]) -> list[Hold]:
         # Groups that are not wanted are not split. A list of the items would make a tuple for each: then the collector
         # may run, and with it code that changes the table. A copy is a single call into C.
-        if not self._table:
+        if not self.table:
             return []
-        found = self._table.copy().items()
+        found = self.table.copy().items()
         return [hold for key, held in found if wanted(held) and (hold := self.at(key)) is not None]
 
     def __bool__(self) -> bool:
         """Whether anything is held."""
-        return bool(self._table)
+        return bool(self.table)
 
     def clear(self) -> None:
-        self._table.clear()
+        self.table.clear()
 
 
 class Waits:

@@ -123,7 +123,15 @@ class AbstractLock(Handle):
         """Leave a block."""
         raise NotImplementedError
 
-    def _end_block(self, error: BaseException | None, owner: Owner | None = None) -> None:
+    def _end_block(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        *,
+        owner: Owner | None = None,
+        warns: bool = True,
+    ) -> None:
         """Leave a block, unless ``__exit__`` has to be guarded."""
         raise NotImplementedError
 

@@ -15,11 +15,11 @@ from django_rlock._transport.calls import Driver
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import engine
-from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.attempt import AcquireRequest, Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.batches import BatchHold, LockGroup
 from django_rlock.locks.callers import a_call, calling_line, refuse_nested
-from django_rlock.locks.engine import AcquireRequest, Engine, expect_copies
+from django_rlock.locks.engine import Engine, expect_copies
 from django_rlock.locks.groups import Grouping, Piece, give_back_all, held_of, pieces_of
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Kind, Named
@@ -288,7 +288,9 @@ class MultiEngine:
 
     @staticmethod
     @a_call
-    async def give_back(lock: MultiLock, driver: Driver, owner: Owner, _begun: set[object] | None = None) -> None:
+    async def give_back(lock: MultiLock, driver: Driver, owner: Owner, blocks: int = 0) -> None:
+        if blocks:
+            MultiEngine.leave_block(lock, owner)
         before = owner.is_calling and refuse_nested(lock)
         if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
             left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)

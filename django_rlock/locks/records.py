@@ -154,7 +154,7 @@ class Hold:
         """Record a lease that the server has confirmed."""
         self.lease = self.runs_for = lease
         self.renewed = renewed
-        self.deadline = sent_at + self.runs(lease)
+        self.deadline = sent_at + (self.runs(lease) if self.kind.drifts else lease)
 
     @property
     def terms(self) -> Terms:

@@ -220,7 +220,8 @@ logger = logging.getLogger("django_rlock.locks")
 
 
 def report_acquired(lock: AbstractLock, owner_id: str, count: int, waited: float) -> None:
-    log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, owner_id, count, waited)
+    if logger.getEffectiveLevel() <= logging.DEBUG:  # hardly ever: less than what ``log`` does takes less time
+        log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, owner_id, count, waited)
     if signals.lock_acquired.receivers:
         outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
         signals.lock_acquired.notify(lock, owner=owner_id, count=count, waited=waited, outcome=outcome)
@@ -240,7 +241,9 @@ def reports_release(lock: AbstractLock, held: float) -> bool:
 
 def report_released(lock: Named, hold: Hold, now: float) -> None:
     held = now - hold.since
-    log(logger, release_level(lock, held), "Released %r as %s, after %.3f s.", lock.name, hold.owner_id, held)
+    level = release_level(lock, held)
+    if logger.getEffectiveLevel() <= level:
+        log(logger, level, "Released %r as %s, after %.3f s.", lock.name, hold.owner_id, held)
     if signals.lock_released.receivers:
         signals.lock_released.notify(lock, owner=hold.owner_id, held=held)
 

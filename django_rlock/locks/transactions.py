@@ -273,7 +273,9 @@ def _give_back(lock: AbstractLock, owner: Owner) -> None:
 
 def warn_before_commit(lock: AbstractLock) -> None:
     """Log, once for each line and its caller, that a lock is released before COMMIT; called by the method that does."""
-    frame = _outside(sys._getframe(2))
+    frame = sys._getframe(2)
+    if frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = _outside(frame)
     # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
     if not _is_due((id(frame.f_code), frame.f_lasti)):
         return

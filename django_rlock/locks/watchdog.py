@@ -173,8 +173,9 @@ def watch(hold: Hold) -> None:
     its.jobs[Renewals].inbox.append(hold.key)
     if (hold.renew_at() if hold.renewed else hold.deadline) < its.wakes_at:  # as wake_by(), without a call
         its.wake()
-    if hold.confirmed_at() > its.late_at:
-        its.check(hold.confirmed_at(), hold.runs_for if hold.is_unconfirmed else None)
+    confirmed_at = hold.deadline - hold.runs_for
+    if confirmed_at > its.late_at:
+        its.check(confirmed_at, hold.runs_for if hold.is_unconfirmed else None)
 
 
 def watch_group(held: BatchHold) -> None:

@@ -230,6 +230,7 @@ class _Attempt:
     lock = RLock("stock:42")
     kind = lock._kind
     owner_id = asker = ""
+    tries = 0
 
     def __init__(self, woken: asyncio.Event) -> None:
         self.driver = async_driver("default")

@@ -18,7 +18,7 @@ from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import NamedOwner, Owner
 from django_rlock._transport.worker import worker
 from django_rlock.locks import BaseLock, heartbeats, watchdog
-from django_rlock.locks.engine import AcquireRequest
+from django_rlock.locks.attempt import AcquireRequest
 from django_rlock.locks.engine import take_in_turn as take
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Wait
@@ -142,8 +142,9 @@ class SteppingDriver:
     def take(self, call: ScriptCall, until: float | None, undo: Any) -> Coroutine[Any, Any, list[Any]]:
         return self.run(call, until)
 
-    def is_subscribed(self, channel: str) -> bool:
-        return channel in self.process.channels
+    @property
+    def channels(self) -> set[str]:
+        return self.process.channels
 
     def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
         return Waiter(self, channel, token) if channel in self.process.channels else None

@@ -9,7 +9,7 @@ from django_rlock import FairLock
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.engine import AcquireRequest
+from django_rlock.locks.attempt import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from tests.flows.ends import all_ended, all_served, finish
 from tests.flows.exploring import LONG, explore

@@ -9,8 +9,8 @@ import pytest
 
 from django_rlock import FairLock, FencedLock, MultiLock, ReadLock, RLock, WriteLock
 from django_rlock.locks import BaseLock
+from django_rlock.locks.attempt import AcquireRequest
 from django_rlock.locks.batches import BatchHold
-from django_rlock.locks.engine import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.records import Hold

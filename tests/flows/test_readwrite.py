@@ -10,7 +10,7 @@ import pytest
 from django_rlock import ReadLock, WriteLock
 from django_rlock._redis.keys import readwrite_channel, writers_key
 from django_rlock.locks import BaseLock
-from django_rlock.locks.engine import AcquireRequest
+from django_rlock.locks.attempt import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from tests.flows.exploring import explore
 from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Returner, Visitor, suspend

@@ -43,7 +43,7 @@ from django_rlock._transport.quorum.votes import (
 from django_rlock._transport.worker import AGAIN_AFTER
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import engine, watchdog
-from django_rlock.locks.engine import AcquireRequest
+from django_rlock.locks.attempt import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.records import Hold
