@@ -1,4 +1,4 @@
-"""The code around a call of a lock's method: its binding, its turn, its block's end, interruptions, a pool's jobs."""
+"""The code around a call of a lock's method: its binding, its queue, its block's end, interruptions, a pool's jobs."""
 
 from __future__ import annotations
 
@@ -280,12 +280,13 @@ def _give_back(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, forme
         leave_interrupted(lock, part, hold, former.blocks)
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
+# --- the calls of named owners ----------------------------------------------------------------------------------------
 
-# Turns of callers that share a name: the threads and tasks of this process that use one ``owner=`` for one lock.
+# A FIFO mutex for each named owner of a lock: its calls run one after another, in the order of their arrival.
 #
-# They share one hold, which is changed by one call after another. A signal may end a call at any point, so there is
-# no mutex: a turn belongs to its call alone, and ends at the latest when the call's frames are gone.
+# The threads and tasks of this process that use one ``owner=`` for one lock share one hold. A signal may end a call at
+# any point, so this is a queue of weak references instead of a mutex with a state of its own: an entry belongs to its
+# call alone, and ends at the latest when the call's frames are gone.
 
 S = TypeVar("S", bound="AbstractLock")
 P = ParamSpec("P")
@@ -297,20 +298,20 @@ command."""
 _PAUSES = 0.001, 0.02
 
 
-class Turn:
-    """One call's place in the queue."""
+class QueuedCall:
+    """One call in the queue. As a context manager it leaves the queue at its end."""
 
-    __slots__ = ("__weakref__", "_line", "is_over", "key")
+    __slots__ = ("__weakref__", "_queue", "is_over", "key")
 
-    def __init__(self, line: list[weakref.ref[Turn]], key: Key) -> None:
-        self._line = line
+    def __init__(self, queue: list[weakref.ref[QueuedCall]], key: Key) -> None:
+        self._queue = queue
         self.key = key
         self.is_over = False
 
-    async def comes(self, lock: AbstractLock, driver: Driver, until: float | None) -> bool:
-        """Wait for the turn until the monotonic time ``until`` (None: no limit), or a little longer for a call that is
-        about to end; returns False if the turn has not come. Raises RuntimeError if this call interrupts the call that
-        it would wait for.
+    async def acquire(self, lock: AbstractLock, driver: Driver, until: float | None) -> bool:
+        """Wait for the earlier calls with this key until the monotonic time ``until`` (None: no limit), or a little
+        longer for a call that is about to end; returns False if some have not ended. Raises RuntimeError if this call
+        interrupts the call that it would wait for.
         """
         if not self._is_first():
             refuse_nested(lock)
@@ -324,7 +325,7 @@ class Turn:
         return True
 
     def _is_first(self) -> bool:
-        for each in list(self._line):
+        for each in list(self._queue):
             other = each()
             if other is self:
                 break
@@ -343,30 +344,30 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.is_over = True
-        with contextlib.suppress(ValueError):  # a forked child has another line
-            self._line.remove(weakref.ref(self))
+        with contextlib.suppress(ValueError):  # a forked child has another queue
+            self._queue.remove(weakref.ref(self))
 
 
-class Turns:
-    """All turns, in order; entries are added and removed by single calls into C."""
+class FifoMutex:
+    """The queued calls of all keys, in the order of their arrival; added and removed by single calls into C."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        self._line: list[weakref.ref[Turn]] = []
+        self._queue: list[weakref.ref[QueuedCall]] = []
 
-    def join(self, key: Key) -> Turn:
-        turn = Turn(self._line, key)
-        self._line.append(weakref.ref(turn, self._line.remove))
-        return turn
-
-
-TURNS = Turns()
-process.on_fork("holds", TURNS.forget)
+    def join(self, key: Key) -> QueuedCall:
+        call = QueuedCall(self._queue, key)
+        self._queue.append(weakref.ref(call, self._queue.remove))
+        return call
 
 
-def in_turn(
+NAMED_CALLS = FifoMutex()
+process.on_fork("holds", NAMED_CALLS.forget)
+
+
+def serialized(
     flow: Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]]:
     """Make calls of a flow wait for each other if they come from a named owner that several threads or tasks share.
@@ -378,18 +379,16 @@ def in_turn(
         # The call without a star makes the coroutine. Python 3.11 runs pending signal handlers after one with a star,
         # before the coroutine could be awaited.
         run = partial(flow, lock, driver, owner, *args, **options)
-        return one_after_another(lock, driver, owner, run) if owner.is_named else run()
+        return serialize(lock, driver, owner, run) if owner.is_named else run()
 
     update_wrapper(call, flow)
     return call
 
 
-async def one_after_another(
-    lock: AbstractLock, driver: Driver, owner: Owner, run: Callable[[], Coroutine[Any, Any, T]]
-) -> T:
+async def serialize(lock: AbstractLock, driver: Driver, owner: Owner, run: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a flow after the earlier calls of a named owner."""
-    with TURNS.join(key_of(lock, owner)) as turn:
-        await turn.comes(lock, driver, driver.now())
+    with NAMED_CALLS.join(key_of(lock, owner)) as call:
+        await call.acquire(lock, driver, driver.now())
         return await run()
 
 

@@ -24,14 +24,14 @@ from django_rlock.locks import forced
 from django_rlock.locks.attempt import AcquireRequest, Attempt
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.callers import (
-    TURNS,
+    NAMED_CALLS,
     a_call,
     calling_line,
     describe_holder,
     give_back_at_job_end,
-    in_turn,
-    one_after_another,
     refuse_nested,
+    serialize,
+    serialized,
 )
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, AbstractLock, Named, holders_call
@@ -79,7 +79,7 @@ async def ask_for(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
     try:
         owner.is_calling = True
         taken = await (
-            _take_after_others(lock, driver, request) if owner.is_named else lock._engine.take(lock, driver, request)
+            _take_named(lock, driver, request) if owner.is_named else lock._engine.take(lock, driver, request)
         )
         if not taken:
             request.failed.check_speed()
@@ -114,18 +114,18 @@ def check_keep(lock: AbstractLock, seconds: float) -> None:
         part._kind.check_keep(part, seconds)
 
 
-def take_in_turn(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> Coroutine[Any, Any, bool]:
+def take_serialized(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> Coroutine[Any, Any, bool]:
     """Take the lock. The calls of a named owner run one after another, in all threads and tasks that use the name."""
-    flow = _take_after_others if request.owner.is_named else lock._engine.take
+    flow = _take_named if request.owner.is_named else lock._engine.take
     return flow(lock, driver, request)
 
 
-async def _take_after_others(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
+async def _take_named(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
     until = request.until(driver.now())
     taken = False
     try:
-        with TURNS.join(key_of(lock, request.owner)) as turn:
-            if not await turn.comes(lock, driver, until):
+        with NAMED_CALLS.join(key_of(lock, request.owner)) as call:
+            if not await call.acquire(lock, driver, until):
                 lease = request.lease_under(settings_of(lock.using))
                 request.failed = Attempt(lock, driver, request.owner, request.owner.owner_id, lease, until)
                 return False
@@ -133,7 +133,7 @@ async def _take_after_others(lock: AbstractLock, driver: Driver, request: Acquir
                 request.wait = max(until - driver.now(), 0.0)
             taken = bool(await lock._engine.take(lock, driver, request))
     except BaseException:
-        if taken and (hold := HOLDS.get(lock, request.owner)):  # the end of the turn was interrupted
+        if taken and (hold := HOLDS.get(lock, request.owner)):  # its end was interrupted
             hold.scoped -= request.scoped
             hold.count -= 1
             _finish_later(lock, hold, request.owner)
@@ -277,7 +277,7 @@ def give_back(
     if owner.is_named:
         if blocks:
             leave_block(lock, owner)
-        return one_after_another(lock, driver, owner, partial(_give_back, lock, driver, owner, 0, begun))
+        return serialize(lock, driver, owner, partial(_give_back, lock, driver, owner, 0, begun))
     return _give_back(lock, driver, owner, blocks, begun)
 
 
@@ -399,7 +399,7 @@ def leave_block(lock: AbstractLock, owner: Owner) -> None:
         hold.scoped -= 1
 
 
-@in_turn
+@serialized
 async def prolong(lock: AbstractLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
     lease = lease_seconds(lease_time)
     if lease is None:

@@ -21,7 +21,7 @@ from django_rlock._transport.registry import background_driver, listeners
 from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.callers import in_turn
+from django_rlock.locks.callers import serialized
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import AbstractLock, Forced, force_release_call, forced_channel, retire_call
 from django_rlock.locks.options import RELEASE_PATIENCE
@@ -36,7 +36,7 @@ watchdog_logger = logging.getLogger("django_rlock.watchdog")
 # --- the flow ---------------------------------------------------------------------------------------------------------
 
 
-@in_turn
+@serialized
 async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
     own = _forced_holds(lock, caller, owner, driver.now())
     renewed = [hold.renewed for hold in own]

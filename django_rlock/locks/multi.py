@@ -142,7 +142,7 @@ class AllOrNone:
         self, lock: AbstractLock, lease: float | None, wait: float | None, once: bool = False
     ) -> bool:
         request = AcquireRequest(self.owner, wait, lease, self.request.scoped, once)
-        taken = await engine.take_in_turn(lock, self.driver.at(lock.using), request)
+        taken = await engine.take_serialized(lock, self.driver.at(lock.using), request)
         if taken:
             self.taken.append(lock)
         else:

@@ -250,7 +250,7 @@ class _GiveBack:
         # It was interrupted perhaps before it had begun: from then on that handles interruptions itself.
         untouched = [hold for hold, count in self._before.items() if hold in HOLDS and hold.count == count]
         if self._owner.is_named and len(untouched) == len(self._before):
-            post(_give_back, self._lock, self._owner)  # in turn with the other threads of the name
+            post(_give_back, self._lock, self._owner)  # after the earlier calls of the name
             return
         for hold in untouched:
             release_later(hold)

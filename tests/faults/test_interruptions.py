@@ -219,10 +219,10 @@ def test_interrupted_block_of_a_lock_that_was_lost_before_is_left():
 
 
 @pytest.mark.parametrize("make", [RLock, lambda name, owner: MultiLock(RLock("a"), RLock(name), owner=owner)])
-def test_interrupted_end_of_a_turn_keeps_no_lock_of_a_name(monkeypatch, make):
+def test_interrupted_end_of_a_call_keeps_no_lock_of_a_name(monkeypatch, make):
     """Its owner never ends, and nobody else releases it."""
     lock = make("stock:42", owner="batch")
-    monkeypatch.setattr("django_rlock.locks.callers.Turn.__exit__", interrupted_once(monkeypatch))
+    monkeypatch.setattr("django_rlock.locks.callers.QueuedCall.__exit__", interrupted_once(monkeypatch))
     with pytest.raises(Interruption):
         lock.acquire()
     assert HOLDS.snapshot() == []

@@ -14,7 +14,7 @@ from django_rlock._transport.connections import server
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.registry import listeners
 from django_rlock._transport.subscriber import ListenerWaiter
-from django_rlock.locks.callers import TURNS, Turn
+from django_rlock.locks.callers import NAMED_CALLS, QueuedCall
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.permits import Permit
 from django_rlock.locks.records import Hold, Wait
@@ -25,7 +25,7 @@ from tests.eventually import eventually
 def kept(monkeypatch):
     """All objects of these classes that are made during a test."""
     found = []
-    for kind in Turn, ConnectionSlot, Connection, ListenerWaiter, Permit, Hold, Wait, Owner:
+    for kind in QueuedCall, ConnectionSlot, Connection, ListenerWaiter, Permit, Hold, Wait, Owner:
         init = kind.__init__
 
         def keep(self, *args, init=init, **options):
@@ -42,11 +42,11 @@ def of(kept, kind):
     return [each for each in kept if isinstance(each, kind)]
 
 
-def test_a_turn_leaves_the_line(kept, redis_client):
+def test_a_named_owners_call_leaves_its_queue(kept, redis_client):
     with rlock("stock", owner="checkout-7"):
         pass
-    assert of(kept, Turn)
-    assert TURNS._line == []
+    assert of(kept, QueuedCall)
+    assert NAMED_CALLS._queue == []
 
 
 def test_a_connection_that_is_closed_leaves_its_place(kept, redis_client):

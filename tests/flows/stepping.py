@@ -19,7 +19,7 @@ from django_rlock._transport.identity import NamedOwner, Owner
 from django_rlock._transport.worker import worker
 from django_rlock.locks import BaseLock, heartbeats, watchdog
 from django_rlock.locks.attempt import AcquireRequest
-from django_rlock.locks.engine import take_in_turn as take
+from django_rlock.locks.engine import take_serialized as take
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Wait
 

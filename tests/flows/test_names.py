@@ -17,7 +17,7 @@ from django_rlock._redis.keys import readwrite_channel, readwrite_keys
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.attempt import AcquireRequest
-from django_rlock.locks.engine import take_in_turn as take
+from django_rlock.locks.engine import take_serialized as take
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from tests.flows import ends

@@ -12,7 +12,7 @@ import redis
 from django_rlock._redis.keys import alive_key, queue_key
 from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock._transport.worker import CleanUps, worker
-from django_rlock.locks.callers import TURNS
+from django_rlock.locks.callers import NAMED_CALLS
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import PATIENCE
 from tests.flows.stepping import NAME, Action, Actor, Beater, Process, SteppingDriver, Visitor, Waiter
@@ -65,7 +65,7 @@ class World:
         client.flushdb()
         HOLDS.clear()
         WAITS.clear()
-        TURNS.forget()
+        NAMED_CALLS.forget()
         worker("default").jobs[CleanUps].clear()
 
     @property
@@ -125,8 +125,8 @@ class World:
         line = [each for each in self.waiters if each.driver.process is process and each.channel == channel]
         ticket, _, token = text.partition(" ")
         exact = [each for each in line if each.token == token]
-        in_turn = exact or [each for each in line if each.token is None]
-        for waiter in [*in_turn[:1], *(each for each in line if each.token == EVERYBODY)]:
+        in_order = exact or [each for each in line if each.token is None]
+        for waiter in [*in_order[:1], *(each for each in line if each.token == EVERYBODY)]:
             waiter.ticket = ticket
             waiter.wake()
 

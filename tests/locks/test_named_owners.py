@@ -150,7 +150,7 @@ async def test_a_try_does_not_wait_for_one_that_waits_under_the_name(binding, ki
 
 
 def test_a_call_that_was_interrupted_keeps_nobody_out(kind, redis_client):
-    """Its turn is over, also where its frames are kept."""
+    """It has left the queue, also where its frames are kept."""
 
     async def body() -> None:
         async with kind("stock:42"):
