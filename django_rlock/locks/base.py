@@ -223,7 +223,7 @@ class BaseLock(HeldLock):
         LockUnavailableError when Redis is unreachable: then the background thread retries until the lease ends.
         """
         if self.until_commit is None:
-            warn_before_commit(self)
+            warn_before_commit(self, 2)
         driver = blocking_driver(self)
         run_flow(self._release_for, (driver, self._owner(driver)))
 
@@ -290,7 +290,7 @@ class BaseLock(HeldLock):
         """Leave a block; for a block whose own ``__exit__`` is guarded. ``warns`` is whether to warn if a transaction
         is open."""
         if warns and self.until_commit is None:
-            warn_before_commit(self)
+            warn_before_commit(self, 3)
         owner = self._named_owner or owner or thread_owner()
         if running_loop() is not None and not may_block_loops():
             # A generator that other code entered is dropped here.

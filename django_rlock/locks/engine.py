@@ -151,7 +151,7 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
         options.check_kind(lock.kind)
     owner, started, lease = request.owner, driver.now(), request.lease_under(options)
     key = key_of(lock, owner)
-    outer = HOLDS.at(key)
+    outer = HOLDS.at(key) if HOLDS.table else None
     give_up_at = until = request.until(started)
     if outer is not None and not note_loss(outer, started):
         attempt = Attempt(lock, driver, owner, outer.owner_id, lease, until)

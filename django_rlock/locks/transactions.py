@@ -271,9 +271,10 @@ def _give_back(lock: AbstractLock, owner: Owner) -> None:
 # --- a release inside a transaction ----------------------------------------------------------------------------------
 
 
-def warn_before_commit(lock: AbstractLock) -> None:
-    """Log, once for each line and its caller, that a lock is released before COMMIT; called by the method that does."""
-    frame = sys._getframe(2)
+def warn_before_commit(lock: AbstractLock, frames: int) -> None:
+    """Log, once for each line and its caller, that a lock is released before COMMIT. ``frames`` is the number of frames
+    of this package below the line."""
+    frame = sys._getframe(frames)
     if frame.f_code.co_filename.startswith(_BETWEEN):
         frame = _outside(frame)
     # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
