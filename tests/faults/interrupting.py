@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import django_rlock
-from django_rlock import FairLock, FencedLock, MultiLock, ReadWriteLock, RLock
+from django_rlock import FairLock, FencedLock, MultiLock, ReadLock, ReadWriteLock, RLock, WriteLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import lose
+from tests.apart import ApartLock
 from tests.background import settle
 from tests.faults.storm import is_swallowed
 from tests.operators import free_by_force
@@ -86,7 +87,10 @@ MAKERS = {
     "read": lambda: ReadWriteLock("stock:42").read_lock,
     "write": lambda: ReadWriteLock("stock:42").write_lock,
     "multi": lambda: MultiLock(*[FairLock(f"account:{number}") for number in range(3)]),
-    "multi, by several scripts": lambda: MultiLock(FairLock("account:1"), RLock("account:2"), FencedLock("account:3")),
+    "multi, of several kinds": lambda: MultiLock(
+        FairLock("account:1"), FencedLock("account:2"), ReadLock("account:3"), WriteLock("account:4")
+    ),
+    "multi, by several scripts": lambda: MultiLock(FairLock("account:1"), RLock("account:2"), ApartLock("account:3")),
 }
 """Locks whose parts all have a hold of their own."""
 

@@ -11,11 +11,15 @@ from typing import Any, TypeVar
 
 from django_rlock import (
     CountDownLatch,
+    FairLock,
+    FencedLock,
     LockLostError,
     LockTimeoutError,
     LockUnavailableError,
+    MultiLock,
     PermitExpirableSemaphore,
     Semaphore,
+    WriteLock,
     rlock,
 )
 from django_rlock._transport.identity import current_owner
@@ -290,7 +294,8 @@ def _side(kind: str, name: str, using: str) -> Subject:
 
 
 def _multi(_kind: str, name: str, using: str) -> Subject:
-    return Subject(rlock(f"{name}:1", f"{name}:2", using=using))
+    others = FencedLock(f"{name}:2", using=using), WriteLock(f"{name}:3", using=using)
+    return Subject(MultiLock(FairLock(f"{name}:1", using=using), *others))
 
 
 def _named(_kind: str, name: str, using: str) -> Subject:

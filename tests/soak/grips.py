@@ -246,7 +246,7 @@ def _side(kept: str, **options: Any) -> Callable[[Random], Grip]:
 def _multi(chance: Random) -> Grip:
     members: Any = [
         *(("fair", "fair:"), ("fair", "queue:"), ("rlock", "plain:")),
-        *(("fair", "mixed:"), ("rlock", "mixed:")),
+        *(("fair", "mixed:"), ("rlock", "mixed:"), ("fenced", "fenced:"), ("write", "prices:"), ("write", "stocks:")),
     ]
     chosen = {name + _set(chance): kind for kind, name in chance.sample(members, chance.randint(2, 4))}
     return Grip("multi", ONE, list(chosen), MultiLock(*(rlock(name, kind=chosen[name], using=ONE) for name in chosen)))
