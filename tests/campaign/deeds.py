@@ -20,7 +20,7 @@ from example_project.embedded import EmbeddedServer
 from tests import namespaces
 from tests.campaign.plan import WATCHDOG_TIMEOUT
 from tests.campaign.servers import Servers
-from tests.campaign.staff import Staff
+from tests.campaign.staff import CampaignWorker, Staff
 from tests.proxy import Proxy, Rule
 from tests.soak import nemesis
 from tests.soak.nemesis import TO_COMMANDS, Deed, registering
@@ -72,45 +72,27 @@ def stop_a_child_beyond_the_lease(scene: Scene, chance: Random) -> None:
 
 @deed(WORKERS)
 def stop_a_worker_beyond_the_lease(scene: Scene, chance: Random) -> None:
-    worker = scene.staff.workers[_any(scene, chance)]
-    worker.signal(signal.SIGSTOP)
-    try:
-        scene.last(chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT)
-    finally:
-        worker.signal(signal.SIGCONT)
+    scene.hang(scene.staff.workers[_any(scene, chance)], chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT)
 
 
-@deed(WORKERS)
-def kill_a_worker(scene: Scene, chance: Random) -> None:
-    place = _any(scene, chance)
-    scene.staff.workers[place].kill()
-    scene.staff.replace(place)
+def _succeeded(
+    leave: Callable[[CampaignWorker], None], replace: Callable[[Staff, int], None], scene: Scene, chance: Random
+) -> None:
+    """Let a worker go, and put another worker there."""
+    number = _any(scene, chance)
+    leave(scene.staff.workers[number])
+    replace(scene.staff, number)
 
 
-@deed(WORKERS)
-def end_a_worker(scene: Scene, chance: Random) -> None:
-    place = _any(scene, chance)
-    scene.staff.workers[place].end()
-    scene.staff.replace(place)
-
-
-def hire_a_stranger(scene: Scene, chance: Random) -> None:
-    place = _any(scene, chance)
-    scene.staff.workers[place].kill()
-    scene.staff.replace_by_stranger(place)
-
-
-def fill_the_disk_of_a_worker(scene: Scene, chance: Random) -> None:
-    place = _any(scene, chance)
-    scene.staff.workers[place].kill()
-    scene.staff.replace_by_full(place)
-
-
+KILL = CampaignWorker.kill
+SUCCESSIONS: dict[str, tuple[Callable[[CampaignWorker], None], Callable[[Staff, int], None]]] = {
+    "kill a worker": (KILL, Staff.replace),
+    "end a worker": (CampaignWorker.end, Staff.replace),
+}
 if namespaces.why_not() is None:
-    deed(WORKERS)(hire_a_stranger)
-    deed(WORKERS)(fill_the_disk_of_a_worker)
-
-
+    SUCCESSIONS["hire a stranger"] = KILL, Staff.replace_by_stranger
+    SUCCESSIONS["fill the disk of a worker"] = KILL, Staff.replace_by_full
+DEEDS += [Deed(name, WORKERS, partial(_succeeded, *how)) for name, how in SUCCESSIONS.items()]
 DEEDS.append(Deed("kill another child", WORKERS, kill_a_child))
 
 

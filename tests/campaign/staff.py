@@ -61,9 +61,15 @@ class CampaignWorker(Worker):
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
     def end(self) -> None:
         """Let it end as it does when its machine shuts down."""
-        self.signal(signal.SIGCONT)
+        self.resume()
         self.stop()
 
 

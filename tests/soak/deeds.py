@@ -131,12 +131,7 @@ def _with_a_long_hold(scene: Scene, chance: Random) -> Worker:
 
 
 def _stop(scene: Scene, place: int, seconds: float) -> None:
-    worker = scene.crew.workers[place]
-    worker.pause()
-    try:
-        scene.last(seconds)
-    finally:
-        worker.resume()
+    scene.hang(scene.crew.workers[place], seconds)
 
 
 # --- to one server, and to nodes of a RedLock -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
@@ -23,6 +23,12 @@ SOONEST, LATEST = 0.05, 2.5
 """Seconds between two deeds to one place."""
 MOST = 10_000
 """Deeds to one place at most."""
+
+
+class Pausable(Protocol):
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
 
 
 class Deed(NamedTuple):
@@ -68,13 +74,13 @@ class Scene:
         """Let what was done be for so long."""
         self.over.wait(seconds)
 
-    def hang(self, server: EmbeddedServer, seconds: float) -> None:
-        """Let a server stand still for so long."""
-        server.pause()
+    def hang(self, program: Pausable, seconds: float) -> None:
+        """Let a server or a worker stand still for so long."""
+        program.pause()
         try:
             self.last(seconds)
         finally:
-            server.resume()
+            program.resume()
 
     def be_down(self, server: EmbeddedServer, seconds: float) -> None:
         """Let a server be dead for so long."""
