@@ -220,12 +220,11 @@ def queues_and_is_lost(self, log):
 
 
 @queued(acks_late=True)
-def queues_and_leaves(self, log, how):
-    """End without a result; when it is requeued, run again."""
+def queues_and_is_requeued(self, log):
     with inside(log, self.request.id):
-        if how == "requeue" and self.request.delivery_info["redelivered"]:
+        if self.request.delivery_info["redelivered"]:
             return f"done {log}"
-        raise {"ignore": Ignore(), "error": ValueError("no")}.get(how) or Reject("not now", requeue=how == "requeue")
+        raise Reject("not now", requeue=True)
 
 
 @queued(lock_key=None)
@@ -284,20 +283,6 @@ def key_that_fails(task, log, how):
 
 @queued(lock_key=key_that_fails)
 def queues_and_never_begins(self, log, how):
-    return work(self, log)
-
-
-class Interrupted(LockedTask[..., Any]):
-    """A task whose soft time limit comes before it does anything."""
-
-    def __call__(self, *args, **kwargs):
-        if not self.request.called_directly:
-            signal.raise_signal(signal.SIGUSR1)
-        return super().__call__(*args, **kwargs)
-
-
-@queued(base=Interrupted)
-def queues_and_is_interrupted(self, log):
     return work(self, log)
 
 

@@ -255,25 +255,17 @@ def test_a_run_whose_process_dies(worker, log, unread, task):
     until(lambda: is_free(task, log, unread))
 
 
-@pytest.mark.parametrize("how", ["ignore", "reject", "error", "requeue"])
-def test_a_run_that_ends_otherwise(worker, log, unread, how):
-    result = tasks.queues_and_leaves.delay(log, how)
-    assert {run["id"] for run in starts(log, 2 if how == "requeue" else 1)} == {result.id}
-    until(lambda: is_free(tasks.queues_and_leaves, log, unread, how))
+def test_a_run_that_is_requeued(worker, log, unread):
+    result = tasks.queues_and_is_requeued.delay(log)
+    assert {run["id"] for run in starts(log, 2)} == {result.id}
+    until(lambda: is_free(tasks.queues_and_is_requeued, log, unread))
 
 
-@pytest.mark.parametrize(
-    ("task", "args"),
-    [
-        (tasks.queues_and_is_interrupted, []),
-        (tasks.queues_and_never_begins, ["soft limit"]),
-        (tasks.queues_and_never_begins, ["error"]),
-    ],
-)
-def test_a_message_that_ends_before_its_run_begins(worker, log, unread, task, args):
-    result = task.delay(log, *args)
+@pytest.mark.parametrize("how", ["soft limit", "error"])
+def test_a_message_whose_key_cannot_be_made_in_the_worker(worker, log, unread, how):
+    result = tasks.queues_and_never_begins.delay(log, how)
     assert isinstance(result.get(timeout=records.WAIT, propagate=False), SoftTimeLimitExceeded | ConnectionError)
-    until(lambda: is_free(task, log, unread, *args))
+    until(lambda: is_free(tasks.queues_and_never_begins, log, unread, how))
 
 
 def test_a_message_that_is_skipped(worker, log, unread):
@@ -428,11 +420,6 @@ def test_no_change_is_missed(worker, log, kills, task):
                 kill_who_ran_last(log)
             until(is_caught_up)
     assert not overlaps(starts(log, records.count(f"{log}:starts")))
-
-
-def test_a_message_sent_while_another_waits_is_dropped(unread, log):
-    first = tasks.queues_again.apply_async([log], queue=unread)
-    assert tasks.queues_again.apply_async([log], queue=unread).id == first.id
 
 
 def test_until_the_start(worker, log, unread):
