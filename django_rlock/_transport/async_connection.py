@@ -61,9 +61,10 @@ class TaskConnection:
         self.connection = connection
         self.loop = loop
         self.is_open = False
+        self.is_introduced = False  # set by RedLock, when it knows which server this leads to
         self._is_attached = False
         self._is_given = False
-        self._fileno = connection.fileno()
+        self.fileno = connection.fileno()
         self._owed: deque[Owed] = deque()
         self._unsent = bytearray()
         self._timers: list[asyncio.TimerHandle] = []
@@ -76,7 +77,7 @@ class TaskConnection:
         self._is_attached = True
         self.connection.sock.settimeout(0)
         # The loop polls again by itself; but what TLS has decrypted already makes no socket readable.
-        self.loop.add_reader(self._fileno, self.read, self.connection.is_plain)
+        self.loop.add_reader(self.fileno, self.read, self.connection.is_plain)
         self.is_open = True
 
     def ask(self, packed: bytes, expected: tuple[bytes, Script], limit: float) -> asyncio.Future[Any]:
@@ -112,16 +113,24 @@ class TaskConnection:
 
     def send(self, packed: bytes, expected: tuple[bytes, Script], slot: Slot) -> None:
         """Send a command whose reply goes to ``slot``, without a time limit."""
-        self._send_for([(expected, slot, math.inf, monotonic())], packed)
+        now = monotonic()
+        try:
+            if now - self._heard_at > DOUBTED_AFTER:
+                self._expect_life(now)
+            self._owed.append((expected, slot, math.inf, now))
+            self._write(packed)
+        except BaseException:  # see _send_for
+            self.break_off_interrupted()
+            raise
 
     @property
     def owes(self) -> bool:
         """Whether replies are still to come."""
         return bool(self._owed)
 
-    def was_idle(self, now: float, seconds: float) -> bool:
-        """Whether the connection owes nothing, and has brought nothing for some time."""
-        return not self._owed and now - self._heard_at > seconds
+    def heard_within(self, seconds: float, now: float) -> bool:
+        """Whether a reply has arrived in the last seconds."""
+        return now - self._heard_at <= seconds
 
     def silent_since(self) -> float | None:
         """When the oldest command without a reply was sent, or a reply last arrived if that is later; else None."""
@@ -146,7 +155,7 @@ class TaskConnection:
         sent = self._send(packed)
         if sent < len(packed) and self.is_open:
             self._unsent += packed[sent:]
-            self.loop.add_writer(self._fileno, self._on_writable)
+            self.loop.add_writer(self.fileno, self._on_writable)
 
     def _send(self, data: bytes | bytearray) -> int:
         try:
@@ -161,7 +170,7 @@ class TaskConnection:
         try:
             del self._unsent[: self._send(self._unsent)]
             if not self._unsent and self.is_open:
-                self.loop.remove_writer(self._fileno)
+                self.loop.remove_writer(self.fileno)
         except BaseException:
             self.break_off_interrupted()
             raise
@@ -285,8 +294,8 @@ class TaskConnection:
         for timer in self._timers:
             timer.cancel()
         if self._is_attached and not self.loop.is_closed():
-            self.loop.remove_reader(self._fileno)
-            self.loop.remove_writer(self._fileno)
+            self.loop.remove_reader(self.fileno)
+            self.loop.remove_writer(self.fileno)
         self._is_attached = False  # before the socket is closed: then its number may be that of another one
 
     def _end(self, error: Exception) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Unpack
 
 from django_rlock._redis import keys, scripts
@@ -12,13 +13,11 @@ from django_rlock._transport.quorum.calls import (
     AcquireAgain,
     AskHolders,
     AskState,
-    Bump,
     ForceRelease,
     Keep,
     Release,
     Renew,
     Seed,
-    Vouch,
 )
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import SETTLE, Kind, settled_keys
@@ -65,35 +64,36 @@ class Majority(Kind["RedLock"]):
             args,
             lease=lease,
             valid_for=lease - self.drift(lock, lease),
-            bump=Bump(lock.name, scripts.REDLOCK_BUMP, (key, token), (asker, 0, kept)) if lock.fencing else None,
-            vouch=Vouch(lock.name, scripts.REDLOCK_VOUCH, marks, ("", "")) if marks else None,
-            undo=self.leave(lock, asker, lease),
+            fencing=lock.fencing,
+            undo=partial(self.leave, lock, asker, lease),
         )
 
     def release(self, lock: RedLock, owner_id: str, left: int, lease: float) -> Release:
-        undo = None if left else self.leave(lock, owner_id, lease)
-        return self._free_call(lock, owner_id, left, lease, undo)
-
-    def leave(self, lock: RedLock, asker: str, lease: float | None = None) -> Release:
-        return self._free_call(lock, asker, 0, lease or settings_of(lock.using).watchdog_timeout, None)
-
-    def _free_call(self, lock: RedLock, owner_id: str, left: int, lease: float, undo: Release | None) -> Release:
         key, _, tombstones, channel = keys.redlock_keys(lock.key)
         refused = milliseconds(2 * settings_of(lock.using).node_timeout)
         args = (owner_id, left, milliseconds(lease), refused)
-        return Release(lock.name, scripts.REDLOCK_RELEASE, (key, channel, tombstones), args, lease=lease, undo=undo)
+        return Release(lock.name, scripts.REDLOCK_RELEASE, (key, channel, tombstones), args, lease=lease)
+
+    def leave(self, lock: RedLock, asker: str, lease: float | None = None) -> Release:
+        return self.release(lock, asker, 0, lease or settings_of(lock.using).watchdog_timeout)
 
     def lease(self, lock: RedLock, owner_id: str, lease: float, mode: int) -> Renew:
-        key, _, tombstones, _ = keys.redlock_keys(lock.key)
-        lease_ms = milliseconds(lease)
-        seed = None
-        if mode != SETTLE:  # a settling call gives no new lease, and may come after a forced release
-            seed = Seed(lock.name, scripts.REDLOCK_SEED, (key, tombstones), (owner_id, 1, lease_ms))
+        key = keys.redlock_keys(lock.key)[0]
         marks = _marks(lock)
-        args = (owner_id, lease_ms, mode, len(marks))
-        undo = self.leave(lock, owner_id, lease)
-        all_keys = key, *(marks or (key,)), *settled_keys(lock, owner_id, mode)
-        return Renew(lock.name, scripts.REDLOCK_RENEW, all_keys, args, lease=lease, undo=undo, seed=seed)
+        return Renew(
+            lock.name,
+            scripts.REDLOCK_RENEW,
+            (key, *(marks or (key,)), *settled_keys(lock, owner_id, mode)),
+            (owner_id, milliseconds(lease), mode, len(marks)),
+            lease=lease,
+            undo=partial(self.leave, lock, owner_id, lease),
+            # A settling call gives no new lease, and may come after a forced release.
+            seed=None if mode == SETTLE else partial(self._seed, lock, owner_id, lease),
+        )
+
+    def _seed(self, lock: RedLock, owner_id: str, lease: float, holds: int) -> Seed:
+        key, _, tombstones, _ = keys.redlock_keys(lock.key)
+        return Seed(lock.name, scripts.REDLOCK_SEED, (key, tombstones), (owner_id, holds, milliseconds(lease)))
 
     def check_keep(self, lock: RedLock, seconds: float) -> None:
         longest = settings_of(lock.using).longest_lease

@@ -288,7 +288,7 @@ def bump(strike: Strike) -> None:
     call = lock._kind.acquire(lock, owner, 1, 5, False)
     [*_, token, _] = send(call)
     strike()
-    send(call.bump.to(token + 1_000_000))
+    send(call.bump(token + 1_000_000))
     send(lock._kind.leave(lock, owner))
     then()
 
@@ -322,7 +322,7 @@ def seed(strike: Strike) -> None:
     """A node that has forgotten a holder gets it back, and the holder leaves."""
     lock, owner, _ = node_calls()
     strike()
-    send(lock._kind.lease(lock, owner, 30, RENEW).seed.with_holds(2))
+    send(lock._kind.lease(lock, owner, 30, RENEW).seed(2))
     send(lock._kind.leave(lock, owner).lasting())
 
 

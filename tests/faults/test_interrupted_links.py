@@ -230,7 +230,7 @@ def test_ending(new_ends: Callable[[], Ends], is_ours: bool) -> None:
         if is_ours and link.is_open:  # interrupted before it began: it is still a good link
             link.break_off(LOST)
         assert all(isinstance(end, RedisConnectionError) for end in ends_of(asked))
-        assert not is_read(link.loop, link._fileno)
+        assert not is_read(link.loop, link.fileno)
 
 
 def test_error_that_tasks_share_keeps_no_frames_of_others() -> None:
@@ -261,12 +261,12 @@ def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
     """The number of its socket may be that of another one meanwhile."""
     (link, _), (other, servers) = new_ends(), new_ends()
     link.break_off(LOST)
-    os.dup2(other._fileno, link._fileno)
-    following = TaskConnection(Connection(socket.socket(fileno=link._fileno)), link.loop)
+    os.dup2(other.fileno, link.fileno)
+    following = TaskConnection(Connection(socket.socket(fileno=link.fileno)), link.loop)
     following.attach()
     link.break_off(LOST)
     answer = following.ask(b"PING", REPLIES[0], LIMIT)
-    other.loop.remove_reader(other._fileno)
+    other.loop.remove_reader(other.fileno)
     servers.sendall(b"*2\r\n$15\r\n%b\r\n:1\r\n" % NONCES[0])
     assert link.loop.run_until_complete(answer) == [NONCES[0], 1]
     following.break_off(LOST)
@@ -287,7 +287,7 @@ def test_use_by_one_who_breaks_it_off(new_ends: Callable[[], Ends], use: Callabl
     for _ in opcodes_of(prepare):
         [link] = links
         link.break_off(RedisConnectionError("its use was interrupted"))
-        assert not is_read(link.loop, link._fileno)
+        assert not is_read(link.loop, link.fileno)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # Python's, between two of its opcodes

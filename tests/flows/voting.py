@@ -152,6 +152,9 @@ class Talk:
                 return
             await suspend("listen")
 
+    def end_by(self, until: float) -> None:
+        """Here it ends when the walk has let the nodes reply."""
+
     async def __aenter__(self) -> Self:
         self.driver.talk = self
         return self

@@ -312,6 +312,7 @@ class SimTalk:
         self.client = driver.client
         self.answers: deque[Answer] = deque()
         self.sleeper: Callable[[], None] | None = None
+        self.until = 0.0
         self.closed = False
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
@@ -339,16 +340,20 @@ class SimTalk:
             self.sleeper()
 
     async def listen(self, count: Count, until: float) -> None:
-        while (answer := await self.receive(until)) is not None:
+        self.until = until
+        while (answer := await self.receive()) is not None:
             if count(answer):
                 return
 
-    async def receive(self, until: float) -> Answer | None:
+    def end_by(self, until: float) -> None:
+        self.until = until
+
+    async def receive(self) -> Answer | None:
         while not self.answers:
-            if self.driver.now() >= until:
+            if self.driver.now() >= self.until:
                 return None
-            await suspend(until, self)
-        if self.driver.now() > until:
+            await suspend(self.until, self)
+        if self.driver.now() > self.until:
             return None
         answer = self.answers.popleft()
         if isinstance(answer.call, Acquire) and not isinstance(answer.reply, Exception) and answer.reply[1] == b"OK":
@@ -396,8 +401,8 @@ class SimDriver(Quorum):
         while nodes and self.now() < until:
             async with self.conversation() as session:
                 session.send(undo, nodes)
-                wait = self.now() + self.timeout
-                while (answer := await session.receive(wait)) is not None:
+                session.until = self.now() + self.timeout
+                while (answer := await session.receive()) is not None:
                     if not isinstance(answer.reply, Exception):
                         nodes.discard(answer.node)
             await self.sleep(0.5)
@@ -438,13 +443,13 @@ class OldAcquire(Acquire):
     __slots__ = ()
 
     async def _fence(self, grants: VoteTally, voting: VotingRound) -> int | None:
-        if self.bump is None:
+        if not self.fencing:
             return 0
         until = self.sent_at + 2 * voting.timeout
-        token = await self._count_on(self.bump, grants, voting, until)
+        token = await self._count_on(grants, voting, until)
         if token is None:
             await voting.hear_out(grants, self.sent_at + voting.timeout)
-            token = await self._count_on(self.bump, grants, voting, until)
+            token = await self._count_on(grants, voting, until)
         return token
 
 

@@ -15,7 +15,7 @@ from django_rlock._redis import scripts
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.quorum import calls
 from django_rlock._transport.quorum.calls import Acquire, Bump, Quorum, Release
-from django_rlock._transport.quorum.votes import AHEAD, Answer, QuorumCall, VoteTally, VotingRound
+from django_rlock._transport.quorum.votes import AHEAD, Answer, QuorumCall, Restarts, VoteTally, VotingRound
 from django_rlock.locks import redlock, watchdog
 from django_rlock.locks.redlock import Majority
 from tests.forms import THOROUGH
@@ -84,10 +84,11 @@ def votes_count_twice(patch):
             self.cast += 1
         add(self, node, reply)
 
-    add = VoteTally.add
+    add, decided = VoteTally.add, vars(VoteTally)["decided"]
     patch.setattr(VoteTally, "cast", 0, raising=False)
     patch.setattr(VoteTally, "add", changed)
     patch.setattr(VoteTally, "won", property(lambda self: self.cast >= self.quorum))
+    patch.setattr(VoteTally, "decided", property(lambda self: self.won or decided.fget(self)))
 
 
 def late_grants_count(patch):
@@ -133,7 +134,7 @@ def tokens_are_used_again(patch):
 def gives_back_where_granted_only(patch):
     async def changed(self, call, asked):
         if call.undo is not None:
-            self.send(call.undo, asked.yes)
+            self.send(call.undo(), asked.yes)
 
     patch.setattr(VotingRound, "undo_everywhere", changed)
 
@@ -175,7 +176,7 @@ def late_granters_vote_on_a_lower_token(patch):
 
 def only_the_first_granters_are_asked(patch):
     async def changed(self, grants, nodes):
-        return await self._count_on(self.bump, grants, nodes, self.sent_at + 2 * nodes.timeout)
+        return await self._count_on(grants, nodes, self.sent_at + 2 * nodes.timeout)
 
     patch.setattr(Acquire, "_fence", changed)
 
@@ -483,7 +484,7 @@ class Told:
     def __init__(self, split):
         self.split = split
         self.time = 0.0
-        self.restarts, self.proposals, self.timeout = None, None, 1.0
+        self.restarts, self.proposals, self.timeout = Restarts((), 0.0, 0.0), None, 1.0
 
     def send(self, call, nodes):
         self.answers = [(node, self.split[node], call) for node in nodes if self.split[node] != "s"]

@@ -14,26 +14,26 @@
 -- Returns {nonce, 'OK', token, the node's clock in us, the mark}; {nonce, 'LOST'} for a re-entry whose hold is gone; or
 -- {nonce, PTTL}, which is 0 if the attempt was abandoned before this arrived.
 
--- include: lease
 -- include: token
 -- include: voter
 
-if redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+local left = redis.call('pttl', KEYS[1]) -- -2: nobody has it
+if left ~= -2 and redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
     -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
-    redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
+    redis.call('pexpire', KEYS[1], math.max(left, tonumber(ARGV[4])))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us(), KEYS[4] and mark_of(KEYS[4], ARGV[2])}
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}
 end
-if redis.call('exists', KEYS[1]) == 1 then
-    return {ARGV[1], redis.call('pttl', KEYS[1])}
+if left ~= -2 then
+    return {ARGV[1], left}
 end
 if redis.call('zscore', KEYS[3], ARGV[2]) then
     return {ARGV[1], 0}
 end
-local token = next_token(KEYS[2], ARGV[5], ARGV[6])
+local token, now = next_token(KEYS[2], ARGV[5], ARGV[6])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[4])
-return {ARGV[1], 'OK', token, now_us(), KEYS[4] and mark_of(KEYS[4], ARGV[2])}
+return {ARGV[1], 'OK', token, now, KEYS[4] and mark_of(KEYS[4], ARGV[2])}

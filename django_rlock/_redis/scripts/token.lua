@@ -15,8 +15,8 @@ end
 -- counter years ahead of the clock, or beyond the range in which Lua's numbers are exact.
 local AHEAD = 100000
 
--- A counter alone would restart if the server lost its data, but the clock continues. A client's proposal is accepted
--- if it is higher than both, but only slightly ahead of the clock.
+-- Draws a token; returns it, and the clock. A counter alone would restart if the server lost its data, but the clock
+-- continues. A client's proposal is accepted if it is higher than both, but only slightly ahead of the clock.
 local function next_token(key, ttl_ms, proposal)
     local now = now_us()
     local token = math.max(now, (tonumber(redis.call('get', key)) or 0) + 1)
@@ -26,5 +26,5 @@ local function next_token(key, ttl_ms, proposal)
     end
     -- 17 digits: tostring() would round the token to 14.
     keep_token(key, string.format('%.0f', token), ttl_ms)
-    return token
+    return token, now
 end

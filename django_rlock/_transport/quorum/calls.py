@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_rlock._redis import scripts
 from django_rlock._redis.scripts import ENDLESS, LOST, OK
 from django_rlock._transport.calls import PATIENCE, REMEMBERED, REPLY_GRACE, ScriptCall, Undo, backoff, refused_until
 from django_rlock._transport.errors import ends_connection, is_final
@@ -35,20 +36,18 @@ NO_PROPOSAL = 0
 class Acquire(QuorumCall):
     """Takes the lock. Returns OK and the fencing token, or the time in ms until enough leases may have expired.
 
-    ``fresh`` is the proposed token; ``valid_for`` is the lease minus the clock drift, in seconds; ``bump`` is the call
-    that raises the nodes' counters, and ``vouch`` is the call that gives a node its vote (None: nodes forget nothing).
+    ``fresh`` is the proposed token; ``valid_for`` is the lease minus the clock drift, in seconds. ``fencing`` is
+    whether the lock has a token. The keys are those of the lock, of its counter and of its tombstones, and that of the
+    mark of the node's data, unless nodes forget nothing.
     """
 
     fresh = NO_PROPOSAL
     repeatable = False
 
-    def __init__(
-        self, *args: Any, valid_for: float, bump: Bump | None, vouch: Vouch | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, valid_for: float, fencing: bool, **options: Any) -> None:
         super().__init__(*args, **options)
         self.valid_for = valid_for
-        self.bump = bump
-        self.vouch = vouch
+        self.fencing = fencing
 
     def is_vote_for(self, reply: list[Any]) -> bool:
         return bool(reply[1] == OK)
@@ -60,15 +59,15 @@ class Acquire(QuorumCall):
 
     async def over(self, voting: VotingRound) -> list[Any]:
         valid_until = self.sent_at + self.valid_for
-        if self.bump is not None:
+        if self.fencing:
             self.fresh = voting.proposals.next(self.sent_at)
         grants = await voting.ask(self, until=self.sent_at + voting.timeout)
-        if self.vouch is not None:
-            self.vouch.give_votes(grants, voting)
+        if voting.restarts.quarantine:
+            self._vouch(grants, voting)
         if grants.won:
             token = await self._fence(grants, voting)
             if token is not None and valid_until - voting.now() >= self.lease * MIN_VALIDITY:
-                return [b"", OK, token] if self.bump else [b"", OK]
+                return [b"", OK, token] if self.fencing else [b"", OK]
         await voting.undo_everywhere(self, grants)
         if grants.out_of_reach:
             raise voting.not_reached(self, grants)
@@ -82,30 +81,38 @@ class Acquire(QuorumCall):
         their counters to the highest token. If one of them fails, all nodes that have granted by then are sent the
         highest of all their tokens, because a node with a higher counter refuses a lower token.
         """
-        if self.bump is None:
+        if not self.fencing:
             return 0
         tokens = [reply[2] for reply in grants.yes.values()]
         if tokens.count(tokens[0]) >= grants.quorum:
             return int(tokens[0])
         voting.proposals.learn([reply[3] for reply in grants.yes.values()], self.sent_at)
         until = self.sent_at + 2 * voting.timeout
-        token = await self._count_on(self.bump, grants, voting, until)
+        token = await self._count_on(grants, voting, until)
         if token is None:
             await voting.hear_out(grants, self.sent_at + voting.timeout)
-            token = await self._count_on(self.bump, grants, voting, until)
+            token = await self._count_on(grants, voting, until)
         return token
 
-    async def _count_on(self, bump: Bump, grants: VoteTally, voting: VotingRound, until: float) -> int | None:
+    async def _count_on(self, grants: VoteTally, voting: VotingRound, until: float) -> int | None:
         token: int = max(reply[2] for reply in grants.yes.values())
-        return token if (await voting.ask(bump.to(token), list(grants.yes), until)).won else None
+        return token if (await voting.ask(self.bump(token), list(grants.yes), until)).won else None
+
+    def bump(self, token: int) -> Bump:
+        """The call that raises counters to a token."""
+        owner, _, _, fence_ttl = self.args
+        return Bump(self.name, scripts.REDLOCK_BUMP, self.keys[:2], (owner, token, fence_ttl))
+
+    def _vouch(self, grants: VoteTally, voting: VotingRound) -> None:
+        """Vouch for the nodes whose votes other processes do not count yet. No reply is waited for."""
+        for node, grant in grants.yes.items():
+            mark = _mark_in(grant)
+            if run_id := voting.restarts.unknown_to_others(node, mark):
+                voting.send(Vouch(self.name, scripts.REDLOCK_VOUCH, self.keys[3:], (mark, run_id)), [node])
 
 
 class Bump(QuorumCall):
     """Raises the counters of the nodes that granted the lock."""
-
-    def to(self, token: int) -> Bump:
-        owner, _, fence_ttl = self.args
-        return Bump(self.name, self.script, self.keys, (owner, token, fence_ttl))
 
 
 def _doubted(call: QuorumCall, node: int, mark: bytes, voting: VotingRound) -> Exception | None:
@@ -120,13 +127,6 @@ def _mark_in(grant: list[Any]) -> bytes:
 
 class Vouch(QuorumCall):
     """Replaces the mark of a node's data by its run id: they are known for longer than any lease."""
-
-    def give_votes(self, grants: VoteTally, voting: VotingRound) -> None:
-        """Send it to the nodes whose votes other processes do not count yet. No reply is waited for."""
-        for node, grant in grants.yes.items():
-            mark = _mark_in(grant)
-            if run_id := voting.restarts.unknown_to_others(node, mark):
-                voting.send(Vouch(self.name, self.script, self.keys, (mark, run_id)), [node])
 
 
 class AcquireAgain(QuorumCall):
@@ -146,11 +146,11 @@ class AcquireAgain(QuorumCall):
 
 
 class Renew(QuorumCall):
-    """Renews the lease: 1, or 0 when no quorum has the lock. ``seed`` adds nodes that know nothing of the lock;
-    None adds none.
+    """Renews the lease: 1, or 0 when no quorum has the lock. ``seed`` returns, for a number of holds, the call that
+    adds nodes that know nothing of the lock; None adds none.
     """
 
-    def __init__(self, *args: Any, seed: Seed | None, **options: Any) -> None:
+    def __init__(self, *args: Any, seed: Callable[[int], Seed] | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.seed = seed
 
@@ -170,12 +170,12 @@ class Renew(QuorumCall):
             return [b"", 0]
         raise voting.not_reached(self, votes)
 
-    def _add_nodes(self, seed: Seed, votes: VoteTally, voting: VotingRound) -> None:
+    def _add_nodes(self, seed: Callable[[int], Seed], votes: VoteTally, voting: VotingRound) -> None:
         # Only now is it certain that the lock is held. Such a node counts from the next renewal on.
         taken = {node for node, reply in votes.no.items() if reply[1] != NOT_HELD}
         others = set(range(votes.size)) - votes.yes.keys() - taken
         if others:
-            voting.send(seed.with_holds(max(reply[1] for reply in votes.yes.values())), others)
+            voting.send(seed(max(reply[1] for reply in votes.yes.values())), others)
 
 
 NOT_HELD = -1
@@ -184,10 +184,6 @@ NOT_HELD = -1
 
 class Seed(QuorumCall):
     """Adds a holder's lock on nodes that lost it or never had it, unless another owner has it there."""
-
-    def with_holds(self, holds: int) -> Seed:
-        owner, _, lease_ms = self.args
-        return Seed(self.name, self.script, self.keys, (owner, holds, lease_ms))
 
 
 class Release(QuorumCall):
@@ -209,7 +205,7 @@ class Release(QuorumCall):
         if len(votes.answered) < votes.quorum:
             raise voting.not_reached(self, votes)
         if votes.errors:
-            voting.reap(self.undo or self, votes.errors)
+            voting.reap(self, votes.errors)
         return [b"", 0 if votes.refused else 1]
 
 
@@ -294,8 +290,7 @@ def _free_in_ms(votes: VoteTally) -> int:
     """When a quorum may be free, judging by the leases reported by the nodes that refused; ENDLESS for never."""
     lasting = [_lasting(reply[1]) for reply in votes.no.values()]
     # Nodes that have not replied yet are assumed to be like the slowest of the others.
-    unheard = votes.size - len(votes.yes) - len(votes.no) - len(votes.errors)
-    lasting += [0.0] * len(votes.yes) + [max(lasting, default=0.0)] * unheard + [math.inf] * len(votes.errors)
+    lasting += [0.0] * len(votes.yes) + [max(lasting, default=0.0)] * votes.unheard + [math.inf] * len(votes.errors)
     free_in = sorted(lasting)[votes.quorum - 1]
     return ENDLESS if free_in == math.inf else int(free_in)
 

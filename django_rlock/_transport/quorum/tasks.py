@@ -4,10 +4,10 @@ arrival."""
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any
-from weakref import WeakSet
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -16,6 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
 from django_rlock._core.threads import Sleep, sleep
+from django_rlock._redis.scripts import Script
 from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.async_pool import TASKS, connections_of
 from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
@@ -37,39 +38,23 @@ from django_rlock._transport.quorum.votes import (
 class _Slot:
     """Hands the reply of one node to the conversation that sent the call."""
 
-    __slots__ = ("_call", "_connection", "_node", "_session")
+    __slots__ = ("call", "connection", "node", "session")
+
+    # After an interruption it may get an error too, but only a node's first vote counts.
+    done = staticmethod(bool)
+    """Always False."""
 
     def __init__(self, node: int, connection: TaskConnection | None, call: QuorumCall, session: Session) -> None:
-        self._node = node
-        self._connection = connection
-        self._call = call
-        self._session = session
-
-    def done(self) -> bool:
-        """Never: after an interruption it may get an error too, but only a node's first vote counts."""
-        return False
-
-    def send(self, packed: bytes, nonce: bytes, down: Exception | None) -> None:
-        """Send the call. ``down`` is the error that prevented a connection."""
-        if self._connection is None or not self._connection.is_open:
-            self.set_result(down or RedisConnectionError("Its connection broke"))
-        else:
-            self._connection.send(packed, (nonce, self._call.script), self)
+        self.node = node
+        self.connection = connection
+        self.call = call
+        self.session = session
 
     def set_result(self, reply: Any, /) -> None:
-        if isinstance(reply, ErrorReply):
-            if str(reply).startswith("NOSCRIPT"):
-                nonce = next_nonce()
-                self.send(pack(self._call, nonce, with_source=True), nonce, None)
-                return
-            reply = server_error(str(reply))
-            if is_reply_that_ends_connection(reply) and self._connection is not None:
-                self._session.note_error(self._node, reply)
-                self._connection.break_off(reply)  # which gives it to this slot, too
-                return
-        if isinstance(reply, Exception) and self._session.will_ask_again(self, self._node, self._call, reply):
-            return
-        self._session.hear(self, Answer(self._node, self._call, reply))
+        if type(reply) is list:
+            self.session.hear(self, reply)
+        else:
+            self.session.hear_failure(self, reply)
 
 
 class Session:
@@ -90,34 +75,71 @@ class Session:
         self._answers: deque[Answer] = deque()
         self._count: Count | None = None
         self._error: Exception | None = None
+        self._until = 0.0
         self._sleep: Sleep
+        self._timer: asyncio.TimerHandle | None = None
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
         nonce = next_nonce()
         packed = pack(call, nonce)
+        expected = nonce, call.script
         for node in nodes:
             if node in self._to_repeat:  # after the calls before it
                 self._to_repeat[node].append(call)
             else:
-                self._send(node, call, packed, nonce)
+                self._send(node, call, packed, expected)
 
-    def _send(self, node: int, call: QuorumCall, packed: bytes, nonce: bytes) -> None:
-        slot = _Slot(node, self._connections[node], call, self)
+    def _send(self, node: int, call: QuorumCall, packed: bytes, expected: tuple[bytes, Script]) -> None:
+        connection = self._connections[node]
+        slot = _Slot(node, connection, call, self)
         self._awaited.add(slot)
-        slot.send(packed, nonce, self._down.get(node))
+        if connection is not None and connection.is_open:
+            connection.send(packed, expected, slot)
+        else:
+            slot.set_result(self._down.get(node) or RedisConnectionError("Its connection broke"))
 
-    def hear(self, slot: _Slot, answer: Answer) -> None:
-        """Take an answer from a connection. It is counted here, so that the task is woken once, when enough have
-        come."""
-        self._answers.append(answer)
-        self._awaited.discard(slot)
-        self._end_if_enough()
+    def hear(self, slot: _Slot, reply: list[Any] | Exception) -> None:
+        """Take a reply from a connection. It is counted here, so that the task is woken once, when enough have come."""
+        answer = Answer(slot.node, slot.call, reply)
+        if self._count is None:
+            self._answers.append(answer)
+            self._awaited.discard(slot)
+            return
+        try:
+            enough = self._count(answer)
+        except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the connection
+            self._error, enough = error, True
+        self._awaited.discard(slot)  # not before: an interruption would leave nothing that is asked again
+        if enough or not (self._awaited or self._to_repeat):
+            self._end()
 
-    def will_ask_again(self, slot: _Slot, node: int, call: QuorumCall, error: Exception) -> bool:
+    def hear_failure(self, slot: _Slot, reply: Exception) -> None:
+        """The same for an error: repeat the call if that may help."""
+        if isinstance(reply, ErrorReply):
+            if str(reply).startswith("NOSCRIPT"):
+                self._send_source(slot)
+                return
+            reply = server_error(str(reply))
+            if is_reply_that_ends_connection(reply) and slot.connection is not None:
+                self._sessions.nodes.note_error(slot.node, reply)
+                slot.connection.break_off(reply)  # which gives it to this slot, too
+                return
+        if not self._will_ask_again(slot, reply):
+            self.hear(slot, reply)
+
+    def _send_source(self, slot: _Slot) -> None:
+        nonce = next_nonce()
+        if slot.connection is not None and slot.connection.is_open:
+            slot.connection.send(pack(slot.call, nonce, with_source=True), (nonce, slot.call.script), slot)
+        else:
+            slot.set_result(RedisConnectionError("Its connection broke"))
+
+    def _will_ask_again(self, slot: _Slot, error: Exception) -> bool:
         """Note a call whose connection broke, or was refused; whether it will be sent over a new one, once in a
         conversation. Meanwhile the other nodes vote."""
         if slot not in self._awaited:  # it was noted before, or the conversation is over
             return True
+        node = slot.node
         if node in self._asked_again or not may_ask_again(error):
             return False
         self._awaited.discard(slot)
@@ -126,7 +148,7 @@ class Session:
         if node not in self._to_repeat:
             self._to_repeat[node] = []
             self._connecting.append(self._loop.create_task(self._ask_again(node)))
-        self._to_repeat[node].append(call)
+        self._to_repeat[node].append(slot.call)
         return True
 
     async def _ask_again(self, node: int) -> None:
@@ -139,49 +161,47 @@ class Session:
         for call in self._to_repeat[node]:
             call.sends += 1
             nonce = next_nonce()
-            self._send(node, call, pack(call, nonce), nonce)
+            self._send(node, call, pack(call, nonce), (nonce, call.script))
         del self._to_repeat[node]  # not before: while there are some, no other answer is the last one
-        self._end_if_enough()
+        if self._error is not None or not (self._awaited or self._to_repeat):
+            self._end()
 
-    def note_error(self, node: int, error: Exception) -> None:
-        """Let others learn of an error that concerns their connections to a node as well."""
-        self._sessions.nodes.note_error(node, error)
-
-    def _end_if_enough(self) -> None:
-        count = self._count
-        if count is not None and self._is_enough(count):
+    def _end(self) -> None:
+        """Wake the task, if it listens."""
+        if self._count is not None:
             self._sleep.end()
             self._count = None
 
-    def _is_enough(self, count: Count) -> bool:
-        """Count the answers that have come; returns whether there is nothing more to listen for."""
-        try:
-            return self._decides(count) or not (self._awaited or self._to_repeat)
-        except Exception as error:  # noqa: BLE001 - meant for the task that listens, not for the connection
-            self._error = error
-            return True
-
-    def _decides(self, count: Count) -> bool:
-        while self._answers:
-            if count(self._answers.popleft()):
-                return True
-        return False
-
     async def listen(self, count: Count, until: float) -> None:
-        if not self._is_enough(count):
+        self._until = until
+        if not self._has_heard_enough(count):
             self._sleep = Sleep(self._loop)
             self._count = count
             try:
                 # Also when the time is up: the loop reads first what has arrived while it was blocked.
-                await self._sleep.until_end(until - monotonic())
+                await self._sleep.until_end(self._until - monotonic())
             finally:
                 self._count = None
+                if self._timer is not None:
+                    self._timer.cancel()
         error, self._error = self._error, None
-        try:
-            if error is not None:
+        if error is not None:
+            try:
                 raise error
-        finally:
-            del error  # its traceback refers to this frame
+            finally:
+                del error  # its traceback refers to this frame
+
+    def _has_heard_enough(self, count: Count) -> bool:
+        """Count the answers that came while nothing listened; returns whether there is no reason to sleep."""
+        while self._answers:
+            if count(self._answers.popleft()):
+                return True
+        return self._error is not None or not (self._awaited or self._to_repeat)
+
+    def end_by(self, until: float) -> None:
+        self._until = until
+        if self._count is not None:
+            self._timer = self._loop.call_later(until - monotonic(), self._sleep.end)
 
     async def __aenter__(self) -> Session:
         self._connections = self._sessions.connections(self._loop)
@@ -219,7 +239,6 @@ class TaskSessions:
         self.restarts = self.nodes.restarts
         self.proposals = self.nodes.proposals
         self._servers = [self.nodes.server(node, "calls") for node in range(len(self.names))]
-        self._introduced: WeakSet[TaskConnection] = WeakSet()
 
     @property
     def lost_connections(self) -> bool:
@@ -233,25 +252,32 @@ class TaskSessions:
 
     def connections(self, loop: asyncio.AbstractEventLoop) -> list[TaskConnection | None]:
         """The running loop's open connection to each node; a connection without a reply in time is given up."""
-        shared, now = connections_of(loop).shared, self.now()
-        return [self._usable(node, shared.get(server), now) for node, server in enumerate(self._servers)]
+        shared = connections_of(loop).shared
+        found = [shared.get(server) for server in self._servers]
+        _read_what_arrived(found)
+        now = self.now()
+        for node, connection in enumerate(found):
+            if connection is not None and not (
+                connection.is_open and connection.is_introduced and connection.heard_within(self.timeout, now)
+            ):
+                found[node] = self._usable(node, connection, now)
+        return found
 
-    def _usable(self, node: int, connection: TaskConnection | None, now: float) -> TaskConnection | None:
-        if connection is None or not connection.is_open or connection not in self._introduced:
-            return None
-        # While the loop was blocked, the connection may have ended, or replies may have arrived.
-        if not connection.read():
-            return None
-        if connection.was_idle(now, KEEP_IDLE):  # a vote has no time to wait for a connection that may be gone
-            connection.break_off(gone_silently())
+    def _usable(self, node: int, connection: TaskConnection, now: float) -> TaskConnection | None:
+        if not connection.is_open or not connection.is_introduced:
             return None
         since = connection.silent_since()
-        if since is not None and now > since + self.timeout:
+        if since is None:
+            if connection.heard_within(KEEP_IDLE, now):
+                return connection
+            connection.break_off(gone_silently())  # a vote has no time to wait for a connection that may be gone
+        elif now <= since + self.timeout:
+            return connection
+        else:
             error = RedisTimeoutError("did not reply in time")
             self.nodes.note_down(node, error)
             connection.break_off(error)
-            return None
-        return connection
+        return None
 
     async def open(self, node: int) -> None:
         """Connect to a node, unless another task already has; raises NodeDownError when that fails."""
@@ -274,7 +300,7 @@ class TaskSessions:
             if connection is not None:
                 self.nodes.note_lost_connection()
             connection = await connections.get(self._servers[node], self.nodes.connect_within)
-        if connection not in self._introduced:
+        if not connection.is_introduced:
             await self._introduce(node, connection)
 
     async def _introduce(self, node: int, connection: TaskConnection) -> None:
@@ -285,5 +311,20 @@ class TaskSessions:
         except Exception as error:
             connection.break_off(error)
             raise
-        self._introduced.add(connection)
+        connection.is_introduced = True
         self.nodes.note_up(node)
+
+
+def _read_what_arrived(connections: Iterable[TaskConnection | None]) -> None:
+    """Read what the loop has not read yet, because it was blocked: connections may have ended, or late replies come."""
+    poll = select.poll()
+    readable: dict[int, TaskConnection] = {}
+    for connection in connections:
+        if connection is not None and connection.is_open:
+            if connection.connection.is_plain:
+                readable[connection.fileno] = connection
+                poll.register(connection.fileno, select.POLLIN)
+            else:  # what TLS has decrypted already makes no socket readable
+                connection.read()
+    for fileno, _ in poll.poll(0):
+        readable[fileno].read()

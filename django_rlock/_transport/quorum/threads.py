@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
 from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
-from django_rlock._transport.connection import INCOMPLETE, Connection, replies_of, stray
-from django_rlock._transport.errors import is_reply_that_ends_connection
+from django_rlock._transport.connection import INCOMPLETE, Connection, ErrorReply, check_reply, stray
+from django_rlock._transport.errors import is_reply_that_ends_connection, server_error
 from django_rlock._transport.pool import KEEP_IDLE, Server
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.votes import (
@@ -77,12 +77,13 @@ class NodeConnection:
                 if not self.owed:
                     raise stray()
                 nonce, call, asker = self.owed.popleft()
-                (checked,) = replies_of([reply], [(nonce, call.script)])
-                if isinstance(checked, NoScriptError):
+                if type(reply) is not ErrorReply:
+                    yield call, asker, check_reply(reply, nonce, call.script)
+                elif str(reply).startswith("NOSCRIPT"):
                     nonce = next_nonce()
                     self.send(pack(call, nonce, with_source=True), nonce, call, asker, limit)
                 else:
-                    yield call, asker, checked
+                    yield call, asker, server_error(str(reply))
             if once:
                 break
 
@@ -103,6 +104,7 @@ class Session:
         self._asked_again: dict[int, Exception] = {}
         self._by_fileno: dict[int, NodeConnection] = {}
         self._poll = select.poll()
+        self._until = 0.0
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
         nonce = next_nonce()
@@ -130,11 +132,14 @@ class Session:
         self._poll.register(connection.fileno, select.POLLIN)
         return connection
 
+    def _remove(self, connection: NodeConnection) -> None:
+        del self._connections[connection.node]
+        self._poll.unregister(connection.fileno)
+
     def _part(self, connection: NodeConnection, error: Exception) -> None:
         """Give up a connection. The calls that have no reply yet are sent over a new one, once in a conversation."""
         node = connection.node
-        del self._connections[node]
-        self._poll.unregister(connection.fileno)
+        self._remove(connection)
         calls = [call for _, call, asker in connection.owed if asker is self._asker]
         connection.close()
         self._sessions.nodes.note_lost_connection()
@@ -154,6 +159,7 @@ class Session:
                 self.send(call, [node])
 
     async def listen(self, count: Count, until: float) -> None:
+        self._until = until
         answers = self._answers
         while True:
             while answers:
@@ -166,12 +172,15 @@ class Session:
                     continue
                 return
             # A process that stalled until now did not make the replies late that have arrived meanwhile.
-            left = until - monotonic()
+            left = self._until - monotonic()
             arrived = self._poll.poll(max(math.ceil(1000 * (min(left, _LOOK_AGAIN) if self._to_repeat else left)), 0))
             if left <= 0 and not arrived:
                 return
             for fileno, _ in arrived:
                 self._read(self._by_fileno[fileno])
+
+    def end_by(self, until: float) -> None:
+        self._until = until
 
     def _read(self, connection: NodeConnection) -> None:
         # It is polled again; but what TLS has decrypted already makes no socket readable.
@@ -183,7 +192,7 @@ class Session:
 
     def _hear(self, connection: NodeConnection, arrived: Iterator[tuple[QuorumCall, object, Any]]) -> None:
         for call, asker, reply in arrived:
-            if is_reply_that_ends_connection(reply):
+            if isinstance(reply, Exception) and is_reply_that_ends_connection(reply):
                 connection.owed.appendleft((b"", call, asker))  # the connection has refused it, not the node
                 self._sessions.nodes.note_error(connection.node, reply)
                 raise reply
@@ -199,7 +208,20 @@ class Session:
         return self
 
     def _take_connections(self) -> None:
-        self._connect(self._sessions.without_connection())
+        sessions = self._sessions
+        self._connect(sessions.without_connection())
+        kept = [sessions.take_kept(node) for node in range(len(sessions.names)) if node not in self._connections]
+        for connection in kept:
+            if connection is not None:
+                self._add(connection)
+        readable = {fileno for fileno, _ in self._poll.poll(0)}
+        for connection in kept:
+            if connection is not None and not sessions.is_alive(connection, connection.fileno in readable):
+                self._remove(connection)
+        if len(self._connections) < len(sessions.names):
+            self._replace_missing()
+
+    def _replace_missing(self) -> None:
         for node in range(len(self._sessions.names)):
             if node not in self._connections:
                 with suppress(RedisError):  # reported when a call is sent to this node
@@ -259,14 +281,18 @@ class ThreadSessions:
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.nodes.send_later(undo, nodes)
 
+    def take_kept(self, node: int) -> NodeConnection | None:
+        """The idle connection used last, which may have ended meanwhile; None if there is none."""
+        kept = self._kept[node]
+        try:
+            return kept.pop() if kept else None
+        except IndexError:  # another thread was faster
+            return None
+
     def take_connection(self, node: int) -> NodeConnection:
         """Return an idle or a new connection; replies still owed on an idle one have been read or are on their way."""
-        while True:
-            try:
-                connection = self._kept[node].pop()
-            except IndexError:
-                break
-            if self._is_alive(connection):
+        while (connection := self.take_kept(node)) is not None:
+            if self.is_alive(connection):
                 return connection
         self.nodes.require_up(node)
         reached = self.nodes.server(node, "calls")
@@ -293,9 +319,12 @@ class ThreadSessions:
         self.nodes.note_up(node)
         return NodeConnection(node, connection)
 
-    def _is_alive(self, connection: NodeConnection) -> bool:
+    def is_alive(self, connection: NodeConnection, is_readable: bool = True) -> bool:
+        """Whether an idle connection can be used; it is closed if not."""
         try:
-            deque(connection.read(self.send_within), maxlen=0)  # nobody waits for these replies any more
+            # Nobody waits for these replies any more. A socket is not readable for data that TLS has decrypted already.
+            if is_readable or not connection.connection.is_plain:
+                deque(connection.read(self.send_within), maxlen=0)
             # A vote has no time to wait for a connection that may be gone.
             is_usable = self.nodes.is_up(connection.node) and self.now() < connection.since + KEEP_IDLE
         except (RedisError, OSError):

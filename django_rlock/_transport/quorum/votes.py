@@ -203,6 +203,9 @@ class Conversation(Protocol):
         Answers that come while nothing listens are counted by the next ``listen``.
         """
 
+    def end_by(self, until: float) -> None:
+        """For ``count``: listen no longer than until this earlier time."""
+
 
 class QuorumTransport(Protocol):
     """How a binding reaches the nodes of an alias. Times are monotonic seconds."""
@@ -248,17 +251,17 @@ class VoteTally:
         self.yes: dict[int, list[Any]] = {}
         self.no: dict[int, list[Any]] = {}
         self.errors: dict[int, Exception] = {}
+        self.unheard = size
 
     def add(self, node: int, reply: list[Any] | Exception) -> None:
         """Record a vote; only the first one of a node counts."""
-        if node in self.yes or node in self.no or node in self.errors:
-            return
         if isinstance(reply, Exception):
-            self.errors[node] = reply
-        elif self.call.is_vote_for(reply):
-            self.yes[node] = reply
+            votes: dict[int, Any] = self.errors
         else:
-            self.no[node] = reply
+            votes = self.yes if self.call.is_vote_for(reply) else self.no
+        if node not in self.yes and node not in self.no and node not in self.errors:
+            votes[node] = reply
+            self.unheard -= 1
 
     @property
     def won(self) -> bool:
@@ -267,7 +270,7 @@ class VoteTally:
     @property
     def decided(self) -> bool:
         """Whether further votes could not change the result."""
-        return self.won or len(self.no) + len(self.errors) > self.size - self.quorum
+        return len(self.yes) >= self.quorum or len(self.no) + len(self.errors) > self.size - self.quorum
 
     @property
     def is_obeyed(self) -> bool:
@@ -289,7 +292,7 @@ class VoteTally:
         return len(self.errors) > self.size - self.quorum
 
     def is_complete(self) -> bool:
-        return len(self.yes) + len(self.no) + len(self.errors) == self.size
+        return self.unheard == 0
 
     def close(self) -> None:
         """Record a timeout for each node that has not voted."""
@@ -314,7 +317,7 @@ class QuorumCall(ScriptCall):
         args: tuple[Argument, ...],
         *,
         lease: float = 0.0,
-        undo: QuorumCall | None = None,
+        undo: Callable[[], QuorumCall] | None = None,
     ) -> None:
         super().__init__(name, prepare(script, keys, args[1:], self.fresh is not None), args[0])
         self.lease = lease
@@ -328,7 +331,7 @@ class QuorumCall(ScriptCall):
         return self
 
     def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
-        """The reply, or an error in place of a reply that must not count."""
+        """The reply, or an error in place of one that must not count because the node may have lost its data."""
         return reply
 
     async def over(self, voting: VotingRound) -> list[Any]:
@@ -352,6 +355,7 @@ class VotingRound:
         self.restarts = transport.restarts
         self.proposals = transport.proposals
         self.timeout = transport.timeout
+        self._screens = self.restarts.quarantine > 0
         self._tallies: dict[QuorumCall, VoteTally] = {}
 
     @property
@@ -365,15 +369,20 @@ class VotingRound:
 
         Later votes are still counted, as long as this conversation listens for anything.
         """
-        return (await self.ask_all([call], voters, until))[0]
+        tally = self._open(call, voters)
 
-    async def ask_all(
-        self, calls: Sequence[QuorumCall], voters: Collection[int] | None = None, until: float | None = None
-    ) -> list[VoteTally]:
-        """The same for many calls at once."""
-        if until is None:
-            until = self.now() + self.timeout
-        tallies = [self._open(call, voters) for call in calls]
+        def count(answer: Answer) -> bool:
+            self._count(answer)
+            return tally.decided
+
+        await self._session.listen(count, self.now() + self.timeout if until is None else until)
+        if not tally.decided:
+            tally.close()
+        return tally
+
+    async def ask_all(self, calls: Sequence[QuorumCall]) -> list[VoteTally]:
+        """The same for many calls to all nodes at once."""
+        tallies = [self._open(call) for call in calls]
         undecided = set(calls)
 
         def count(answer: Answer) -> bool:
@@ -382,7 +391,7 @@ class VotingRound:
                 undecided.discard(tally.call)
             return not undecided
 
-        await self._session.listen(count, until)
+        await self._session.listen(count, self.now() + self.timeout)
         for call in undecided:
             self._tallies[call].close()
         return tallies
@@ -392,16 +401,21 @@ class VotingRound:
 
         It waits for a quorum, and then for the other nodes as long again as the quorum took.
         """
-        started = self.now()
-        until = started + self.timeout
+        session, started = self._session, self.now()
         tally = self._open(call)
+        until = latest = started + self.timeout
 
         def count(answer: Answer) -> bool:
+            nonlocal until
             self._count(answer)
-            return tally.is_obeyed
+            if tally.is_complete():
+                return True
+            if until == latest and tally.is_obeyed:
+                until = min(until, 2 * self.now() - started + _GRACE)
+                session.end_by(until)
+            return False
 
-        await self._session.listen(count, until)
-        await self.hear_out(tally, min(until, 2 * self.now() - started + _GRACE))
+        await session.listen(count, until)
         tally.close()
         return tally
 
@@ -419,7 +433,9 @@ class VotingRound:
         everybody = range(self._size)
         tally = self._tallies[call] = VoteTally(call, self._size)
         if voters is not None:
-            tally.errors = {node: _NO_VOTER for node in everybody if node not in voters}
+            for node in everybody:
+                if node not in voters:
+                    tally.add(node, _NO_VOTER)
         self._session.send(call, everybody if voters is None else voters)
         return tally
 
@@ -428,7 +444,7 @@ class VotingRound:
         node, call, reply = answer
         tally = self._tallies.get(call)
         if tally is not None:
-            if not isinstance(reply, Exception):
+            if self._screens and not isinstance(reply, Exception):
                 reply = call.screen(node, reply, self)
             tally.add(node, reply)
         return tally
@@ -437,12 +453,13 @@ class VotingRound:
         """Undo a call on all nodes. Nodes that may have granted it and cannot be reached now receive the undo later."""
         if call.undo is None:
             return
+        undo = call.undo()
         # A copy of the call may still be under way on a connection that broke before the node was asked again.
-        tally = await self.send_to_all(call.undo.lasting() if self.lost_connections else call.undo)
+        tally = await self.send_to_all(undo.lasting() if self.lost_connections else undo)
         innocent = {node for node, error in asked.errors.items() if isinstance(error, NodeDownError)} | asked.no.keys()
         # Nodes that did not reply may still execute the call after the undo.
         unheard = set(range(self._size)) - asked.answered.keys()
-        self.reap(call.undo, (tally.errors.keys() | unheard) - innocent)
+        self.reap(undo, (tally.errors.keys() | unheard) - innocent)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Let nodes execute an undo later, if they could not execute it now."""
