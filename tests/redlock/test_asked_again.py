@@ -8,6 +8,7 @@ from django_rlock._redis import scripts
 from django_rlock._transport.calls import REMEMBERED
 from django_rlock._transport.quorum import calls
 from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.votes import VoteTally
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from tests.background import until_renewed
@@ -100,9 +101,17 @@ async def test_a_copy_that_comes_after_the_node_was_asked_again_takes_nothing(bi
 
 
 @pytest.mark.parametrize("binding", [TaskBinding], ids=["async"], indirect=True)  # only event loops counted votes so
-async def test_a_vote_that_comes_while_others_are_asked_again_is_not_the_last_one(binding, proxies, nodes):
+async def test_a_vote_that_comes_while_others_are_asked_again_is_not_the_last_one(binding, proxies, nodes, monkeypatch):
     lock = RedLock("x", using="quorum")
     await acquire_and_give_back(binding, lock)
+    voters: list[int] = []
+    add = VoteTally.add
+
+    def add_noted(tally, node, reply):
+        add(tally, node, reply)
+        voters.append(node)
+
+    monkeypatch.setattr(VoteTally, "add", add_noted)
     for each in proxies:
         each.refuse(scripts.REDLOCK_ACQUIRE, NO_LOGIN)
     connecting = [each.hold(b"LIB-NAME") for each in proxies]
@@ -114,8 +123,7 @@ async def test_a_vote_that_comes_while_others_are_asked_again_is_not_the_last_on
     with paused(nodes[2:3]):
         acquiring = binding.start(acquire_at_once)
         await binding.until(lambda: all(rule.served.is_set() for rule in connecting))
-    await binding.until(lambda: holders(nodes)[2])
-    await binding.sleep(0.05)  # while that reply is on its way
+    await binding.until(lambda: voters == [2])
     for rule in connecting:
         rule.let_go.set()
     await binding.result(acquiring)
