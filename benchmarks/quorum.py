@@ -23,6 +23,7 @@ from benchmarks.results import Row, Table, median_row
 from benchmarks.stage import one_core
 from benchmarks.timing import AsyncPair, Costs, Pair, ratios, time_async, time_sync
 from django_rlock import RLock
+from django_rlock._transport.calls import next_nonce, pack
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
 
@@ -30,6 +31,7 @@ NODES, AWAY = 5, 0.002
 """AWAY is what the proxy adds to a round trip, in seconds."""
 ROUNDS, NEAR_PAIRS, FAR_PAIRS, PINGS = 20, 40, 8, 100
 QUICK_ROUNDS, QUICK_NEAR_PAIRS, QUICK_FAR_PAIRS, QUICK_PINGS = 2, 3, 2, 5
+MOST_PAIRS = (ROUNDS + 1) * NEAR_PAIRS
 POTTERY_LIMIT, ASYNC_POTTERY_LIMIT, SINGLE_LIMIT = 0.4, 0.6, 1.25
 
 
@@ -104,15 +106,67 @@ def sync_pairs(stack: ExitStack, urls: Sequence[str], place: str) -> dict[str, P
         "RedLock": as_pair(RedLock("bench:redlock", using=f"{place} five")),
         "RedLock without fencing": as_pair(RedLock("bench:unfenced", fencing=False, using=f"{place} five")),
         "pottery": as_pair(pottery.Redlock(key="bench", masters=set(clients), auto_release_time=LEASE)),
+        "raw sockets": raw_pair([stack.enter_context(connection(url)) for url in urls], place),
         "RLock, one node": as_pair(RLock("bench:rlock", using=f"{place} one")),
         "redis-py, one node": as_pair(clients[0].lock("bench:redis-py", timeout=LEASE)),
     }
 
 
+def raw_pair(connections: Sequence[socket.socket], place: str) -> Pair:
+    """The lower bound for any client: the two scripts of RedLock, packed beforehand, on sockets of its own."""
+    packed = packed_pairs(place)
+
+    def pair() -> None:
+        for command in next(packed):
+            for each in connections:
+                each.sendall(command)
+            for each in connections:
+                each.recv(4096)
+
+    return pair
+
+
+def raw_async_pair(connections: Sequence[socket.socket], place: str) -> AsyncPair:
+    """The same on asyncio, with a callback for each node."""
+    packed = packed_pairs(place)
+    loop = asyncio.get_running_loop()
+    missing, heard = 0, loop.create_future()
+
+    def read(each: socket.socket) -> None:
+        nonlocal missing
+        each.recv(4096)
+        missing -= 1
+        if not missing:
+            heard.set_result(None)
+
+    async def pair() -> None:
+        nonlocal missing, heard
+        for command in next(packed):
+            missing, heard = len(connections), loop.create_future()
+            for each in connections:
+                each.send(command)
+            await heard
+
+    for each in connections:
+        each.setblocking(False)
+        loop.add_reader(each, read, each)
+    return pair
+
+
+def packed_pairs(place: str) -> Iterator[list[bytes]]:
+    """RedLock's two scripts for one new owner after another: nodes refuse an owner that has released."""
+    lock = RedLock("bench:raw", using=f"{place} five")
+    owners = (f"00000000-0000-4000-8000-{number:012}:1" for number in range(MOST_PAIRS))
+    calls = [(lock._kind.acquire(lock, each, 1, LEASE), lock._kind.release(lock, each, 0, LEASE)) for each in owners]
+    return iter([[pack(call, next_nonce()) for call in pair] for pair in calls])
+
+
 async def time_coroutines(urls: Sequence[str], place: str, rounds: int, pairs: int) -> Costs:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(redis.asyncio.Redis.from_url(url)) for url in urls]
-        return await time_async(async_pairs(clients, place), rounds, pairs)
+        with ExitStack() as sockets:
+            raw = raw_async_pair([sockets.enter_context(connection(url)) for url in urls], place)
+            return await time_async(async_pairs(clients, place) | {"raw sockets": raw}, rounds, pairs)
 
 
 def async_pairs(clients: Sequence[redis.asyncio.Redis], place: str) -> dict[str, AsyncPair]:
