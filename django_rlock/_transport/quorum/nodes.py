@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -21,7 +22,8 @@ from django_rlock._transport.pool import Server
 from django_rlock._transport.quorum.votes import WHO_ARE_YOU, NodeDownError, Proposals, QuorumCall, Restarts, run_id_in
 from django_rlock.settings import get_settings, server_aliases
 
-_WHO_ARE_YOU = pack_command(*WHO_ARE_YOU)
+ASK_WHO_IT_IS = pack_command(*WHO_ARE_YOU)
+"""The command whose reply ``NodeSet.meet`` takes."""
 
 LOOK_AGAIN = 0.5
 """How often a connection to a node that is down is tried, in seconds."""
@@ -87,6 +89,20 @@ class NodeSet:
             self.down[node] = reason_of(error), is_down(error)
             self._see_to(node)
 
+    def meet(self, node: int, info: Any) -> None:
+        """Record which server a new connection leads to, from its reply to ``ASK_WHO_IT_IS``.
+
+        Raises redis-py's errors, and ImproperlyConfigured for a server that is another node as well.
+        """
+        self.restarts.meet(node, run_id_in(info))
+        self.note_up(node)
+
+    def unreachable(self, node: int, error: Exception) -> NodeDownError:
+        """Record that no connection could be opened; returns what callers get."""
+        if self.server(node, "calls").may_grow:
+            self.note_down(node, error)
+        return NodeDownError(reason_of(error), is_down(error))
+
     def note_up(self, node: int) -> None:
         """Use a node again, which has just replied."""
         self.down.pop(node, None)
@@ -150,7 +166,7 @@ class NodeSet:
         connection = reached.take_idle() or reached.open()
         try:
             # A connection that was idle proves nothing.
-            (info,) = connection.ask_all(_WHO_ARE_YOU, 1, self.connect_within)
+            (info,) = connection.ask_all(ASK_WHO_IT_IS, 1, self.connect_within)
             run_id_in(info)
             self.note_up(node)
             for key in self._untold(node):

@@ -14,25 +14,16 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
-from django_rlock._core.text import reason_of
 from django_rlock._core.threads import Sleep, sleep
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.async_pool import TASKS, connections_of
-from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
+from django_rlock._transport.calls import next_nonce, pack
 from django_rlock._transport.connection import ErrorReply, gone_silently
 from django_rlock._transport.errors import is_reply_that_ends_connection, server_error
 from django_rlock._transport.pool import KEEP_IDLE
-from django_rlock._transport.quorum.nodes import node_set
-from django_rlock._transport.quorum.votes import (
-    WHO_ARE_YOU,
-    Answer,
-    Count,
-    NodeDownError,
-    QuorumCall,
-    may_ask_again,
-    run_id_in,
-)
+from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, node_set
+from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_ask_again
 
 
 class _Slot:
@@ -289,9 +280,7 @@ class TaskSessions:
                 # A connection that ended does not prove that the node is down.
                 await self._connect(node)
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
-            if self._servers[node].may_grow:
-                self.nodes.note_down(node, error)
-            raise NodeDownError(reason_of(error), is_down(error)) from error
+            raise self.nodes.unreachable(node, error) from error
 
     async def _connect(self, node: int) -> None:
         connections = connections_of(asyncio.get_running_loop())
@@ -306,13 +295,11 @@ class TaskSessions:
     async def _introduce(self, node: int, connection: TaskConnection) -> None:
         """Identify the server that a connection leads to."""
         try:
-            (info,) = await connection.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
-            self.restarts.meet(node, run_id_in(info))
+            self.nodes.meet(node, *await connection.ask_all(ASK_WHO_IT_IS, 1, self.nodes.connect_within))
         except Exception as error:
             connection.break_off(error)
             raise
         connection.is_introduced = True
-        self.nodes.note_up(node)
 
 
 def _read_what_arrived(connections: Iterable[TaskConnection | None]) -> None:

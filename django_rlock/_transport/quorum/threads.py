@@ -18,21 +18,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._core.text import reason_of
-from django_rlock._transport.calls import is_down, next_nonce, pack, pack_command
+from django_rlock._transport.calls import next_nonce, pack
 from django_rlock._transport.connection import INCOMPLETE, Connection, ErrorReply, check_reply, stray
 from django_rlock._transport.errors import is_reply_that_ends_connection, server_error
 from django_rlock._transport.pool import KEEP_IDLE, Server
-from django_rlock._transport.quorum.nodes import node_set
-from django_rlock._transport.quorum.votes import (
-    WHO_ARE_YOU,
-    Answer,
-    Count,
-    NodeDownError,
-    QuorumCall,
-    may_ask_again,
-    run_id_in,
-)
+from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, node_set
+from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_ask_again
 from django_rlock.exceptions import RLockError
 
 _LOOK_AGAIN = 0.001
@@ -303,20 +294,16 @@ class ThreadSessions:
                 # A connection that ended does not prove that the node is down.
                 return self._connected(node, reached)
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
-            if reached.may_grow:
-                self.nodes.note_down(node, error)
-            raise NodeDownError(reason_of(error), is_down(error)) from error
+            raise self.nodes.unreachable(node, error) from error
 
     def _connected(self, node: int, reached: Server) -> NodeConnection:
         """A new connection, once the server that it leads to has been identified."""
         connection = reached.take(self.nodes.connect_within)
         try:
-            (info,) = connection.ask_all(pack_command(*WHO_ARE_YOU), 1, self.nodes.connect_within)
-            self.restarts.meet(node, run_id_in(info))
+            self.nodes.meet(node, *connection.ask_all(ASK_WHO_IT_IS, 1, self.nodes.connect_within))
         except BaseException:
             connection.close()
             raise
-        self.nodes.note_up(node)
         return NodeConnection(node, connection)
 
     def is_alive(self, connection: NodeConnection, is_readable: bool = True) -> bool:
