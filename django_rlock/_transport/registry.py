@@ -22,8 +22,8 @@ from django_rlock._transport.connections import Purpose, background_limit, is_cl
 from django_rlock._transport.listener import ClusterListener, Listener, MakeWaiter
 from django_rlock._transport.pool import BACKGROUND, THREADS
 from django_rlock._transport.quorum.calls import Quorum
-from django_rlock._transport.quorum.tasks import TaskSessions
-from django_rlock._transport.quorum.threads import ThreadSessions
+from django_rlock._transport.quorum.tasks import TaskTransport
+from django_rlock._transport.quorum.threads import ThreadTransport
 from django_rlock._transport.subscriber import Subscriber, TaskWaiter, ThreadWaiter
 from django_rlock._transport.topologies import (
     Binding,
@@ -197,7 +197,7 @@ def async_driver(using: str) -> AliasDriver:
 
 def _async_driver(using: str) -> AliasDriver:
     if get_settings(using).nodes:
-        return AliasDriver(TASKS, Quorum(using, TaskSessions(using)), async_driver)
+        return AliasDriver(TASKS, Quorum(using, TaskTransport(using)), async_driver)
     return AliasDriver(TASKS, _topology(TASKS, using, "calls"), async_driver, Listening(using, TaskWaiter))
 
 
@@ -244,7 +244,7 @@ def commands_to(using: str, purpose: Purpose) -> Commands:
 @remembered("drivers")
 def _quorum(using: str) -> Quorum:
     """The quorum shared by callers in threads and the background thread, including its open connections."""
-    return Quorum(using, ThreadSessions(using))
+    return Quorum(using, ThreadTransport(using))
 
 
 # --- listening --------------------------------------------------------------------------------------------------------

@@ -115,8 +115,8 @@ class Node:
         return math.ceil(max(int(self.client.pttl(KEY)), 0) / 1000 / TICK)
 
 
-class Talk:
-    """A conversation in which the walk decides which node executes what when, and which reply arrives."""
+class WalkSession:
+    """A session in which the walk decides which node executes what when, and which reply arrives."""
 
     def __init__(self, driver: StepwiseQuorum) -> None:
         self.driver = driver
@@ -156,7 +156,7 @@ class Talk:
         """Here it ends when the walk has let the nodes reply."""
 
     async def __aenter__(self) -> Self:
-        self.driver.talk = self
+        self.driver.current = self
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -164,7 +164,7 @@ class Talk:
 
 
 class StepwiseQuorum(Quorum):
-    """The real quorum over such conversations; ``restarts`` is what its process knows of the nodes."""
+    """The real quorum over such sessions; ``restarts`` is what its process knows of the nodes."""
 
     def __init__(self, nodes: list[Node], process: Process, restarts: Restarts) -> None:
         super().__init__("default", self)
@@ -176,7 +176,7 @@ class StepwiseQuorum(Quorum):
         self.proposals = Proposals()
         self.lost_connections = False
         self.clock = 0.0
-        self.talk: Talk
+        self.current: WalkSession
 
     def now(self) -> float:
         return self.clock
@@ -184,8 +184,8 @@ class StepwiseQuorum(Quorum):
     def at(self, using: str) -> Self:
         return self
 
-    def conversation(self) -> Talk:
-        return Talk(self)
+    def session(self) -> WalkSession:
+        return WalkSession(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """The walk has nodes release when the model does."""
@@ -274,7 +274,7 @@ class Walk:
     def _begins(self, at: int, client: Client) -> None:
         walker = self.walkers[at]
         walker.step()
-        self._asked[at] = walker.driver.talk.pending[0][0]
+        self._asked[at] = walker.driver.current.pending[0][0]
         self.owner_ids[at, client.number] = str(self._asked[at].args[0])
 
     def _renews(self, at: int, client: Client) -> None:
@@ -284,12 +284,12 @@ class Walk:
         renewer.driver = StepwiseQuorum(self.nodes, walker.process, walker.driver.restarts)
         renewer.driver.clock = walker.driver.clock
         renewer.step()
-        self._asked[at] = renewer.driver.talk.pending[0][0]
+        self._asked[at] = renewer.driver.current.pending[0][0]
 
     def _hears(self, at: int, client: Client, number: str, hear: bool = True) -> None:
         actor = self._actor(at, client)
         assert actor.at == "listen", "it has heard enough"
-        actor.driver.talk.deliver(int(number), hear)
+        actor.driver.current.deliver(int(number), hear)
         actor.step()
         if self.after.clients[at].doing == redlock.IDLE:  # granted too late
             self._release(at, client, actor)
@@ -318,7 +318,7 @@ class Walk:
 
     def _gives(self, at: int, client: Client, again_at: str = "") -> None:
         walker = self.walkers[at]
-        if any(isinstance(call, Release) for calls in walker.driver.talk.pending for call in calls):
+        if any(isinstance(call, Release) for calls in walker.driver.current.pending for call in calls):
             self._release(at, client, walker, again_at)
             return
         walker.step(error=asyncio.CancelledError)
@@ -329,11 +329,11 @@ class Walk:
         self._note_copy(at, client, undo[0], again_at)
 
     def _release(self, at: int, client: Client, actor: Any, again_at: str = "") -> None:
-        talk = actor.driver.talk
-        releases = [call for call in talk.pending[0] if isinstance(call, Release)]
+        session = actor.driver.current
+        releases = [call for call in session.pending[0] if isinstance(call, Release)]
         assert releases, "nothing releases the nodes"
         self._note_copy(at, client, releases[0], again_at)
-        talk.deliver_releases()
+        session.deliver_releases()
         actor.step()
 
     def _note_copy(self, at: int, client: Client, release: QuorumCall, again_at: str) -> None:

@@ -267,7 +267,9 @@ class SimNode:
         """Whether a connection is new, or was made since the node has started."""
         return link is None or link == self.model.run_id
 
-    def receive(self, call: QuorumCall, script: Any, args: tuple[Any, ...], session: SimTalk, link: str | None) -> None:
+    def receive(
+        self, call: QuorumCall, script: Any, args: tuple[Any, ...], session: SimSession, link: str | None
+    ) -> None:
         world = self.world
         if self.is_cut(session.client):
             return
@@ -283,13 +285,13 @@ class SimNode:
                 self.granted.setdefault(args[0], reply[1])
             self.answer(call, session, [b"", *reply], self.model.run_id if link is None else None)
 
-    def answer(self, call: QuorumCall, session: SimTalk, reply: Any, run_id: str | None = None) -> None:
+    def answer(self, call: QuorumCall, session: SimSession, reply: Any, run_id: str | None = None) -> None:
         world = self.world
         if not world.chance(world.setting.loss):
             for _ in range(2 if world.chance(world.setting.copies) else 1):
                 world.at(world.now + world.travel_time(), lambda: self._arrive(call, session, reply, run_id))
 
-    def _arrive(self, call: QuorumCall, session: SimTalk, reply: Any, run_id: str | None) -> None:
+    def _arrive(self, call: QuorumCall, session: SimSession, reply: Any, run_id: str | None) -> None:
         if not self.is_cut(session.client):
             if isinstance(reply, Exception):
                 session.client.links.pop(self.number, None)
@@ -299,13 +301,13 @@ class SimNode:
 
 
 @types.coroutine
-def suspend(until: float, inbox: SimTalk | None = None) -> Iterator[Any]:
+def suspend(until: float, inbox: SimSession | None = None) -> Iterator[Any]:
     """Sleep until a time of the client's clock, or until an answer comes."""
     yield until, inbox
 
 
-class SimTalk:
-    """A conversation over the simulated network, which keeps no order."""
+class SimSession:
+    """A session over the simulated network, which keeps no order."""
 
     def __init__(self, driver: SimDriver) -> None:
         self.driver = driver
@@ -362,7 +364,7 @@ class SimTalk:
             self.client.world.bumped.setdefault(str(answer.call.args[0]), set()).add(answer.node)
         return answer
 
-    async def __aenter__(self) -> SimTalk:
+    async def __aenter__(self) -> SimSession:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -391,15 +393,15 @@ class SimDriver(Quorum):
     async def sleep(self, seconds: float) -> None:
         await suspend(self.now() + seconds)
 
-    def conversation(self) -> SimTalk:
-        return SimTalk(self)
+    def session(self) -> SimSession:
+        return SimSession(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.client.start(self._reap(undo, set(nodes), self.now() + undo.lease))
 
     async def _reap(self, undo: QuorumCall, nodes: set[int], until: float) -> None:
         while nodes and self.now() < until:
-            async with self.conversation() as session:
+            async with self.session() as session:
                 session.send(undo, nodes)
                 session.until = self.now() + self.timeout
                 while (answer := await session.receive()) is not None:

@@ -14,8 +14,8 @@ from django_rlock._transport import subscriber
 from django_rlock._transport.calls import REMEMBERED, pack_command
 from django_rlock._transport.quorum import calls
 from django_rlock._transport.quorum.nodes import node_set
-from django_rlock._transport.quorum.tasks import Session as TaskTalk
-from django_rlock._transport.quorum.threads import Session
+from django_rlock._transport.quorum.tasks import TaskSession
+from django_rlock._transport.quorum.threads import ThreadSession
 from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.holds import WAITS
@@ -250,7 +250,7 @@ async def test_undo_is_kept_for_as_long_as_a_copy_may_come(binding, nodes, hasty
 
 async def test_votes_that_arrive_while_the_process_stalls_count(binding, nodes, hasty_nodes, monkeypatch):
     """All threads stood still until NODE_TIMEOUT had passed: the nodes were in time."""
-    session = Session if binding.name == "sync" else TaskTalk
+    session = ThreadSession if binding.name == "sync" else TaskSession
     listen = session.listen
     stalled: list[int] = []
 
@@ -352,9 +352,9 @@ def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
             raise KeyboardInterrupt
         return add(self, link)
 
-    add = Session._add
+    add = ThreadSession._add
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_add", interrupted)
+        patch.setattr(ThreadSession, "_add", interrupted)
         for _ in range(20):
             with pytest.raises(KeyboardInterrupt):
                 lock.acquire()

@@ -26,7 +26,7 @@ from tests.redlock.simulator import (
     Client,
     Setting,
     SimNode,
-    SimTalk,
+    SimSession,
     check_order,
     check_undone,
     first_broken,
@@ -119,10 +119,10 @@ def grants_of_other_attempts_count(patch):
         tally.add(answer.node, answer.reply)
         return tally
 
-    received, init = SimTalk.arrive, SimTalk.__init__
+    received, init = SimSession.arrive, SimSession.__init__
     patch.setattr(Client, "session", None, raising=False)
-    patch.setattr(SimTalk, "arrive", arrive)
-    patch.setattr(SimTalk, "__init__", enter)
+    patch.setattr(SimSession, "arrive", arrive)
+    patch.setattr(SimSession, "__init__", enter)
     patch.setattr(VotingRound, "_count", count)
 
 
@@ -479,7 +479,7 @@ SPLITS = [(nodes, split) for nodes in range(1, 8) for split in product("gdes", r
 
 
 class Told:
-    """A conversation in which the nodes reply one after the other, a millisecond each, as a split says."""
+    """A session in which the nodes reply one after the other, a millisecond each, as a split says."""
 
     def __init__(self, split):
         self.split = split

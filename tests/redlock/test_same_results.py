@@ -58,13 +58,13 @@ def test_p18_greenlets(urls):
 def test_p18_mutant(urls, monkeypatch):
     """A driver that takes a refusal by most nodes for a grant is distinguished from the other."""
     from django_rlock._transport.quorum.calls import Quorum
-    from django_rlock._transport.quorum.tasks import TaskSessions
+    from django_rlock._transport.quorum.tasks import TaskTransport
     from django_rlock._transport.quorum.votes import VoteTally
 
     once = Quorum._run_once
 
     async def run_once(self, call):
-        if isinstance(self.transport, TaskSessions):
+        if isinstance(self.transport, TaskTransport):
             monkeypatch.setattr(VoteTally, "won", property(lambda tally: len(tally.yes) >= 1))
             monkeypatch.setattr(VoteTally, "decided", property(VoteTally.is_complete))  # whichever replies first
         return await once(self, call)

@@ -362,7 +362,7 @@ class Quorum:
         return now >= refused_until(self._using, self._refused_since)
 
     async def _run_once(self, call: QuorumCall) -> list[Any]:
-        async with self.transport.conversation() as session:
+        async with self.transport.session() as session:
             call.sent_at = self.transport.now()  # all nodes are now connected, or known to be down
             call.sends += 1
             return await call.over(VotingRound(self.transport, session))
@@ -375,7 +375,7 @@ class Quorum:
 
     async def _run_batch(self, batch: Sequence[QuorumCall]) -> list[Any]:
         replies: list[Any] = []
-        async with self.transport.conversation() as session:
+        async with self.transport.session() as session:
             voting = VotingRound(self.transport, session)
             sent_at = self.transport.now()
             for call in batch:

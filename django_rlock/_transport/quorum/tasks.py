@@ -27,7 +27,7 @@ from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_
 
 
 class _Slot:
-    """Hands the reply of one node to the conversation that sent the call."""
+    """Hands the reply of one node to the session that sent the call."""
 
     __slots__ = ("call", "connection", "node", "session")
 
@@ -35,7 +35,7 @@ class _Slot:
     done = staticmethod(bool)
     """Always False."""
 
-    def __init__(self, node: int, connection: TaskConnection | None, call: QuorumCall, session: Session) -> None:
+    def __init__(self, node: int, connection: TaskConnection | None, call: QuorumCall, session: TaskSession) -> None:
         self.node = node
         self.connection = connection
         self.call = call
@@ -48,14 +48,14 @@ class _Slot:
             self.session.hear_failure(self, reply)
 
 
-class Session:
-    """A conversation with the nodes; see ``votes.Conversation``. Replies that come after its end are dropped.
+class TaskSession:
+    """A session with the nodes; see ``votes.Session``. Replies that come after its end are dropped.
 
     Calls on one connection are executed in order: a late grant is followed by the release that undoes it.
     """
 
-    def __init__(self, sessions: TaskSessions) -> None:
-        self._sessions = sessions
+    def __init__(self, transport: TaskTransport) -> None:
+        self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._connections: list[TaskConnection | None] = []
         self._down: dict[int, Exception] = {}
@@ -112,7 +112,7 @@ class Session:
                 return
             reply = server_error(str(reply))
             if is_reply_that_ends_connection(reply) and slot.connection is not None:
-                self._sessions.nodes.note_error(slot.node, reply)
+                self._transport.nodes.note_error(slot.node, reply)
                 slot.connection.break_off(reply)  # which gives it to this slot, too
                 return
         if not self._will_ask_again(slot, reply):
@@ -127,8 +127,8 @@ class Session:
 
     def _will_ask_again(self, slot: _Slot, error: Exception) -> bool:
         """Note a call whose connection broke, or was refused; whether it will be sent over a new one, once in a
-        conversation. Meanwhile the other nodes vote."""
-        if slot not in self._awaited:  # it was noted before, or the conversation is over
+        session. Meanwhile the other nodes vote."""
+        if slot not in self._awaited:  # it was noted before, or the session is over
             return True
         node = slot.node
         if node in self._asked_again or not may_ask_again(error):
@@ -147,7 +147,7 @@ class Session:
             await self._open(node)
         except Exception as error:  # noqa: BLE001 - such as two names of one server; for the task that listens
             self._error = error
-        self._connections = self._sessions.connections(self._loop)
+        self._connections = self._transport.connections(self._loop)
         self._asked_again.add(node)
         for call in self._to_repeat[node]:
             call.sends += 1
@@ -194,8 +194,8 @@ class Session:
         if self._count is not None:
             self._timer = self._loop.call_later(until - monotonic(), self._sleep.end)
 
-    async def __aenter__(self) -> Session:
-        self._connections = self._sessions.connections(self._loop)
+    async def __aenter__(self) -> TaskSession:
+        self._connections = self._transport.connections(self._loop)
         closed = [node for node, connection in enumerate(self._connections) if connection is None]
         if closed:
             await self._open_all(closed)
@@ -203,11 +203,11 @@ class Session:
 
     async def _open_all(self, nodes: Iterable[int]) -> None:
         await TASKS.gather([self._open(node) for node in nodes])
-        self._connections = self._sessions.connections(self._loop)
+        self._connections = self._transport.connections(self._loop)
 
     async def _open(self, node: int) -> None:
         try:
-            await self._sessions.open(node)
+            await self._transport.open(node)
         except RedisError as error:
             self._down.setdefault(node, error)
 
@@ -217,7 +217,7 @@ class Session:
             each.cancel()
 
 
-class TaskSessions:
+class TaskTransport:
     """How the tasks of all loops reach the nodes of an alias; see ``votes.QuorumTransport``."""
 
     now = staticmethod(monotonic)
@@ -235,8 +235,8 @@ class TaskSessions:
     def lost_connections(self) -> bool:
         return self.nodes.lost_connections
 
-    def conversation(self) -> Session:
-        return Session(self)
+    def session(self) -> TaskSession:
+        return TaskSession(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.nodes.send_later(undo, nodes)

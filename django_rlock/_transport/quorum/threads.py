@@ -27,13 +27,13 @@ from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_
 from django_rlock.exceptions import RLockError
 
 _LOOK_AGAIN = 0.001
-"""The interval at which a conversation checks whether a new connection is open, in seconds."""
+"""The interval at which a session checks whether a new connection is open, in seconds."""
 
 
 class NodeConnection:
     """A connection to a node, with the nonces, calls and askers of the replies still to come, in order.
 
-    An asker identifies a conversation without keeping it alive.
+    An asker identifies a session without keeping it alive.
     """
 
     __slots__ = ("connection", "fileno", "node", "owed", "since")
@@ -79,15 +79,15 @@ class NodeConnection:
                 break
 
 
-class Session:
-    """A conversation with the nodes; see ``votes.Conversation``.
+class ThreadSession:
+    """A session with the nodes; see ``votes.Session``.
 
-    A slow node may still owe a reply when the conversation ends. The next conversation on the connection skips that
+    A slow node may still owe a reply when the session ends. The next session on the connection skips that
     reply. Calls on one connection are executed in order: a late grant is followed by the release that undoes it.
     """
 
-    def __init__(self, sessions: ThreadSessions) -> None:
-        self._sessions = sessions
+    def __init__(self, transport: ThreadTransport) -> None:
+        self._transport = transport
         self._asker = object()
         self._connections: dict[int, NodeConnection] = {}
         self._answers: deque[Answer] = deque()
@@ -109,8 +109,8 @@ class Session:
             return
         connection = self._connections.get(node)
         try:
-            connection = connection or self._add(self._sessions.take_connection(node))
-            connection.send(packed, nonce, call, self._asker, self._sessions.send_within)
+            connection = connection or self._add(self._transport.take_connection(node))
+            connection.send(packed, nonce, call, self._asker, self._transport.send_within)
         except (RedisError, OSError) as error:
             if connection is None:
                 # If the node was asked before, it may have executed the call, and NodeDownError would deny that.
@@ -128,16 +128,16 @@ class Session:
         self._poll.unregister(connection.fileno)
 
     def _part(self, connection: NodeConnection, error: Exception) -> None:
-        """Give up a connection. The calls that have no reply yet are sent over a new one, once in a conversation."""
+        """Give up a connection. The calls that have no reply yet are sent over a new one, once in a session."""
         node = connection.node
         self._remove(connection)
         calls = [call for _, call, asker in connection.owed if asker is self._asker]
         connection.close()
-        self._sessions.nodes.note_lost_connection()
+        self._transport.nodes.note_lost_connection()
         if calls and may_ask_again(error) and node not in self._asked_again:
             self._asked_again[node] = error
             # In a thread: meanwhile the other nodes vote.
-            self._to_repeat[node] = threads.Call(partial(self._sessions.connect, node)).start(), calls
+            self._to_repeat[node] = threads.Call(partial(self._transport.connect, node)).start(), calls
         else:
             self._answers += (Answer(node, call, error) for call in calls)
 
@@ -175,7 +175,7 @@ class Session:
 
     def _read(self, connection: NodeConnection) -> None:
         # It is polled again; but what TLS has decrypted already makes no socket readable.
-        arrived = connection.read(self._sessions.send_within, once=connection.connection.is_plain)
+        arrived = connection.read(self._transport.send_within, once=connection.connection.is_plain)
         try:
             self._hear(connection, arrived)
         except (RedisError, OSError) as error:  # the answers before it count
@@ -185,12 +185,12 @@ class Session:
         for call, asker, reply in arrived:
             if isinstance(reply, Exception) and is_reply_that_ends_connection(reply):
                 connection.owed.appendleft((b"", call, asker))  # the connection has refused it, not the node
-                self._sessions.nodes.note_error(connection.node, reply)
+                self._transport.nodes.note_error(connection.node, reply)
                 raise reply
             if asker is self._asker:
                 self._answers.append(Answer(connection.node, call, reply))
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> ThreadSession:
         try:
             self._take_connections()
         except BaseException:
@@ -199,30 +199,30 @@ class Session:
         return self
 
     def _take_connections(self) -> None:
-        sessions = self._sessions
-        self._connect(sessions.without_connection())
-        kept = [sessions.take_kept(node) for node in range(len(sessions.names)) if node not in self._connections]
+        transport = self._transport
+        self._connect(transport.without_connection())
+        kept = [transport.take_kept(node) for node in range(len(transport.names)) if node not in self._connections]
         for connection in kept:
             if connection is not None:
                 self._add(connection)
         readable = {fileno for fileno, _ in self._poll.poll(0)}
         for connection in kept:
-            if connection is not None and not sessions.is_alive(connection, connection.fileno in readable):
+            if connection is not None and not transport.is_alive(connection, connection.fileno in readable):
                 self._remove(connection)
-        if len(self._connections) < len(sessions.names):
+        if len(self._connections) < len(transport.names):
             self._replace_missing()
 
     def _replace_missing(self) -> None:
-        for node in range(len(self._sessions.names)):
+        for node in range(len(self._transport.names)):
             if node not in self._connections:
                 with suppress(RedisError):  # reported when a call is sent to this node
-                    self._add(self._sessions.take_connection(node))
+                    self._add(self._transport.take_connection(node))
 
     def _connect(self, nodes: Sequence[int]) -> None:
         """Connect to several nodes at once, so that an unreachable one does not delay the others."""
         if len(nodes) < 2:
             return
-        outcomes = threads.gather([partial(self._sessions.take_connection, node) for node in nodes])
+        outcomes = threads.gather([partial(self._transport.take_connection, node) for node in nodes])
         for connection in outcomes:
             if isinstance(connection, NodeConnection):
                 self._add(connection)
@@ -239,12 +239,12 @@ class Session:
         # Any other exception, such as one raised by a signal handler, may have cut off a reply half way.
         if error is None or isinstance(error, RLockError):
             while self._connections:
-                self._sessions.keep_connection(self._connections.popitem()[1])
+                self._transport.keep_connection(self._connections.popitem()[1])
         else:
             self._close()
 
 
-class ThreadSessions:
+class ThreadTransport:
     """How threads, including the background thread, reach the nodes of an alias; see ``votes.QuorumTransport``."""
 
     now = staticmethod(monotonic)
@@ -266,8 +266,8 @@ class ThreadSessions:
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def conversation(self) -> Session:
-        return Session(self)
+    def session(self) -> ThreadSession:
+        return ThreadSession(self)
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.nodes.send_later(undo, nodes)
@@ -328,11 +328,11 @@ class ThreadSessions:
         return True
 
     def connect(self, node: int) -> None:
-        """Have a connection for a conversation that needs one; raises NodeDownError when that fails."""
+        """Have a connection for a session that needs one; raises NodeDownError when that fails."""
         self.keep_connection(self.take_connection(node))
 
     def keep_connection(self, connection: NodeConnection) -> None:
-        """Keep a connection for the next conversation."""
+        """Keep a connection for the next session."""
         self._kept[connection.node].append(connection)
         if self.nodes.is_closed:
             self._close_kept(connection.node)

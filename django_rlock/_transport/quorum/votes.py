@@ -154,7 +154,7 @@ class Proposals:
 
 # A call that goes to N independent nodes, and their votes on it.
 #
-# What the votes mean depends on the call (``calls``). The nodes are reached through a ``Conversation``, of which
+# What the votes mean depends on the call (``calls``). The nodes are reached through a ``Session``, of which
 # threads, asyncio tasks and the tests' simulator each have their own.
 
 _GRACE = 0.001
@@ -191,7 +191,7 @@ Count = Callable[[Answer], bool]
 """Counts an answer; returns whether those counted are enough."""
 
 
-class Conversation(Protocol):
+class Session(Protocol):
     """Calls to the numbered nodes, and their replies. Each node executes them in the order in which they were sent."""
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
@@ -234,7 +234,7 @@ class QuorumTransport(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    def conversation(self) -> AbstractAsyncContextManager[Conversation]:
+    def session(self) -> AbstractAsyncContextManager[Session]:
         """Connections to the nodes, for the duration of one call."""
 
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
@@ -344,9 +344,9 @@ class QuorumCall(ScriptCall):
 
 
 class VotingRound:
-    """One conversation with all nodes, in the form that the calls need."""
+    """Sends calls over one session until they are decided, and counts the votes on them."""
 
-    def __init__(self, transport: QuorumTransport, session: Conversation) -> None:
+    def __init__(self, transport: QuorumTransport, session: Session) -> None:
         self._transport = transport
         self._size = len(transport.names)
         self._session = session
@@ -367,7 +367,7 @@ class VotingRound:
     ) -> VoteTally:
         """Send a call to all nodes, or only to ``voters``, and count the votes until the result is decided.
 
-        Later votes are still counted, as long as this conversation listens for anything.
+        Later votes are still counted, as long as this session listens for anything.
         """
         tally = self._open(call, voters)
 
