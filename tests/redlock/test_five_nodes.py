@@ -291,13 +291,6 @@ async def test_a_minority_that_others_have_is_not_needed(binding, nodes, lock):
     await others_have(binding, nodes, 2)
 
 
-async def test_a_restarted_node_has_no_vote(binding, nodes, settings, lock):
-    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 3600, "WATCHDOG_TIMEOUT": 3600}}
-    with pytest.raises(QuorumNotReachedError, match="has restarted, and gets no votes"):
-        await binding.acquire(lock, wait_time=0)
-    await none_has_it(binding, nodes)
-
-
 async def test_a_node_that_restarts_is_met_anew(binding, nodes, lock):
     """Its old connections, which say who it was, ended with it."""
     async with binding.inside(lock):

@@ -87,14 +87,6 @@ def is_now(clock_us):
     return abs(clock_us / 1e6 - time.time()) < 5
 
 
-def test_tokens_go_on_from_the_clock_where_the_counter_was_lost(server):
-    client = server.client(decode_responses=False)
-    keys = KEYS[scripts.REDLOCK_ACQUIRE]
-    reply = client.eval(scripts.REDLOCK_ACQUIRE.source, 4, *keys, "nonce", "a", 1, 1000, 0, 0)
-    assert is_now(reply[2])
-    client.close()
-
-
 # --- proposals --------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ from pytest_django import Settings
 from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import voter_key
 from django_rlock._transport.quorum.nodes import node_set
-from django_rlock._transport.quorum.votes import run_id_in
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
@@ -143,7 +142,3 @@ async def test_longer_leases_of_another_project_are_waited_for(binding, three, l
     options = settings.RLOCK["quorum"]
     settings.RLOCK = {"quorum": {**options, "QUARANTINE": 10 * QUARANTINE}}
     assert await is_refused(binding, RedLock("x", using="quorum"))
-
-
-def test_a_server_whose_clock_was_set_back_says_who_it_is():
-    assert run_id_in(b"# Server\r\nrun_id:0123abcd\r\nuptime_in_seconds:-3599\r\n") == "0123abcd"
