@@ -37,7 +37,7 @@ class InProcess(EmbeddedServer):
         return f"redis://127.0.0.1:{self._listener.server_address[1]}/0"
 
     def client(self, **options: Any) -> redis.Redis:
-        return redis.Redis.from_url(self.url, decode_responses=True, **options)
+        return redis.Redis.from_url(self.url, **{"decode_responses": True, **options})
 
 
 def _hear_signals() -> None:

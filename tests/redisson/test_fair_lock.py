@@ -107,15 +107,6 @@ async def test_lock_acquired_boolean_timeout_drift(binding, redis_client):
     await binding.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
 
 
-async def test_try_lock_non_delayed(binding, redis_client):
-    """A wait that ended in vain leaves nothing that would keep the lock from anybody."""
-    async with held_elsewhere(binding, FairLock("lock")):
-        assert not await binding.acquire(FairLock("lock"), wait_time=0.05)
-        assert not redis_client.exists(QUEUE)
-    assert await binding.acquire(FairLock("lock"), wait_time=0)
-    await binding.release(FairLock("lock"))
-
-
 async def test_name_mapper(binding, redis_client, settings):
     settings.RLOCK = {"default": {"KEY_PREFIX": "mapped:"}}
     async with held_elsewhere(binding, FairLock("lock")):

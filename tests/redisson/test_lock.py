@@ -12,9 +12,8 @@ import pytest
 from django_rlock import LockLostError, LockNotOwnedError, RLock
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.bindings import elsewhere
 from tests.eventually import UNTIL_SERVED, eventually, in_threads
-from tests.redisson.crowds import LOOPS, PROCESSES, WORK, all_together, asks_the_server, in_processes
+from tests.redisson.crowds import LOOPS, PROCESSES, WORK, asks_the_server, in_processes
 from tests.redisson.others import held_elsewhere
 
 each_kind = pytest.mark.parametrize(
@@ -22,17 +21,6 @@ each_kind = pytest.mark.parametrize(
     ["RLock('lock')", "FairLock('lock')", "SpinLock('lock')", "MultiLock(RLock('lock:1'), RLock('lock:2'))"],
     ids=["lock", "fair", "spin", "group"],
 )
-
-
-async def test_remain_time_to_live_2(binding, kind):
-    """Not the watchdog's, however often it is entered."""
-    lock = kind("lock", lease_time=10)
-    for _ in range(3):
-        await binding.acquire(lock)
-    for _ in range(2):
-        await binding.release(lock)
-    assert 5 < await binding.call(lock, "remaining_lease") <= 10
-    await binding.release(lock)
 
 
 async def test_remain_time_to_live(binding, kind):
@@ -79,27 +67,6 @@ def test_lock_uninterruptibly(kind):
     finally:
         holder.join(UNTIL_SERVED)
         signal.signal(signal.SIGUSR1, before)
-
-
-async def test_force_unlock(binding, kind):
-    lock = kind("lock")
-    await binding.acquire(lock)
-    assert await elsewhere(binding, lock, "force_release")
-    assert not await binding.call(lock, "locked")
-    assert not await binding.call(kind("lock"), "locked")
-    with pytest.raises(LockLostError):
-        await binding.release(lock)
-
-
-async def test_force_unlock_by_the_holder(binding, kind):
-    """It may take the lock again, and has nothing else to release."""
-    lock = kind("lock")
-    await binding.acquire(lock)
-    assert await binding.call(lock, "force_release")
-    assert await binding.acquire(lock, blocking=False)
-    await binding.release(lock)
-    with pytest.raises(LockNotOwnedError):
-        await binding.release(lock)
 
 
 async def test_expire(binding, kind):
@@ -155,15 +122,6 @@ async def test_unlock_fail(binding, kind):
         assert await binding.call(lock, "locked")
 
 
-async def test_reentrancy(binding, kind):
-    lock = kind("lock")
-    for _ in range(2):
-        assert await binding.acquire(lock, blocking=False)
-    await binding.release(lock)
-    assert not await elsewhere(binding, lock, "acquire", blocking=False)
-    await binding.release(lock)
-
-
 async def test_single_pub_sub(binding, kind):
     """One connection hears for several names and many waiters at once."""
 
@@ -213,19 +171,6 @@ def test_concurrency_try_lock_un_lock(kind, loops):
     in_threads(*[work] * 16)
     assert listed
     assert all(listed)
-
-
-async def test_concurrency_single_instance(binding, kind):
-    counter = [0]
-
-    async def work() -> None:
-        async with binding.inside(kind("lock")):
-            seen = counter[0]
-            await binding.sleep(0)
-            counter[0] = seen + 1
-
-    await all_together(binding, 15, work)
-    assert counter == [15]
 
 
 @pytest.mark.lengthy

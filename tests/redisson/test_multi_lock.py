@@ -18,16 +18,6 @@ def three() -> MultiLock:
     return MultiLock(*map(RLock, NAMES))
 
 
-async def test_lock_unlock(binding, three):
-    """Each member is held by the owner of the whole, and by no one else."""
-    async with binding.inside(three):
-        for name in NAMES:
-            assert await binding.call(RLock(name), "owned")
-            assert not await elsewhere(binding, RLock(name), "owned")
-    for name in NAMES:
-        assert not await binding.call(RLock(name), "locked")
-
-
 async def test_wait_and_lease_timeouts(binding, three):
     """Of ten who ask at once, exactly one has it."""
     asked = [binding.start(binding.call, three, "acquire", False) for _ in range(10)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_rlock import PermitExpirableSemaphore, PermitNotHeldError
-from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
+from tests.redisson.crowds import LOOPS, PROCESSES, in_processes
 
 UNKNOWN = "0" * 32
 LEASE = 0.5
@@ -72,21 +72,6 @@ async def test_expiration(binding, redis_client, semaphore):
     assert redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout") == 2
     await binding.until(lambda: not redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout"))
     assert all(0 < redis_client.ttl(key) <= 120 for key in redis_client.keys("*semaphore*"))
-
-
-async def test_concurrency_single_instance(binding, semaphore):
-    await binding.call(semaphore, "try_set_permits", 1)
-    counter = [0]
-
-    async def work() -> None:
-        permit = await binding.call(semaphore, "acquire")
-        seen = counter[0]
-        await binding.sleep(0)
-        counter[0] = seen + 1
-        await binding.call(permit, "release")
-
-    await all_together(binding, 100, work)
-    assert counter == [100]
 
 
 def test_concurrency_loop_multi_instance(clients, redis_client, semaphore):

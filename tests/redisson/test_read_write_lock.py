@@ -10,9 +10,8 @@ import pytest
 from django_rlock import LockUpgradeError, ReadLock, WriteLock
 from django_rlock._transport.identity import NamedOwner
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.bindings import elsewhere, visit
+from tests.bindings import visit
 from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
-from tests.redisson.others import held_elsewhere
 from tests.redisson.test_lock import test_is_locked, test_is_locked_other_thread, test_unlock_fail
 
 pytestmark = pytest.mark.lengthy
@@ -73,15 +72,6 @@ async def test_read_lock_expiration_renewal(binding, settings):
     await all_together(binding, 10, read_twice)
 
 
-async def test_read_lock_lease_timeout_diff_threads_wrr(binding):
-    """Two readers get the lock when the lease of a writer ends that never releases."""
-    began = time.monotonic()
-    assert await elsewhere(binding, WriteLock("lock"), "acquire", lease_time=0.3)
-    await all_together(binding, 2, visit, binding, ReadLock("lock"))
-    assert 0.25 < time.monotonic() - began < 20  # long before the next poll
-    await all_lost(binding)
-
-
 async def test_read_lock_lease_timeout_diff_threads_rrw(binding):
     """A reader that comes and goes does not lengthen what another left behind."""
     began = time.monotonic()
@@ -106,34 +96,6 @@ async def test_read_lock_lease_timeout(binding, redis_client):
     await all_lost(binding)
     assert await binding.acquire(write)
     await binding.release(write)
-
-
-async def test_expire_read(binding):
-    """Another reader need not wait for the end of the lease, and its leaving does no harm."""
-    lock = ReadLock("lock", lease_time=LONG)
-    async with binding.inside(lock):
-        async with held_elsewhere(binding, ReadLock("lock", wait_time=0)):
-            pass
-        assert await binding.call(lock, "owned")
-
-
-async def test_concurrency_single_instance(binding):
-    """Writers count; readers see no counter that is about to change."""
-    counter, turns = [0, 0], count()
-
-    async def work() -> None:
-        if next(turns) % 2:
-            async with binding.inside(ReadLock("lock")):
-                assert counter[0] == counter[1]
-        else:
-            async with binding.inside(WriteLock("lock")):
-                seen = counter[0]
-                counter[0] += 1
-                await binding.sleep(0.001)
-                counter[1] = seen + 1
-
-    await all_together(binding, 15, work)
-    assert counter == [8, 8]
 
 
 @pytest.mark.parametrize(("pairs", "loops"), [(2, 2 * LOOPS), (12, 1)], ids=["loop", "once"])
