@@ -89,21 +89,12 @@ async def test_acquire_after_the_release_takes_nothing(binding, each, proxy, red
     await binding.release(make("stock:42"))
 
 
-async def test_inner_acquire_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
-    make, (acquire, _) = each[0], INNER.get(each, each[1:3])
+@pytest.mark.parametrize("inner", ["acquire", "release"])
+async def test_inner_call_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client, inner):
+    make, (acquire, release) = each[0], INNER.get(each, each[1:3])
     await binding.acquire(make("stock:42"))
-    late = proxy.copy_late(acquire)
+    late = proxy.copy_late(acquire if inner == "acquire" else release)
     await binding.acquire(make("stock:42"))
-    await binding.release(make("stock:42"))
-    await binding.release(make("stock:42"))
-    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=15))
-
-
-async def test_inner_release_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
-    make, (_, release) = each[0], INNER.get(each, each[1:3])
-    await binding.acquire(make("stock:42"))
-    await binding.acquire(make("stock:42"))
-    late = proxy.copy_late(release)
     await binding.release(make("stock:42"))
     await binding.release(make("stock:42"))
     await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=15))

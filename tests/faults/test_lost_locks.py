@@ -96,23 +96,14 @@ async def test_owner_that_notices_first_tells_as_well(binding, kind, told):
     assert len(told) == 1
 
 
-async def test_release_finds_the_lock_gone(binding, kind, redis_client, told):
-    lock = kind("stock:42")
-    with pytest.raises(LockLostError):
-        async with binding.inside(lock):
-            redis_client.delete(KEY)
-    settle()
-    assert len(told) == 1
-
-
-async def test_release_finds_the_lock_gone_on_a_server_that_lost_its_scripts(binding, kind, redis_client, told):
+@pytest.mark.parametrize("with_scripts", [False, True])
+async def test_release_finds_the_lock_gone(binding, kind, redis_client, told, with_scripts):
     """NOSCRIPT means that the release was not executed, so "not yours" is no echo of it."""
-    lock = kind("stock:42")
-    await binding.acquire(lock)
-    redis_client.flushall()
-    redis_client.script_flush()
     with pytest.raises(LockLostError):
-        await binding.release(lock)
+        async with binding.inside(kind("stock:42")):
+            redis_client.delete(KEY)
+            if with_scripts:
+                redis_client.script_flush()
     settle()
     assert len(told) == 1
 

@@ -19,7 +19,8 @@ PLAIN = copies.KINDS["rlock"]
 
 
 async def entered_late(binding, proxy, redis_client, _patch):
-    await copies.test_inner_acquire_after_the_next_hold_began_changes_nothing(binding, PLAIN, proxy, redis_client)
+    inner = copies.test_inner_call_after_the_next_hold_began_changes_nothing
+    await inner(binding, PLAIN, proxy, redis_client, "acquire")
 
 
 async def renewed_late(binding, proxy, redis_client, _patch):

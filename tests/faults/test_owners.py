@@ -56,18 +56,20 @@ def test_lock_of_a_thread_that_ended_is_not_renewed(kind, redis_client, settings
     kind("stock:42").release()
 
 
-def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings):
-    import asyncio
-
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept for its result"])
+def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings, is_kept):
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
 
     async def leave_it() -> None:
         await kind("stock:42").aacquire()
 
     async def body() -> None:
-        await asyncio.create_task(leave_it())
+        ended = [asyncio.create_task(leave_it())]
+        await ended[0]
+        if not is_kept:
+            ended.clear()
         async with kind("stock:42", wait_time=10, lease_time=30):
-            pass
+            assert bool(ended) == is_kept
 
     asyncio.run(body())
 
@@ -88,23 +90,6 @@ def test_lock_of_a_task_whose_loop_was_closed_is_not_renewed(kind, settings):
     loop.close()
     with kind("stock:42", wait_time=10, lease_time=30):
         assert not task.done()
-
-
-def test_lock_of_a_task_that_ended_and_is_kept_for_its_result_is_not_renewed(kind, settings):
-    import asyncio
-
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
-
-    async def leave_it() -> None:
-        await kind("stock:42").aacquire()
-
-    async def body() -> None:
-        ended = asyncio.create_task(leave_it())
-        await ended
-        async with kind("stock:42", wait_time=10, lease_time=30):
-            assert ended.done()
-
-    asyncio.run(body())
 
 
 def test_an_owner_that_is_kept_has_ended_all_the_same(kind):
@@ -161,16 +146,6 @@ def test_lock_of_a_greenlet_that_ended_is_not_renewed(kind, settings):
     gc.collect()
     with kind("stock:42", wait_time=10, lease_time=30):
         pass
-
-
-def test_explicit_owner_moves_between_threads(kind, redis_client):
-    in_thread(lambda: kind("stock:42", owner="order-7").acquire())
-    assert redis_client.hgetall(KEY) == {"order-7": "1"}
-    lock = kind("stock:42", owner="order-7")
-    assert lock.owned()
-    assert not kind("stock:42").acquire(blocking=False)
-    lock.release()
-    assert not redis_client.exists(KEY)
 
 
 def test_failed_release_of_an_explicit_owner_does_not_free_its_next_hold(kind, own_server):

@@ -345,24 +345,6 @@ async def test_short_outage_does_not_cost_the_lock(binding, kind, own_server):
         lock.check()
 
 
-async def test_server_that_forgot_its_scripts(binding, kind, redis_client):
-    lock = kind("stock:42")
-    redis_client.script_flush()
-    assert await binding.acquire(lock, blocking=False)
-    redis_client.script_flush()
-    await binding.release(lock)
-    assert not redis_client.exists(KEY)
-
-
-async def test_connections_closed_by_the_server(binding, kind, redis_client):
-    lock = kind("stock:42")
-    async with binding.inside(lock):
-        redis_client.client_kill_filter(_type="normal")
-    redis_client.client_kill_filter(_type="normal")
-    assert await binding.acquire(lock, blocking=False)
-    await binding.release(lock)
-
-
 async def test_out_of_memory(binding, kind, own_server):
     """Acquire fails closed; a held lock can be re-entered, released and freed."""
     server = own_server()
@@ -470,33 +452,23 @@ async def test_busy_script_is_waited_for(binding, kind, own_server):
     server = own_server()
     with server.client() as client, server.client() as other:
         client.config_set("busy-reply-threshold", 10)
-        busy = binding.start(_block, other) if binding.name == "sync" else None
-        if busy is None:
-            threading.Thread(target=_block_now, args=(other,)).start()
+        busy = threading.Thread(target=_block, args=(other,))
+        busy.start()
         await binding.until(lambda: _is_busy(client))
         waiting = binding.start(_wait, binding, kind("stock:42"), 10)
         await binding.sleep(0.1)
         client.script_kill()
         assert await binding.result(waiting) is True
-        if busy is not None:
-            await binding.result(busy)
+        busy.join(UNTIL_SERVED)
         HOLDS.clear()
 
 
-async def _block(client) -> None:
-    _block_now(client)
-
-
-def _block_now(client) -> None:
-    import redis
-
+def _block(client) -> None:
     with pytest.raises(redis.ResponseError):
         client.eval("while true do end", 0)
 
 
 def _is_busy(client) -> bool:
-    import redis
-
     try:
         client.ping()
     except redis.ResponseError:

@@ -5,9 +5,10 @@ import re
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
-from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 
 from django_rlock import (
     FairLock,
@@ -23,6 +24,7 @@ from django_rlock._transport import bridges
 from django_rlock.locks import attempt
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import UNTIL_SERVED, eventually
+from tests.locks.test_pools import WAYS, by_executor
 
 LOCKS = {
     "fair": lambda **times: FairLock("stock:42", **times),
@@ -32,7 +34,7 @@ LOCKS = {
     "write": lambda **times: ReadWriteLock("stock:42", **times).write_lock,
     "multi": lambda **times: MultiLock(FairLock("stock:41"), FencedLock("stock:42"), **times),
 }
-WAITS_FOR_ITSELF = r"Lock 'stock:4.' is held by .*, now at .*test_bridges.py:\d+, which waits until '.*' has ended"
+WAITS_FOR_ITSELF = r"Lock 'stock:4.' is held by .*, now at .*test_\w+.py:\d+, which waits until '.*' has ended"
 
 
 @pytest.fixture(params=LOCKS)
@@ -80,33 +82,12 @@ def test_asyncio_run_inside_of_a_block(lock):
         asyncio.run(aenter(lock))
 
 
-def by_main(lock):
-    return sync_to_async(enter)(lock)
-
-
-def by_another(lock):
-    return sync_to_async(enter, thread_sensitive=False)(lock)
-
-
-async def by_context(lock):
-    async with ThreadSensitiveContext():
-        return await sync_to_async(enter)(lock)
-
-
-def by_to_thread(lock):
-    return asyncio.to_thread(enter, lock)
-
-
-async def by_executor(lock):
-    return await asyncio.get_running_loop().run_in_executor(None, enter, lock)
-
-
-@pytest.mark.parametrize("way", [by_main, by_another, by_context, by_to_thread, by_executor])
+@pytest.mark.parametrize("way", WAYS)
 def test_sync_to_async_inside_of_a_block(lock, way):
     async def main() -> None:
         async with lock:
             with refused():
-                await way(lock)
+                await way(partial(enter, lock))
 
     asyncio.run(main())
 
@@ -133,7 +114,7 @@ def test_the_other_way_round(lock):
 
 def test_run_in_executor_inside_of_async_to_sync(lock):
     with lock, refused():
-        async_to_sync(by_executor)(lock)
+        async_to_sync(by_executor)(partial(enter, lock))
 
 
 class Eager(ThreadPoolExecutor):

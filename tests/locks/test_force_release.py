@@ -2,41 +2,25 @@
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
 from django_rlock import (
     FairLock,
-    FencedLock,
     LockLostError,
     LockNotOwnedError,
     LockUnavailableError,
-    MultiLock,
     RLock,
-    SpinLock,
 )
 from django_rlock._redis import scripts
-from django_rlock.locks import BaseLock, ReadLock, WriteLock
+from django_rlock.locks import ReadLock, WriteLock
 from django_rlock.locks.holds import HOLDS
 from tests.background import look_at, renew_now, settle
 from tests.bindings import elsewhere
 from tests.eventually import UNTIL_SERVED, eventually
 
 KEY = "rlock:stock:42"
-
-
-def several(name: str, **options) -> MultiLock:
-    return MultiLock(RLock(f"{name}:1"), FairLock(f"{name}:2"), ReadLock(f"{name}:3"), **options)
-
-
-@pytest.fixture(
-    params=[FairLock, RLock, SpinLock, FencedLock, ReadLock, WriteLock, several], ids=lambda each: each.__name__
-)
-def any_kind(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
-    """Each kind of lock, and several of them as one."""
-    return request.param
 
 
 @pytest.mark.parametrize("owner", [None, "order-7"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from django_rlock import (
     FencedLock,
     LockNotOwnedError,
     LockUnavailableError,
-    MultiLock,
     ReadLock,
     RLock,
     SpinLock,
@@ -29,15 +28,6 @@ from tests.processes import ClientProcess
 KEY, QUEUE = "rlock:stock:42", "rlock_queue:{rlock:stock:42}"
 NAME = "order-7"
 KINDS = [FairLock, RLock, SpinLock, FencedLock, ReadLock, WriteLock]
-
-
-def several(name: str, **options: Any) -> MultiLock:
-    return MultiLock(RLock(name), FairLock(f"{name}:2"), ReadLock(f"{name}:3"), **options)
-
-
-@pytest.fixture(params=[*KINDS, several], ids=lambda each: each.__name__)
-def any_kind(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
-    return request.param
 
 
 @pytest.fixture(params=KINDS, ids=lambda each: each.__name__)

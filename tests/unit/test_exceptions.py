@@ -104,11 +104,6 @@ def test_an_error_survives_celery_making_it_pickleable(error: RLockError) -> Non
     assert_same(get_pickleable_exception(error), error)
 
 
-@each_error
-def test_every_error_has_the_common_base(error: RLockError) -> None:
-    assert isinstance(error, RLockError)
-
-
 @pytest.mark.parametrize(
     ("error", "builtin"),
     [
