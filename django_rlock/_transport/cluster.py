@@ -20,6 +20,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisClusterException
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.process import Owned
 from django_rlock._core.text import shown
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -346,17 +347,24 @@ class ClusterFactory:
     make_connection_params: Callable[[str], dict[str, Any]]
     get_connection_pool: Callable[[dict[str, Any]], redis.ConnectionPool]
 
-    _clients: dict[str, ClusterClient] = {}
-
     def connect(self, url: str) -> ClusterClient:
         params = self.make_connection_params(url)
         # Unlike django-redis's factory, distinguish caches with the same URL and different options.
         key = repr((params, self.options))
         # Threads that are the first to ask, at the same time, get the same one.
-        return self._clients.get(key) or self._clients.setdefault(key, ClusterClient(self, params))
+        known = _clients.value
+        return known.get(key) or known.setdefault(key, ClusterClient(self, params))
 
     def disconnect(self, connection: ClusterClient) -> None:
         connection.disconnect()
+
+
+def _disconnect(clients: dict[str, ClusterClient]) -> None:
+    for each in list(clients.values()):
+        each.disconnect()
+
+
+_clients: Owned[dict[str, ClusterClient]] = Owned("connections", dict, stop=_disconnect)
 
 
 def _address_in(url: str) -> Address:
@@ -367,5 +375,5 @@ def _address_in(url: str) -> Address:
 def _url_at(url: str, address: Address) -> str:
     parts = urlsplit(url)
     user = parts.netloc.rpartition("@")[0]
-    place = written(address)
-    return parts._replace(netloc=f"{user}@{place}" if user else place).geturl()
+    node = written(address)
+    return parts._replace(netloc=f"{user}@{node}" if user else node).geturl()

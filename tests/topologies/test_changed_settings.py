@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from django_rlock import RLock, rlock
+from django_rlock._transport.connections import get_client
 from tests.background import settle
 from tests.topologies.servers import Topology, command
 
@@ -34,3 +35,14 @@ def test_they_are_closed(topology, use, uncollected):
         use(topology)
         found.append(connected(topology))
     assert found == found[:1] * 3
+
+
+@pytest.mark.parametrize("topology", ["cluster"], indirect=True)
+def test_the_client_of_a_cluster_is_closed(topology, use):
+    before = connected(topology)
+    client = get_client("default")
+    client.exists("rlock:stock:42")
+    assert connected(topology) > before
+    use(topology)
+    assert connected(topology) == before
+    assert get_client("default") is not client
