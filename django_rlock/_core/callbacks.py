@@ -89,10 +89,7 @@ def flush(within: float) -> bool:
 def is_logged(log_to: logging.Logger, level: int) -> bool:
     """Whether a record of this level would be logged."""
     # Like isEnabledFor(), which sometimes takes logging's mutex.
-    at = log_to
-    while not at.level and at.parent is not None:
-        at = at.parent
-    return level >= at.level and level > log_to.manager.disable
+    return level >= log_to.getEffectiveLevel() and level > log_to.manager.disable
 
 
 def log(log_to: logging.Logger, level: int, message: str, *args: Any) -> None:
