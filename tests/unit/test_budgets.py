@@ -124,11 +124,11 @@ def passed_by(call: Callable[[], object]) -> tuple[Counter[str], int]:
 
 
 def with_block() -> None:
-    with rlock("stock:42"):
+    with rlock("counted:42"):
         pass
 
 
-@distributed_lock("stock:<pk>")
+@distributed_lock("counted:<pk>")
 def view(request: Any, pk: int) -> HttpResponse:
     return HttpResponse(f"{pk}")
 
