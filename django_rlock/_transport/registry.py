@@ -156,16 +156,14 @@ class AliasDriver:
         self.channels: Collection[str] = () if listening is None else listening.listener.channels
 
     def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
-        return (
-            None
-            if self._listening is None
-            else self._listening.listener.listen_if_subscribed(channel, token, self._listening.make)
-        )
+        its = self._listening
+        return None if its is None else its.listener.listen_if_subscribed(channel, token, its.make)
 
     def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
-        if self._listening is None:
+        its = self._listening
+        if its is None:
             raise AssertionError("This alias has no listener to wake waiters.")
-        return self._listening.listener.listen(channel, token, self._listening.make, until)
+        return its.listener.listen(channel, token, its.make, until)
 
 
 class Listening:
