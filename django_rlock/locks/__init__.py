@@ -103,6 +103,8 @@ def rlock(
     ImproperlyConfigured for a bad alias, or for a kind that the alias does not support: with NODES only RedLock works.
     """
     if not names:
+        if "name" in options:
+            raise TypeError(f"rlock() takes names without a keyword: write rlock({options['name']!r}).")
         raise ValueError("No lock was named: give one name or several, as in rlock('stock:42').")
     if not isinstance(using, str):
         raise unknown_alias(using)

@@ -114,13 +114,14 @@ class AtomicBlock(ContextDecorator, Generic[SomeLock]):
 
 @contextmanager
 def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
-    around = _is_open(transaction.get_connection(using))
+    connection = transaction.get_connection(using)
+    around = _is_open(connection)
     if around:
         if not nested:
             raise RuntimeError(
                 f"Lock {lock.name!r} would be released before the COMMIT of the transaction of database {using!r} "
-                f"that is already open. Call it outside that transaction, or use atomic(nested=True), which keeps "
-                f"the lock until the end of the outer transaction."
+                f"that is already open. {_advice_inside(connection)}, or use atomic(nested=True), which keeps the "
+                f"lock until the end of the outer transaction."
             )
         lock = copy(lock)
         lock.until_commit = using
@@ -130,6 +131,15 @@ def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
             yield lock
             ensure_owned([lock])
         section.is_committed = not around
+
+
+def _advice_inside(connection: BaseDatabaseWrapper) -> str:
+    if connection.settings_dict["ATOMIC_REQUESTS"]:
+        return (
+            "ATOMIC_REQUESTS opens a transaction around each view: put @distributed_lock above the view, which opens "
+            "that transaction inside the lock"
+        )
+    return "Call it outside that transaction"
 
 
 # --- until the transaction's end -------------------------------------------------------------------------------------

@@ -537,3 +537,5 @@ async def test_who_waits_the_other_way_round_is_let_through(binding, redis_clien
 def test_a_lock_needs_a_name():
     with pytest.raises(ValueError, match=r"^No lock was named: give one name or several, as in rlock\('stock:42'\)\.$"):
         rlock()
+    with pytest.raises(TypeError, match=r"^rlock\(\) takes names without a keyword: write rlock\('stock:42'\)\.$"):
+        rlock(name="stock:42")  # type: ignore[call-overload]

@@ -132,8 +132,18 @@ def test_what_is_committed_stays(caplog: pytest.LogCaptureFixture) -> None:
     assert is_handed_over(caplog)
 
 
-def test_it_refuses_to_nest(events: list[str]) -> None:
-    with transaction.atomic(), pytest.raises(RuntimeError, match="nested=True"), rlock("stock:7").atomic():
+@pytest.mark.parametrize(
+    ("of_requests", "advice"), [(False, "Call it outside that transaction, or"), (True, "put @distributed_lock above")]
+)
+def test_it_refuses_to_nest_and_says_what_to_do(
+    events: list[str], monkeypatch: pytest.MonkeyPatch, of_requests: bool, advice: str
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", of_requests)
+    with (
+        transaction.atomic(),
+        pytest.raises(RuntimeError, match=f"{advice}.*nested=True"),
+        rlock("stock:7").atomic(),
+    ):
         raise AssertionError("The body ran.")
     assert "acquire stock:7" not in events
 
