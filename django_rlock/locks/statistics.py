@@ -219,12 +219,20 @@ on_fork("holds", STATISTICS.clear)
 logger = logging.getLogger("django_rlock.locks")
 
 
+LONG_WAIT = 0.1
+"""The shortest successful wait that ``lock_waited`` reports, in seconds."""
+lock_waited = signals.LockSignal("acquired")
+"""As ``lock_acquired``, but only after a LONG_WAIT: its receivers, such as breadcrumbs, cost other acquires nothing."""
+
+
 def report_acquired(lock: AbstractLock, owner_id: str, count: int, waited: float) -> None:
     if logger.getEffectiveLevel() <= logging.DEBUG:  # hardly ever: less than what ``log`` does takes less time
         log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, owner_id, count, waited)
     if signals.lock_acquired.receivers:
         outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
         signals.lock_acquired.notify(lock, owner=owner_id, count=count, waited=waited, outcome=outcome)
+    if waited >= LONG_WAIT:
+        lock_waited.notify(lock, waited=waited)
 
 
 def report_taken(locks: Iterable[AbstractLock], owner_id: str) -> None:

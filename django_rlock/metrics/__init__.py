@@ -17,6 +17,7 @@ from django_rlock._core.callbacks import post
 from django_rlock._core.text import printable
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Named
+from django_rlock.locks.statistics import lock_waited
 from django_rlock.signals import (
     LockSignal,
     lock_acquired,
@@ -135,8 +136,6 @@ def _record(records: Sequence[tuple[Event, Record]], given: Mapping[str, Any]) -
 
 BREADCRUMBS = "django_rlock.breadcrumbs"
 """The receivers' id."""
-MIN_WAIT = 0.1
-"""The shortest successful wait that leaves a breadcrumb, in seconds."""
 _MESSAGES = {
     "acquired": ("info", "Waited {waited:.3f} s for lock {name!r}"),
     "timed_out": ("warning", "Lock {name!r} was still taken after {waited:.3f} s"),
@@ -150,16 +149,15 @@ _DATA = "template", "kind", "alias", "waited", "reason"
 
 def leave_breadcrumbs() -> None:
     """Leave breadcrumbs from now on."""
-    for signal in lock_acquired, lock_timed_out, lock_unavailable, lock_lost, lock_force_released:
+    for signal in lock_waited, lock_timed_out, lock_unavailable, lock_lost, lock_force_released:
         signal.connect(_leave, dispatch_uid=BREADCRUMBS)
 
 
 def _leave(**given: Any) -> None:
-    level_and_text = _MESSAGES.get(given["outcome"])
     sentry = sys.modules.get("sentry_sdk")
-    if sentry is None or level_and_text is None or (given["outcome"] == "acquired" and given["waited"] < MIN_WAIT):
+    if sentry is None:
         return
-    level, message = level_and_text
+    level, message = _MESSAGES[given["outcome"]]
     shown = {"name": given["lock"].name, **{key: given[key] for key in _DATA if key in given}}
     data = {key: printable(value) if isinstance(value, str) else value for key, value in shown.items()}
     sentry.add_breadcrumb(category="lock", level=level, message=message.format(**data), data=data)

@@ -8,6 +8,8 @@ import pytest
 from django.apps import apps
 
 from django_rlock import LockLostError, LockTimeoutError, LockUnavailableError, RLock, metrics
+from django_rlock.locks import statistics
+from django_rlock.locks.statistics import lock_waited
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_timed_out, lock_unavailable
 from tests.background import settle
 from tests.bindings import BlockingBinding as Binding
@@ -20,7 +22,7 @@ sentry_sdk = pytest.importorskip("sentry_sdk", reason="is in the dependency grou
 def _left() -> Iterator[None]:
     apps.get_app_config("django_rlock").ready()  # finds Sentry's SDK
     yield
-    for signal in lock_acquired, lock_timed_out, lock_unavailable, lock_lost, lock_force_released:
+    for signal in lock_waited, lock_timed_out, lock_unavailable, lock_lost, lock_force_released:
         signal.disconnect(dispatch_uid=metrics.BREADCRUMBS)
 
 
@@ -43,7 +45,7 @@ def crumbs() -> Iterator[Any]:
 
 
 async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MIN_WAIT", 0.0)
+    monkeypatch.setattr(statistics, "LONG_WAIT", 0.0)
     async with binding.inside(RLock("stock:42")):
         pass
     [crumb] = crumbs()
@@ -54,7 +56,8 @@ async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_short_waits_leave_no_breadcrumbs(crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MIN_WAIT", 10)
+    monkeypatch.setattr(statistics, "LONG_WAIT", 10)
+    assert not lock_acquired.receivers  # a receiver would cost each acquire some time
     with (
         RLock("stock:42"),
         RLock("stock:42"),
