@@ -44,7 +44,7 @@ class Arguments:
         if self._is_plain:
             # Most calls are of this kind, and bind() takes ten times as long.
             given = dict(zip(self._positional, args, strict=False), **kwargs)
-            found = self._defaults | given
+            found = self._defaults | given if self._defaults else given
             # Every argument has a name, and none was given twice.
             if len(given) == len(args) + len(kwargs) and found.keys() == self._known:
                 return found

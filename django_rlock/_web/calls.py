@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -17,7 +17,7 @@ from django.http import HttpResponse
 
 from django_rlock._transport.identity import thread_owner
 from django_rlock._web.arguments import Arguments
-from django_rlock._web.http import LOCK_ERRORS, answer, keep_for_response, refusal, reported, request_of
+from django_rlock._web.http import LOCK_ERRORS, UNREPORTED, answer, keep_for_response, refusal, reported, request_of
 from django_rlock._web.keytemplates import KeyTemplate
 from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
@@ -27,7 +27,7 @@ from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import UNSET, KindName
 from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.transactions import is_to_be_checked, open_databases
-from django_rlock.settings import get_settings
+from django_rlock.settings import AliasSettings, get_settings
 
 # --- transactions -----------------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ def in_transactions(aliases: Sequence[str], call: Callable[[], T]) -> T:
     if not aliases:
         return call()
     with transaction.atomic(using=aliases[0]):
-        return in_transactions(aliases[1:], call)
+        return in_transactions(aliases[1:], call) if aliases[1:] else call()
 
 
 def open_database() -> str | None:
@@ -147,13 +147,25 @@ def warn_once(func: Callable[..., Any], alias: str, is_view: bool) -> None:
 
 Naming = Callable[..., str | Iterable[str]]
 """Returns the name of the lock, or several names, from the arguments of the call."""
-Names = list[tuple[str, str]]
+Names = tuple[tuple[str, str], ...]
 """The names of a call's locks, each with its key template, or "" if a function made it."""
 OnLocked = Literal["raise", "skip"] | Callable[..., Any] | None
 
 
 AROUND: ContextVar[tuple[BaseLock, ...]] = ContextVar("rlock_around", default=())
 """The locks of outer decorators whose transaction an inner one opens: they are checked before COMMIT too."""
+
+
+MOST_LOCKS = 1000
+"""How many lock objects a decorated callable keeps for its next calls."""
+
+
+class KeptLocks(NamedTuple):
+    """The lock objects that a decorated callable has made under one alias's settings, by their names and whether the
+    caller is a view."""
+
+    settings: AliasSettings
+    locks: dict[tuple[Names, bool], BaseLock]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -189,33 +201,37 @@ class LockedCall:
         self.encloses = opens_inside(func)
         self.is_async_dispatch = False
         self._entries = 0
+        self._kept: KeptLocks | None = None
+        templates = [template for template in options.templates if isinstance(template, KeyTemplate)]
+        self._keeps_locks = len(templates) == len(options.templates)
+        placeholders = [placeholder for template in templates for placeholder in template.placeholders]
         # Reading attributes may query the database.
-        self.reads_attributes = any(
-            placeholder.path
-            for template in options.templates
-            if isinstance(template, KeyTemplate)
-            for placeholder in template.placeholders
-        )
+        self.reads_attributes = any(placeholder.path for placeholder in placeholders)
+        self._constant: Names | None = None
+        if self._keeps_locks and not placeholders:
+            self._constant = tuple([(template.render({}), template.source) for template in templates])
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = request_of(args, kwargs)
         aliases = self._databases(request)
-        if not self._applies(args, kwargs):
+        condition = self.options.condition
+        if condition is not None and not condition(*args, **kwargs):
             return in_transactions(aliases, partial(self.func, *args, **kwargs))
-        with reported(request):
-            section = Section(self._lock(request, self._names(request, args, kwargs)))
-            self._warn_inside_transaction(section.lock, request)
+        with UNREPORTED if request is None else reported(request):
+            lock = self._lock(request, self._names(request, args, kwargs))
+            section = Section(lock)
+            self._warn_inside_transaction(lock, request)
             try:
                 with section:
                     if aliases:
                         # acquire, BEGIN, body, check, COMMIT, release: the next owner must read the committed rows.
                         # See docs/transactions.md.
-                        result = in_transactions(aliases, partial(self._call_owned, section.lock, args, kwargs))
+                        result = in_transactions(aliases, partial(self._call_owned, lock, args, kwargs))
                         section.is_committed = open_database() is None
                     else:
-                        result = self._call(section.lock, args, kwargs)
+                        result = self._call(lock, args, kwargs)
                     if request is not None:
-                        section.left = keep_for_response(section.lock, result)
+                        section.left = keep_for_response(lock, result)
             except LOCK_ERRORS as error:
                 return self._failed(error, section, request, args, kwargs)
             return result
@@ -225,16 +241,17 @@ class LockedCall:
         request = request_of(args, kwargs)
         if self.is_async_dispatch:
             refuse_atomic_requests(self.func, request)
-        if not self._applies(args, kwargs):
+        condition = self.options.condition
+        if condition is not None and not condition(*args, **kwargs):
             return await self.func(*args, **kwargs)
-        with reported(request):
-            names = await self._anames(request, args, kwargs)
-            section = Section(self._lock(request, names))
+        with UNREPORTED if request is None else reported(request):
+            lock = self._lock(request, await self._anames(request, args, kwargs))
+            section = Section(lock)
             try:
                 async with section:
                     result = await self.func(*args, **kwargs)
                     if request is not None:
-                        section.left = keep_for_response(section.lock, result)
+                        section.left = keep_for_response(lock, result)
             except LOCK_ERRORS as error:
                 result = self._failed(error, section, request, args, kwargs)
                 return await result if inspect.isawaitable(result) else result
@@ -242,12 +259,11 @@ class LockedCall:
 
     def _call(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function. A decorator below that opens the transactions gets the locks around it, to check them."""
-        around = AROUND.get()
-        known = (*around, lock) if self.encloses else ()
-        if known == around:
+        if not self.encloses and not AROUND.get():
             return _checked(self.func(*args, **kwargs))
+        around = AROUND.get()
         try:
-            AROUND.set(known)
+            AROUND.set((*around, lock) if self.encloses else ())
             return _checked(self.func(*args, **kwargs))
         finally:
             AROUND.set(around)
@@ -258,12 +274,10 @@ class LockedCall:
         ensure_owned((*AROUND.get(), lock))
         return result
 
-    def _applies(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        condition = self.options.condition
-        return condition is None or bool(condition(*args, **kwargs))
-
     def _names(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Names:
-        names: Names = []
+        if self._constant is not None:
+            return self._constant
+        names: list[tuple[str, str]] = []
         for template in self.options.templates:
             if isinstance(template, KeyTemplate):
                 names.append((self._rendered(template, request, args, kwargs), template.source))
@@ -271,7 +285,7 @@ class LockedCall:
                 named = template(*args, **kwargs)
                 several = [named] if isinstance(named, str) or not isinstance(named, Iterable) else named
                 names += [(name, "") for name in several]
-        return names
+        return tuple(names)
 
     def _rendered(self, template: KeyTemplate, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         values = self.arguments.of_call(args, kwargs)
@@ -291,16 +305,30 @@ class LockedCall:
             return await sync_to_async(self._names)(request, args, kwargs)
         return self._names(request, args, kwargs)
 
-    def _lock(self, request: Any, named: Names) -> BaseLock:
+    def _lock(self, request: Any, names: Names) -> BaseLock:
+        """The lock for these names. Locks are stateless, so it is kept for calls with the same names."""
+        settings = get_settings(self.options.using)
+        if not self._keeps_locks:
+            return self._new_lock(request, names, settings)
+        kept = self._kept
+        if kept is None or kept.settings is not settings or len(kept.locks) >= MOST_LOCKS:
+            self._kept = kept = KeptLocks(settings, {})
+        key = names, request is None
+        lock = kept.locks.get(key)
+        if lock is None:
+            kept.locks[key] = lock = self._new_lock(request, names, settings)
+        return lock
+
+    def _new_lock(self, request: Any, names: Names, settings: AliasSettings) -> BaseLock:
         options = self.options
         wait_time = options.wait_time
         if wait_time is UNSET and request is not None:
-            wait_time = get_settings(options.using).view_wait_time
+            wait_time = settings.view_wait_time
         elif wait_time is UNSET:
             # A caller that handles a taken lock does not want to wait forever.
             wait_time = 0 if options.on_locked == "skip" or callable(options.on_locked) else None
         lock = rlock(
-            *[name for name, _ in named],
+            *[name for name, _ in names],
             wait_time=wait_time,
             lease_time=options.lease_time,
             at_least=options.at_least,
@@ -309,13 +337,14 @@ class LockedCall:
             using=options.using,
             kind=options.kind,
         )
-        note_templates(lock, dict(named))
+        note_templates(lock, dict(names))
         return lock
 
     def _databases(self, request: Any) -> list[str]:
-        if self.left_out is None:
+        atomic = self.options.atomic
+        if self.left_out is None or (request is None and atomic is not True):
             return []
-        return databases(self.options.atomic, request is not None, self.left_out)
+        return databases(atomic, request is not None, self.left_out)
 
     def _warn_inside_transaction(self, lock: BaseLock, request: Any) -> None:
         entries, self._entries = self._entries, self._entries + 1

@@ -66,13 +66,15 @@ def plain_request(request: Any) -> HttpRequest:
     return request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001
 
 
+UNREPORTED: AbstractContextManager[Any] = nullcontext()
+"""Does what ``reported`` does where there is no request: nothing."""
+
+
 def reported(request: Any) -> AbstractContextManager[dict[str, str]]:
-    """Name the request in the reports of the locks that are acquired inside the block. None names no request.
+    """Name the request in the reports of the locks that are acquired inside the block.
 
     The user is named only if it has been loaded already, because a report is not worth a query.
     """
-    if request is None:
-        return nullcontext({})
     request, outer = plain_request(request), context.get()
     if outer is not None and "route" in outer:
         outer.update(_user(request))

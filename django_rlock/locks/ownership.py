@@ -91,14 +91,17 @@ def ensure_owned(locks: Iterable[AbstractLock]) -> None:
     """
     locks = list(locks)
     by_alias: dict[str, list[Hold]] = {}
-    for lock in locks:
-        lock.check()
-        for hold in HOLDS.of_lock(lock, lock._owner(sync_driver(lock.using))):
-            by_alias.setdefault(hold.lock.using, []).append(hold)
+    for hold in _present_holds(locks):
+        by_alias.setdefault(hold.lock.using, []).append(hold)
     for using, holds in by_alias.items():
         run_flow(_ask, (sync_driver(using), holds))
-    for lock in locks:
-        lock.check()  # a lease may have ended while the reply was on its way
+    # A lease may have ended, or a clock may have jumped, while a reply was on its way.
+    check_sure(_present_holds(locks))
+
+
+def _present_holds(locks: Iterable[AbstractLock]) -> list[Hold]:
+    """The caller's hold of each lock. Raises as ``check()`` does."""
+    return [part._hold_of(lock._named_owner or thread_owner()) for lock in locks for part in lock.parts]
 
 
 async def _ask(driver: AliasDriver, holds: Sequence[Hold]) -> None:

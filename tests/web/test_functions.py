@@ -23,6 +23,7 @@ from django_rlock import (
     distributed_lock,
     rlock,
 )
+from django_rlock._web import calls
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, UNTIL_SERVED
@@ -504,3 +505,25 @@ def test_what_is_skipped_is_typed_as_none_too(taken: Holder) -> None:
         assert_type(asyncio.run(acount(7)), int | None)
         assert assert_type(view(RequestFactory().get("/"), 7), HttpResponse).status_code == 204
     assert assert_type(certain(7), int) == 7
+
+
+# ---- lock objects that are kept for the next calls -----------------------------------------------------------------
+
+
+def test_other_settings_make_other_locks(settings: Settings) -> None:
+    @distributed_lock("stock:<sku>")
+    def kind(sku: int) -> str:
+        [hold] = HOLDS.snapshot()
+        return hold.lock.kind  # type: ignore[no-any-return]
+
+    assert [kind(7), kind(7)] == ["fair", "fair"]
+    settings.RLOCK = {"default": {"KIND": "rlock"}}
+    assert kind(7) == "rlock"
+
+
+def test_few_lock_objects_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MOST_LOCKS", 3)
+    call = calls.LockedCall(lambda sku: held(), distributed_lock("stock:<sku>").options)  # type: ignore[attr-defined]
+    for sku in 1, 2, 3, 4, 5, 5, 1:
+        assert call.run((sku,), {}) == [f"stock:{sku}"]
+    assert len(call._kept.locks) <= 3  # type: ignore[union-attr]
