@@ -25,8 +25,7 @@ from django_rlock.locks.callers import Section
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import UNSET, KindName
-from django_rlock.locks.ownership import ensure_owned
-from django_rlock.locks.transactions import is_to_be_checked, open_databases
+from django_rlock.locks.transactions import ensure_owned, is_to_be_checked, open_databases
 from django_rlock.settings import AliasSettings, get_settings
 
 # --- transactions -----------------------------------------------------------------------------------------------------

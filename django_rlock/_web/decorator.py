@@ -42,7 +42,7 @@ from django_rlock.locks.options import (
     limited_kind,
     wait_seconds,
 )
-from django_rlock.locks.ownership import ensure_owned
+from django_rlock.locks.transactions import ensure_owned
 from django_rlock.settings import DEFAULT_ALIAS
 
 # --- view classes -----------------------------------------------------------------------------------------------------

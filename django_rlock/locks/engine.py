@@ -19,7 +19,7 @@ from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import BRIDGE, Owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
-from django_rlock.exceptions import LockNotOwnedError, LockTimeoutError, LockUnavailableError
+from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
 from django_rlock.locks import forced
 from django_rlock.locks.attempt import AcquireRequest, Attempt
 from django_rlock.locks.batches import BatchHold
@@ -33,7 +33,7 @@ from django_rlock.locks.callers import (
     serialize,
     serialized,
 )
-from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.holds import HOLDS, not_owned, owner_id_of
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, AbstractLock, Named, holders_call
 from django_rlock.locks.options import RELEASE_PATIENCE, Duration, lease_seconds
 from django_rlock.locks.records import Hold, Key, Terms, key_of
@@ -461,7 +461,7 @@ free_by_force = forced.free_by_force
 
 
 async def ask_state(lock: AbstractLock, driver: Driver, owner: Owner) -> tuple[int, int]:
-    reply = await driver.run(lock._kind.state(lock, _owner_id(lock, owner)), driver.now())
+    reply = await driver.run(lock._kind.state(lock, owner_id_of(lock, owner)), driver.now())
     count, left_ms = reply[1], reply[2]
     hold = HOLDS.get(lock, owner)
     if count and hold is not None:
@@ -473,20 +473,6 @@ async def ask_holders(lock: AbstractLock, driver: Driver) -> list[str]:
     reply = await driver.run(holders_call(lock), driver.now())
     ending = lock._kind.field("")
     return [field.decode(errors="backslashreplace").removesuffix(ending) for field in reply[1]]
-
-
-def not_owned(lock: AbstractLock, owner: Owner) -> LockNotOwnedError:
-    """The error for an owner that does not hold the lock."""
-    kind = lock._kind
-    held_side = kind.other if kind.other and HOLDS.get(lock, owner, kind.other) is not None else None
-    return LockNotOwnedError(lock.name, _owner_id(lock, owner), kind.scope or None, held_side, HOLDS.left_by(lock))
-
-
-def _owner_id(lock: AbstractLock, owner: Owner) -> str:
-    hold = HOLDS.get(lock, owner)
-    if hold is not None:
-        return hold.owner_id
-    return owner.owner_id
 
 
 def expect_copies(hold: Hold | BatchHold, lease: float) -> None:

@@ -6,12 +6,11 @@ import logging
 import math
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from django_rlock import signals
-from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._redis.scripts import ABSENT, ENDLESS
@@ -20,7 +19,6 @@ from django_rlock._transport.identity import Owner, new_request
 from django_rlock._transport.registry import background_driver, listeners
 from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker
-from django_rlock.exceptions import LockLostError
 from django_rlock.locks.callers import serialized
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import AbstractLock, Forced, force_release_call, forced_channel, retire_call
@@ -124,9 +122,6 @@ their forced release at their next renewal.
 """
 _MOST_MESSAGES = 100
 """How many messages of forced releases are kept, as reasons of losses."""
-UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
-ANSWER_WITHIN = 1.0
-"""How long a caller waits for the server to confirm its holds after a clock has jumped, in seconds."""
 _RETRY = 0.5
 _AT_ONCE = 10
 """How many holds are renewed before other jobs and other threads can run."""
@@ -155,7 +150,6 @@ class ForcedReleaseWatcher:
     last subscription.
 
     After a jump of a clock all holds are queried, because more time may have passed than this process's clock shows.
-    ``clocks`` is the distance of the clocks at which no hold is in doubt.
     """
 
     def __init__(self, worker: BackgroundWorker) -> None:
@@ -165,7 +159,7 @@ class ForcedReleaseWatcher:
         self._doubted: deque[Hold] = deque()
         self._unanswered: list[Hold] = []
         self._again_at = math.inf
-        self.clocks = self._seen = wall_offset()
+        self._seen = wall_offset()
         self.inbox: deque[tuple[str, str]] = deque()
         """The channel and the message of each forced release; an empty message means all locks of the channel."""
         self._messages: deque[tuple[float, str]] = deque(maxlen=_MOST_MESSAGES)
@@ -193,7 +187,7 @@ class ForcedReleaseWatcher:
         if self._doubted:
             return now
         if not self._unanswered:
-            self.clocks = self._seen
+            self._worker.jobs[Renewals].clocks = self._seen
         return min(self._young[0].since + LISTEN_AFTER if self._young else math.inf, self._again_at)
 
     def _doubt_all(self, clocks: float) -> None:
@@ -287,25 +281,7 @@ def _note_state(hold: Hold, deadline: float, asked_at: float, left_ms: int) -> N
         watch(hold)
 
 
-def sure_of(holds: Iterable[Hold]) -> bool:
-    """Whether these holds can be believed. Where a clock has jumped, their servers are asked; False if they do not
-    answer within ANSWER_WITHIN seconds.
-    """
-    doubted = [
-        hold
-        for hold in holds
-        if not hold.lost and has_jumped(worker(hold.lock.using).jobs[ForcedReleaseWatcher].clocks)
-    ]
-    return not doubted or threads.within(ANSWER_WITHIN, _is_answered, doubted) is True
-
-
-def check_sure(holds: Sequence[Hold]) -> None:
-    """Raise LockLostError unless these holds can be believed."""
-    if not sure_of(holds):
-        raise LockLostError(holds[0].lock.name, UNSURE, holds[0].noun)
-
-
-def _is_answered(holds: Sequence[Hold]) -> bool:
+def _are_confirmed(holds: Sequence[Hold]) -> bool:
     by_alias: dict[str, list[Hold]] = defaultdict(list)
     for hold in holds:
         by_alias[hold.lock.using].append(hold)
@@ -325,4 +301,5 @@ def _watcher_of(hold: Hold) -> ForcedReleaseWatcher:
 
 FORCED_RELEASES.listen = lambda hold: _watcher_of(hold).add(hold)
 FORCED_RELEASES.how_freed = lambda hold: _watcher_of(hold).how_freed(hold)
+FORCED_RELEASES.confirm = _are_confirmed
 add_job(ForcedReleaseWatcher, after=Renewals)

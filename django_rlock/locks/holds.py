@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock._transport.identity import Owner
+from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.records import Hold, Key, Wait, key_of
 
@@ -51,6 +53,15 @@ class Holds:
         key = key_of(lock, owner, scope)
         found = self.table.get(key)
         return found.members[key] if isinstance(found, BatchHold) else found
+
+    def owned(self, lock: Named, owner: Owner) -> Hold:
+        """The owner's hold. Raises LockLostError when it was lost, LockNotOwnedError when there is none."""
+        hold = self.get(lock, owner)
+        if hold is None:
+            raise not_owned(lock, owner)
+        if hold.is_lost(monotonic()):
+            raise hold.lost_error()
+        return hold
 
     def at(self, key: Key) -> Hold | None:
         """The hold with this key."""
@@ -192,6 +203,21 @@ class Holds:
 
     def clear(self) -> None:
         self.table.clear()
+
+
+def not_owned(lock: Named, owner: Owner) -> LockNotOwnedError:
+    """The error for an owner that does not hold the lock."""
+    kind = lock._kind
+    held_side = kind.other if kind.other and HOLDS.get(lock, owner, kind.other) is not None else None
+    return LockNotOwnedError(lock.name, owner_id_of(lock, owner), kind.scope or None, held_side, HOLDS.left_by(lock))
+
+
+def owner_id_of(lock: Named, owner: Owner) -> str:
+    """The owner id under which an owner holds the lock, or would take it."""
+    hold = HOLDS.get(lock, owner)
+    if hold is not None:
+        return hold.owner_id
+    return owner.owner_id
 
 
 class Waits:

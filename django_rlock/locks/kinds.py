@@ -147,10 +147,6 @@ class AbstractLock(Handle):
         """How often a part is held; and by how many blocks."""
         raise NotImplementedError
 
-    def _hold_of(self, owner: Owner) -> Any:
-        """The owner's hold. Raises LockLostError when it was lost, LockNotOwnedError when there is none."""
-        raise NotImplementedError
-
 
 def note_templates(lock: AbstractLock, templates: Mapping[str, str]) -> None:
     """Record the key template from which each name of a lock was made; names without one may be left out."""

@@ -1,32 +1,26 @@
-"""Whether locks are still held, before an action that cannot be undone; and holds that are handed to other code."""
+"""Whether this process still holds a lock; and holds that are handed to other code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
 
 from django_rlock._core.clock import monotonic
-from django_rlock._transport.calls import ScriptCall, run_flow
 from django_rlock._transport.identity import NamedOwner, Owner, current_owner, may_block_loops, thread_owner
 from django_rlock._transport.interruptions import disarm, guard
-from django_rlock._transport.registry import AliasDriver, sync_driver
 from django_rlock._transport.worker import clean_up
-from django_rlock.exceptions import LockNotOwnedError, LockUnavailableError
-from django_rlock.locks.engine import check_keep, not_owned
-from django_rlock.locks.forced import check_sure, sure_of
+from django_rlock.exceptions import LockNotOwnedError
+from django_rlock.locks.engine import check_keep
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock, SomeLock
-from django_rlock.locks.options import RELEASE_PATIENCE, Duration, keep_seconds
+from django_rlock.locks.options import Duration, keep_seconds
 from django_rlock.locks.records import Hold, Key, key_of
-from django_rlock.locks.watchdog import FREED, lose, watch
+from django_rlock.locks.watchdog import check_sure, sure_of, watch
 
 # --- ownership --------------------------------------------------------------------------------------------------------
 
-# Whether locks are still held: by this process's records, and by the servers, before an action that cannot be undone.
-
-_MILLISECOND = 0.001
+# Whether locks are still held, by this process's records.
 
 
 class HeldLock(AbstractLock):
@@ -64,7 +58,7 @@ class HeldLock(AbstractLock):
         owner = self._present_owner()
         check_sure(HOLDS.of_lock(self, owner))
         for part in self.parts:
-            part._hold_of(owner)
+            HOLDS.owned(part, owner)
 
     def _present_owner(self) -> Owner:
         """The owner whose hold ``lost`` and ``check()`` concern."""
@@ -72,61 +66,6 @@ class HeldLock(AbstractLock):
         if may_block_loops() and not HOLDS.of_lock(self, owner):
             return thread_owner()  # a blocking method may have taken it
         return owner
-
-    def _hold_of(self, owner: Owner) -> Hold:
-        hold = HOLDS.get(self, owner)
-        if hold is None:
-            raise not_owned(self, owner)
-        if hold.is_lost(monotonic()):
-            raise hold.lost_error()
-        return hold
-
-
-def ensure_owned(locks: Iterable[AbstractLock]) -> None:
-    """Ask Redis whether the caller still holds all of these locks: one round trip for each alias.
-
-    Raises LockLostError when one was lost, which is also reported like any loss; LockNotOwnedError when there is no
-    hold; LockUnavailableError, within a second or two, when a server is unreachable or no majority confirms a RedLock,
-    so that the state is unknown. A loss after the reply goes unnoticed.
-    """
-    locks = list(locks)
-    by_alias: dict[str, list[Hold]] = {}
-    for hold in _present_holds(locks):
-        by_alias.setdefault(hold.lock.using, []).append(hold)
-    for using, holds in by_alias.items():
-        run_flow(_ask, (sync_driver(using), holds))
-    # A lease may have ended, or a clock may have jumped, while a reply was on its way.
-    check_sure(_present_holds(locks))
-
-
-def _present_holds(locks: Iterable[AbstractLock]) -> list[Hold]:
-    """The caller's hold of each lock. Raises as ``check()`` does."""
-    return [part._hold_of(lock._named_owner or thread_owner()) for lock in locks for part in lock.parts]
-
-
-async def _ask(driver: AliasDriver, holds: Sequence[Hold]) -> None:
-    now = driver.now()
-    calls = [_question(hold, now) for hold in holds]
-    # A single call is retried until it has a reply; of many calls, only those without a reply are sent again.
-    replies: Sequence[Any] = [None] if len(calls) == 1 else await driver.run_all(calls)
-    for hold, call, reply in zip(holds, calls, replies, strict=True):
-        known = reply is not None and not isinstance(reply, LockUnavailableError)
-        try:
-            owned = reply if known else await driver.run(call, now + RELEASE_PATIENCE)
-        except BaseException:
-            hold.owner.renew_name()
-            raise
-        if call.sends > 1:
-            hold.owner.renew_name()  # late commands must not affect its next hold
-        if owned[1] != 1:
-            lose(hold, FREED)
-            raise hold.lost_error()
-
-
-def _question(hold: Hold, now: float) -> ScriptCall:
-    # For each kind, a renewal shows who owns the lock, and leaves time for COMMIT. A lease chosen by the caller stays.
-    lease = hold.lease if hold.renewed else max(hold.deadline - now - _MILLISECOND, _MILLISECOND)
-    return hold.renew_call(lease)
 
 
 # --- holds that are handed over ---------------------------------------------------------------------------------------
@@ -180,7 +119,7 @@ def _drop(hold: Hold, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
 
 def hand_over(lock: AbstractLock, owner: Owner) -> None:
     """Forget a named owner's hold, which other processes that use the name still have."""
-    holds = [part._hold_of(owner) for part in lock.parts]
+    holds = [HOLDS.owned(part, owner) for part in lock.parts]
     if any(hold.scoped > 0 for hold in holds):
         raise RuntimeError(f"The 'with' block of lock {lock.name!r} would release it; use acquire() to hand it over.")
     for hold in holds:
@@ -204,7 +143,7 @@ def _token(self: HeldLock) -> int:
     Raises LockNotOwnedError when there is no hold; LockLostError when it was lost.
     """
     try:
-        token: int | None = self._hold_of(self._present_owner()).token
+        token: int | None = HOLDS.owned(self, self._present_owner()).token
     except LockNotOwnedError as error:
         raise LockNotOwnedError(self.name, error.owner, asked_for="fencing token") from None
     if token is None:

@@ -17,11 +17,11 @@ from django_rlock._transport.calls import Driver, ScriptCall
 from django_rlock._transport.identity import NamedOwner, must_not_block
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.counters import REMEMBERED_MS, Request, Requests, checked_number, hidden_behind
-from django_rlock.locks.forced import ANSWER_WITHIN, sure_of
 from django_rlock.locks.kinds import call_for, retire_call, settled_keys
 from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
 from django_rlock.locks.records import Hold, key_of
 from django_rlock.locks.semaphore import BaseSemaphore, timed_out
+from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of
 
 MOST_AT_ONCE = 10_000
 """How many permits one acquire may take; writing them blocks the server."""

@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
 from types import FrameType, TracebackType
@@ -22,17 +22,18 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from django_rlock._core.callbacks import log, post
 from django_rlock._redis.keys import MOST_KEPT
-from django_rlock._transport.calls import Driver, run_flow
+from django_rlock._transport.calls import Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import Owner, running_loop, thread_owner
 from django_rlock._transport.interruptions import disarm, guard, run_when_dropped
-from django_rlock._transport.registry import sync_driver
-from django_rlock.exceptions import RLockError
+from django_rlock._transport.registry import AliasDriver, sync_driver
+from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks.callers import PACKAGE, Section
 from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock, SomeLock
-from django_rlock.locks.ownership import ensure_owned
+from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.records import Hold, Key, key_of
+from django_rlock.locks.watchdog import FREED, check_sure, lose
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -140,6 +141,58 @@ def _advice_inside(connection: BaseDatabaseWrapper) -> str:
             "that transaction inside the lock"
         )
     return "Call it outside that transaction"
+
+
+# --- the check before COMMIT ----------------------------------------------------------------------------------------
+
+_MILLISECOND = 0.001
+
+
+def ensure_owned(locks: Iterable[AbstractLock]) -> None:
+    """Ask Redis whether the caller still holds all of these locks: one round trip for each alias.
+
+    Raises LockLostError when one was lost, which is also reported like any loss; LockNotOwnedError when there is no
+    hold; LockUnavailableError, within a second or two, when a server is unreachable or no majority confirms a RedLock,
+    so that the state is unknown. A loss after the reply goes unnoticed.
+    """
+    locks = list(locks)
+    by_alias: dict[str, list[Hold]] = {}
+    for hold in _present_holds(locks):
+        by_alias.setdefault(hold.lock.using, []).append(hold)
+    for using, holds in by_alias.items():
+        run_flow(_ask, (sync_driver(using), holds))
+    # A lease may have ended, or a clock may have jumped, while a reply was on its way.
+    check_sure(_present_holds(locks))
+
+
+def _present_holds(locks: Iterable[AbstractLock]) -> list[Hold]:
+    """The caller's hold of each lock. Raises as ``check()`` does."""
+    return [HOLDS.owned(part, lock._named_owner or thread_owner()) for lock in locks for part in lock.parts]
+
+
+async def _ask(driver: AliasDriver, holds: Sequence[Hold]) -> None:
+    now = driver.now()
+    calls = [_question(hold, now) for hold in holds]
+    # A single call is retried until it has a reply; of many calls, only those without a reply are sent again.
+    replies: Sequence[Any] = [None] if len(calls) == 1 else await driver.run_all(calls)
+    for hold, call, reply in zip(holds, calls, replies, strict=True):
+        known = reply is not None and not isinstance(reply, LockUnavailableError)
+        try:
+            owned = reply if known else await driver.run(call, now + RELEASE_PATIENCE)
+        except BaseException:
+            hold.owner.renew_name()
+            raise
+        if call.sends > 1:
+            hold.owner.renew_name()  # late commands must not affect its next hold
+        if owned[1] != 1:
+            lose(hold, FREED)
+            raise hold.lost_error()
+
+
+def _question(hold: Hold, now: float) -> ScriptCall:
+    # For each kind, a renewal shows who owns the lock, and leaves time for COMMIT. A lease chosen by the caller stays.
+    lease = hold.lease if hold.renewed else max(hold.deadline - now - _MILLISECOND, _MILLISECOND)
+    return hold.renew_call(lease)
 
 
 # --- until the transaction's end -------------------------------------------------------------------------------------

@@ -11,16 +11,17 @@ import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django_rlock._core import callbacks
+from django_rlock._core import callbacks, threads
 from django_rlock._core.callbacks import log, post
-from django_rlock._core.clock import monotonic
+from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._core.text import printable
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver
 from django_rlock._transport.worker import WORKERS, BackgroundWorker, add_job, clean_up, worker
+from django_rlock.exceptions import LockLostError
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.heartbeats import heartbeat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
@@ -42,6 +43,9 @@ LONG_HOLD = 3600.0
 _RETRY = 0.5
 _AT_ONCE = 10
 """How many holds are renewed before other jobs and other threads can run."""
+UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
+ANSWER_WITHIN = 1.0
+"""How long a caller waits for the server to confirm its holds after a clock has jumped, in seconds."""
 FREED = "another owner or an operator freed it, or the server lost it"
 
 
@@ -52,13 +56,18 @@ class ForcedReleases:
     """Called with a hold that was taken, or whose lease has changed."""
     how_freed: Callable[[Hold], str | None] = staticmethod(lambda _hold: None)
     """How a hold was freed by force, if that is known."""
+    confirm: Callable[[Sequence[Hold]], bool] = staticmethod(lambda _holds: False)
+    """Query the servers about holds; returns whether all of them have replied."""
 
 
 FORCED_RELEASES = ForcedReleases()
 
 
 class Renewals:
-    """The holds of an alias, by the time when they are due."""
+    """The holds of an alias, by the time when they are due.
+
+    ``clocks`` is the distance of the clocks at which no hold is in doubt.
+    """
 
     def __init__(self, worker: BackgroundWorker) -> None:
         self._worker = worker
@@ -66,6 +75,7 @@ class Renewals:
         self.losses: deque[Hold] = deque()
         self._due: list[tuple[float, int, Hold]] = []
         self._numbers = itertools.count()
+        self.clocks = wall_offset()
 
     def round(self, now: float) -> float:
         self._take_in(now)
@@ -294,6 +304,22 @@ def lose(hold: Hold, reason: str) -> None:
         clean_up(hold.lock.using, hold.leave_call(), hold.deadline)
     its.jobs[Renewals].losses.append(hold)
     its.wake()
+
+
+def sure_of(holds: Iterable[Hold]) -> bool:
+    """Whether these holds can be believed. Where a clock has jumped, their servers are asked; False if they do not
+    answer within ANSWER_WITHIN seconds.
+    """
+    doubted = [
+        hold for hold in holds if not hold.lost and has_jumped(WORKERS.value[hold.lock.using].jobs[Renewals].clocks)
+    ]
+    return not doubted or threads.within(ANSWER_WITHIN, FORCED_RELEASES.confirm, doubted) is True
+
+
+def check_sure(holds: Sequence[Hold]) -> None:
+    """Raise LockLostError unless these holds can be believed."""
+    if not sure_of(holds):
+        raise LockLostError(holds[0].lock.name, UNSURE, holds[0].noun)
 
 
 def _report_loss(hold: Hold) -> None:

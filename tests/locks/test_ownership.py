@@ -16,8 +16,8 @@ from django_rlock.locks import BaseLock, ReadLock, SpinLock, WriteLock, forced, 
 from django_rlock.locks.forced import ForcedReleaseWatcher
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import forced_channel
-from django_rlock.locks.ownership import ensure_owned
 from django_rlock.locks.records import Hold
+from django_rlock.locks.transactions import ensure_owned
 from tests.background import look_at, nudge, settle, until_heard
 from tests.bindings import elsewhere
 from tests.conftest import OwnServer

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from django_rlock.locks.forced import ANSWER_WITHIN
+from django_rlock.locks.watchdog import ANSWER_WITHIN
 from tests.soak.records import (
     DOUBTS,
     FORGETS,
