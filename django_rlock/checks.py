@@ -24,11 +24,10 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django_rlock._core.redis_py import databases, is_djangos
 from django_rlock._transport.connections import NoPlaceError, background_limit, check_entry, needs_no_cache, source
 from django_rlock._transport.pool import UNSET_TIMEOUT
-from django_rlock._web.arguments import Arguments
 from django_rlock._web.calls import Options
 from django_rlock._web.decorator import OPERATIONS, PLACES, TEMPLATES, Decorator, without_a_template
 from django_rlock._web.http import import_views
-from django_rlock._web.keytemplates import check_converters, check_names
+from django_rlock._web.keytemplates import Arguments, check_converters, check_names
 from django_rlock.settings import DEFAULT_ALIAS, AliasSettings, get_aliases, get_settings, server_aliases, unknown_alias
 
 logger = logging.getLogger("django_rlock.checks")

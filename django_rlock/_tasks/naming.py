@@ -15,8 +15,7 @@ from uuid import UUID
 from kombu import serialization
 from kombu.utils.json import dumps
 
-from django_rlock._web.arguments import Arguments
-from django_rlock._web.keytemplates import KeyTemplate, check_names
+from django_rlock._web.keytemplates import Arguments, KeyTemplate, check_names
 from django_rlock.exceptions import KeyTemplateError
 
 if TYPE_CHECKING:
@@ -248,7 +247,7 @@ class _Values:
 
     def of_part(self, args: tuple[Any, ...], kwargs: dict[str, Any], used: Collection[str] | None) -> Values:
         """The same for a call in which only the ``used`` arguments must be given."""
-        values = self._arguments.of_part(args, kwargs)
+        values = self._arguments.of_call(args, kwargs, is_part=True)
         for name in self.required:
             if name not in values and (used is None or name in used):
                 raise TypeError(f"missing a required argument: {name!r}")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from types import CoroutineType
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -16,9 +16,8 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpResponse
 
 from django_rlock._transport.identity import thread_owner
-from django_rlock._web.arguments import Arguments
 from django_rlock._web.http import LOCK_ERRORS, UNREPORTED, answer, keep_for_response, refusal, reported, request_of
-from django_rlock._web.keytemplates import KeyTemplate
+from django_rlock._web.keytemplates import Arguments, KeyTemplate
 from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.callers import Section
@@ -380,3 +379,31 @@ def _checked(result: Any) -> Any:
             "function itself 'async def', or put the decorator on the coroutine function."
         )
     return result
+
+
+def sync_wrapper(call: LockedCall) -> Callable[..., Any]:
+    """The function that the project calls instead of its own."""
+
+    @wraps(call.func)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        return call.run(args, kwargs)
+
+    if call.options.atomic is not False and not call.encloses:
+        call.left_out = mark(locked)
+    return locked
+
+
+def async_wrapper(call: LockedCall) -> Callable[..., Any]:
+    """The same for a coroutine function."""
+    if call.options.atomic is True:
+        raise ValueError(
+            "distributed_lock(atomic=True) needs a sync function: Django has no transactions in async code. Decorate "
+            "the sync function that you call with sync_to_async."
+        )
+    call.is_async_dispatch = isinstance(call.func, partial) and call.options.atomic is not False
+
+    @wraps(call.func)
+    async def locked(*args: Any, **kwargs: Any) -> Any:
+        return await call.arun(args, kwargs)
+
+    return locked

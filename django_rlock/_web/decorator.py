@@ -25,10 +25,12 @@ from django_rlock._web.calls import (
     Naming,
     OnLocked,
     Options,
+    async_wrapper,
     databases,
     in_transactions,
     mark,
     opens_inside,
+    sync_wrapper,
 )
 from django_rlock._web.keytemplates import KeyTemplate, check_names
 from django_rlock.exceptions import KeyTemplateError
@@ -339,7 +341,7 @@ def _is_function(value: Any) -> bool:
 def _decorate(options: Options, func: F) -> F:
     _check_function(func)
     call = LockedCall(func, options)
-    wrapper = _async_wrapper(call) if _is_async(func) else _sync_wrapper(call)
+    wrapper = async_wrapper(call) if _is_async(func) else sync_wrapper(call)
     parsed = [template for template in options.templates if isinstance(template, KeyTemplate)]
     for template in parsed:
         _check_template(template, call, func)
@@ -353,32 +355,6 @@ def _is_view_method(call: LockedCall) -> bool:
         return False
     outer = call.func.__qualname__.rpartition(".")[0]
     return bool(outer) and not outer.endswith("<locals>") and [*call.arguments.signature.parameters][1:2] == ["request"]
-
-
-def _sync_wrapper(call: LockedCall) -> Callable[..., Any]:
-    @functools.wraps(call.func)
-    def locked(*args: Any, **kwargs: Any) -> Any:
-        return call.run(args, kwargs)
-
-    if call.options.atomic is not False and not call.encloses:
-        call.left_out = mark(locked)
-    return locked
-
-
-def _async_wrapper(call: LockedCall) -> Callable[..., Any]:
-    if call.options.atomic is True:
-        raise ValueError(
-            "distributed_lock(atomic=True) needs a sync function: Django has no transactions in async code. Decorate "
-            "the sync function that you call with sync_to_async."
-        )
-
-    call.is_async_dispatch = isinstance(call.func, functools.partial) and call.options.atomic is not False
-
-    @functools.wraps(call.func)
-    async def locked(*args: Any, **kwargs: Any) -> Any:
-        return await call.arun(args, kwargs)
-
-    return locked
 
 
 def _is_async(func: Any) -> bool:

@@ -1,11 +1,14 @@
-"""Key templates: ``"stock:<int:id>"`` and the arguments of a call make the name of a lock."""
+"""Key templates: ``"stock:<int:id>"`` and the arguments of a call, by name, make the name of a lock."""
 
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import json
 import re
 import string
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -20,16 +23,14 @@ from django.utils.functional import LazyObject, empty
 
 from django_rlock.exceptions import KeyTemplateError
 
-# --- keyvalues --------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
-# Values of key templates: found in the arguments or the request, and encoded so that different values differ.
-#
-# Equal values have the same text, which consists of ``[A-Za-z0-9_.@%-]`` only.
+# They are found in the arguments or the request, and encoded: equal values have the same text, which consists of
+# ``[A-Za-z0-9_.@%-]`` only, and different values differ.
 
 MAX_BYTES = 200
 _DIGEST_BYTES = 16
 _PREFIX_BYTES = MAX_BYTES - len("~") - 2 * _DIGEST_BYTES
-
 _PLAIN = frozenset(string.ascii_letters + string.digits + "_.@-")
 VALUE_CHARS = _PLAIN | {"%"}
 _ESCAPES = {byte: f"%{byte:02X}" for byte in range(256) if chr(byte) not in _PLAIN}
@@ -48,9 +49,6 @@ def no_converter(name: str) -> str:
     close = difflib.get_close_matches(name, list(get_converters()), n=1)
     advice = f"did you mean {close[0]!r}?" if close else "register it in the URLconf, or use a built-in converter"
     return f"no path converter {name!r}; {advice}"
-
-
-# ---- finding values ----------------------------------------------------------------------------------------
 
 
 def step(value: Any, segment: str) -> Any:
@@ -109,9 +107,6 @@ def _is_anonymous(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     return str(value.__class__.__name__)
-
-
-# ---- values to text ----------------------------------------------------------------------------------------
 
 
 def encoded(value: Any, colon: str) -> str:
@@ -226,10 +221,8 @@ def shortened(key: str) -> str:
     return f"{raw[:_PREFIX_BYTES].decode('utf-8', 'ignore')}~{digest}"
 
 
-# --- keytemplates -----------------------------------------------------------------------------------------------------
+# --- templates --------------------------------------------------------------------------------------------------------
 
-# Key templates: ``"stock:<int:id>"`` and the arguments of a call make the name of a lock.
-#
 # A template never gives one key to two different bindings:
 #
 # * values are percent-encoded outside ``[A-Za-z0-9_.@-]``, so the characters of a value are known;
@@ -288,10 +281,9 @@ class _Placeholder(NamedTuple):
 class KeyTemplate:
     """A parsed template, made once and rendered for each call. Templates with the same source are equal.
 
-    ``names`` are the names that it looks up: ``{"order"}`` for ``<order.pk>``, ``{"request"}`` for ``<GET.q>``.
+    ``names`` are the names that it looks up: ``{"order"}`` for ``<order.pk>``, ``{"request"}`` for ``<GET.q>``::
 
-        template = KeyTemplate.parse("stock:<int:id>")
-        template.render({"id": 7})  # "stock:7"
+        KeyTemplate.parse("stock:<int:id>").render({"id": 7})  # "stock:7"
     """
 
     source: str
@@ -353,8 +345,7 @@ def check_names(template: KeyTemplate, available: Collection[str], what: str) ->
 def check_converters(template: KeyTemplate) -> str | None:
     """Return an error text if the template uses a path converter that is not registered.
 
-    Call it once the URLconf is loaded: projects register their converters there, usually after the import of the
-    views, which is when templates are parsed.
+    Call it once the URLconf is loaded, where projects register their converters; templates are parsed before.
     """
     for name in (placeholder.converter for placeholder in template.placeholders):
         if name and name not in get_converters():
@@ -371,9 +362,6 @@ def _closest(name: str, available: Collection[str], template: KeyTemplate) -> st
         return folded[close[0]]
     likely = [other for other in free if {name, other} == {"id", "pk"} or other.endswith(f"_{name}")] or free
     return likely[0] if len(likely) == 1 else None
-
-
-# ---- parsing -----------------------------------------------------------------------------------------------
 
 
 def _parse(source: object) -> Iterator[str | _Placeholder]:
@@ -426,8 +414,7 @@ def _placeholder(text: str) -> _Placeholder:
 def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
     """Yield the texts between placeholders; refuse a text that could be part of a value.
 
-    A converter does not make a template acceptable, though ``<int:a>x<int:b>`` is clear: its regex may change
-    elsewhere.
+    Converters do not help, though ``<int:a>x<int:b>`` is clear: their regexes may change elsewhere.
     """
     left, text = None, ""
     for part in parts:
@@ -442,3 +429,72 @@ def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
                 )
             yield text
         left, text = part, ""
+
+
+# --- arguments of calls -----------------------------------------------------------------------------------------------
+
+_NAMED_KINDS = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+_STRINGS: dict[str, Any] = {}
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+    # Annotations may refer to names that are imported for type checkers only.
+    _STRINGS["annotation_format"] = annotationlib.Format.STRING
+
+
+class Arguments:
+    """Names the arguments of calls of one function; ``names`` is None if any name is allowed."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.signature = _signature(func)
+        parameters = [] if self.signature is None else [*self.signature.parameters.values()]
+        kinds = {each.kind for each in parameters}
+        # A decorator below may accept other arguments than the function that it wraps.
+        self.is_certain = self.signature is not None and not hasattr(func, "__wrapped__")
+        self._is_plain = self.signature is not None and kinds <= _NAMED_KINDS
+        self._positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        self._defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        self._known = {each.name for each in parameters}
+        has_names = self.is_certain and inspect.Parameter.VAR_KEYWORD not in kinds
+        self.names = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL] if has_names else None
+
+    def of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_part: bool = False) -> dict[str, Any]:
+        """The arguments of a call by name, with defaults; a call that ``is_part`` may leave out arguments.
+
+        Raises TypeError if they do not fit, like the call itself.
+        """
+        if self._is_plain:
+            # Most calls are of this kind, and bind() takes ten times as long.
+            given = dict(zip(self._positional, args, strict=False), **kwargs)
+            found = self._defaults | given if self._defaults else given
+            # Every argument has a name, and none was given twice.
+            if len(given) == len(args) + len(kwargs) and found.keys() == self._known:
+                return found
+        return self._bound(args, kwargs, is_part)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_part: bool) -> dict[str, Any]:
+        signature = self.signature
+        if signature is None:
+            return dict(kwargs)
+        try:
+            bound = (signature.bind_partial if is_part else signature.bind)(*args, **kwargs)
+        except TypeError:
+            if self.is_certain:
+                raise
+            return dict(kwargs)
+        bound.apply_defaults()
+        found: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            found.update(value if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+        return found
+
+
+def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
+    # Django's method_decorator decorates a partial of the bound method in each request: its signature would cost too
+    # much. Arguments from the URL have names.
+    if isinstance(func, functools.partial):
+        return None
+    try:
+        return inspect.signature(func, **_STRINGS)
+    except (TypeError, ValueError):
+        return None

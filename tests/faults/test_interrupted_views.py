@@ -191,7 +191,7 @@ def is_djangos(frame):
 
 
 OUTSIDE_OF_VIEWS = outside_of(
-    "_web/calls.py", "_web/http.py", "locks/ownership.py", "locks/holds.py", "locks/callers.py", "interruptions.py"
+    "_web/calls.py", "_web/http.py", "ownership.py", "transactions.py", "holds.py", "callers.py", "interruptions.py"
 )
 
 

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from django_rlock._web.arguments import Arguments
+from django_rlock._web.keytemplates import Arguments
 
 
 def plain(a, b=2, *, c=3, d): ...
