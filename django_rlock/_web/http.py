@@ -222,10 +222,7 @@ def answer(request: Any, error: RLockError, *, using: str = DEFAULT_ALIAS, statu
             "%r got a response with status %d: %s", printable(_route(request)), problem.status, printable(error)
         )
     if not isinstance(request, HttpRequest):
-        from django_rlock._web.rest_framework import LockAPIException, forbid_storing
-
-        forbid_storing(request)
-        raise LockAPIException(problem.content, problem.status, problem.retry_after) from error
+        raise _framework_error(request, problem) from error
     response = _page(request, problem) or JsonResponse(problem.content, status=problem.status)
     response["Retry-After"] = str(problem.retry_after)
     response["Cache-Control"] = "no-store"
@@ -233,13 +230,27 @@ def answer(request: Any, error: RLockError, *, using: str = DEFAULT_ALIAS, statu
     return response
 
 
+def _framework_error(request: Any, problem: Problem) -> Exception:
+    """The error that Django REST framework's exception handler turns into the response."""
+    from rest_framework.exceptions import APIException
+
+    error: Exception = APIException(problem.content, problem.code)
+    error.status_code = problem.status  # type: ignore[attr-defined]
+    error.wait = problem.retry_after  # type: ignore[attr-defined]  # the handler makes Retry-After from it
+    if (view := request.parser_context.get("view")) is not None:
+        view.headers["Cache-Control"] = "no-store"  # which the handler cannot add
+    return error
+
+
 def refusal(request: Any, reason: str, names_user: bool) -> Exception:
-    """The error for a request without a value that the lock's name needs; see ``rest_framework.refusal``."""
+    """The error for a request without a value that the lock's name needs. The status is 400; in Django REST framework,
+    if the value is the user and nobody is logged in, 401 or 403, depending on the view's authentication."""
     if isinstance(request, HttpRequest):
         return MissingValueError(reason)
-    from django_rlock._web import rest_framework
+    from rest_framework.exceptions import NotAuthenticated, ParseError
 
-    error: Exception = rest_framework.refusal(request, reason, names_user)
+    is_known = getattr(getattr(request, "user", None), "is_authenticated", False)
+    error: Exception = NotAuthenticated() if names_user and not is_known else ParseError(reason)
     return error
 
 
