@@ -19,8 +19,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.text import reason_of
+from django_rlock._redis import scripts
 from django_rlock._redis.keys import MOST_KEPT, reservation_change_keys
-from django_rlock._redis.scripts import TASK_RESERVATION, Script
+from django_rlock._redis.scripts import Script
 from django_rlock._transport.errors import is_final, meaning_of
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.settings import get_settings
@@ -159,7 +160,7 @@ def reservation_call(name: str, lock_key: str, key: str, value: str, ms: int | s
     the message was replaced. ``starts`` is the number of milliseconds until the message starts, or ``RUNS`` or
     ``UNSENT``.
     """
-    prepared = prepare(TASK_RESERVATION, reservation_change_keys(lock_key, key), (ms, starts))
+    prepared = prepare(scripts.TASK_RESERVATION, reservation_change_keys(lock_key, key), (ms, starts))
     return ScriptCall(name, prepared, value)
 
 
