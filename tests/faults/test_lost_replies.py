@@ -75,10 +75,11 @@ async def test_command_that_never_arrived_is_sent_again(binding, kind, proxy, re
     assert not redis_client.exists(KEY)
 
 
-async def test_member_of_several_is_tried_for_as_long_as_the_whole(binding, proxy):
-    """Though it is tried once, without a wait for who holds it."""
+async def test_member_of_several_is_tried_for_as_long_as_the_whole(binding, proxy, settings):
+    """Though it is tried once, without a wait for who holds it. Members of two aliases are taken one by one."""
+    settings.RLOCK = {**settings.RLOCK, "other": settings.RLOCK["default"]}
     cuts = [proxy.cut_before(scripts.FENCED_ACQUIRE) for _ in range(5)]
-    async with binding.inside(MultiLock(FencedLock("stock:42"), FencedLock("stock:43"), wait_time=20)):
+    async with binding.inside(MultiLock(FencedLock("a"), FencedLock("b", using="other"), wait_time=20)):
         assert all(cut.served.is_set() for cut in cuts)
 
 
