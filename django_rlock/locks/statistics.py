@@ -219,10 +219,10 @@ on_fork("holds", STATISTICS.clear)
 logger = logging.getLogger("django_rlock.locks")
 
 
-LONG_WAIT = 0.1
+SLOW_WAIT = 0.1
 """The shortest successful wait that ``lock_waited`` reports, in seconds."""
 lock_waited = signals.LockSignal("acquired")
-"""As ``lock_acquired``, but only after a LONG_WAIT: its receivers, such as breadcrumbs, cost other acquires nothing."""
+"""As ``lock_acquired``, but only after a SLOW_WAIT: its receivers, such as breadcrumbs, cost other acquires nothing."""
 
 
 def report_acquired(lock: AbstractLock, owner_id: str, count: int, waited: float) -> None:
@@ -231,7 +231,7 @@ def report_acquired(lock: AbstractLock, owner_id: str, count: int, waited: float
     if signals.lock_acquired.receivers:
         outcome = signals.lock_acquired.outcome if count == 1 else "reentered"
         signals.lock_acquired.notify(lock, owner=owner_id, count=count, waited=waited, outcome=outcome)
-    if waited >= LONG_WAIT:
+    if waited >= SLOW_WAIT:
         lock_waited.notify(lock, waited=waited)
 
 

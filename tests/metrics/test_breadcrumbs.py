@@ -45,7 +45,7 @@ def crumbs() -> Iterator[Any]:
 
 
 async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "LONG_WAIT", 0.0)
+    monkeypatch.setattr(statistics, "SLOW_WAIT", 0.0)
     async with binding.inside(RLock("stock:42")):
         pass
     [crumb] = crumbs()
@@ -56,7 +56,7 @@ async def test_a_wait(binding: Binding, crumbs: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_short_waits_leave_no_breadcrumbs(crumbs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "LONG_WAIT", 10)
+    monkeypatch.setattr(statistics, "SLOW_WAIT", 10)
     assert not lock_acquired.receivers  # a receiver would cost each acquire some time
     with (
         RLock("stock:42"),

@@ -372,7 +372,9 @@ class SimSession:
 
 
 class SimDriver(Quorum):
-    """The package's quorum, over means that are the simulator's."""
+    """The package's quorum, over means that are the simulator's. Nothing subscribes: waiters try again."""
+
+    channels = ()
 
     def __init__(self, client: Client) -> None:
         super().__init__("default", self)

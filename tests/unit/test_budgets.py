@@ -22,15 +22,16 @@ from django.test import RequestFactory
 
 import django_rlock
 from django_rlock import distributed_lock, rlock
+from django_rlock._core.process import forget_settings
 from django_rlock.celery import LockedTask
 
 ROOT = Path(django_rlock.__file__).parent
 
-FILES = 131
+FILES = 129
 """How many files the package may have. The aim is 110."""
 LONGEST_FILE = 500
 """How many lines a file may have."""
-CHAIN = 23
+CHAIN = 22
 """How many modules the longest chain of imports may have. The aim is 15."""
 PASSED = {"with": (16, 8), "view": (21, 15), "task": (22, 11)}
 """Through how many files a call may pass, and how deep its stack may be within the package. The aims are 18 files and
@@ -154,6 +155,7 @@ def test_a_call_passes_no_more_files(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr(
         SyncToAsync.threadlocal, "task_context", raising=False
     )  # other tests ran jobs of async code here
+    forget_settings()  # and waited for locks: a process that listens to wake-ups takes its waiter first
     call = a_task() if name == "task" else {"with": with_block, "view": a_view}[name]
     for _ in range(3):
         call()
