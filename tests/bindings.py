@@ -87,7 +87,8 @@ class TaskBinding(BlockingBinding):
         return asyncio.run(body)
 
     async def call(self, lock: BaseLock, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await getattr(lock, f"a{method}")(*args, **kwargs)
+        name = "await_" if method == "wait" else f"a{method}"  # "await" is a keyword
+        return await getattr(lock, name)(*args, **kwargs)
 
     async def acquire(self, lock: BaseLock, *args: Any, **kwargs: Any) -> bool:
         return await lock.aacquire(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,4 +36,11 @@ def _is_every_other(item: pytest.Item) -> bool:
     if not is_crossed and not item.get_closest_marker("lengthy"):
         return True
     colour = zlib.crc32(item.originalname.encode())
-    return (sum(indices.values()) + colour) % 2 == 0
+    return (sum(indices[name] for name in indices.keys() - _joined(item)) + colour) % 2 == 0
+
+
+def _joined(item: pytest.Item) -> set[str]:
+    """The parameters that have the index of another one, because one ``parametrize`` names both."""
+    named: Iterator[Any] = (mark.args[0] for mark in item.iter_markers("parametrize"))
+    lists = ([each.strip() for each in names.split(",")] if isinstance(names, str) else names for names in named)
+    return {name for names in lists for name in names[1:]}

@@ -127,7 +127,7 @@ class BaseLock(HeldLock):
     ) -> None:
         if unknown:
             raise unknown_option(type(self).__name__, unknown)
-        # Locks are made for each block, so only what was given is checked; and usual names without a call.
+        # Blocks make their own locks: check only the arguments that were given, and a usual name without a call.
         if not (type(name) is str and name.isascii() and 0 < len(name) <= MAX_NAME):
             checked_text("lock's name", name)
         self.name = name

@@ -325,8 +325,8 @@ def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: f
     if hold.renewing or call.sends > 1:
         hold.owner.renew_name()  # late commands must not affect its next hold
     # "Not yours", to a last release that was sent twice: the first copy did it. After an inner one it is held.
-    was_obeyed = hold.count == 0 and call.sends > 1 and now < hold.deadline
-    if not owned and not was_obeyed:
+    was_executed = hold.count == 0 and call.sends > 1 and now < hold.deadline
+    if not owned and not was_executed:
         lose(hold, FREED)
         raise hold.lost_error()
     if hold.count == 0:

@@ -226,7 +226,7 @@ lock_waited = signals.LockSignal("acquired")
 
 
 def report_acquired(lock: AbstractLock, owner_id: str, count: int, waited: float) -> None:
-    if logger.getEffectiveLevel() <= logging.DEBUG:  # hardly ever: less than what ``log`` does takes less time
+    if logger.getEffectiveLevel() <= logging.DEBUG:  # hardly ever, and calling ``log`` takes longer than this
         log(logger, logging.DEBUG, "Acquired %r as %s (%d), after %.3f s.", lock.name, owner_id, count, waited)
     if signals.lock_acquired.receivers:
         outcome = signals.lock_acquired.outcome if count == 1 else "reentered"

@@ -82,7 +82,7 @@ MUTANTS = {
         "ARGV[3]",
     ),
     "a permit's extension is executed": ("PERMIT_RENEW", "not is_settled(KEYS[4], ARGV[1])", "true"),
-    "what left a semaphore leaves again": ("SEMAPHORE_LEAVE", "if was_obeyed(KEYS[3], undone) then", "if false then"),
+    "what left a semaphore leaves again": ("SEMAPHORE_LEAVE", "if was_executed(KEYS[3], undone) then", "if false then"),
     "a node forgets an attempt": ("REDLOCK_ACQUIRE", "if redis.call('zscore', KEYS[3], ARGV[2]) then", "if false then"),
     "a node adds a holder that left": ("REDLOCK_SEED", " or redis.call('zscore', KEYS[2], ARGV[2])", ""),
     "a copy of a message follows any": (
@@ -93,7 +93,7 @@ MUTANTS = {
     "a reservation is any message's": ("TASK_RESERVATION", "if value == ARGV[2] then", "if value then"),
     "a reservation is taken from a newer message": (
         "TASK_QUEUE",
-        "if was_obeyed(KEYS[5], request) then",
+        "if was_executed(KEYS[5], request) then",
         "if false then",
     ),
 }

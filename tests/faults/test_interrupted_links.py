@@ -320,7 +320,8 @@ async def has_opened(at: int) -> bool:
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         await task  # one that was begun, and interrupted before that was noted
     gc.collect()
-    assert node.size == len(links.shared) + len(node.idle), "a connection that nobody uses"
+    # Otherwise there is a connection that nobody uses. The thread that opens one for an interrupted call ends later.
+    eventually(lambda: node.size == len(links.shared) + len(node.idle))
     for link in links.shared.values():
         link.break_off(LOST)
     assert (await links.get(node, LIMIT)).is_open

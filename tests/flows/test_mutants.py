@@ -140,7 +140,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "the second of two releases finds the lock not held": (
-        changed(engine, "note_released", "if not owned and not was_obeyed:", "if not owned:"),
+        changed(engine, "note_released", "if not owned and not was_executed:", "if not owned:"),
         sent_twice, LOST,
     ),
     "what was abandoned is cleaned up once": (
@@ -157,7 +157,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         forgotten, "it counts as held",
     ),
     "a forced release is executed again": (
-        changed_scripts("if was_obeyed(KEYS[9], ARGV[5]) then", "if false then"), sent_twice_by_force, LOST,
+        changed_scripts("if was_executed(KEYS[9], ARGV[5]) then", "if false then"), sent_twice_by_force, LOST,
     ),
     "a forced release of a free lock is not retired": (
         changed(forced, "_run_forced", "if call.sends > 1:", "if False:"), sent_twice_for_a_free_lock, LOST,

@@ -15,7 +15,7 @@ end
 
 -- An executed request is remembered for a while, so that it is not executed again when its command is repeated because
 -- the reply was lost.
-local function was_obeyed(requests, request)
+local function was_executed(requests, request)
     return redis.call('zscore', requests, request)
 end
 

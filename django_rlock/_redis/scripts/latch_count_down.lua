@@ -12,7 +12,7 @@
 -- include: counting
 
 local count = number_at(KEYS[1])
-if was_obeyed(KEYS[2], ARGV[2]) or redis.call('exists', KEYS[1]) == 0 then
+if was_executed(KEYS[2], ARGV[2]) or redis.call('exists', KEYS[1]) == 0 then
     return {ARGV[1], count}
 end
 remember(KEYS[2], ARGV[2], ARGV[4])

@@ -11,7 +11,7 @@
 
 -- include: counting
 
-if was_obeyed(KEYS[2], ARGV[2]) then
+if was_executed(KEYS[2], ARGV[2]) then
     return {ARGV[1], 1}
 end
 number_at(KEYS[1]) -- raises an error if the key is not a latch

@@ -27,7 +27,7 @@
 local lock, owner, side = KEYS[1], ARGV[2], ARGV[4]
 local mode = redis.call('hget', lock, 'mode') -- raises an error if the key is not a lock
 
-if was_obeyed(KEYS[9], ARGV[5]) then
+if was_executed(KEYS[9], ARGV[5]) then
     return {ARGV[1], 1}
 end
 

@@ -24,7 +24,7 @@ local function lease_out()
     end
 end
 
-if was_obeyed(KEYS[4], ids[1]) then
+if was_executed(KEYS[4], ids[1]) then
     return {ARGV[1], -1} -- the caller has given up, or already knows of the grant
 end
 number_at(KEYS[1]) -- raises an error if the key is not a semaphore

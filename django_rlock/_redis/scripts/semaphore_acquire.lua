@@ -13,7 +13,7 @@
 
 local request, answered = requests_in(ARGV[2])
 
-if was_obeyed(KEYS[2], request) then
+if was_executed(KEYS[2], request) then
     return {ARGV[1], 'OK'}
 end
 if number_at(KEYS[1]) < tonumber(ARGV[3]) then

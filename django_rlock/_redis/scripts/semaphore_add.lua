@@ -14,7 +14,7 @@
 
 local request, answered = requests_in(ARGV[2])
 
-if was_obeyed(KEYS[3], request) then
+if was_executed(KEYS[3], request) then
     return {ARGV[1], 1}
 end
 local total = number_at(KEYS[1]) + ARGV[3]

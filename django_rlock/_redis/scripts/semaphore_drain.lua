@@ -15,7 +15,7 @@ local taken = redis.call('get', KEYS[2])
 if taken then
     return {ARGV[1], tonumber(taken)}
 end
-if was_obeyed(KEYS[3], ARGV[2]) then
+if was_executed(KEYS[3], ARGV[2]) then
     return {ARGV[1], 0}
 end
 local left = number_at(KEYS[1])

@@ -14,11 +14,11 @@
 -- include: counting
 
 local undone = ARGV[2] .. ':undone'
-if was_obeyed(KEYS[3], undone) then
+if was_executed(KEYS[3], undone) then
     return {ARGV[1], 0}
 end
 local left = number_at(KEYS[1])
-local taken = ARGV[5] == '1' or was_obeyed(KEYS[3], ARGV[2])
+local taken = ARGV[5] == '1' or was_executed(KEYS[3], ARGV[2])
 remember(KEYS[3], ARGV[2], ARGV[4])
 remember(KEYS[3], undone, ARGV[4])
 -- A semaphore that was deleted meanwhile is not created again.

@@ -15,7 +15,7 @@
 
 local request, answered = requests_in(ARGV[2])
 
-if was_obeyed(KEYS[3], request) then
+if was_executed(KEYS[3], request) then
     return {ARGV[1], 1}
 end
 if ARGV[5] == '1' and redis.call('exists', KEYS[1]) == 0 then

@@ -21,7 +21,7 @@
 -- include: move_reservation
 
 local request, own = string.match(ARGV[2], '^(%S+) (.*)$')
-if was_obeyed(KEYS[5], request) then  -- a late copy must not move the reservation of a newer message
+if was_executed(KEYS[5], request) then  -- a late copy must not move the reservation of a newer message
     return {ARGV[1], redis.call('get', KEYS[1]) or '?' .. own, '', 0}
 end
 local starts = now_ms() + ARGV[6]
