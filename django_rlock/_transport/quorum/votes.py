@@ -273,7 +273,7 @@ class VoteTally:
         return len(self.yes) >= self.quorum or len(self.no) + len(self.errors) > self.size - self.quorum
 
     @property
-    def is_obeyed(self) -> bool:
+    def is_executed(self) -> bool:
         """Whether a quorum has replied, for or against."""
         return len(self.yes) + len(self.no) >= self.quorum
 
@@ -410,7 +410,7 @@ class VotingRound:
             self._count(answer)
             if tally.is_complete():
                 return True
-            if until == latest and tally.is_obeyed:
+            if until == latest and tally.is_executed:
                 until = min(until, 2 * self.now() - started + _GRACE)
                 session.end_by(until)
             return False
