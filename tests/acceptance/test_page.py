@@ -78,6 +78,7 @@ def test_a_sale_fills_the_lanes(page: Page) -> None:
     expect(page.get_by_role("status")).to_contain_text("SET NX, long expiry: ")
 
 
+@pytest.mark.thorough
 def test_all_lanes_that_end_between_two_looks_are_announced(page: Page) -> None:
     url = page.locator("body").get_attribute("data-status-url")
     state = page.request.get(str(url)).json()

@@ -19,7 +19,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5 * PATIENCE)
 
 
-QUICKEST = {"uncontended", "waiting"}
+QUICKEST = {"waiting"}
 
 
 @pytest.fixture(params=[name if name in QUICKEST else pytest.param(name, marks=pytest.mark.thorough) for name in NAMES])

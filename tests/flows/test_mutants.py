@@ -208,6 +208,7 @@ LONG = {
     "a name is used again after its release was sent twice",
     "a wake-up ends with the waiter that it woke",
     "an extension that was sent twice is not settled",
+    "what may only prolong a lease shortens it",
 }
 """Those of which orders are found late."""
 
