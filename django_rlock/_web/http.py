@@ -67,7 +67,7 @@ def plain_request(request: Any) -> HttpRequest:
 
 
 UNREPORTED: AbstractContextManager[Any] = nullcontext()
-"""Does what ``reported`` does where there is no request: nothing."""
+"""Used instead of ``reported`` outside a request: it reports nothing."""
 
 
 def reported(request: Any) -> AbstractContextManager[dict[str, str]]:

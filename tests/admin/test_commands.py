@@ -137,7 +137,7 @@ def test_locks_of_other_aliases_are_listed_where_one_is_down(half_down: redis.Re
 def test_a_terminal_gets_no_control_characters(redis_client: redis.Redis) -> None:
     redis_client.hset(f"rlock:{'x' * 300}a\x1b[2J\r\x00\u202eb", JAVA, 1)
     printed = run("rlock_list", "--scan")
-    assert f"{'x' * 300}a\\x1b[2J\\r\\x00\\u202eb" in printed  # whole, since this is no terminal
+    assert f"{'x' * 300}a\\x1b[2J\\r\\x00\\u202eb" in printed  # not shortened, because the output is not a terminal
     assert all(char.isprintable() or char == "\n" for char in printed)
 
 

@@ -230,7 +230,7 @@ def test_a_server_that_is_down_runs_nothing(own_server: OwnServer) -> None:
         (["job", "--"], 1, "say what to run after two dashes"),
         (["--", "true"], 1, "required: NAME"),
         (["job", "more", "--", "true"], 1, "unrecognized arguments: more"),
-        (["job", "--", "no-such-program"], NOT_FOUND, "There is no program 'no-such-program'"),
+        (["job", "--", "no-such-program"], NOT_FOUND, "Program 'no-such-program' is not on the PATH"),
         (["job", "--wait", "soon", "--", "true"], 1, "--wait: must be a number of seconds, 0 or more, or 'forever'"),
         (["job", "--wait", "-1", "--", "true"], 1, "not '-1'"),
         (["job", "--wait", "nan", "--", "true"], 1, "not 'nan'"),

@@ -183,7 +183,7 @@ class TaskSession:
                 del error  # its traceback refers to this frame
 
     def _has_heard_enough(self, count: Count) -> bool:
-        """Count the answers that came while nothing listened; returns whether there is no reason to sleep."""
+        """Count the answers that arrived before this call; returns whether the caller can go on without sleeping."""
         while self._answers:
             if count(self._answers.popleft()):
                 return True

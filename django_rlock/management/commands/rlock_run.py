@@ -131,7 +131,7 @@ class Program:
     def __init__(self, command: Sequence[str], kill_after: float) -> None:
         if shutil.which(command[0]) is None:
             raise CommandError(
-                f"There is no program {command[0]!r} on the PATH, or it may not be executed. Nothing was locked.",
+                f"Program {command[0]!r} is not on the PATH, or is not executable. Nothing was locked.",
                 returncode=NOT_FOUND,
             )
         self._command = command
