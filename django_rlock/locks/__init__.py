@@ -6,11 +6,10 @@ from typing import Any, Literal, Unpack, overload
 
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.counters import CountDownLatch
-from django_rlock.locks.expirable import PermitExpirableSemaphore
+from django_rlock.locks.expirable import Permit, PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
 from django_rlock.locks.multi import MultiLock
 from django_rlock.locks.options import Duration, KindName, LockOptions, limited_kind
-from django_rlock.locks.permits import Permit
 from django_rlock.locks.plain import Backoff, ConstantBackoff, ExponentialBackoff, FencedLock, RLock, SpinLock
 from django_rlock.locks.readwrite import LimitedLock, Preference, ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.redlock import RedLock

@@ -3,48 +3,192 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import re
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any, Never
 
-from django_rlock._core.clock import monotonic
-from django_rlock._redis import keys, scripts
+from django_rlock._core import threads
+from django_rlock._core.clock import has_jumped, monotonic, wall_offset
+from django_rlock._redis import scripts
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall, run_flow
-from django_rlock._transport.identity import NamedOwner, new_request
+from django_rlock._transport.identity import NamedOwner, must_not_block
 from django_rlock._transport.worker import clean_up
-from django_rlock.exceptions import PermitNotHeldError
+from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.callers import awaited_driver, blocking_driver, calling_line
 from django_rlock.locks.counters import (
-    REMEMBERED_MS,
     SENT_AGAIN,
-    checked_number,
     give_back,
     granted,
+    hidden_behind,
     is_refusal,
     undo,
-    with_answered,
 )
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.options import UNSET, Duration, lease_seconds, unknown_argument
-from django_rlock.locks.permits import (
-    PERMITS,
-    Permit,
-    PermitBlock,
-    PermitHold,
-    PermitRequest,
-    PermitSemaphore,
-    checked_amount,
-    checked_ids,
-    packed,
-    permit_keys,
-    single_id,
-)
-from django_rlock.locks.records import Hold
-from django_rlock.locks.watchdog import watch
+from django_rlock.locks.records import Hold, key_of
+from django_rlock.locks.semaphore import PERMITS, PermitRequest, PermitSemaphore, packed, permit_keys, timed_out
+from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of, watch
 from django_rlock.settings import DEFAULT_ALIAS
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Permit:
+    """One or more permits that one ``acquire`` of a ``PermitExpirableSemaphore`` took.
+
+    ``ids`` are the permits' ids, 32 hexadecimal digits each; any process may release them by id. ``deadline`` is when
+    the lease ends that they were taken with, in monotonic seconds. ``given_back`` is whether this object was released.
+
+    It can be pickled for another process of this machine, which then sees the lease as it is now; this process
+    continues to renew it. Send the ids to other machines, whose monotonic clocks differ.
+    """
+
+    __slots__ = ("__weakref__", "_clocks", "_holds", "deadline", "given_back", "ids", "semaphore")
+
+    def __init__(
+        self, semaphore: PermitExpirableSemaphore, ids: tuple[str, ...], deadline: float, holds: Sequence[Hold]
+    ) -> None:
+        self.semaphore = semaphore
+        self.ids = ids
+        self.deadline = deadline
+        self.given_back = False
+        self._holds = holds
+        self._clocks = wall_offset()
+
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        state = {name: getattr(self, name) for name in ("semaphore", "ids", "given_back", "_clocks")}
+        deadline = min((hold.deadline for hold in self._holds), default=self.deadline)
+        return None, {**state, "deadline": deadline, "_holds": ()}
+
+    def __repr__(self) -> str:
+        return f"<Permit {', '.join(self.ids)} of {self.semaphore!r}>"
+
+    @property
+    def id(self) -> str:
+        """The id of a single permit. Raises ValueError if there are several."""
+        return single_id(self)
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease has ended or its renewal failed, so that others may have it.
+
+        It considers the lease that it was taken with, or to which this process renewed it. Sends no command, unless a
+        clock has jumped: then Redis is asked, and it counts as lost if it does not reply within a second.
+        """
+        if self._holds:
+            return not sure_of(self._holds) or any(hold.is_lost(monotonic()) for hold in self._holds)
+        return monotonic() >= self.deadline or (has_jumped(self._clocks) and not self._is_confirmed())
+
+    def _is_confirmed(self) -> bool:
+        """Whether the server says that its lease, which is not renewed, still runs."""
+        try:
+            return threads.within(ANSWER_WITHIN, self._ask) is True and monotonic() < self.deadline
+        except PermitNotHeldError:
+            self.deadline = -math.inf
+        except LockUnavailableError:
+            pass
+        return False
+
+    def _ask(self) -> bool:
+        clocks, asked_at = wall_offset(), monotonic()
+        leases = [self.semaphore.lease_time(each) for each in self.ids]
+        left = min((lease for lease in leases if lease is not None), default=math.inf)
+        self.deadline, self._clocks = min(self.deadline, asked_at + left), clocks
+        return True
+
+    def check(self) -> None:
+        """Raise LockLostError when it is lost; commands as for ``lost``."""
+        if self.lost:
+            raise self.lost_error()
+
+    def lost_error(self) -> LockLostError:
+        reasons = (hold.lost or hold.lease_ended() for hold in self._holds if hold.is_lost(monotonic()))
+        return LockLostError(self.semaphore.name, next(reasons, "its lease ended"), PermitHold.noun)
+
+    def release(self) -> None:
+        """Release it. Raises PermitNotHeldError if it was released before, or its lease has ended."""
+        self.semaphore.release(self)
+
+    async def arelease(self) -> None:
+        await self.semaphore.arelease(self)
+
+
+class PermitHold(Hold):
+    """A permit that is renewed while its Permit object exists: without that object it cannot be released."""
+
+    __slots__ = ("_permit",)
+
+    noun = "permit of semaphore"
+
+    def __init__(self, semaphore: PermitExpirableSemaphore, each: str, now: float) -> None:
+        owner = NamedOwner(each)
+        super().__init__(key_of(semaphore, owner), semaphore, owner, each, now)
+        self.caller_name = "a Permit"
+
+    def belongs_to(self, permit: Permit) -> None:
+        self._permit = weakref.ref(permit)
+
+    @property
+    def owner_ended(self) -> bool:
+        return self._permit() is None
+
+
+class PermitBlock:
+    """Takes permits for one ``with`` or ``async with`` block."""
+
+    __slots__ = ("_options", "_permit", "_permits", "_semaphore")
+
+    _permit: Permit
+
+    def __init__(self, semaphore: PermitExpirableSemaphore, permits: int, options: dict[str, Any]) -> None:
+        self._semaphore = semaphore
+        self._permits = permits
+        self._options = options
+
+    def __enter__(self) -> Permit:
+        started = monotonic()
+        permit = self._semaphore.acquire(self._permits, **self._options)
+        if permit is None:
+            raise self._timed_out(started)
+        self._permit = permit  # a plain assignment: a call could be interrupted, and leave it taken
+        return permit
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if must_not_block():  # a generator that other code entered is dropped here
+            self._semaphore._release_later(self._permit)
+            return
+        with hidden_behind(error, self._semaphore.name):
+            self._left(self._semaphore.try_release(self._permit))
+
+    async def __aenter__(self) -> Permit:
+        started = monotonic()
+        permit = await self._semaphore.aacquire(self._permits, **self._options)
+        if permit is None:
+            raise self._timed_out(started)
+        self._permit = permit
+        return permit
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with hidden_behind(error, self._semaphore.name):
+            self._left(await self._semaphore.atry_release(self._permit))
+
+    def _timed_out(self, started: float) -> LockTimeoutError:
+        return timed_out(self._semaphore, monotonic() - started)
+
+    def _left(self, released: int) -> None:
+        if not released:
+            permit = self._permit
+            raise PermitNotHeldError(self._semaphore.name, permit.ids) if permit.given_back else permit.lost_error()
 
 
 class PermitExpirableSemaphore(PermitSemaphore):
@@ -73,8 +217,6 @@ class PermitExpirableSemaphore(PermitSemaphore):
 
     __slots__ = ("on_lost",)
 
-    kind = "permit"
-    _kind = PERMITS
     max_hold_time = None
 
     def __init__(
@@ -136,7 +278,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         until = None if wait is None else driver.now() + wait
         give_up_at = until
         while True:
-            request = PermitRequest(self, checked_amount(permits), lease)
+            request = PermitRequest(self, permits, lease)
             attempt, permit = await self._take(driver, request, wait, renewed)
             if permit is not None or attempt is None:
                 return permit
@@ -197,13 +339,10 @@ class PermitExpirableSemaphore(PermitSemaphore):
         return self._settings.watchdog_timeout
 
     def _permit(self, attempt: Attempt, request: PermitRequest, renewed: bool) -> Permit:
-        lease = request.lease
-        if lease is None or not renewed:
-            return Permit(self, request.ids, attempt.sent_at + (math.inf if lease is None else lease), [])
-        holds = [PermitHold(self, each, attempt.sent_at) for each in request.ids]
-        permit = Permit(self, request.ids, attempt.sent_at + lease, holds)
+        holds = [PermitHold(self, each, attempt.sent_at) for each in request.ids if renewed]
+        permit = Permit(self, request.ids, attempt.sent_at + attempt.lease, holds)
         for hold in holds:
-            hold.lease_from(attempt.sent_at, lease, renewed=True)
+            hold.lease_from(attempt.sent_at, attempt.lease, renewed=True)
             hold.belongs_to(permit)
             hold.line = calling_line()
             HOLDS.put(hold)
@@ -251,7 +390,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         permit.given_back = True
 
     def _release_call(self, ids: tuple[str, ...]) -> ScriptCall:
-        return self._call(scripts.PERMIT_RELEASE, self._keys(), packed(ids))
+        return self._call(scripts.PERMIT_RELEASE, permit_keys(self.key), packed(ids))
 
     def release(self, permits: Permit | str | Iterable[str]) -> None:
         """Like ``try_release``, but raises PermitNotHeldError instead of returning 0."""
@@ -296,13 +435,13 @@ class PermitExpirableSemaphore(PermitSemaphore):
             if call.sends > 1:
                 await self._change(driver, settle)
             if changed:
-                _note_lease(hold, permit, call.sent_at, lease)
+                _note_lease(hold, permit, call.sent_at, lasts)
         except BaseException as error:
             if not is_refusal(error):
                 clean_up(self.using, settle, driver.now() + SENT_AGAIN)
             if hold is not None and terms is not None:
                 hold.restore(terms)
-                hold.deadline = min(hold.deadline, started + (math.inf if lease is None else lease))
+                hold.deadline = min(hold.deadline, started + lasts)
                 watch(hold)
             raise
         return bool(changed)
@@ -322,75 +461,38 @@ class PermitExpirableSemaphore(PermitSemaphore):
             raise PermitNotHeldError(self.name, (each,))
         return None if left == ENDLESS else left / 1000
 
-    # --- numbers -----------------------------------------------------------------------------------------------------
-
-    def available_permits(self) -> int:
-        """How many permits are free; below 0 if more are taken than there are in all."""
-        return run_flow(self._available_permits, (blocking_driver(self),))
-
-    async def aavailable_permits(self) -> int:
-        """As ``available_permits``, in asyncio."""
-        return await self._available_permits(awaited_driver(self))
-
-    async def _available_permits(self, driver: Driver) -> int:
-        return (await self._state(driver))[0]
-
-    def acquired_permits(self) -> int:
-        """How many permits are taken."""
-        return run_flow(self._acquired_permits, (blocking_driver(self),))
-
-    async def aacquired_permits(self) -> int:
-        """As ``acquired_permits``, in asyncio."""
-        return await self._acquired_permits(awaited_driver(self))
-
-    async def _acquired_permits(self, driver: Driver) -> int:
-        return (await self._state(driver))[1]
-
-    def total_permits(self) -> int:
-        """How many permits there are, free and taken; Redisson's ``getPermits``."""
-        return run_flow(self._total_permits, (blocking_driver(self),))
-
-    async def atotal_permits(self) -> int:
-        """As ``total_permits``, in asyncio."""
-        return await self._total_permits(awaited_driver(self))
-
-    async def _total_permits(self, driver: Driver) -> int:
-        left, taken, _ = await self._state(driver)
-        return left + taken
-
-    def set_permits(self, permits: int) -> None:
-        """Set the number of all permits, free and taken. Taken permits stay taken; the free ones may go below 0."""
-        run_flow(self._set_permits, (blocking_driver(self), permits))
-
-    async def aset_permits(self, permits: int) -> None:
-        """As ``set_permits``, in asyncio."""
-        await self._set_permits(awaited_driver(self), permits)
-
-    async def _set_permits(self, driver: Driver, permits: int) -> None:
-        number = checked_number("permits", permits)
-        all_keys = *self._keys(), keys.requests_key(self.key)
-        request = with_answered(self, new_request())
-        await self._reply(driver, self._call(scripts.PERMIT_SET, all_keys, request, number, REMEMBERED_MS))
-
-    async def _state(self, driver: Driver, each: str = "") -> list[int]:
-        return await self._ask(driver, self._call(scripts.PERMIT_STATE, self._keys(), bytes.fromhex(each)))
-
-    def _keys(self) -> tuple[str, str, str]:
-        return permit_keys(self.key)
-
 
 def _forget(holds: Iterable[Hold]) -> None:
     for hold in holds:
         HOLDS.remove(hold)
 
 
-def _note_lease(hold: Hold | None, permit: Permit | str, sent_at: float, lease: float | None) -> None:
+def _note_lease(hold: Hold | None, permit: Permit | str, sent_at: float, lease: float) -> None:
     """Update this process's record of a permit's lease after a change."""
     if hold is not None:
-        hold.lease_from(sent_at, math.inf if lease is None else lease, renewed=False)
-        if lease is None:
+        hold.lease_from(sent_at, lease, renewed=False)
+        if lease == math.inf:
             HOLDS.remove(hold)  # nothing is left for the watchdog to do
         else:
             watch(hold)
     if isinstance(permit, Permit):
-        permit.deadline = sent_at + (math.inf if lease is None else lease)
+        permit.deadline = sent_at + lease
+
+
+def checked_ids(permits: Permit | str | Iterable[str]) -> tuple[str, ...]:
+    """The ids, without duplicates."""
+    if isinstance(permits, Permit):
+        return permits.ids
+    ids = dict.fromkeys([permits] if isinstance(permits, str) else permits)
+    for each in ids:
+        if not _ID.fullmatch(str(each)):
+            raise ValueError(f"A permit's id is 32 lower-case hexadecimal digits, not {each!r}.")
+    return tuple(ids)
+
+
+def single_id(permit: Permit | str) -> str:
+    """The id of a single permit. Raises ValueError for none or several."""
+    ids = checked_ids(permit)
+    if len(ids) != 1:
+        raise ValueError(f"Expected one permit, not {len(ids)}; give one of their ids.")
+    return ids[0]

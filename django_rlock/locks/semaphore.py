@@ -1,7 +1,9 @@
-"""Redisson's semaphore, wire for wire, without its lost permits and lost wake-ups."""
+"""Redisson's semaphore, wire for wire, without its lost permits and lost wake-ups; and what both semaphores share."""
 
 from __future__ import annotations
 
+import math
+import os
 from types import TracebackType
 from typing import Any, Never, Self
 
@@ -27,8 +29,8 @@ from django_rlock.locks.counters import (
     undo,
     with_answered,
 )
-from django_rlock.locks.kinds import Kind, call_for
-from django_rlock.locks.options import UNSET, Duration, lease_seconds, milliseconds
+from django_rlock.locks.kinds import Kind, call_for, retire_call, settled_keys
+from django_rlock.locks.options import RELEASE_PATIENCE, UNSET, Duration, lease_seconds, milliseconds
 from django_rlock.settings import DEFAULT_ALIAS
 
 
@@ -72,6 +74,17 @@ class BaseSemaphore(Counter):
     async def _add_permits(self, driver: Driver, permits: int) -> None:
         if await self._change_number(driver, scripts.SEMAPHORE_ADD, checked_number("permits", permits, -MOST)) == -1:
             raise self._too_many()
+
+    def available_permits(self) -> int:
+        """Ask Redis how many permits are free; below 0 if more are taken than there are in all."""
+        return run_flow(self._available_permits, (blocking_driver(self),))
+
+    async def aavailable_permits(self) -> int:
+        """As ``available_permits``, in asyncio."""
+        return await self._available_permits(awaited_driver(self))
+
+    async def _available_permits(self, driver: Driver) -> int:
+        raise NotImplementedError
 
     def delete(self) -> bool:
         """Delete the semaphore; returns whether it existed. Its waiters keep waiting."""
@@ -174,33 +187,19 @@ class Semaphore(BaseSemaphore):
         Raises ValueError if there would be more than 2147483647. Raises LockUnavailableError when Redis is unreachable:
         the background thread then retries for a minute, so do not release again.
         """
-        run_flow(self._release, (blocking_driver(self), permits))
+        run_flow(self._give, (blocking_driver(self), permits))
 
     async def arelease(self, permits: int = 1) -> None:
         """As ``release``, in asyncio."""
-        await self._release(awaited_driver(self), permits)
-
-    async def _release(self, driver: Driver, permits: int) -> None:
-        await self._give(driver, permits, 0)
+        await self._give(awaited_driver(self), permits)
 
     def release_if_exists(self, permits: int = 1) -> bool:
         """Like ``release``, but returns False if the semaphore does not exist, and does not create it."""
-        return run_flow(self._release_if_exists, (blocking_driver(self), permits))
+        return run_flow(self._give, (blocking_driver(self), permits, 1))
 
     async def arelease_if_exists(self, permits: int = 1) -> bool:
         """As ``release_if_exists``, in asyncio."""
-        return await self._release_if_exists(awaited_driver(self), permits)
-
-    async def _release_if_exists(self, driver: Driver, permits: int) -> bool:
-        return await self._give(driver, permits, 1)
-
-    def available_permits(self) -> int:
-        """Ask Redis how many permits are free; below 0 if ``add_permits`` removed more than there were."""
-        return run_flow(self._available_permits, (blocking_driver(self),))
-
-    async def aavailable_permits(self) -> int:
-        """As ``available_permits``, in asyncio."""
-        return await self._available_permits(awaited_driver(self))
+        return await self._give(awaited_driver(self), permits, 1)
 
     async def _available_permits(self, driver: Driver) -> int:
         left: int = (await self._ask(driver, self._call(scripts.COUNTER_READ, (self.key,), "")))[0]
@@ -251,9 +250,9 @@ class Semaphore(BaseSemaphore):
 
     async def _exit(self, driver: Driver, error: BaseException | None) -> None:
         with hidden_behind(error, self.name):
-            await self._release(driver, 1)
+            await self._give(driver, 1)
 
-    async def _give(self, driver: Driver, permits: int, only_if_exists: int) -> bool:
+    async def _give(self, driver: Driver, permits: int, only_if_exists: int = 0) -> bool:
         self._check_alias()
         if checked_number("permits", permits) == 0:
             return True
@@ -307,3 +306,126 @@ class _Acquire(Request):
         self.taken = True
         if self.tried is not None and not copies:
             note_answered(self, self.tried)
+
+
+# --- permits with leases ----------------------------------------------------------------------------------------------
+
+MOST_AT_ONCE = 10_000
+"""How many permits with ids one acquire may take; writing them blocks the server."""
+
+
+def packed(ids: tuple[str, ...]) -> bytes:
+    return bytes.fromhex("".join(ids))
+
+
+class Permits(Requests):
+    """Permits with leases. A held permit is identified by an id instead of an owner's name."""
+
+    scope = "permit"
+    hears_forced = False
+
+    def acquire(
+        self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
+    ) -> ScriptCall:
+        lease_ms = 0 if lock.lease is None else milliseconds(lock.lease)
+        all_keys = *permit_keys(lock.key), keys.requests_key(lock.key)
+        return call_for(lock, scripts.PERMIT_ACQUIRE, all_keys, packed(lock.ids), lease_ms)
+
+    def leave(self, lock: Any, asker: str) -> ScriptCall:
+        """A request's permits; or, for the watchdog, the one permit with this id."""
+        all_keys = *permit_keys(lock.key), keys.requests_key(lock.key)
+        ids = lock.ids if isinstance(lock, PermitRequest) else (asker,)
+        return call_for(lock, scripts.PERMIT_LEAVE, all_keys, packed(ids), REMEMBERED_MS)
+
+    def lease(self, lock: Any, owner_id: str, lease: float, mode: int) -> ScriptCall:
+        lease_ms = 0 if lease == math.inf else milliseconds(lease)
+        all_keys = *permit_keys(lock.key), *settled_keys(lock, owner_id, mode)
+        return call_for(lock, scripts.PERMIT_RENEW, all_keys, packed((owner_id,)), lease_ms, mode)
+
+    def state(self, lock: Any, owner_id: str) -> ScriptCall:
+        """Returns how many permits are free, how many are taken, and the remaining lease of this one in ms."""
+        return call_for(lock, scripts.PERMIT_STATE, permit_keys(lock.key), packed((owner_id,)))
+
+    def lease_left(self, reply: list[Any]) -> int:
+        left: int = reply[3]
+        return left
+
+
+PERMITS = Permits()
+
+
+class PermitRequest(Request):
+    """A request for permits with ids; the ids identify the request."""
+
+    __slots__ = ("ids", "lease")
+
+    kind = "permit"
+    _kind = PERMITS
+
+    def __init__(self, semaphore: PermitSemaphore, permits: int, lease: float | None) -> None:
+        if checked_number("permits", permits, 1) > MOST_AT_ONCE:
+            raise ValueError(f"permits must be at most {MOST_AT_ONCE} in one call, not {permits}.")
+        super().__init__(semaphore, permits)
+        self.ids = tuple(os.urandom(16).hex() for _ in range(permits))
+        self.lease = lease
+
+    async def retire_copies(self, driver: Driver, taken: bool) -> None:
+        await super().retire_copies(driver, taken)
+        if taken:  # before the permit can be released
+            await driver.run(retire_call(self, bytes.fromhex(self.ids[0])), driver.now() + RELEASE_PATIENCE)
+
+
+class PermitSemaphore(BaseSemaphore):
+    """The numbers of permits with leases; ``PermitExpirableSemaphore`` takes them."""
+
+    __slots__ = ()
+
+    kind = "permit"
+    _kind = PERMITS
+
+    async def _available_permits(self, driver: Driver) -> int:
+        return (await self._state(driver))[0]
+
+    def acquired_permits(self) -> int:
+        """How many permits are taken."""
+        return run_flow(self._acquired_permits, (blocking_driver(self),))
+
+    async def aacquired_permits(self) -> int:
+        """As ``acquired_permits``, in asyncio."""
+        return await self._acquired_permits(awaited_driver(self))
+
+    async def _acquired_permits(self, driver: Driver) -> int:
+        return (await self._state(driver))[1]
+
+    def total_permits(self) -> int:
+        """How many permits there are, free and taken; Redisson's ``getPermits``."""
+        return run_flow(self._total_permits, (blocking_driver(self),))
+
+    async def atotal_permits(self) -> int:
+        """As ``total_permits``, in asyncio."""
+        return await self._total_permits(awaited_driver(self))
+
+    async def _total_permits(self, driver: Driver) -> int:
+        left, taken, _ = await self._state(driver)
+        return left + taken
+
+    def set_permits(self, permits: int) -> None:
+        """Set the number of all permits, free and taken. Taken permits stay taken; the free ones may go below 0."""
+        run_flow(self._set_permits, (blocking_driver(self), permits))
+
+    async def aset_permits(self, permits: int) -> None:
+        """As ``set_permits``, in asyncio."""
+        await self._set_permits(awaited_driver(self), permits)
+
+    async def _set_permits(self, driver: Driver, permits: int) -> None:
+        number = checked_number("permits", permits)
+        all_keys = *permit_keys(self.key), keys.requests_key(self.key)
+        request = with_answered(self, new_request())
+        await self._reply(driver, self._call(scripts.PERMIT_SET, all_keys, request, number, REMEMBERED_MS))
+
+    async def _state(self, driver: Driver, each: str = "") -> list[int]:
+        return await self._ask(driver, self._call(scripts.PERMIT_STATE, permit_keys(self.key), bytes.fromhex(each)))
+
+
+def permit_keys(key: str) -> tuple[str, str, str]:
+    return key, keys.permits_key(key), keys.semaphore_channel(key)

@@ -32,9 +32,9 @@ from django_rlock._transport.calls import ScriptCall, prepare, run_flow
 from django_rlock._transport.identity import client_id, new_request, thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.celery import LockedTask
+from django_rlock.locks.expirable import Permit
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW, leave_javas_call, retire_call
-from django_rlock.locks.permits import Permit
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import _Acquire
 from tests.background import settle, until_renewed

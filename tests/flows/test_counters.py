@@ -11,7 +11,7 @@ import pytest
 
 from django_rlock import CountDownLatch, PermitExpirableSemaphore, Semaphore
 from django_rlock._redis.keys import latch_channel, requests_key, semaphore_channel
-from django_rlock.locks import counters, permits, semaphore
+from django_rlock.locks import counters, semaphore
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.options import UNSET
 from tests.flows.exploring import explore
@@ -27,7 +27,7 @@ def same_ids(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         ids = itertools.count(1)
         counters._answered.clear()
         # Not for all: what a thread in the background takes would be another one each time.
-        monkeypatch.setattr(permits, "os", SimpleNamespace(urandom=lambda size: next(ids).to_bytes(size)))
+        monkeypatch.setattr(semaphore, "os", SimpleNamespace(urandom=lambda size: next(ids).to_bytes(size)))
 
     return start_anew
 
@@ -74,7 +74,8 @@ class Asking(Visitor):
             await suspend("inside")
         finally:
             self.world.inside.remove(self)
-            await counter._release(self.driver, 1 if taken is True else taken)
+            release = counter._give if isinstance(counter, Semaphore) else counter._release
+            await release(self.driver, 1 if taken is True else taken)
         return "served"
 
 
