@@ -22,8 +22,8 @@ from django_rlock._monitoring.queued import free_reservations, queued_messages, 
 from django_rlock._monitoring.reading import State, asking, listed_aliases
 from django_rlock._monitoring.survey import Problem, Survey, edges, mark, own_report
 from django_rlock._redis.keys import stack_channel, stack_key
-from django_rlock._transport.calls import unavailable
 from django_rlock._transport.connections import SERVER_ERRORS, is_cluster
+from django_rlock._transport.errors import unavailable
 from django_rlock._transport.identity import new_request
 from django_rlock._transport.registry import commands_to
 from django_rlock.exceptions import LockUnavailableError

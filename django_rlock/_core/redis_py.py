@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from inspect import Parameter, signature
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
 from redis._parsers import BaseParser
 from redis.connection import parse_url
+from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
@@ -88,6 +90,12 @@ def database_named(options: Mapping[str, Any]) -> tuple[str, str]:
     """The database in redis-py's options for connections: its server's address or path, and its number."""
     server = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return str(server), str(options.get("db") or 0)
+
+
+@lru_cache(maxsize=4096)
+def slot_of(key: str) -> int:
+    """The hash slot of a key or a sharded channel."""
+    return key_slot(key.encode())
 
 
 def refuse_unusable(options: Mapping[str, Any], owner: str = "its") -> None:

@@ -18,11 +18,10 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
-from django_rlock._core.text import reason_of
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import MOST_KEPT, reservation_change_keys
 from django_rlock._redis.scripts import Script
-from django_rlock._transport.errors import is_final, meaning_of
+from django_rlock._transport.errors import is_down, is_final, unavailable
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.settings import get_settings
 
@@ -237,151 +236,12 @@ def _encoded(word: Argument) -> bytes:
     return word if isinstance(word, bytes) else str(word).encode()
 
 
-# --- retrying ---------------------------------------------------------------------------------------------------------
-
-# Sending a script call until its outcome is known, within its caller's time, and classifying failures.
-
-REPLY_GRACE = 1.0
-"""How long a call may exceed its caller's deadline, in seconds, so that a single try has time for a reply."""
-SHORTEST = 0.05
-"""The minimum time for a reply, in seconds, however long it took to connect, and to try before."""
-
-UNLIMITED = math.inf
-"""A limit that leaves only the server's own, ``Server.reply_limit``."""
-PATIENCE = 30.0
-"""How long a call without a deadline retries an unreachable server, in seconds."""
-_BACKOFF = 0.05, 1.0
-_DOUBLED = 32
-"""How often a pause is doubled at most: by then it has reached its maximum, and floats would overflow."""
-_AT_ONCE = 2
-"""How often a broken connection is retried without a pause, even if the caller has no time left."""
-
-Exchange = Callable[[ScriptCall, bytes, bytes, float], Awaitable[list[Any]]]
-"""Sends a packed call and returns the reply that echoes the nonce, within a number of seconds; raises redis-py's
-exceptions.
-
-Counts the call as sent once there is a connection.
-"""
-
-
-class Retrying:
-    """Runs an alias's calls over an exchange, and retries while that may help; passes a server's refusal to
-    ``refused``.
-
-    A retry is safe because counts are absolute: rules 1 and 4 of docs/architecture.md.
-    """
-
-    def __init__(
-        self,
-        using: str,
-        exchange: Exchange,
-        sleep: Callable[[float], Awaitable[None]],
-        refused: Callable[[Exception], object] = lambda _: None,
-    ) -> None:
-        self._using = using
-        self._exchange = exchange
-        self._sleep = sleep
-        self._refused = refused
-
-    async def run(self, call: ScriptCall, until: float | None = None, _undo: Undo | None = None) -> list[Any]:
-        """See ``Driver``; it is ``take`` as well, where no replica must confirm and nothing is undone."""
-        nonce = next_nonce()
-        call.sent_at = now = monotonic()
-        limit = math.inf if until is None else REPLY_GRACE
-        if until is not None and until > now:
-            limit += until - now
-        try:
-            return await self._exchange(call, pack(call, nonce), nonce, limit)
-        except (RedisError, OSError) as error:
-            failure: Exception = error
-        return await self._run_again(call, until, failure)
-
-    async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:
-        # All tries share one REPLY_GRACE.
-        give_up_at = call.sent_at + PATIENCE if until is None else max(until, call.sent_at)
-        pauses = 0
-        with_source = False
-        refused = False
-        down_since = None
-        retries = 0
-        while True:
-            if isinstance(failure, NoScriptError):
-                call.sends -= 1  # certainly not executed
-                with_source = True
-            elif is_final(failure):
-                if refused:
-                    self._refused(failure)
-                    raise unavailable(call.name, failure, call.noun) from failure
-                # Even an error reply may belong to another command; only a second one, on a new connection, counts.
-                refused = True
-            elif retries >= _AT_ONCE or isinstance(failure, RedisTimeoutError):
-                pauses += 1
-                down_since = (down_since or call.sent_at) if is_down(failure) else None
-                until = give_up_at if down_since is None else min(give_up_at, refused_until(self._using, down_since))
-                await self._pause(call, pauses, until, failure)
-            # The traceback refers to all frames of the call, and one of the frames to the exception. Without this line,
-            # the objects of an interrupted caller would live until the garbage collector runs.
-            failure.__traceback__ = None
-            retries += 1
-            nonce = next_nonce()
-            call.sent_at = now = monotonic()
-            try:
-                return await self._exchange(call, pack(call, nonce, with_source), nonce, _time_left(give_up_at, now))
-            except (RedisError, OSError) as error:
-                failure = error
-
-    async def _pause(self, call: ScriptCall, pauses: int, give_up_at: float, failure: Exception) -> None:
-        """Sleep before the next try, or raise LockUnavailableError when the time is up."""
-        now = monotonic()
-        if now >= give_up_at:
-            raise unavailable(call.name, failure, call.noun) from failure
-        await self._sleep(min(backoff(pauses, *_BACKOFF), give_up_at - now))
-
-
-def backoff(tries: int, shortest: float, longest: float) -> float:
-    """How long to sleep after a number of tries, in seconds. It doubles each time, minus a random part of up to half of
-    it, so that callers that failed together do not retry together.
-    """
-    return EqualJitterBackoff(longest, shortest).compute(min(tries - 1, _DOUBLED))
-
-
-def _time_left(give_up_at: float, now: float) -> float:
-    return max(give_up_at + REPLY_GRACE - now, SHORTEST)
-
-
-def refused_until(using: str, since: float) -> float:
-    """Until when a call is retried whose server has refused connections since the monotonic time ``since``."""
-    patience = get_settings(using).refused_wait_time
-    return math.inf if patience is None else since + patience
-
-
-def is_down(error: BaseException | None) -> bool:
-    """Whether nothing listens at the server's address."""
-    while error is not None:
-        if isinstance(error, ConnectionRefusedError | FileNotFoundError):  # the latter for a unix socket
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavailableError:
-    """The error for a server that is unreachable or refuses, with advice if the reason is known."""
-    text, advice = reason_of(error), None
-    meaning = meaning_of(error)
-    if meaning is not None:
-        if meaning.text is not None:
-            text = meaning.text.format(noun=noun)
-        if meaning.advice is not None:
-            advice = f"Nothing was changed; {meaning.advice[0].lower()}{meaning.advice[1:]}"
-    return LockUnavailableError(name, reason=text, advice=advice, noun=noun)
-
-
 # --- drivers ----------------------------------------------------------------------------------------------------------
 
 # The interface of a lock's flows to the outside world, and how to run a flow over a driver that blocks.
 #
-# A driver joins a *binding*, which knows the caller (a thread or an asyncio task), and a *topology*, which knows the
-# servers of the locks (one server, a cluster, or a quorum of nodes): see ``registry``.
+# A driver is a *topology*, which knows the servers of the locks (one server, a cluster, or a quorum of nodes), with a
+# *binding*, which knows the caller (a thread or an asyncio task): see ``registry``.
 
 EVERYBODY = "*"
 """The token of waiters that every message of their channel wakes."""
@@ -414,31 +274,21 @@ class Undo(Protocol):
     def __call__(self) -> ScriptCall: ...
 
 
-class Driver(Protocol):
-    """The interface that flows use. The coroutines of a blocking driver block instead of suspending."""
-
-    def now(self) -> float:
-        """Monotonic time, in seconds."""
+class Caller(Protocol):
+    """The part of a driver that a binding provides. Its coroutines block instead of suspending if it is blocking."""
 
     def owner(self) -> Owner:
         """The owner on whose behalf the current thread or task calls."""
 
-    def at(self, using: str) -> Driver:
-        """The driver of the same binding for another alias."""
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        """Sleep when no message could wake the caller."""
 
-    def location(self, key: str) -> object:
-        """Where a key lives. One script may use several keys only if their locations are equal."""
+    def call(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
+        """Call a blocking function without blocking an event loop."""
 
-    def run(self, call: ScriptCall, until: float | None = None) -> Coroutine[Any, Any, list[Any]]:
-        """Run a script and return its reply, whose first element is the nonce.
 
-        Connection failures are retried until the monotonic time ``until`` (None: for PATIENCE seconds).
-        Raises LockUnavailableError when the server is unreachable or refuses.
-        """
-
-    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
-        """Like ``run``, for a script that takes a lock. If fewer replicas confirm it than REPLICA_ACKS requires,
-        ``undo`` is run and LockUnavailableError says how many confirmed."""
+class Listening(Protocol):
+    """The part of a driver by which callers wait for messages."""
 
     @property
     def channels(self) -> Collection[str]:
@@ -455,11 +305,34 @@ class Driver(Protocol):
         None it waits in turn with the other such waiters of this process; each message wakes one of them.
         """
 
-    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
-        """Sleep when no message could wake the caller."""
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
-        """Call a blocking function without blocking an event loop."""
+class Driver(Caller, Listening, Protocol):
+    """The interface that flows use. The coroutines of a blocking driver block instead of suspending."""
+
+    def now(self) -> float:
+        """Monotonic time, in seconds."""
+
+    def at(self, using: str) -> Driver:
+        """The driver of the same binding for another alias."""
+
+    def location(self, key: str) -> object:
+        """Where a key lives. One script may use several keys only if their locations are equal."""
+
+    def run(
+        self, call: ScriptCall, until: float | None = None, undo: Undo | None = None
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Run a script and return its reply, whose first element is the nonce.
+
+        Connection failures are retried until the monotonic time ``until`` (None: for PATIENCE seconds). A script that
+        takes a lock comes with an ``undo``, which is run if fewer replicas confirm the lock than REPLICA_ACKS requires.
+        Raises LockUnavailableError when the server is unreachable or refuses, or replicas do not confirm.
+        """
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run many calls in few round trips; a reply that did not come is replaced by an exception.
+
+        Calls may be sent twice, so they must be safe to repeat: renewals, queries, and clean-up.
+        """
 
 
 def run_flow(flow: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
@@ -474,3 +347,150 @@ def run_flow(flow: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...])
 def run_sync(coro: Coroutine[Any, Any, T]) -> T:
     """Like ``run_flow``, for an existing coroutine: used in the package's own threads, which run no signal handlers."""
     return run_flow(lambda: coro, ())
+
+
+# --- topologies -------------------------------------------------------------------------------------------------------
+
+# What all topologies share; and how calls that go to one server are retried, within their callers' time.
+
+REPLY_GRACE = 1.0
+"""How long a call may exceed its caller's deadline, in seconds, so that a single try has time for a reply."""
+SHORTEST = 0.05
+"""The minimum time for a reply, in seconds, however long it took to connect, and to try before."""
+
+UNLIMITED = math.inf
+"""A limit that leaves only the server's own, ``Server.reply_limit``."""
+PATIENCE = 30.0
+"""How long a call without a deadline retries an unreachable server, in seconds."""
+_BACKOFF = 0.05, 1.0
+_DOUBLED = 32
+"""How often a pause is doubled at most: by then it has reached its maximum, and floats would overflow."""
+_AT_ONCE = 2
+"""How often a broken connection is retried without a pause, even if the caller has no time left."""
+
+Exchange = Callable[[ScriptCall, bytes, bytes, float], Awaitable[list[Any]]]
+"""Sends a packed call and returns the reply that echoes the nonce, within a number of seconds; raises redis-py's
+exceptions.
+
+Counts the call as sent once there is a connection.
+"""
+
+
+class Topology:
+    """The part of a driver that all topologies have: how its binding's callers sleep, wait and own locks.
+
+    ``listening`` is None if waiters are not notified; they retry now and then.
+    """
+
+    now = staticmethod(monotonic)
+
+    def __init__(self, binding: Caller, at: Callable[[str], Driver], listening: Listening | None = None) -> None:
+        self.owner = binding.owner
+        self.sleep = binding.sleep
+        self.call = binding.call
+        self.at = at
+        self._listening = listening
+        self.channels: Collection[str] = () if listening is None else listening.channels
+
+    def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
+        return None if self._listening is None else self._listening.listen_if_subscribed(channel, token)
+
+    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
+        if self._listening is None:
+            raise AssertionError("This alias has no listener to wake waiters.")
+        return self._listening.listen(channel, token, until)
+
+
+class RetryingTopology(Topology):
+    """A topology whose calls go to one server each, over ``exchange``, and are retried while that may help.
+
+    A retry is safe because counts are absolute: rules 1 and 4 of docs/architecture.md.
+    """
+
+    def __init__(
+        self, using: str, binding: Caller, at: Callable[[str], Driver], exchange: Exchange, listening: Listening | None
+    ) -> None:
+        super().__init__(binding, at, listening)
+        self._using = using
+        self._exchange = exchange
+
+    async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
+        nonce = next_nonce()
+        call.sent_at = now = monotonic()
+        limit = math.inf if until is None else REPLY_GRACE
+        if until is not None and until > now:
+            limit += until - now
+        try:
+            return await self._exchange(call, pack(call, nonce), nonce, limit)
+        except (RedisError, OSError) as error:
+            failure: Exception = error
+        return await self._run_again(call, until, failure)
+
+    async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:
+        # All tries share one REPLY_GRACE.
+        give_up_at = call.sent_at + PATIENCE if until is None else max(until, call.sent_at)
+        pauses = 0
+        with_source = False
+        refused = False
+        down_since = None
+        retries = 0
+        while True:
+            if isinstance(failure, NoScriptError):
+                call.sends -= 1  # certainly not executed
+                with_source = True
+            elif is_final(failure):
+                if refused:
+                    self.note_refusal(failure)
+                    raise unavailable(call.name, failure, call.noun) from failure
+                # Even an error reply may belong to another command; only a second one, on a new connection, counts.
+                refused = True
+            elif retries >= _AT_ONCE or isinstance(failure, RedisTimeoutError):
+                pauses += 1
+                down_since = (down_since or call.sent_at) if is_down(failure) else None
+                until = give_up_at if down_since is None else min(give_up_at, refused_until(self._using, down_since))
+                await self._pause(call, pauses, until, failure)
+            # The traceback refers to all frames of the call, and one of the frames to the exception. Without this line,
+            # the objects of an interrupted caller would live until the garbage collector runs.
+            failure.__traceback__ = None
+            retries += 1
+            nonce = next_nonce()
+            call.sent_at = now = monotonic()
+            limit = max(give_up_at + REPLY_GRACE - now, SHORTEST)
+            try:
+                return await self._exchange(call, pack(call, nonce, with_source), nonce, limit)
+            except (RedisError, OSError) as error:
+                failure = error
+
+    async def _pause(self, call: ScriptCall, pauses: int, give_up_at: float, failure: Exception) -> None:
+        """Sleep before the next try, or raise LockUnavailableError when the time is up."""
+        now = monotonic()
+        if now >= give_up_at:
+            raise unavailable(call.name, failure, call.noun) from failure
+        await self.sleep(min(backoff(pauses, *_BACKOFF), give_up_at - now))
+
+    def note_refusal(self, error: Exception) -> None:
+        """Called with the errors by which the server finally refuses a call."""
+
+    async def _alone(self, call: ScriptCall, reply: Any) -> Any:
+        """The reply to a call that was sent with others; if it is an error of the server, the result of sending the
+        call again by itself."""
+        if not isinstance(reply, RedisError):
+            return reply
+        call.sends -= 1  # certainly not executed
+        try:
+            return await self.run(call, monotonic())
+        except LockUnavailableError as error:
+            return error
+
+
+def backoff(tries: int, shortest: float, longest: float) -> float:
+    """How long to sleep after a number of tries, in seconds. It doubles each time, minus a random part of up to half of
+    it, so that callers that failed together do not retry together.
+    """
+    return EqualJitterBackoff(longest, shortest).compute(min(tries - 1, _DOUBLED))
+
+
+def refused_until(using: str, since: float) -> float:
+    """Until when a call is retried whose server has refused connections since the monotonic time ``since``."""
+    patience = get_settings(using).refused_wait_time
+    return math.inf if patience is None else since + patience

@@ -1,4 +1,4 @@
-"""A Redis Cluster: its client for django-redis, its map of slots, and the addresses of its nodes."""
+"""A Redis Cluster: its topology, its client for django-redis, its map of slots, and the addresses of its nodes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,36 @@ import itertools
 import os
 import re
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
 from redis.cluster import ClusterNode, RedisCluster
-from redis.crc import key_slot
-from redis.exceptions import RedisClusterException
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MovedError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
+from django_rlock._core.redis_py import slot_of
 from django_rlock._core.text import shown
+from django_rlock._redis.keys import tagged
+from django_rlock._transport.calls import Driver, Listening, RetryingTopology, ScriptCall, Undo
+from django_rlock.exceptions import LockUnavailableError
+
+if TYPE_CHECKING:
+    from django_rlock._transport.one_server import Binding, Node
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
@@ -103,12 +118,6 @@ when there is none."""
 SLOTS = 16384
 ASK_WITHIN = 1.0
 """How long one node may take to return the map of slots, in seconds."""
-
-
-@lru_cache(maxsize=4096)
-def slot_of(key: str) -> int:
-    """The hash slot of a key or a sharded channel."""
-    return key_slot(key.encode())
 
 
 class SlotMap:
@@ -377,3 +386,99 @@ def _url_at(url: str, address: Address) -> str:
     user = parts.netloc.rpartition("@")[0]
     node = written(address)
     return parts._replace(netloc=f"{user}@{node}" if user else node).geturl()
+
+
+# --- the topology -----------------------------------------------------------------------------------------------------
+
+# Each call goes to the node that serves the slot of its keys. Redirections are followed. When a node does not reply,
+# the map of slots is fetched again.
+
+_REDIRECTIONS = 5
+"""How many redirections are followed before a pause: while slots move, two nodes may point at each other."""
+
+
+class Cluster(RetryingTopology):
+    """The topology of a Redis Cluster. ``make_node`` makes the node for an address; ``to_all`` is PUBLISH_TO_ALL."""
+
+    location = staticmethod(slot_of)
+
+    def __init__(
+        self,
+        using: str,
+        binding: Binding,
+        at: Callable[[str], Driver],
+        make_node: Callable[[Address], Node],
+        slots: SlotMap,
+        to_all: bool,
+        listening: Listening | None = None,
+    ) -> None:
+        super().__init__(using, binding, at, self._exchange_redirected, listening)
+        self._gather = binding.gather
+        self._slots = slots
+        self._make_node = make_node
+        self._nodes: dict[Address, Node] = {}
+        self._to_all = to_all
+
+    async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
+        key = call.keys[0]
+        if slot_of(tagged("", key)) != slot_of(key):
+            # Calls with a single key would succeed: the lock could be acquired, but then never released.
+            raise LockUnavailableError(
+                call.name,
+                reason="the braces in its name would spread its keys over several slots of the cluster",
+                advice="Nothing was changed; leave them out, or close them around a hash tag.",
+                noun=call.noun,
+            ) from ClusterCrossSlotError("the keys of a lock must be in one slot")
+        call.prepared = call.prepared.sharded(self._to_all)
+        return await super().run(call, until, undo)
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        by_node = self._by_node(calls)
+        found = await self._gather([self._ask(address, group) for address, group in by_node.items()])
+        grouped = itertools.chain.from_iterable(by_node.values())
+        replies = dict(zip(grouped, itertools.chain.from_iterable(found), strict=True))
+        return [replies[call] for call in calls]
+
+    async def _ask(self, address: Address, calls: Sequence[ScriptCall]) -> list[Any]:
+        replies = await self._node(address).exchange_all(calls)
+        if any(isinstance(reply, LockUnavailableError) for reply in replies):
+            self._slots.doubt(address)
+        return [await self._alone(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _by_node(self, calls: Sequence[ScriptCall]) -> dict[Address, list[ScriptCall]]:
+        if self._slots.stale:
+            self._slots.refresh()
+        by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
+        for call in calls:
+            call.prepared = call.prepared.sharded(self._to_all)
+            by_node[self._slots.owner(slot_of(call.keys[0]))].append(call)
+        return by_node
+
+    async def _exchange_redirected(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
+        if self._slots.stale:
+            await self.call(self._slots.refresh, self._slots.rounds, limit)
+        slot = slot_of(call.keys[0])
+        address = self._slots.owner(slot)
+        asking = False
+        for left in reversed(range(_REDIRECTIONS)):
+            try:
+                node = self._node(address)
+                exchange = node.exchange_asking if asking else node.exchange
+                return await exchange(call, packed, nonce, limit)
+            except AskError as error:  # or MovedError
+                call.sends -= 1  # certainly not executed
+                address = self._slots.redirected(error.host, error.port, address)
+                asking = not isinstance(error, MovedError)
+                if not asking:
+                    self._slots.moved(slot, address)
+                if not left:
+                    raise TryAgainError(f"slots are being moved: {error}") from error
+            except (RedisError, OSError) as error:
+                if not isinstance(error, ResponseError) or isinstance(error, ClusterDownError | ReadOnlyError):
+                    self._slots.doubt(address)
+                raise
+        raise AssertionError("unreachable")
+
+    def _node(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        return self._nodes.setdefault(address, self._make_node(address)) if node is None else node

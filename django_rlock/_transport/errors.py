@@ -15,6 +15,8 @@ from redis import exceptions as theirs
 from redis.exceptions import RedisError, ResponseError
 
 from django_rlock._core.redis_py import error_from
+from django_rlock._core.text import reason_of
+from django_rlock.exceptions import LockUnavailableError
 
 About = Literal["connection", "server", "key", "rights", "command"]
 Retry = Literal["here", "elsewhere", "never"]
@@ -177,3 +179,24 @@ def is_demotion(error: BaseException) -> bool:
 def connection_end_in(replies: Sequence[Any]) -> RedisError | None:
     """The first error among replies after which their connection is of no more use."""
     return next((reply for reply in replies if isinstance(reply, RedisError) and ends_connection(reply)), None)
+
+
+def is_down(error: BaseException | None) -> bool:
+    """Whether nothing listens at the server's address."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | FileNotFoundError):  # the latter for a unix socket
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavailableError:
+    """The error for a server that is unreachable or refuses, with advice if the reason is known."""
+    text, advice = reason_of(error), None
+    meaning = meaning_of(error)
+    if meaning is not None:
+        if meaning.text is not None:
+            text = meaning.text.format(noun=noun)
+        if meaning.advice is not None:
+            advice = f"Nothing was changed; {meaning.advice[0].lower()}{meaning.advice[1:]}"
+    return LockUnavailableError(name, reason=text, advice=advice, noun=noun)

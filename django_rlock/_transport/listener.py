@@ -7,15 +7,16 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, cast
 
 from redis.exceptions import MovedError
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.redis_py import slot_of
 from django_rlock._redis.keys import is_redissons, marked, plain_mark
 from django_rlock._transport.calls import EVERYBODY, pack_command
-from django_rlock._transport.cluster import Address, SlotMap, slot_of
+from django_rlock._transport.cluster import Address, SlotMap
 from django_rlock._transport.connection import Connection
 from django_rlock._transport.subscriber import CallingWaiter, ListenerWaiter, Subscriber
 
@@ -304,6 +305,23 @@ class Listener:
         self._is_stopped = True
         for subscriber in list(self.subscribers.values()):
             subscriber.stop()
+
+
+class BoundListener:
+    """A listener, as the callers of one binding use it; ``make`` makes their waiters."""
+
+    def __init__(self, listener: Listener, make: MakeWaiter) -> None:
+        self.channels = listener.channels
+        self._listener = listener
+        self._make = make
+
+    def listen_if_subscribed(self, channel: str, token: str | None) -> ListenerWaiter | None:
+        return self._listener.listen_if_subscribed(channel, token, self._make)
+
+    def listen(
+        self, channel: str, token: str | None, until: float | None = None
+    ) -> Coroutine[Any, Any, ListenerWaiter]:
+        return self._listener.listen(channel, token, self._make, until)
 
 
 # --- sharded ----------------------------------------------------------------------------------------------------------

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
 from django_rlock._core import threads
-from django_rlock._core.clock import monotonic
 from django_rlock._core.process import owned_table, remembered
+from django_rlock._core.redis_py import slot_of
 from django_rlock._transport.async_pool import TASKS
-from django_rlock._transport.calls import UNLIMITED, Argument, Driver, ScriptCall, Undo, Waiter, pack_command, run_sync
-from django_rlock._transport.cluster import Address, SlotMap, slot_of
+from django_rlock._transport.calls import UNLIMITED, Argument, Driver, pack_command, run_sync
+from django_rlock._transport.cluster import Address, Cluster, SlotMap
 from django_rlock._transport.connection import Connection
 from django_rlock._transport.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
-from django_rlock._transport.listener import ClusterListener, Listener, MakeWaiter
-from django_rlock._transport.pool import BACKGROUND, THREADS
-from django_rlock._transport.quorum.calls import Quorum
-from django_rlock._transport.quorum.tasks import TaskTransport
-from django_rlock._transport.quorum.threads import ThreadTransport
-from django_rlock._transport.subscriber import Subscriber, TaskWaiter, ThreadWaiter
-from django_rlock._transport.topologies import (
+from django_rlock._transport.listener import BoundListener, ClusterListener, Listener, MakeWaiter
+from django_rlock._transport.one_server import (
     Binding,
     CircuitBreaker,
-    Cluster,
+    Confirming,
     ConfirmingNode,
     Division,
     Node,
     OneServer,
     PlainNode,
-    take_confirmed,
 )
+from django_rlock._transport.pool import BACKGROUND, THREADS
+from django_rlock._transport.quorum.calls import Quorum
+from django_rlock._transport.quorum.tasks import TaskTransport
+from django_rlock._transport.quorum.threads import ThreadTransport
+from django_rlock._transport.subscriber import Subscriber, TaskWaiter, ThreadWaiter
 from django_rlock.settings import get_settings, server_aliases
 
 # --- plain commands ---------------------------------------------------------------------------------------------------
@@ -119,101 +118,53 @@ class ClusterCommands(Commands):
 # Joins bindings and topologies: an alias's drivers and listener, which the process keeps.
 
 
-class Topology(Protocol):
-    """The servers of an alias's locks, for one binding. ``Driver`` describes the methods."""
-
-    def location(self, key: str) -> object: ...
-
-    def run(self, call: ScriptCall, until: float | None = None) -> Coroutine[Any, Any, list[Any]]: ...
-
-    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]: ...
-
-    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run many calls in few round trips; a reply that did not come is replaced by an exception.
-
-        Calls may be sent twice, so they must be safe to repeat: renewals, queries, and clean-up.
-        """
-
-
-class AliasDriver:
-    """One binding on one alias. Its methods come from its binding, its topology and its listener."""
-
-    now = staticmethod(monotonic)
-
-    def __init__(
-        self, binding: Binding, topology: Topology, at: Callable[[str], Driver], listening: Listening | None = None
-    ) -> None:
-        self.topology = topology
-        self.owner = binding.owner
-        self.sleep = binding.sleep
-        self.call = binding.call
-        self.location = topology.location
-        self.run = topology.run
-        self.take = topology.take
-        self.run_all = topology.run_all
-        self.at = at
-        self._listening = listening
-        self.channels: Collection[str] = () if listening is None else listening.listener.channels
-
-    def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
-        its = self._listening
-        return None if its is None else its.listener.listen_if_subscribed(channel, token, its.make)
-
-    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
-        its = self._listening
-        if its is None:
-            raise AssertionError("This alias has no listener to wake waiters.")
-        return its.listener.listen(channel, token, its.make, until)
-
-
-class Listening:
-    """The alias's listener, and the kind of waiter that a binding needs."""
-
-    def __init__(self, using: str, make: MakeWaiter) -> None:
-        self.listener = listener(using)
-        self.make = make
-
-
 @remembered("drivers")
-def sync_driver(using: str) -> AliasDriver:
+def sync_driver(using: str) -> Driver:
     """The driver for callers in threads."""
     # Making a driver may import modules and take redis-py's mutexes, which an interrupted caller would leave locked.
-    return threads.run_in_thread(_sync_driver, using)
-
-
-def _sync_driver(using: str) -> AliasDriver:
-    if get_settings(using).nodes:
-        return AliasDriver(THREADS, _quorum(using), sync_driver)
-    return AliasDriver(THREADS, _topology(THREADS, using, "calls"), sync_driver, Listening(using, ThreadWaiter))
+    return threads.run_in_thread(_make, using, THREADS, "calls", sync_driver, ThreadWaiter)
 
 
 @remembered("drivers")
-def async_driver(using: str) -> AliasDriver:
+def async_driver(using: str) -> Driver:
     """The driver for callers in asyncio tasks."""
-    return threads.run_in_thread(_async_driver, using)
-
-
-def _async_driver(using: str) -> AliasDriver:
-    if get_settings(using).nodes:
-        return AliasDriver(TASKS, Quorum(using, TaskTransport(using)), async_driver)
-    return AliasDriver(TASKS, _topology(TASKS, using, "calls"), async_driver, Listening(using, TaskWaiter))
+    return threads.run_in_thread(_make, using, TASKS, "calls", async_driver, TaskWaiter)
 
 
 @remembered("drivers")
-def background_driver(using: str) -> AliasDriver:
-    """The driver of a background thread, which uses connections of its own."""
+def background_driver(using: str) -> Driver:
+    """The driver of a background thread, which uses connections of its own; but those of callers to a RedLock's
+    nodes."""
     if get_settings(using).nodes:
-        return AliasDriver(BACKGROUND, _quorum(using), background_driver)
-    return AliasDriver(BACKGROUND, _topology(BACKGROUND, using, "background"), background_driver)
+        return sync_driver(using)
+    return _make(using, BACKGROUND, "background", background_driver)
 
 
-def _topology(binding: Binding, using: str, purpose: Purpose) -> Topology:
+def _make(
+    using: str,
+    binding: Binding,
+    purpose: Purpose,
+    at: Callable[[str], Driver],
+    make_waiter: MakeWaiter | None = None,
+) -> Driver:
+    if get_settings(using).nodes:
+        return Quorum(using, (TaskTransport if binding is TASKS else ThreadTransport)(using), binding, at)
     confirms = bool(get_settings(using).replica_acks)
     make_node = partial(_node, binding, using, purpose, confirms)
-    take = take_confirmed if confirms else None
+    listening = None if make_waiter is None else BoundListener(listener(using), make_waiter)
     if is_cluster(using):
-        return Cluster(using, binding, slot_map(using), make_node, take, get_settings(using).publish_to_all)
-    return OneServer(using, binding, make_node(None), _division(using), take)
+        cluster = ConfirmedCluster if confirms else Cluster
+        return cluster(using, binding, at, make_node, slot_map(using), get_settings(using).publish_to_all, listening)
+    server = ConfirmedServer if confirms else OneServer
+    return server(using, binding, at, make_node(None), _division(using), listening)
+
+
+class ConfirmedServer(Confirming, OneServer):
+    """One server with REPLICA_ACKS."""
+
+
+class ConfirmedCluster(Confirming, Cluster):
+    """A Redis Cluster with REPLICA_ACKS."""
 
 
 @remembered("drivers")
@@ -237,12 +188,6 @@ def commands_to(using: str, purpose: Purpose) -> Commands:
     """Plain commands of a background thread to an alias, whether it has one server or a cluster."""
     make_node = partial(_plain_node, BACKGROUND, using, purpose)
     return ClusterCommands(slot_map(using), make_node) if is_cluster(using) else ServerCommands(make_node(None))
-
-
-@remembered("drivers")
-def _quorum(using: str) -> Quorum:
-    """The quorum shared by callers in threads and the background thread, including its open connections."""
-    return Quorum(using, ThreadTransport(using))
 
 
 # --- listening --------------------------------------------------------------------------------------------------------

@@ -148,10 +148,7 @@ class Attempt(Candidate):
         if waiting:
             self.clocks = wall_offset()
         copies, self.in_doubt = self.in_doubt, True
-        if kind.writes:
-            reply = await driver.take(call, until, self._leave)
-        else:
-            reply = await driver.run(call, until)
+        reply = await driver.run(call, until, self._leave if kind.writes else None)
         # The server may still execute a copy of the command: rules 8 and 15 of docs/architecture.md.
         self.in_doubt = copies or call.sends > 1
         self.tries += 1

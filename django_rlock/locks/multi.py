@@ -158,7 +158,7 @@ class AllOrNone:
         call = group.acquire_call(owner_id, lease)
         held = None
         try:
-            reply = await driver.take(call, self.until, lambda: group.release_call(owner_id))
+            reply = await driver.run(call, self.until, lambda: group.release_call(owner_id))
             now = driver.now()
             if reply[1] == OK and now < call.sent_at + lease:
                 held = BatchHold(group, owner, owner_id, call.sent_at, lease)

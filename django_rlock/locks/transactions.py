@@ -25,7 +25,7 @@ from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._transport.calls import Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import Owner, running_loop, thread_owner
 from django_rlock._transport.interruptions import disarm, guard, run_when_dropped
-from django_rlock._transport.registry import AliasDriver, sync_driver
+from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks.callers import PACKAGE, Section
 from django_rlock.locks.engine import release_later
@@ -170,7 +170,7 @@ def _present_holds(locks: Iterable[AbstractLock]) -> list[Hold]:
     return [HOLDS.owned(part, lock._named_owner or thread_owner()) for lock in locks for part in lock.parts]
 
 
-async def _ask(driver: AliasDriver, holds: Sequence[Hold]) -> None:
+async def _ask(driver: Driver, holds: Sequence[Hold]) -> None:
     now = driver.now()
     calls = [_question(hold, now) for hold in holds]
     # A single call is retried until it has a reply; of many calls, only those without a reply are sent again.

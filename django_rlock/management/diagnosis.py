@@ -16,10 +16,11 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._core.redis_py import slot_of
 from django_rlock._core.text import redacted
 from django_rlock._monitoring.reading import server_names
 from django_rlock._redis.keys import redisson_channel, wake_channel
-from django_rlock._transport.cluster import SLOTS, slot_of
+from django_rlock._transport.cluster import SLOTS
 from django_rlock._transport.connections import (
     SERVER_ERRORS,
     address_of,

@@ -125,7 +125,7 @@ class SteppingDriver:
     def location(self, key: str) -> object:
         return None
 
-    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+    async def run(self, call: ScriptCall, until: float | None = None, undo: Any = None) -> list[Any]:
         call.sends += 1
         call.sent_at = self.clock
         self.world.under_way = call
@@ -138,9 +138,6 @@ class SteppingDriver:
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         return [await self.run(call) for call in calls]
-
-    def take(self, call: ScriptCall, until: float | None, undo: Any) -> Coroutine[Any, Any, list[Any]]:
-        return self.run(call, until)
 
     @property
     def channels(self) -> set[str]:

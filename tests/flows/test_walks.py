@@ -74,8 +74,8 @@ def count_from_the_message(patch):
 def count_from_the_reply(patch):
     run = SteppingDriver.run
 
-    async def counted(driver, call, until=None):
-        reply = await run(driver, call, until)
+    async def counted(driver, call, until=None, undo=None):
+        reply = await run(driver, call, until, undo)
         call.sent_at = driver.clock
         return reply
 

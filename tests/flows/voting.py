@@ -6,13 +6,14 @@ import asyncio
 import math
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Self
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._redis.keys import voter_key
+from django_rlock._transport.identity import Owner
 from django_rlock._transport.quorum.calls import Quorum, Release
 from django_rlock._transport.quorum.votes import Answer, Count, Proposals, QuorumCall, Restarts
 from django_rlock.exceptions import RLockError
@@ -167,7 +168,7 @@ class StepwiseQuorum(Quorum):
     """The real quorum over such sessions; ``restarts`` is what its process knows of the nodes."""
 
     def __init__(self, nodes: list[Node], process: Process, restarts: Restarts) -> None:
-        super().__init__("default", self)
+        super().__init__("default", self, self, self.at)
         self.nodes = nodes
         self.process = process
         self.restarts = restarts
@@ -181,8 +182,14 @@ class StepwiseQuorum(Quorum):
     def now(self) -> float:
         return self.clock
 
+    def owner(self) -> Owner:
+        raise AssertionError("the actors bring their owners")
+
     def at(self, using: str) -> Self:
         return self
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        raise AssertionError("the actors call nothing that blocks")
 
     def session(self) -> WalkSession:
         return WalkSession(self)

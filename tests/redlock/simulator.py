@@ -377,7 +377,7 @@ class SimDriver(Quorum):
     channels = ()
 
     def __init__(self, client: Client) -> None:
-        super().__init__("default", self)
+        super().__init__("default", self, self, lambda _: self)
         self.client: Client = client
         setting = client.world.setting
         self.names = [str(number) for number in range(setting.nodes)]
@@ -394,6 +394,12 @@ class SimDriver(Quorum):
 
     async def sleep(self, seconds: float) -> None:
         await suspend(self.now() + seconds)
+
+    def owner(self) -> Owner:
+        raise AssertionError("the clients bring their owners")
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        raise AssertionError("the clients call nothing that blocks")
 
     def session(self) -> SimSession:
         return SimSession(self)

@@ -203,7 +203,7 @@ async def test_goes_on_waiting_until_enough_nodes_are_back(binding, nodes, hasty
 
     with paused(nodes[:3]):
         waiting = binding.start(acquire)
-        await binding.until(lambda: driver_of(binding).topology._cut_off_since)
+        await binding.until(lambda: driver_of(binding)._cut_off_since)
     assert await binding.result(waiting)
 
 
@@ -213,7 +213,7 @@ async def test_a_question_outlasts_a_pause_of_most_nodes(binding, nodes, hasty_n
     async with binding.inside(lock):
         with paused(nodes[:3]):
             asking = binding.start(binding.call, lock, "locked")
-            await binding.until(lambda: driver_of(binding).topology._cut_off_since)
+            await binding.until(lambda: driver_of(binding)._cut_off_since)
         assert await binding.result(asking) is True
 
 
@@ -309,7 +309,7 @@ def test_stale_replies_are_not_counted(nodes, lock):
     with lock:
         pass
     driver: Any = sync_driver("quorum")
-    for links in driver.topology.transport._kept:
+    for links in driver.transport._kept:
         for link in links:
             link.connection.sock.sendall(pack_command("EVAL", "return {'1', 'OK', 1}", 0))
     take_away(nodes)

@@ -350,7 +350,7 @@ async def test_connections_that_were_idle_for_long_are_replaced(binding, proxies
     await acquire_and_give_back(binding, lock)
     for each in proxies:
         each.forget_connections()
-    transport: Any = sync_driver("quorum").topology.transport  # type: ignore[attr-defined]
+    transport: Any = sync_driver("quorum").transport  # type: ignore[attr-defined]
     for kept in transport._kept:
         for link in kept:
             link.since -= KEEP_IDLE

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from django_rlock import RLock
+from django_rlock._core.redis_py import slot_of
 from django_rlock._transport.calls import run_sync
-from django_rlock._transport.cluster import slot_of
 from django_rlock._transport.connections import slot_map
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import background_driver
@@ -71,7 +71,7 @@ def hold_of(lock):
 
 def spared_node(lock) -> Any:
     """The node of a lock, as the background thread asks it."""
-    topology: Any = background_driver("default").topology
+    topology: Any = background_driver("default")
     return topology._node(slot_map("default").owner(slot_of(lock.key)))
 
 

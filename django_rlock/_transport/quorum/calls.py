@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._redis import scripts
 from django_rlock._redis.scripts import ENDLESS, LOST, OK
-from django_rlock._transport.calls import PATIENCE, REMEMBERED, REPLY_GRACE, ScriptCall, Undo, backoff, refused_until
+from django_rlock._transport.calls import (
+    PATIENCE,
+    REMEMBERED,
+    REPLY_GRACE,
+    Caller,
+    Driver,
+    ScriptCall,
+    Topology,
+    Undo,
+    backoff,
+    refused_until,
+)
 from django_rlock._transport.errors import ends_connection, is_final
 from django_rlock._transport.quorum.votes import NodeDownError, QuorumCall, QuorumTransport, VoteTally, VotingRound
 from django_rlock.exceptions import QuorumNotReachedError
@@ -307,10 +318,11 @@ _BATCH = 100
 _BACKOFF = 0.01, 0.5
 
 
-class Quorum:
+class Quorum(Topology):
     """Runs calls over all nodes of an alias."""
 
-    def __init__(self, using: str, transport: QuorumTransport) -> None:
+    def __init__(self, using: str, transport: QuorumTransport, binding: Caller, at: Callable[[str], Driver]) -> None:
+        super().__init__(binding, at)
         self.transport = transport
         self._using = using
         self._cut_off_since: float | None = None
@@ -320,10 +332,7 @@ class Quorum:
         """All keys live on all nodes."""
         return None
 
-    def take(self, call: ScriptCall, until: float | None, undo: Undo) -> Coroutine[Any, Any, list[Any]]:
-        return self.run(call, until)
-
-    async def run(self, call: ScriptCall, until: float | None = None) -> list[Any]:
+    async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
         """Let the nodes vote on a call; QuorumNotReachedError when too few of them were reachable until ``until``."""
         suited = _suited(call)
         tries = 0

@@ -1,38 +1,33 @@
-"""The targets of an alias's calls: one server, a cluster, or a server with replicas that must confirm."""
+"""The topology of an alias with one server, and the nodes that topologies send calls to: also those of a cluster."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from redis.exceptions import (
-    AskError,
     ClusterCrossSlotError,
-    ClusterDownError,
-    MovedError,
     NoScriptError,
-    ReadOnlyError,
     RedisError,
-    ResponseError,
-    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._core.redis_py import slot_of
 from django_rlock._core.text import reason_of
-from django_rlock._redis.keys import tagged
 from django_rlock._redis.scripts import OK
 from django_rlock._transport.calls import (
     ASKING,
     UNLIMITED,
-    Retrying,
+    Driver,
+    Listening,
+    RetryingTopology,
     ScriptCall,
     Undo,
     join,
@@ -41,19 +36,15 @@ from django_rlock._transport.calls import (
     pack,
     pack_command,
     run_flow,
-    unavailable,
 )
-from django_rlock._transport.cluster import Address, SlotMap, slot_of
 from django_rlock._transport.connection import Expected, reply_error
-from django_rlock._transport.errors import is_final, meaning_of
+from django_rlock._transport.errors import is_final, meaning_of, unavailable
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.pool import Server
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.settings import get_settings
 
-# --- one server -------------------------------------------------------------------------------------------------------
-
-# One server: a node that takes packed calls, and the topology of an alias with a single node.
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,7 +91,7 @@ class Node(Protocol):
         """The same for the cluster node that is importing the keys' slot."""
 
     async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """The replies to many calls that are sent together; server errors are returned as replies."""
+        """The replies to many calls, which are safe to repeat; errors are returned as replies."""
 
 
 class PlainNode:
@@ -119,6 +110,25 @@ class PlainNode:
         return reply  # type: ignore[no-any-return]
 
     async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        replies: list[Any] = []
+        for start in range(0, len(calls), SLICE):
+            try:
+                replies += await self._exchange_slice(calls[start : start + SLICE])
+            except (RedisError, OSError) as error:
+                # The next slices would have to wait in vain, too.
+                return replies + [unavailable(call.name, error, call.noun) for call in calls[start:]]
+        return replies
+
+    async def _exchange_slice(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        try:
+            return await self._exchange_together(calls)
+        except RedisConnectionError as error:
+            if is_final(error):
+                raise
+            # One broken connection proves little about the server.
+            return await self._exchange_together(calls)
+
+    async def _exchange_together(self, calls: Sequence[ScriptCall]) -> list[Any]:
         nonces = [next_nonce() for _ in calls]
         sent_at = monotonic()
         for call in calls:
@@ -145,93 +155,6 @@ class PlainNode:
 
 def _expected(calls: Sequence[ScriptCall], nonces: Sequence[bytes]) -> list[Expected]:
     return [(nonce, call.script) for call, nonce in zip(calls, nonces, strict=True)]
-
-
-class Division:
-    """Whether a server divides its keys into slots, as a cluster behind one address does: then the keys of a command
-    must share one. The server's first refusal tells.
-    """
-
-    def __init__(self) -> None:
-        self._by_slot = False
-
-    def learn(self, reply: object) -> None:
-        """Look at an error of the server."""
-        if isinstance(reply, ClusterCrossSlotError):
-            self._by_slot = True
-
-    def location(self, key: str) -> object:
-        """Equal for keys that one command may have."""
-        return slot_of(key) if self._by_slot else None
-
-
-class OneServer:
-    """The topology of an alias with one server, or with sentinels that name it, or with one address of a cluster."""
-
-    def __init__(
-        self, using: str, binding: Binding, node: Node, division: Division, take: Callable[..., Any] | None = None
-    ) -> None:
-        self._node = node
-        self._division = division
-        self.location = division.location
-        self.run = Retrying(using, node.exchange, binding.sleep, division.learn).run
-        self.take = self.run if take is None else partial(take, self.run)
-
-    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        groups = [list(group) for _, group in itertools.groupby(calls, self._may_join)]
-        joined = [group[0] if len(group) == 1 else join(group) for group in groups]
-        replies: list[Any] = []
-        for group, call, reply in zip(groups, joined, await exchange_slices(self._node, joined), strict=True):
-            self._division.learn(reply)
-            replies += [reply] if len(group) == 1 else _split(group, call, reply)
-        return [await alone(self.run, call, reply) for call, reply in zip(calls, replies, strict=True)]
-
-    def _may_join(self, call: ScriptCall) -> object:
-        return may_join(call), self.location(call.keys[0])
-
-
-async def exchange_slices(node: Node, calls: Sequence[ScriptCall]) -> list[Any]:
-    """The replies to many calls. After a slice without a reply, the remaining calls are not sent."""
-    replies: list[Any] = []
-    for start in range(0, len(calls), SLICE):
-        part = calls[start : start + SLICE]
-        try:
-            replies += await _exchange_slice(node, part)
-        except (RedisError, OSError) as error:
-            return replies + [unavailable(call.name, error, call.noun) for call in calls[start:]]
-    return replies
-
-
-async def _exchange_slice(node: Node, calls: Sequence[ScriptCall]) -> list[Any]:
-    try:
-        return await node.exchange_all(calls)
-    except RedisConnectionError as error:
-        if is_final(error):
-            raise
-        # One broken connection proves little about the server, and these calls are safe to repeat.
-        return await node.exchange_all(calls)
-
-
-def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[Any]:
-    """Split the reply to a joined call into the replies to the original calls."""
-    for call in group:
-        call.sends, call.sent_at = joined.sends, joined.sent_at
-    if not isinstance(reply, Exception) and len(reply) != 1 + len(group):
-        reply = reply_error(reply)
-    if isinstance(reply, Exception):
-        return [reply] * len(group)
-    return [[reply[0], each] for each in reply[1:]]
-
-
-async def alone(run: Callable[..., Any], call: ScriptCall, reply: Any) -> Any:
-    """The reply; if it is an error of the server, the result of sending the call again by itself."""
-    if not isinstance(reply, RedisError):
-        return reply
-    call.sends -= 1  # certainly not executed
-    try:
-        return await run(call, monotonic())
-    except LockUnavailableError as error:
-        return error
 
 
 # --- a circuit breaker ------------------------------------------------------------------------------------------------
@@ -291,104 +214,6 @@ class CircuitBreaker(PlainNode):
             self._instance.leave()
 
 
-# --- a cluster --------------------------------------------------------------------------------------------------------
-
-# A cluster of servers: each call goes to the node that serves the slot of its keys.
-#
-# Redirections are followed. When a node does not reply, the map of slots is fetched again.
-
-_REDIRECTIONS = 5
-"""How many redirections are followed before a pause: while slots move, two nodes may point at each other."""
-
-
-class Cluster:
-    """The topology of a Redis Cluster. ``make_node`` makes the node for an address; ``to_all`` is PUBLISH_TO_ALL."""
-
-    def __init__(
-        self,
-        using: str,
-        binding: Binding,
-        slots: SlotMap,
-        make_node: Callable[[Address], Node],
-        take: Callable[..., Any] | None = None,
-        to_all: bool = False,
-    ) -> None:
-        self._binding = binding
-        self._slots = slots
-        self._make_node = make_node
-        self._nodes: dict[Address, Node] = {}
-        self._to_all = to_all
-        self.take = self.run if take is None else partial(take, self.run)
-        self._retrying = Retrying(using, self._exchange, binding.sleep)
-
-    def location(self, key: str) -> object:
-        return slot_of(key)
-
-    async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
-        key = call.keys[0]
-        if slot_of(tagged("", key)) != slot_of(key):
-            # Calls with a single key would succeed: the lock could be acquired, but then never released.
-            raise LockUnavailableError(
-                call.name,
-                reason="the braces in its name would spread its keys over several slots of the cluster",
-                advice="Nothing was changed; leave them out, or close them around a hash tag.",
-                noun=call.noun,
-            ) from ClusterCrossSlotError("the keys of a lock must be in one slot")
-        call.prepared = call.prepared.sharded(self._to_all)
-        return await self._retrying.run(call, until)
-
-    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        by_node = self._by_node(calls)
-        found = await self._binding.gather([self._ask(address, group) for address, group in by_node.items()])
-        grouped = itertools.chain.from_iterable(by_node.values())
-        replies = dict(zip(grouped, itertools.chain.from_iterable(found), strict=True))
-        return [replies[call] for call in calls]
-
-    async def _ask(self, address: Address, calls: Sequence[ScriptCall]) -> list[Any]:
-        replies = await exchange_slices(self._node(address), calls)
-        if any(isinstance(reply, LockUnavailableError) for reply in replies):
-            self._slots.doubt(address)
-        return [await alone(self.run, call, reply) for call, reply in zip(calls, replies, strict=True)]
-
-    def _by_node(self, calls: Sequence[ScriptCall]) -> dict[Address, list[ScriptCall]]:
-        if self._slots.stale:
-            self._slots.refresh()
-        by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
-        for call in calls:
-            call.prepared = call.prepared.sharded(self._to_all)
-            by_node[self._slots.owner(slot_of(call.keys[0]))].append(call)
-        return by_node
-
-    async def _exchange(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
-        if self._slots.stale:
-            await self._binding.call(self._slots.refresh, self._slots.rounds, limit)
-        slot = slot_of(call.keys[0])
-        address = self._slots.owner(slot)
-        asking = False
-        for left in reversed(range(_REDIRECTIONS)):
-            try:
-                node = self._node(address)
-                exchange = node.exchange_asking if asking else node.exchange
-                return await exchange(call, packed, nonce, limit)
-            except AskError as error:  # or MovedError
-                call.sends -= 1  # certainly not executed
-                address = self._slots.redirected(error.host, error.port, address)
-                asking = not isinstance(error, MovedError)
-                if not asking:
-                    self._slots.moved(slot, address)
-                if not left:
-                    raise TryAgainError(f"slots are being moved: {error}") from error
-            except (RedisError, OSError) as error:
-                if not isinstance(error, ResponseError) or isinstance(error, ClusterDownError | ReadOnlyError):
-                    self._slots.doubt(address)
-                raise
-        raise AssertionError("unreachable")
-
-    def _node(self, address: Address) -> Node:
-        node = self._nodes.get(address)
-        return self._nodes.setdefault(address, self._make_node(address)) if node is None else node
-
-
 # --- replicas that confirm --------------------------------------------------------------------------------------------
 
 # REPLICA_ACKS: a lock counts as taken only when replicas have it too.
@@ -417,20 +242,23 @@ class UnconfirmedError(Exception):
         return f"{self.confirmed} of the {self.needed} replicas needed confirmed it within {self.waited:g} s"
 
 
-async def take_confirmed(run: Any, call: ScriptCall, until: float | None, undo: Undo) -> list[Any]:
-    """Run a script that takes a lock. If too few replicas confirm it, undo it and raise LockUnavailableError."""
-    call.confirm = True
-    try:
-        reply: list[Any] = await run(call, until)
-    except UnconfirmedError as error:
-        await run(undo(), monotonic() + GIVE_BACK_WITHIN)
-        raise LockUnavailableError(
-            call.name,
-            reason=str(error),
-            advice="It was released; check the replicas, or lower REPLICA_ACKS.",
-            noun=call.noun,
-        ) from error
-    return reply
+class Confirming(RetryingTopology):
+    """Mixed into a topology whose locks replicas must confirm. Its nodes are ``ConfirmingNode``."""
+
+    async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
+        if undo is None:
+            return await super().run(call, until)
+        call.confirm = True
+        try:
+            return await super().run(call, until)
+        except UnconfirmedError as error:
+            await super().run(undo(), monotonic() + GIVE_BACK_WITHIN)
+            raise LockUnavailableError(
+                call.name,
+                reason=str(error),
+                advice="It was released; check the replicas, or lower REPLICA_ACKS.",
+                noun=call.noun,
+            ) from error
 
 
 class ConfirmingNode:
@@ -493,3 +321,68 @@ class ConfirmingNode:
                 raise RedisConnectionError("The server does not report its replicas.")
             self._replicas = int(found[1])
         self._counted_at = monotonic()
+
+
+# --- the topology -----------------------------------------------------------------------------------------------------
+
+
+class Division:
+    """Whether a server divides its keys into slots, as a cluster behind one address does: then the keys of a command
+    must share one. The server's first refusal tells.
+    """
+
+    def __init__(self) -> None:
+        self._by_slot = False
+
+    def learn(self, reply: object) -> None:
+        """Look at an error of the server."""
+        if isinstance(reply, ClusterCrossSlotError):
+            self._by_slot = True
+
+    def location(self, key: str) -> object:
+        """Equal for keys that one command may have."""
+        return slot_of(key) if self._by_slot else None
+
+
+class OneServer(RetryingTopology):
+    """The topology of an alias with one node."""
+
+    def __init__(
+        self,
+        using: str,
+        binding: Binding,
+        at: Callable[[str], Driver],
+        node: Node,
+        division: Division,
+        listening: Listening | None = None,
+    ) -> None:
+        super().__init__(using, binding, at, node.exchange, listening)
+        self._node = node
+        self._division = division
+        self.location = division.location
+
+    def note_refusal(self, error: Exception) -> None:
+        self._division.learn(error)
+
+    async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        groups = [list(group) for _, group in itertools.groupby(calls, self._may_join)]
+        joined = [group[0] if len(group) == 1 else join(group) for group in groups]
+        replies: list[Any] = []
+        for group, call, reply in zip(groups, joined, await self._node.exchange_all(joined), strict=True):
+            self._division.learn(reply)
+            replies += [reply] if len(group) == 1 else _split(group, call, reply)
+        return [await self._alone(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _may_join(self, call: ScriptCall) -> object:
+        return may_join(call), self.location(call.keys[0])
+
+
+def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[Any]:
+    """Split the reply to a joined call into the replies to the original calls."""
+    for call in group:
+        call.sends, call.sent_at = joined.sends, joined.sent_at
+    if not isinstance(reply, Exception) and len(reply) != 1 + len(group):
+        reply = reply_error(reply)
+    if isinstance(reply, Exception):
+        return [reply] * len(group)
+    return [[reply[0], each] for each in reply[1:]]
