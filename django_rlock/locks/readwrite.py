@@ -15,6 +15,7 @@ from django_rlock.locks.kinds import (
     LIMITED,
     LONGEST_ALIVE,
     READ,
+    RENEW,
     WRITE,
     Candidate,
     Kind,
@@ -42,6 +43,13 @@ class Side(Kind["_Side"]):
             f"A read-write lock cannot be kept after its release, as {lock.name!r} by at_least or leave(): its two "
             f"sides have different owners. Take a FairLock of another name beside it."
         )
+
+    def lease(self, lock: _Side, owner_id: str, lease: float, mode: int) -> ScriptCall:
+        state, field = keys.readwrite_keys(lock.key)[:2], self.field(owner_id)
+        if mode == RENEW:
+            return call_for(lock, scripts.SIDE_RENEW, state, milliseconds(lease), field)
+        all_keys = *state, *settled_keys(lock, owner_id, mode)
+        return call_for(lock, scripts.SIDE_EXTEND, all_keys, field, milliseconds(lease), mode)
 
     def beside(self, candidate: Candidate, now: float) -> Hold | None:
         """The owner's hold of the other side, if there is one that is not lost."""
@@ -79,10 +87,6 @@ class Reading(Side):
     def token(self, lock: _Side, asker: str) -> str | None:
         # A message meant for one writer must not be used up by a reader.
         return EVERYBODY
-
-    def lease(self, lock: _Side, owner_id: str, lease: float, mode: int) -> ScriptCall:
-        all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, owner_id, mode)
-        return call_for(lock, scripts.READ_RENEW, all_keys, owner_id, milliseconds(lease), mode)
 
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
         """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
@@ -136,10 +140,6 @@ class Writing(Side):
         first = int(lock.prefer == "writer")
         return call_for(lock, scripts.WRITE_HEARTBEAT, (key, writers), asker, milliseconds(alive), first)
 
-    def lease(self, lock: _Side, owner_id: str, lease: float, mode: int) -> ScriptCall:
-        all_keys = *keys.readwrite_keys(lock.key)[:2], *settled_keys(lock, owner_id, mode)
-        return call_for(lock, scripts.WRITE_RENEW, all_keys, owner_id, milliseconds(lease), mode)
-
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
         return call_for(lock, scripts.WRITE_STATE, (lock.key,), owner_id)
 
@@ -182,7 +182,22 @@ class ReadWriteLock:
         return f"{type(self).__name__}({self.read_lock.name!r}, using={self.read_lock.using!r})"
 
 
-class _Side(BaseLock):
+class _Shared(BaseLock):
+    """A lock with the state of a read-write lock."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, **options: Unpack[LockOptions]) -> None:
+        super().__init__(name, **options)
+        if self.owner is not None and self.owner.endswith(keys.WRITER):
+            raise ValueError(
+                f"The owner of a {self.kind} lock must not end in {keys.WRITER!r}, as {self.owner!r} does."
+            )
+        if self.at_least is not None:
+            self._kind.check_keep(self, self.at_least)
+
+
+class _Side(_Shared):
     """The common part of both sides of a read-write lock."""
 
     __slots__ = ("prefer",)
@@ -191,11 +206,7 @@ class _Side(BaseLock):
         if prefer not in (None, "writer"):
             raise ValueError(f'prefer must be "writer" or None, not {prefer!r}.')
         super().__init__(name, **options)
-        if self.owner is not None and self.owner.endswith(keys.WRITER):
-            raise ValueError(f"The owner of a read-write lock must not end in {keys.WRITER!r}, as {self.owner!r} does.")
         self.prefer = prefer
-        if self.at_least is not None:
-            self._kind.check_keep(self, self.at_least)
 
 
 class ReadLock(_Side):
@@ -255,7 +266,7 @@ class Limited(Reading):
         raise ValueError(f"Lock {lock.name!r} with permits= cannot be kept after its release: its holders differ.")
 
 
-class LimitedLock(BaseLock):
+class LimitedLock(_Shared):
     """A re-entrant lock that up to ``permits`` owners hold at once::
 
         with rlock("printers", permits=3):
@@ -278,5 +289,3 @@ class LimitedLock(BaseLock):
     def __init__(self, name: str, *, permits: int = 1, **options: Unpack[LockOptions]) -> None:
         super().__init__(name, **options)
         self.permits = checked_number("permits", permits, 1)
-        if self.at_least is not None:
-            self._kind.check_keep(self, self.at_least)

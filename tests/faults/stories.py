@@ -146,8 +146,7 @@ STORIES |= {
     scripts.WRITE_RELEASE: releases(writing),
     scripts.MULTI_RELEASE: releases(several),
     scripts.LOCK_RENEW: renews(plain),
-    scripts.READ_RENEW: renews(reading),
-    scripts.WRITE_RENEW: renews(writing),
+    scripts.SIDE_RENEW: renews(reading),
 }
 
 
@@ -190,13 +189,18 @@ def leave_javas(strike: Strike) -> None:
     plain(lease_time=60).acquire()
 
 
-@story(scripts.LOCK_EXTEND)
-def extend(strike: Strike) -> None:
-    lock = plain(lease_time=60)
-    lock.acquire()
-    strike()
-    lock.extend(5)
-    lock.extend(50)
+def extends(make: Callable[..., Any]) -> Story:
+    def tell(strike: Strike) -> None:
+        lock = make(lease_time=60)
+        lock.acquire()
+        strike()
+        lock.extend(5)
+        lock.extend(50)
+
+    return tell
+
+
+STORIES |= {scripts.LOCK_EXTEND: extends(plain), scripts.SIDE_EXTEND: extends(reading)}
 
 
 @story(scripts.LOCK_KEEP)

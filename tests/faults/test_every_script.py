@@ -75,11 +75,12 @@ def test_same_outcome_as_in_a_usual_run(script, deed, proxy, redis_client):
 
 MUTANTS = {
     "an extension that was settled is executed": ("LOCK_EXTEND", "not is_settled(KEYS[2], ARGV[1])", "true"),
+    "a side's extension that was settled is executed": ("SIDE_EXTEND", "not is_settled(KEYS[3], ARGV[1])", "true"),
     "a lock's renewal may shorten": ("LOCK_RENEW", "no_shorter(lock, ARGV[2])", "ARGV[2]"),
     "a reader's renewal may shorten": (
-        "READ_RENEW",
-        "math.max(lease, tonumber(ARGV[3]))",
-        "ARGV[3]",
+        "SIDE_RENEW",
+        "math.max(lease, tonumber(ARGV[2]))",
+        "ARGV[2]",
     ),
     "a permit's extension is executed": ("PERMIT_RENEW", "not is_settled(KEYS[4], ARGV[1])", "true"),
     "what left a semaphore leaves again": ("SEMAPHORE_LEAVE", "if was_executed(KEYS[3], undone) then", "if false then"),

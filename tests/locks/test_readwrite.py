@@ -7,6 +7,7 @@ import pytest
 
 from django_rlock import (
     FairLock,
+    LimitedLock,
     LockLostError,
     LockNotOwnedError,
     LockUnavailableError,
@@ -18,7 +19,9 @@ from django_rlock import (
     rlock,
 )
 from django_rlock._redis.keys import readwrite_channel, writers_key
+from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import NamedOwner, current_owner
+from django_rlock._transport.registry import background_driver
 from django_rlock.inspection import lock_info
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Hold
@@ -266,6 +269,21 @@ def test_bad_options(side):
         side("prices", prefer="reader")
     with pytest.raises(ValueError, match="must not end in ':write', as 'somebody:write' does"):
         side("prices", owner="somebody:write")
+    with pytest.raises(ValueError, match="The owner of a limited lock must not end in ':write'"):
+        LimitedLock("prices", owner="somebody:write")
+
+
+def test_sides_that_are_due_together_are_renewed_by_one_script(redis_client):
+    names = [f"prices:{number}" for number in range(4)]
+    for make, name in zip([ReadLock, WriteLock, LimitedLock, ReadLock], names, strict=True):
+        assert make(name).acquire()
+    for lease in 100, 200:
+        before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        replies = run_sync(background_driver("default").run_all([hold.renew_call(lease) for hold in HOLDS.snapshot()]))
+        assert [reply[1] for reply in replies] == [1, 1, 1, 1]
+    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+    assert all(redis_client.ttl(f"rlock:{name}") > 100 for name in names)
+    HOLDS.clear()
 
 
 def test_front_door():

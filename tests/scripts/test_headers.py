@@ -25,6 +25,7 @@ SHARED = {"fair_heartbeat": 3, "lock_renew": 2}
 """Those with an owner for each lock, and how many arguments come before."""
 
 SORTED = {
+    "side_renew": {"KEYS": ["2*i-1", "2*i"], "ARGV": ["1", "2", "2+i"]},
     "multi_acquire": {
         "KEYS": ["i", "n+i", "2*n+i", "2*n+f+i", "2*n+f+m+i", "2*n+f+2*m+i"],
         "ARGV": ["1", "2", "3", "4", "5", "4+2*i", "5+2*i"],
@@ -34,7 +35,7 @@ SORTED = {
         "ARGV": ["1", "2", "3", "3+i"],
     },
 }
-"""Scripts for locks of several sorts, and the indices that they read; see ``test_multi`` for their meaning."""
+"""Scripts with other keys for each lock, and the indices that they read; for the last two see ``test_multi``."""
 
 
 def header(script: Script) -> str:

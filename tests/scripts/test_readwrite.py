@@ -238,61 +238,61 @@ def test_reader_in_a_write_lock_leaves_it_alone(run, redis_client, lock, heard):
 # --- renewing --------------------------------------------------------------------------------------------------------
 
 
-def test_read_renew_renews_this_reader_only(run, redis_client, lock):
+def test_renewing_a_reader_renews_this_reader_only(run, redis_client, lock):
     read(run, ME, lease=5000)
     read(run, ME, 2, lease=5000)
     read(run, OTHER, lease=5000)
-    assert run(scripts.READ_RENEW, ME, LEASE, 1) == 1
+    assert run(scripts.SIDE_RENEW, LEASE, ME) == 1
     left = [redis_client.pttl(key) for key in (hold(ME), hold(ME, 2), hold(OTHER), KEY)]
     assert [about(each, LEASE) for each in left] == [True, True, False, True]
 
 
-def test_read_renew_drops_the_dead(run, redis_client, lock):
+def test_renewing_a_reader_drops_the_dead(run, redis_client, lock):
     read(run, OTHER)
     read(run, ME)
     kill(redis_client, OTHER)
-    assert run(scripts.READ_RENEW, ME, LEASE, 1) == 1
+    assert run(scripts.SIDE_RENEW, LEASE, ME) == 1
     assert lock() == (reading(**{ME: "1"}), [f"{ME}:1"])
 
 
-def test_read_renew_leaves_longer_leases(run, redis_client):
+def test_renewing_a_reader_leaves_longer_leases(run, redis_client):
     read(run, OTHER, lease=20_000)
     read(run, ME)
-    assert run(scripts.READ_RENEW, ME, 5000, 1) == 1
+    assert run(scripts.SIDE_RENEW, 5000, ME) == 1
     assert about(redis_client.pttl(hold(ME)), LEASE)
-    assert run(scripts.READ_RENEW, ME, 5000, 0) == 1
+    assert run(scripts.SIDE_EXTEND, ME, 5000, 0) == 1
     assert about(redis_client.pttl(hold(ME)), 5000)
     assert about(redis_client.pttl(KEY), 20_000)
 
 
 @pytest.mark.parametrize("state", ["free", "others", "ended"])
-def test_read_renew_of_what_is_not_held_creates_nothing(run, redis_client, lock, state):
+def test_renewing_a_reader_that_does_not_hold_it_creates_nothing(run, redis_client, lock, state):
     if state != "free":
         read(run, OTHER)
     if state == "ended":
         read(run, ME)
         kill(redis_client, ME)
     before = lock()
-    assert run(scripts.READ_RENEW, ME, LEASE, 1) == 0
+    assert run(scripts.SIDE_RENEW, LEASE, ME) == 0
     assert lock() == before
 
 
-def test_write_renew(run, redis_client):
-    assert run(scripts.WRITE_RENEW, ME, LEASE, 1) == 0
+def test_renewing_a_writer(run, redis_client):
+    assert run(scripts.SIDE_RENEW, LEASE, f"{ME}:write") == 0
     write(run, ME, lease=5000)
-    assert run(scripts.WRITE_RENEW, OTHER, LEASE, 1) == 0
-    assert run(scripts.WRITE_RENEW, ME, LEASE, 1) == 1
+    assert run(scripts.SIDE_RENEW, LEASE, f"{OTHER}:write") == 0
+    assert run(scripts.SIDE_RENEW, LEASE, f"{ME}:write") == 1
     assert about(redis_client.pttl(KEY), LEASE)
-    assert run(scripts.WRITE_RENEW, ME, 5000, 1) == 1
+    assert run(scripts.SIDE_RENEW, 5000, f"{ME}:write") == 1
     assert about(redis_client.pttl(KEY), LEASE)
-    assert run(scripts.WRITE_RENEW, ME, 5000, 0) == 1
+    assert run(scripts.SIDE_EXTEND, f"{ME}:write", 5000, 0) == 1
     assert about(redis_client.pttl(KEY), 5000)
 
 
-def test_write_renew_does_not_cut_its_read_holds_short(run, redis_client):
+def test_extending_a_writer_does_not_cut_its_read_holds_short(run, redis_client):
     write(run, ME)
     read(run, ME, lease=20_000)
-    assert run(scripts.WRITE_RENEW, ME, 5000, 0) == 1
+    assert run(scripts.SIDE_EXTEND, f"{ME}:write", 5000, 0) == 1
     assert about(redis_client.pttl(KEY), 20_000)
 
 

@@ -18,6 +18,11 @@ local function hold_key(holds, reader, number)
     return holds .. ':' .. reader .. ':rwlock_timeout:' .. number
 end
 
+-- Whether a field of the lock's hash is a writer's.
+local function is_writers(field)
+    return string.sub(field, -6) == ':write'
+end
+
 -- The remaining lease of one reader's holds, in ms; below 0 if there is none.
 local function read_lease(holds, reader, count)
     local longest = -2
@@ -27,13 +32,19 @@ local function read_lease(holds, reader, count)
     return longest
 end
 
+local function lease_holds(holds, reader, count, lease_ms)
+    for number = 1, holds_in(count) do
+        redis.call('pexpire', hold_key(holds, reader, number), lease_ms)
+    end
+end
+
 -- The longest of all readers' leases, below 0 if there are no readers; and the readers that are dead.
 local function read_leases(lock, holds)
     local longest, dead = -2, {}
     local fields = redis.call('hgetall', lock)
     for at = 1, #fields, 2 do
         local reader = fields[at]
-        if reader ~= 'mode' and string.sub(reader, -6) ~= ':write' then
+        if reader ~= 'mode' and not is_writers(reader) then
             local lease = read_lease(holds, reader, fields[at + 1])
             longest = math.max(longest, lease)
             if lease < 0 then
