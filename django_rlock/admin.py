@@ -173,8 +173,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         """The numbers of locks, for Prometheus; the status is 503 if nothing could be read."""
         self._require(_has_token(request) or self.has_view_permission(request))
         overview = Overview({})
+        text = exposition(overview)  # it reads locks, which may fail
         failed = _problems(overview) and not overview.summary.aliases
-        return HttpResponse(exposition(overview), content_type=CONTENT_TYPE, status=503 if failed else 200)
+        return HttpResponse(text, content_type=CONTENT_TYPE, status=503 if failed else 200)
 
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """The processes that hold locks or wait for them."""

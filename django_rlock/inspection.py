@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -59,6 +60,7 @@ __all__ = [
     "describe_holder",
     "find_locks",
     "find_named",
+    "find_queued",
     "force_release",
     "free_reservations",
     "iter_locks",
@@ -70,6 +72,8 @@ __all__ = [
     "take_survey",
     "wait_for_graph",
 ]
+
+T = TypeVar("T")
 
 ANSWER_WITHIN = 1.0
 """How long a call that timed out may take to find out who holds the lock, in seconds."""
@@ -160,11 +164,23 @@ def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[Loc
     not be read. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
     """
     wanted = list(names)
-    found: list[LockInfo] = []
+    return _of_each(using, lambda alias: lock_infos(wanted, alias))
+
+
+def find_queued(
+    using: str | None = None, names: Collection[str] | None = None, pattern: str | None = None
+) -> tuple[list[QueuedMessage], dict[str, Problem]]:
+    """The ``queued_messages`` of one alias or (None) of all aliases; the errors are as for ``find_named``."""
+    return _of_each(using, lambda alias: queued_messages(alias, names, pattern))
+
+
+def _of_each(using: str | None, read: Callable[[str], list[T]]) -> tuple[list[T], dict[str, Problem]]:
+    """What ``read`` returns for one alias or (None) for all aliases, and the errors of the others."""
+    found: list[T] = []
     errors: dict[str, Problem] = {}
     for alias in listed_aliases() if using is None else [using]:
         try:
-            found += lock_infos(wanted, alias)
+            found += read(alias)
         except (LockUnavailableError, ImproperlyConfigured) as error:
             errors[alias] = error
     return found, errors

@@ -37,7 +37,9 @@ def queued_messages(
     ours = [
         each
         for each in found
-        if each.key.startswith(keys.reservation_key(prefix + each.name, "")) and matches(each.name)
+        if each.key.startswith(keys.reservation_key(prefix + each.name, ""))
+        and matches(each.name)
+        and (names is None or each.name in names)
     ]
     return sorted(ours, key=lambda each: -each.waited)
 

@@ -115,9 +115,9 @@ def read_all_reports(client: redis.Redis, server: str, is_refresh: bool = False)
     hashes = _pipeline(client, [_read_hash(report_key(process), MAX_FIELDS) for process in asked])
     found = {process: _fields(reply) for process, reply in zip(asked, hashes, strict=True)}
     if ended := [process for process, fields in found.items() if not fields]:
-        # The report outlived its process and then expired. If the process returns now, its next heartbeat adds it
-        # again.
-        _pipeline(client, [("ZREM", PROCESSES, *ended)])
+        # Their reports have expired. If such a process still runs, its next heartbeat finds that it was removed, and
+        # writes the report again.
+        _tidy(client, "ZREM", PROCESSES, *ended)
     read = {p: parse_report(p, scores[p], fields, server, now) for p, fields in found.items() if fields}
     return now, [report for process in scores if (report := kept.get(process) or read.get(process))]
 
@@ -128,8 +128,13 @@ def _bring_back(client: redis.Redis, heartbeats: Mapping[str, float], now: float
     """
     if ahead := [process for process, heartbeat in heartbeats.items() if heartbeat > now + MOST_AHEAD]:
         scores = [part for process in ahead for part in (repr(now), process)]
-        with suppress(redis.ResponseError):  # the user may only read, or the server is full
-            _pipeline(client, [("ZADD", PROCESSES, "XX", "LT", *scores)])
+        _tidy(client, "ZADD", PROCESSES, "XX", "LT", *scores)
+
+
+def _tidy(client: redis.Redis, *command: str) -> None:
+    """Send a write that readers can do without: the user may only read, or the server refuses writes."""
+    with suppress(redis.ResponseError):
+        _pipeline(client, [command])
 
 
 def _unchanged_reports(heartbeats: Mapping[str, float], server: str, now: float) -> dict[str, Report]:

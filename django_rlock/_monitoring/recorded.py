@@ -86,6 +86,8 @@ class HotLock:
 
 def hot_locks(recent: Sequence[Held], since: float, now: float) -> list[HotLock]:
     """The hot locks between two monotonic times, from the last MAX_RECENT holds since then."""
+    if recent:
+        now = max(now, recent[-1].ended)  # holds that end after ``now`` was read are among them
     if len(recent) == MAX_RECENT:
         since = max(since, recent[0].since)  # the deque has dropped earlier holds
     by_name: dict[tuple[str, str], list[Held]] = defaultdict(list)

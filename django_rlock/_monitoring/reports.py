@@ -157,7 +157,9 @@ class Publisher:
             self.clock_due = now + _CLOCK_PAUSE
         fields = dict(text.of(item, self.clock) for item, text in self._shown.items())
         fields |= dict(lock.field(self.clock) for lock in self.hot)
-        commands = self._changes(fields) if self.sent and self.certain else self._all(fields)
+        # If the process was suspended, its report has expired: two thirds of the TTL after the refresh was due.
+        is_there = self.sent and self.certain and now < self.ttl_due + self.ttl / 2
+        commands = self._changes(fields) if is_there else self._all(fields)
         commands += self._ttl_commands(now)
         if commands or now >= self.beat_due:
             # This comes last, because its reply shows whether the server has lost the report (a restart, FLUSHALL).

@@ -415,7 +415,7 @@ def _a_lock(alias: str) -> Finding:
         if not lock.acquire():
             text = "a test lock, which nothing else uses, could not be acquired"
             return Finding(alias, "", "lock", "error", text, "See the findings above.")
-        lock.extend(60)
+        lock.extend(get_settings(alias).watchdog_timeout)  # a RedLock may allow no longer lease
         lock.release()
     except LockUnavailableError as error:
         return Finding(alias, "", "lock", "error", redacted(error.reason), error.advice)

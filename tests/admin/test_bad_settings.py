@@ -86,7 +86,7 @@ def test_an_alias_that_is_none_is_wrong_usage(command: list[str], using: str) ->
     assert message.startswith(f"RLOCK has no alias {using!r}")
 
 
-@pytest.mark.parametrize("args", [["rlock_list"], ["rlock_release", "--dead", "--no-input"]])
+@pytest.mark.parametrize("args", [["rlock_list", "--queued"], ["rlock_release", "--dead", "--no-input"]])
 @pytest.mark.parametrize("name", ["rlock_is_a_list", "cache_is_malformed"])
 def test_an_operator_sees_no_traceback(args: list[str], name: str) -> None:
     ended = shell(*args, env={**os.environ, "DJANGO_SETTINGS_MODULE": f"tests.admin.{name}"})

@@ -209,6 +209,7 @@ def test_list_is_watched_until_it_is_interrupted(redis_client: redis.Redis) -> N
     [
         (["--watch", "0"], "--watch: must be a number of seconds from 0.1, not '0'"),
         (["--watch", "--format", "json"], "--watch shows a table"),
+        (["--queued", "--watch", "--format", "json"], "--watch shows a table"),
         (["--watch", "--using", "nowhere"], "RLOCK has no alias 'nowhere'"),
     ],
 )

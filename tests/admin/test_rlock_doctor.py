@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_rlock._redis.keys import JAVA_QUEUE_ENTRY
+from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, voter_key
 from django_rlock.testing import override_locks
 from tests.admin.test_commands import ERROR, USAGE, fails, run, shell
 from tests.conftest import OwnServer
@@ -125,6 +125,14 @@ def test_nodes_are_looked_at_one_by_one(nodes: list[Any]) -> None:  # noqa: F811
     assert status == ERROR
     assert [finding["server"] for finding in told if finding["level"] == "error"] == ["locks0"]
     assert {finding["check"]: finding["level"] for finding in told}["lock"] == "ok"
+
+
+def test_nodes_whose_locks_last_for_less_than_a_minute_are_looked_at(nodes: list[Any], settings: Any) -> None:  # noqa: F811
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 30}}
+    for server in nodes:
+        with server.client() as client:
+            client.set(voter_key(30.0), client.info("server")["run_id"])
+    assert levels("--using", "quorum")["lock"] == "ok"
 
 
 def test_missing_rights_are_reported(own_server: OwnServer, settings: Any) -> None:

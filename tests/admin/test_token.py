@@ -8,6 +8,7 @@ import redis
 from django.test import Client
 from pytest_django import Settings
 
+from django_rlock._monitoring import reading
 from tests.admin.pages import FORCE, HISTORY_JSON, JSON, LIST, METRICS
 from tests.conftest import OwnServer
 from tests.inspection.crowd import plant_locks, plant_waiters
@@ -86,6 +87,19 @@ def test_the_numbers(program: Client, redis_client: redis.Redis) -> None:
 
 def test_a_server_that_is_down(program: Client, own_server: OwnServer) -> None:
     own_server().kill()
+    answer = program.get(METRICS)
+    assert answer.status_code == 503
+    assert 'rlock_unread{alias="default"} 1' in answer.content.decode()
+
+
+def test_a_server_that_fails_after_its_reports_were_read(
+    program: Client, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise redis.ConnectionError("The server is gone.")
+
+    plant_locks(redis_client, 1, 1)
+    monkeypatch.setattr(reading, "read_states", fail)
     answer = program.get(METRICS)
     assert answer.status_code == 503
     assert 'rlock_unread{alias="default"} 1' in answer.content.decode()

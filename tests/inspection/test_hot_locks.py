@@ -101,7 +101,12 @@ def holds(name: str, times: int, owner: Owner | None = None) -> list[Hold | Batc
     """Holds that began within the last second before 1.0."""
     owner = owner or current_owner()
     lock = rlock(name)
-    return [Hold(key_of(lock, owner), lock, owner, "x", number / times) for number in range(1, times + 1)]
+    made: list[Hold | BatchHold] = []
+    for number in range(1, times + 1):
+        hold = Hold(key_of(lock, owner), lock, owner, "x", number / times)
+        hold.ended = hold.since
+        made.append(hold)
+    return made
 
 
 def fields(recent: list[Hold | BatchHold], since: float = 0.0, now: float = 1.0) -> dict[str, dict[str, object]]:
@@ -118,6 +123,10 @@ def test_where_there_were_more_holds_than_are_remembered_the_rate_is_that_of_the
     recent = holds("stock:1", MAX_RECENT)
     [found] = fields(recent, since=-10.0).values()
     assert found["rate"] == pytest.approx(MAX_RECENT, rel=0.01)
+
+
+def test_holds_that_end_while_the_rates_are_computed_count() -> None:
+    assert hot_locks(holds("stock:1", MAX_RECENT), since=-10.0, now=0.002)
 
 
 def test_the_hottest_are_reported_and_different_holders_named() -> None:

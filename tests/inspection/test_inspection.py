@@ -14,6 +14,7 @@ from pytest_django import Settings
 from django_rlock import LockTimeoutError, LockUnavailableError, RLock, inspection, rlock
 from django_rlock._monitoring import reading
 from django_rlock._monitoring.history import read_history
+from django_rlock._monitoring.listing import Overview
 from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
 from django_rlock.inspection import LockState, force_release, iter_locks, lock_info
@@ -202,6 +203,30 @@ def test_planted_keys_break_nothing(redis_client: redis.Redis, planted: dict[str
     assert "stock:1" in locks
     json.dumps([lock.as_dict() for lock in locks.values()])
     lock_info("stock:0")
+
+
+def test_a_user_that_may_only_read_sees_the_locks_beside_the_report_of_an_ended_process(
+    own_server: OwnServer, settings: Settings
+) -> None:
+    server = own_server(port=0)
+    with server.client() as client:
+        plant_locks(client, 2, 1)
+        client.zadd("rlock_processes", {str(uuid.uuid4()): client.time()[0]})
+        client.acl_setuser("viewer", enabled=True, passwords="+secret", categories=["+@read", "+@connection"])
+        client.acl_setuser("viewer", enabled=True, commands=["+time"], keys=["*"])
+    cache = settings.CACHES["default"] | {"LOCATION": f"redis://viewer:secret@127.0.0.1:{server.port}/0"}
+    settings.CACHES = {**settings.CACHES, "default": cache}
+    assert sorted(listed()) == ["stock:0", "stock:1"]
+
+
+def test_a_reservation_in_the_set_of_another_lock_breaks_nothing(redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 2, 1)
+    reservation = keys.reservation_key("rlock:other", "x")
+    document = json.dumps({"lock": "other", "task": "shop.tasks.count"})
+    redis_client.set(reservation, f"1:task-id\n{redis_client.time()[0]} x {document}", ex=60)
+    redis_client.zadd(keys.reservations_key("rlock:stock:1"), {reservation: 1})
+    assert [lock.name for lock in Overview({}).locks] == ["stock:1", "stock:0"]
+    assert lock_info("stock:1") is not None
 
 
 FIELDS = [

@@ -128,6 +128,18 @@ def test_a_server_that_forgot_is_told_everything_again(redis_client: redis.Redis
         assert [entry["key"] for entry in entries(redis_client)] == ["rlock:stock:1"]
 
 
+def test_a_report_that_expired_while_the_process_was_suspended_is_written_whole(
+    redis_client: redis.Redis, clock: Clock
+) -> None:
+    with rlock("stock:1", lease_time=25):
+        clock.publish_in(0.6)
+        redis_client.delete(report_key())  # as its expiry does, while other processes remember this process
+        with rlock("stock:2", lease_time=25):
+            clock.publish_in(61.0)
+            assert report_of(redis_client).get("pid") == str(os.getpid())
+            assert len(entries(redis_client)) == 2
+
+
 def test_a_server_that_does_not_answer_delays_the_report_and_nothing_else(own_server: OwnServer, clock: Clock) -> None:
     server = own_server()
     lock = rlock("stock:1")

@@ -87,6 +87,27 @@ def test_rlock_list_shows_it(queued, unread, log, format_):
         run("rlock_list", "--queued", "--using", "default", "nothing:*")
 
 
+@pytest.fixture
+def one_away(queued, settings):
+    """A second alias, whose server does not reply, and which comes first."""
+    settings.CACHES = {**settings.CACHES, "away": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.RLOCK = {"default": {}, "away": {"CACHE": "away"}}
+
+
+def test_rlock_list_shows_it_beside_an_alias_that_does_not_reply(one_away, queued, log):
+    output = StringIO()
+    with pytest.raises(CommandError, match="alias 'away' did not respond") as failure:
+        call_command("rlock_list", "--queued", f"work:{log}", stdout=output)
+    assert failure.value.returncode == 1
+    assert queued.id in output.getvalue()
+
+
+def test_rlock_release_frees_a_queue_beside_an_alias_that_does_not_reply(one_away, queued, unread, log):
+    with pytest.raises(CommandError, match="alias 'away' did not respond"):
+        run("rlock_release", "--queue", unread, "--no-input")
+    assert not queued_messages("default", pattern=f"work:{log}")
+
+
 @pytest.mark.parametrize("option", ["--scan", "--state=queued"])
 def test_rlock_list_shows_free_locks_that_are_queued_for(queued, unread, log, option):
     shown = run("rlock_list", option, "--using", "default", f"work:{log}")

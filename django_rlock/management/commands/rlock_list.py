@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock._monitoring.queued import HEADINGS
-from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import find_locks, listed_aliases, queued_messages
+from django_rlock.inspection import find_locks, find_queued
 from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.management import NOTHING_MATCHED, USAGE
 from django_rlock.management.output import (
@@ -71,12 +72,11 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, format: str, watch: float | None, **options: Any) -> None:  # noqa: A002 - the option's name
-        if options["queued"]:
-            self._list_queued(format, options)
-        elif watch is None:
-            self._list(format, options)
+        show = self._list_queued if options["queued"] else self._list
+        if watch is None:
+            show(format, options)
         elif format == "table":
-            self._watch(watch, options)
+            self._watch(watch, partial(show, format, options))
         else:
             raise CommandError(
                 f"--watch shows a table; it cannot be combined with --format {format}.", returncode=USAGE
@@ -99,26 +99,27 @@ class Command(BaseCommand):
     def _list_queued(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
         if format == "csv":
             raise CommandError("--queued has no --format csv.", returncode=USAGE)
-        aliases = [options["using"]] if options["using"] else listed_aliases()
         try:
             check_usage(options["using"])
-            found = [each for using in aliases for each in queued_messages(using, pattern=options["pattern"])]
-        except (LockUnavailableError, ImproperlyConfigured) as error:
+            found, errors = find_queued(options["using"], pattern=options["pattern"])
+        except ImproperlyConfigured as error:
             raise failed(error) from error
         if format == "json":
             self.stdout.write(to_json([message.as_dict() for message in found]))
         else:
             self._print_queued(found)
+        if errors:
+            raise unread(errors)
         if not found:
             raise CommandError("No message is queued.", returncode=NOTHING_MATCHED)
 
-    def _watch(self, every: float, options: dict[str, Any]) -> None:
+    def _watch(self, every: float, show: Callable[[], None]) -> None:
         """Repeat the list. An unreachable server may be reachable in the next round; wrong usage ends the command."""
         with suppress(KeyboardInterrupt):
             while True:
                 self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')}")
                 try:
-                    self._list("table", options)
+                    show()
                 except CommandError as error:
                     if error.returncode == USAGE:
                         raise

@@ -23,10 +23,9 @@ from django_rlock.inspection import (
     QueuedMessage,
     find_locks,
     find_named,
+    find_queued,
     force_release,
     free_reservations,
-    listed_aliases,
-    queued_messages,
     take_survey,
 )
 from django_rlock.locks.infos import Holder, LockInfo
@@ -135,10 +134,12 @@ class Command(BaseCommand):
         if dead:
             self._await_silence(using)
         if queue is not None:
-            return self._in_queue(queue, [using] if using else listed_aliases(), names, pattern), {}
+            messages, errors = find_queued(using, names or None, pattern)
+            return [(with_queued([], [each])[0], each) for each in messages if each.queue == queue], errors
         locks, errors = find_locks(using, pattern) if pattern or not names else ([], {})
         if names:
-            named, errors = find_named(names, using)
+            named, others = find_named(names, using)
+            errors |= others
             _refuse_ambiguous(named)
             listed = {(lock.using, lock.name) for lock in locks}
             locks += [lock for lock in named if (lock.using, lock.name) not in listed]
@@ -162,10 +163,6 @@ class Command(BaseCommand):
                 f"future. Waiting for {wait:.0f} s to see which of them still report."
             )
             time.sleep(wait)
-
-    def _in_queue(self, queue: str, aliases: list[str], names: list[str], pattern: str | None) -> list[Found]:
-        messages = [each for using in aliases for each in queued_messages(using, names or None, pattern)]
-        return [(with_queued([], [each])[0], each) for each in messages if each.queue == queue]
 
     def _ask(self, found: list[Found]) -> None:
         several = len(get_aliases()) > 1
