@@ -6,7 +6,7 @@ from benchmarks.peers import as_pair
 from benchmarks.results import Row, Table, median_row
 from benchmarks.stage import one_core
 from benchmarks.timing import Costs, Pair, ratios, time_sync
-from django_rlock import FairLock, MultiLock, RLock
+from django_rlock import FairLock, FencedLock, LimitedLock, MultiLock, ReadLock, RLock, WriteLock
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import thread_owner
 from django_rlock._transport.registry import sync_driver
@@ -17,7 +17,8 @@ from django_rlock.locks.batches import LockGroup
 LOCKS, ROUNDS, PAIRS = 100, 25, 10
 QUICK_LOCKS, QUICK_ROUNDS, QUICK_PAIRS = 10, 2, 2
 WALL_LIMIT = 5
-KINDS = (FairLock, RLock)
+KINDS = (FairLock, RLock, FencedLock, ReadLock, WriteLock, LimitedLock)
+WITH_TARGET = (FairLock, RLock)
 
 
 def run(quick: bool) -> list[Table]:
@@ -25,7 +26,7 @@ def run(quick: bool) -> list[Table]:
     locks, rounds, pairs = sizes
     names = [f"bench:multi:{number}" for number in range(locks)]
     with one_core():
-        costs = {kind.__name__: time_sync(contenders(kind, names), rounds, pairs) for kind in KINDS}
+        costs = {kind: time_sync(contenders(kind, names), rounds, pairs) for kind in KINDS}
     rows = [row for kind, measured in costs.items() for row in kind_rows(kind, measured)]
     return [Table(f"{locks} locks of one server, taken and released", rows)]
 
@@ -60,10 +61,10 @@ def contenders(kind: type[BaseLock], names: list[str]) -> dict[str, Pair]:
     }
 
 
-def kind_rows(kind: str, costs: Costs) -> list[Row]:
-    rows = []
+def kind_rows(kind: type[BaseLock], costs: Costs) -> list[Row]:
+    rows, label = [], kind.__name__
     for name in (name for name in costs if name != "one"):
-        at_most = WALL_LIMIT if name == "MultiLock" else None
+        at_most = WALL_LIMIT if name == "MultiLock" and kind in WITH_TARGET else None
         figures = ratios(costs, name, "one")
-        rows.append(median_row(f"{kind}, {name}, wall time", figures, f"× one {kind}", at_most=at_most))
+        rows.append(median_row(f"{label}, {name}, wall time", figures, f"× one {label}", at_most=at_most))
     return rows
