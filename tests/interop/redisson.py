@@ -56,6 +56,10 @@ def write_lock(name: str) -> Target:
     return [["getReadWriteLock", name], ["writeLock"]]
 
 
+def multi_lock(*locks: Target) -> Target:
+    return [["getMultiLock", locks]]
+
+
 def semaphore(name: str) -> Target:
     return [["getSemaphore", name]]
 

@@ -8,6 +8,7 @@ import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.util.ArrayList;
 import java.util.List;
+import org.redisson.api.RLock;
 
 /**
  * Calls of public methods by name, {@code [["getLock", "stock"], ["lock", 10, "MINUTES"]]}: of several methods of a
@@ -27,7 +28,7 @@ final class Calls extends ArrayList<JsonArray> {
 
     private static Object make(Object target, String name, List<JsonElement> words) throws Throwable {
         for (Method method : target.getClass().getMethods()) {
-            Object[] arguments = method.getName().equals(name) ? fit(words, method.getParameterTypes()) : null;
+            Object[] arguments = method.getName().equals(name) ? fit(target, words, method.getParameterTypes()) : null;
             if (arguments != null) {
                 try {
                     return method.invoke(target, arguments);
@@ -40,18 +41,28 @@ final class Calls extends ArrayList<JsonArray> {
     }
 
     /** The arguments in the types of the parameters; null where they do not fit. */
-    private static Object[] fit(List<JsonElement> words, Class<?>[] types) {
+    private static Object[] fit(Object target, List<JsonElement> words, Class<?>[] types) throws Throwable {
         if (words.size() != types.length) {
             return null;
         }
         Object[] arguments = new Object[types.length];
         try {
             for (int i = 0; i < types.length; i++) {
-                arguments[i] = GSON.fromJson(words.get(i), types[i]);
+                JsonElement word = words.get(i);
+                arguments[i] = types[i] == RLock[].class ? locks(target, word) : GSON.fromJson(word, types[i]);
             }
         } catch (JsonParseException misfit) {
             return null;
         }
         return arguments;
+    }
+
+    /** The locks of a client, each given by the calls that make it. */
+    private static RLock[] locks(Object client, JsonElement calls) throws Throwable {
+        List<RLock> locks = new ArrayList<>();
+        for (Calls each : GSON.fromJson(calls, Calls[].class)) {
+            locks.add((RLock) each.on(client));
+        }
+        return locks.toArray(new RLock[0]);
     }
 }
