@@ -20,11 +20,10 @@ from django_rlock._web.http import LOCK_ERRORS, UNREPORTED, answer, keep_for_res
 from django_rlock._web.keytemplates import Arguments, KeyTemplate
 from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
-from django_rlock.locks.callers import Section
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import UNSET, KindName
-from django_rlock.locks.transactions import ensure_owned, is_to_be_checked, open_databases
+from django_rlock.locks.transactions import Section, ensure_owned, is_to_be_checked, open_databases
 from django_rlock.settings import AliasSettings, get_settings
 
 # --- transactions -----------------------------------------------------------------------------------------------------

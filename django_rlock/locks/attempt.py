@@ -6,13 +6,12 @@ import math
 
 from django_rlock._core.clock import has_jumped, wall_offset
 from django_rlock._redis.scripts import ENDLESS, OK
-from django_rlock._transport.bridges import is_of_another_thread
+from django_rlock._transport.bridges import is_blocked_on_caller, is_of_another_thread, whereabouts
 from django_rlock._transport.calls import Driver, ScriptCall, Waiter
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.locks.callers import refuse_deadlock
 from django_rlock.locks.heartbeats import expect, heartbeat_after
-from django_rlock.locks.holds import WAITS
+from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import REPOLL, Candidate, Named
 from django_rlock.locks.records import Wait
 from django_rlock.settings import AliasSettings, settings_of
@@ -288,6 +287,21 @@ class Attempt(Candidate):
             wait.expected = True
             expect(wait, now)
         return poll if self.until is None else min(poll, self.until - now)
+
+
+def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> None:
+    """Before an owner waits for a lock (without a limit if it ``is_patient``), raise RuntimeError if the holder
+    continues only when the running code ends, and the watchdog renews its lease until then.
+    """
+    if lock.noun != Named.noun:
+        return
+    for holder in [each.owner for each in HOLDS.held_against(lock) if each.renewed]:
+        if holder is not owner and is_blocked_on_caller(holder, is_patient):
+            raise RuntimeError(
+                f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.caller_name!r} has "
+                f"ended. So {owner.caller_name!r} would wait for the lock forever. Take it on one side only, or with "
+                f"the same owner= on both."
+            )
 
 
 class _Sleeper:

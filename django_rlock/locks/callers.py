@@ -1,4 +1,4 @@
-"""The code around a call of a lock's method: its binding, its queue, its block's end, interruptions, a pool's jobs."""
+"""Around a call of a lock's method: its binding, its block's end, nested calls, named owners' queue, a pool's jobs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
 from functools import partial, update_wrapper
 from inspect import signature
-from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_rlock._core import process
 from django_rlock._core.callbacks import log
-from django_rlock._transport.bridges import Job, is_blocked_on_caller, running_job, whereabouts
+from django_rlock._transport.bridges import Job, running_job
 from django_rlock._transport.calls import Driver, run_flow
 from django_rlock._transport.identity import Owner, current_owner, may_block_loops, running_loop, thread_owner
 from django_rlock._transport.interruptions import Method, guarded
 from django_rlock._transport.registry import async_driver, sync_driver
-from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
-from django_rlock.locks.holds import HOLDS, INSPECTOR, NOTHING, WAITS, Before
-from django_rlock.locks.kinds import AbstractLock, Named, SomeLock
-from django_rlock.locks.records import Hold, Key, Line, key_of
+from django_rlock.locks.holds import HOLDS, NOTHING, WAITS, Before
+from django_rlock.locks.kinds import AbstractLock, Named
+from django_rlock.locks.records import Hold, Key, key_of
+
+logger = logging.getLogger("django_rlock.locks")
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
@@ -118,74 +118,8 @@ def leave_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
     run_flow(part._exit, (sync_driver(part.using), hold.owner, InterruptedError()))
 
 
-# --- work that is not undone ------------------------------------------------------------------------------------------
-
-# The lock around a piece of work that is not undone if only the release fails.
-
-logger = logging.getLogger("django_rlock.locks")
-
-
-class Section(Generic[SomeLock]):
-    """A block under a lock. ``is_entered`` and ``is_committed`` say how far its work has got.
-
-    ``left`` is the lock to release at its end; a part of the lock if a response keeps the rest.
-    """
-
-    __slots__ = ("is_committed", "is_entered", "left", "lock")
-
-    def __init__(self, lock: SomeLock) -> None:
-        self.lock = lock
-        self.is_entered = False
-        self.is_committed = False
-        self.left: SomeLock | None = lock
-
-    def __enter__(self) -> Self:
-        self.lock.enter()
-        self.is_entered = True
-        return self
-
-    @released_when_dropped
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        *,
-        owner: Owner | None = None,
-    ) -> None:
-        if self.left is not None:
-            try:
-                self.left._end_block(kind, error, trace, owner=owner, warns=False)
-            except RLockError as failure:
-                self._note(failure)
-
-    async def __aenter__(self) -> Self:
-        await self.lock.__aenter__()
-        self.is_entered = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.left is not None:
-            try:
-                await self.left.__aexit__(kind, error, trace)
-            except RLockError as failure:
-                self._note(failure)
-
-    def _note(self, failure: RLockError) -> None:
-        """Log a failure that comes too late to undo the work; raise other failures."""
-        if isinstance(failure, LockUnavailableError) or (self.is_committed and isinstance(failure, LockLostError)):
-            log(logger, logging.ERROR, "The work under lock %r is done, but: %s", self.lock.name, failure)
-        else:
-            raise failure
-
-
 Flow = TypeVar("Flow", bound=Callable[..., object])
 
-PACKAGE = str(Path(__file__).parent.parent) + os.sep
-_BETWEEN = 5
-"""The smallest number of frames between ``calling_line`` and the project's code: reading a frame takes time."""
 _calls: set[CodeType] = set()
 """The code objects of flows that take or release a lock, with the index of their argument ``lock``."""
 
@@ -220,35 +154,6 @@ def refuse_nested(lock: AbstractLock) -> bool:
 
 
 _current_frame: Callable[[int], FrameType | None] = sys._getframe
-
-
-def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> None:
-    """Before an owner waits for a lock (without a limit if it ``is_patient``), raise RuntimeError if the holder
-    continues only when the running code ends, and the watchdog renews its lease until then.
-    """
-    if lock.noun != Named.noun:
-        return
-    for holder in [each.owner for each in HOLDS.held_against(lock) if each.renewed]:
-        if holder is not owner and is_blocked_on_caller(holder, is_patient):
-            raise RuntimeError(
-                f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.caller_name!r} has "
-                f"ended. So {owner.caller_name!r} would wait for the lock forever. Take it on one side only, or with "
-                f"the same owner= on both."
-            )
-
-
-def calling_line() -> Line:
-    """The line of the project's code that takes a lock now. Called by the flow that takes it."""
-    frame = sys._getframe(_BETWEEN)
-    while (code := frame.f_code).co_filename.startswith(PACKAGE) and frame.f_back is not None:
-        frame = frame.f_back
-    return code, frame.f_lasti
-
-
-def describe_holder(lock: Named) -> str | None:
-    """The holder in one line, with its current place in the code if it is in this process."""
-    here = next((whereabouts(each.owner) for each in HOLDS.held_against(lock)), None)
-    return ", in this process: ".join(filter(None, (INSPECTOR.holder(lock), here))) or None
 
 
 def give_back_at_job_end(lock: AbstractLock, owner: Owner) -> None:

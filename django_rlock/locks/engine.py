@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from django_rlock import signals
 from django_rlock._core.callbacks import post
 from django_rlock._redis.scripts import OK
+from django_rlock._transport.bridges import whereabouts
 from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import BRIDGE, Owner
 from django_rlock._transport.registry import sync_driver
@@ -26,17 +27,15 @@ from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.callers import (
     NAMED_CALLS,
     a_call,
-    calling_line,
-    describe_holder,
     give_back_at_job_end,
     refuse_nested,
     serialize,
     serialized,
 )
-from django_rlock.locks.holds import HOLDS, not_owned, owner_id_of
+from django_rlock.locks.holds import HOLDS, INSPECTOR, not_owned, owner_id_of
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, AbstractLock, Named, holders_call
 from django_rlock.locks.options import RELEASE_PATIENCE, Duration, lease_seconds
-from django_rlock.locks.records import Hold, Key, Terms, key_of
+from django_rlock.locks.records import Hold, Key, Terms, calling_line, key_of
 from django_rlock.locks.statistics import (
     LONG_WAIT,
     count_hold,
@@ -106,6 +105,12 @@ async def _timed_out(driver: Driver, request: AcquireRequest, waited: float) -> 
     return LockTimeoutError(
         lock.name, waited=waited, holder=holder, retry_after=left_ms / 1000 if left_ms >= 0 else None
     )
+
+
+def describe_holder(lock: Named) -> str | None:
+    """The holder in one line, with its current place in the code if it is in this process."""
+    here = next((whereabouts(each.owner) for each in HOLDS.held_against(lock)), None)
+    return ", in this process: ".join(filter(None, (INSPECTOR.holder(lock), here))) or None
 
 
 def check_keep(lock: AbstractLock, seconds: float) -> None:

@@ -19,7 +19,7 @@ from django_rlock._transport.identity import NamedOwner, must_not_block
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.callers import awaited_driver, blocking_driver, calling_line
+from django_rlock.locks.callers import awaited_driver, blocking_driver
 from django_rlock.locks.counters import (
     SENT_AGAIN,
     give_back,
@@ -31,7 +31,7 @@ from django_rlock.locks.counters import (
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.options import UNSET, Duration, lease_seconds, unknown_argument
-from django_rlock.locks.records import Hold, key_of
+from django_rlock.locks.records import Hold, calling_line, key_of
 from django_rlock.locks.semaphore import PERMITS, PermitRequest, PermitSemaphore, packed, permit_keys, timed_out
 from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of, watch
 from django_rlock.settings import DEFAULT_ALIAS

@@ -18,13 +18,13 @@ from django_rlock.locks import engine
 from django_rlock.locks.attempt import AcquireRequest, Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.batches import BatchHold, LockGroup
-from django_rlock.locks.callers import a_call, calling_line, refuse_nested
+from django_rlock.locks.callers import a_call, refuse_nested
 from django_rlock.locks.engine import Engine, expect_copies
 from django_rlock.locks.groups import Grouping, Piece, give_back_all, held_of, pieces_of
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Kind, Named
 from django_rlock.locks.options import Duration, unknown_option
-from django_rlock.locks.records import Hold, key_of
+from django_rlock.locks.records import Hold, calling_line, key_of
 from django_rlock.locks.statistics import report_taken
 from django_rlock.locks.watchdog import watch_group
 

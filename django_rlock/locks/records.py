@@ -6,8 +6,11 @@ The tables of these records are in ``holds``.
 from __future__ import annotations
 
 import math
+import os
+import sys
 import weakref
 from contextvars import ContextVar, copy_context
+from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING
 
@@ -56,8 +59,19 @@ Key = tuple[str, str, str, int | str]
 """Alias, name, scope and owner."""
 Line = tuple[CodeType, int]
 """A place in the project's code: its code object, and the index of an instruction in it."""
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
+_BETWEEN = 5
+"""The smallest number of frames between ``calling_line`` and the project's code: reading a frame takes time."""
 Terms = tuple[float, float, bool, float]
 """A hold's lease, what it runs for, whether it is renewed, and its deadline."""
+
+
+def calling_line() -> Line:
+    """The line of the project's code that takes a lock now. Called by the flow that takes it."""
+    frame = sys._getframe(_BETWEEN)
+    while (code := frame.f_code).co_filename.startswith(PACKAGE) and frame.f_back is not None:
+        frame = frame.f_back
+    return code, frame.f_lasti
 
 
 def key_of(lock: Named, owner: Owner, scope: str | None = None) -> Key:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
@@ -26,13 +26,13 @@ from django_rlock._transport.calls import Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import Owner, running_loop, thread_owner
 from django_rlock._transport.interruptions import disarm, guard, run_when_dropped
 from django_rlock._transport.registry import sync_driver
-from django_rlock.exceptions import LockUnavailableError, RLockError
-from django_rlock.locks.callers import PACKAGE, Section
+from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
+from django_rlock.locks.callers import released_when_dropped
 from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock, SomeLock
 from django_rlock.locks.options import RELEASE_PATIENCE
-from django_rlock.locks.records import Hold, Key, key_of
+from django_rlock.locks.records import PACKAGE, Hold, Key, key_of
 from django_rlock.locks.watchdog import FREED, check_sure, lose
 
 if TYPE_CHECKING:
@@ -72,6 +72,67 @@ def open_databases() -> list[BaseDatabaseWrapper]:
 def _is_open(connection: BaseDatabaseWrapper) -> bool:
     of_tests = [getattr(block, "_from_testcase", False) for block in connection.atomic_blocks]
     return not all(of_tests)
+
+
+# --- work that is not undone ------------------------------------------------------------------------------------------
+
+# The lock around a piece of work that is not undone if only the release fails.
+
+
+class Section(Generic[SomeLock]):
+    """A block under a lock. ``is_entered`` and ``is_committed`` say how far its work has got.
+
+    ``left`` is the lock to release at its end; a part of the lock if a response keeps the rest.
+    """
+
+    __slots__ = ("is_committed", "is_entered", "left", "lock")
+
+    def __init__(self, lock: SomeLock) -> None:
+        self.lock = lock
+        self.is_entered = False
+        self.is_committed = False
+        self.left: SomeLock | None = lock
+
+    def __enter__(self) -> Self:
+        self.lock.enter()
+        self.is_entered = True
+        return self
+
+    @released_when_dropped
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        *,
+        owner: Owner | None = None,
+    ) -> None:
+        if self.left is not None:
+            try:
+                self.left._end_block(kind, error, trace, owner=owner, warns=False)
+            except RLockError as failure:
+                self._note(failure)
+
+    async def __aenter__(self) -> Self:
+        await self.lock.__aenter__()
+        self.is_entered = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.left is not None:
+            try:
+                await self.left.__aexit__(kind, error, trace)
+            except RLockError as failure:
+                self._note(failure)
+
+    def _note(self, failure: RLockError) -> None:
+        """Log a failure that comes too late to undo the work; raise other failures."""
+        if isinstance(failure, LockUnavailableError) or (self.is_committed and isinstance(failure, LockLostError)):
+            log(logger, logging.ERROR, "The work under lock %r is done, but: %s", self.lock.name, failure)
+        else:
+            raise failure
 
 
 # --- lock, BEGIN, body, COMMIT, release ------------------------------------------------------------------------------
