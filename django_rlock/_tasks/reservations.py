@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.core.exceptions import ImproperlyConfigured
-from kombu.utils.url import parse_url
+from kombu.utils.url import url_to_parts
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
@@ -270,9 +270,14 @@ def mark_of(task: AbstractTask[..., Any]) -> str:
 
 @cache
 def _mark(name: str, urls: str, prefix: str) -> str:
-    parts = [parse_url(url) for url in urls.split(";") if url]
-    brokers = sorted(f"{each['hostname']}:{each['port']}/{each['virtual_host']}" for each in parts)
+    brokers = sorted(map(_broker, filter(None, urls.split(";"))))
     return blake2b("\n".join([name, prefix, *brokers]).encode(), digest_size=_MARK_BYTES).hexdigest()
+
+
+def _broker(url: str) -> str:
+    """Names a broker without its password. ``parse_url`` would refuse a unix socket's URL with ``virtual_host``."""
+    parts = url_to_parts(url)
+    return f"{parts.hostname}:{parts.port}/{parts.path}{parts.query.get('virtual_host', '')}"
 
 
 def unfit_alias(task: AbstractTask[..., Any]) -> str:

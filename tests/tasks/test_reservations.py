@@ -171,10 +171,14 @@ def test_a_reservation_that_another_message_has_meanwhile_is_not_freed(queued, u
     assert tasks.queues.apply_async([log], queue=unread).id == later.id
 
 
-def test_apps_on_other_brokers_share_no_reservations(log):
+@pytest.mark.parametrize("by", ["an address", "a socket"])
+def test_apps_on_other_brokers_share_no_reservations(log, server, by):
+    base = app.conf.broker_url.removesuffix("1")
+    if by == "a socket":
+        base = f"redis+socket://{server.url.removeprefix('unix://').partition('?')[0]}?virtual_host="
     results: list[Any] = []
     for database in (1, 4, 1):
-        url = app.conf.broker_url.removesuffix("/1") + f"/{database}"
+        url = f"{base}{database}"
         with Celery("app", broker=url, set_as_current=False) as each:
 
             @each.task(base=LockedTask, shared=False, name="job", lock_key=f"work:{log}", lock_scope="queue")
