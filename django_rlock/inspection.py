@@ -19,9 +19,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring.building import Builder
-from django_rlock._monitoring.queued import free_reservations, queued_messages, with_queued
+from django_rlock._monitoring.deadlocks import edges, mark
 from django_rlock._monitoring.reading import State, asking, listed_aliases
-from django_rlock._monitoring.survey import Problem, Survey, edges, mark, own_report
+from django_rlock._monitoring.survey import (
+    Problem,
+    Survey,
+    free_reservations,
+    own_report,
+    queued_messages,
+    with_queued,
+)
 from django_rlock._redis.keys import stack_channel, stack_key
 from django_rlock._transport.connections import SERVER_ERRORS, is_cluster
 from django_rlock._transport.errors import unavailable

@@ -21,8 +21,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_rlock._monitoring.building import Reported
+from django_rlock._monitoring.deadlocks import mark
 from django_rlock._monitoring.reading import listed_aliases, server_names
-from django_rlock._monitoring.survey import Survey, mark
+from django_rlock._monitoring.survey import Survey
 from django_rlock.locks.infos import CLIENT_LENGTH, Deadlock, LockInfo, LockState, Party, ProcessInfo
 from django_rlock.settings import get_settings
 

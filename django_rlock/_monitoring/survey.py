@@ -1,16 +1,13 @@
-"""The locks of some aliases at one moment: the wait-for graph, a cache of recent readings, and the survey itself."""
+"""The locks of some aliases at one moment: the reports about all of them, and the current state of some."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
@@ -18,212 +15,18 @@ from django.utils.functional import cached_property
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
 from django_rlock._monitoring.building import SILENT_AFTER, Builder, Reported
-from django_rlock._monitoring.documents import Report, parse_report
-from django_rlock._monitoring.queued import queued_messages, with_queued
+from django_rlock._monitoring.deadlocks import MAX_SUSPECTS, Name, find_deadlocks
+from django_rlock._monitoring.documents import Report, document_in, number_of, parse_report, short_text
 from django_rlock._monitoring.reading import MOST_AHEAD, Server, State, asking
 from django_rlock._monitoring.reports import local_report
+from django_rlock._redis import keys
 from django_rlock._redis.scripts import ENDLESS
+from django_rlock._transport.calls import RUNS, reservation_call, run_flow
 from django_rlock._transport.identity import client_id
+from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.locks.infos import Deadlock, Edge, LockInfo, ProcessInfo
+from django_rlock.locks.infos import Deadlock, LockInfo, LockState, ProcessInfo, QueuedMessage
 from django_rlock.settings import get_settings
-
-# --- waiting ----------------------------------------------------------------------------------------------------------
-
-# The graph of owners that wait for other owners; its circles are deadlocks.
-
-Listed = TypeVar("Listed", LockInfo, Reported | LockInfo)
-Name = tuple[str, str]
-"""Alias and name of a lock."""
-MAX_SUSPECTS = 8
-"""The number of suspected locks that a page reads again to confirm deadlocks: twice, with four commands each."""
-_SOMEONE = ""
-"""Stands for holders that no report names; they may wait for any lock."""
-
-
-def edges(locks: Iterable[LockInfo]) -> list[Edge]:
-    """The edges of the wait-for graph. A waiter that is not the first in the queue also waits for the lock's
-    holders."""
-    return [
-        Edge(waiter=waiter, holder=holder, using=lock.using, name=lock.name)
-        for lock in locks
-        for waiter in lock.waiters
-        for holder in lock.holders
-        if waiter.actor != holder.actor
-    ]
-
-
-def find_deadlocks(
-    locks: Sequence[Reported], read: Callable[[Sequence[Name]], list[LockInfo]], at_most: int = MAX_SUSPECTS
-) -> tuple[Deadlock, ...]:
-    """Find the deadlocks among ``locks``.
-
-    ``read`` reads the current state of locks. A circle counts if two successive readings find it: while locks change
-    hands, a single reading may combine states that never existed at the same time.
-    """
-    names = _suspects(locks)[:at_most]
-    first = circles(edges(read(names))) if names else []
-    if not first:
-        return ()
-    # Only a circle whose waits are all the same in both readings has existed as a whole.
-    seen = {_links(circle) for circle in first}
-    return tuple(circle for circle in circles(edges(read(names))) if _links(circle) in seen)
-
-
-def mark(locks: Iterable[Listed], deadlocks: Iterable[Deadlock]) -> list[Listed | LockInfo]:
-    """Return the same locks, with the deadlock of each lock that is part of one."""
-    circle_of = {name: deadlock for deadlock in deadlocks for name in deadlock.locks}
-    if not circle_of:
-        return list(locks)
-    found = ((lock, circle_of.get((lock.using, lock.name))) for lock in locks)
-    return [lock.in_deadlock(circle) if circle else lock for lock, circle in found]
-
-
-def circles(links: Iterable[Edge]) -> list[Deadlock]:
-    """The circles in the graph; an owner is part of at most one of them."""
-    by_waiter: dict[str, dict[str, Edge]] = defaultdict(dict)
-    for edge in links:
-        by_waiter[edge.waiter.actor][edge.holder.actor] = edge
-    found = []
-    while circle := _circle(by_waiter):
-        # Begin at the smallest name, so that the result does not depend on the order of reading.
-        along = [by_waiter[waiter][holder] for waiter, holder in pairwise(circle)]
-        start = min(range(len(along)), key=lambda index: along[index].key)
-        found.append(Deadlock((*along[start:], *along[:start])))
-        for actor in circle[1:]:
-            del by_waiter[actor]
-    return found
-
-
-def _circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """A list of owners, each of which waits for the next, and the last for the first; [] if no owners wait for each
-    other in a circle."""
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        found: list[str] = error.args[1]
-        return found[::-1]
-    return []
-
-
-def _suspects(locks: Sequence[Reported]) -> list[Name]:
-    """The locks that may be part of a deadlock, beginning with those whose waiters and holders may both be part of a
-    circle."""
-    wanted = [lock for lock in locks if lock.waits]
-    graph: dict[str, set[str]] = defaultdict(set)
-    for lock in wanted:
-        holders = lock.holding_actors or {_SOMEONE}
-        for waiter in lock.waiting_actors:
-            graph[waiter] |= holders - {waiter}
-    if _SOMEONE in set().union(*graph.values()):
-        graph[_SOMEONE] = {actor for lock in locks for actor in lock.holding_actors if actor in graph}
-    knot = _knot(graph)
-    found = []
-    for lock in locks if _SOMEONE in knot else wanted:
-        waited_for = not knot.isdisjoint(lock.waiting_actors)
-        held = not knot.isdisjoint(lock.holding_actors)
-        if waited_for or (held and _SOMEONE in knot):
-            found.append((not (waited_for and held), not waited_for, lock.using, lock.name))
-    return [(using, name) for *_, using, name in sorted(found)]
-
-
-def _knot(graph: Mapping[str, set[str]]) -> set[str]:
-    """The nodes on circles and between circles, which no topological order contains in either direction."""
-    left = _unordered(graph)
-    turned: dict[str, set[str]] = {node: set() for node in left}
-    for node in left:
-        for after in graph[node] & left:
-            turned[after].add(node)
-    return _unordered(turned)
-
-
-def _unordered(graph: Mapping[str, set[str]]) -> set[str]:
-    sorter = TopologicalSorter(graph)
-    with suppress(CycleError):
-        sorter.prepare()
-    left = set(graph)
-    while ready := sorter.get_ready():
-        left.difference_update(ready)
-        sorter.done(*ready)
-    return left
-
-
-def _links(circle: Deadlock) -> frozenset[tuple[str, str, str, str]]:
-    return frozenset(edge.key for edge in circle.edges)
-
-
-# --- recent -----------------------------------------------------------------------------------------------------------
-
-# A cache of the locks that this process has just read: open pages refresh themselves, and share readings until a change
-# is reported.
-
-MAX_AGE = 5.0
-"""How long the reading of a lock is reused, in seconds; less for short leases, see ``_lasts``."""
-MAX_KEPT = 5000
-"""The largest number of locks in the cache."""
-
-ReportsByKey = Mapping[str, object]
-"""The reported values of locks, by key; None for a lock that changes too fast to be cached."""
-
-
-class _Seen(NamedTuple):
-    """The state of a lock at a time of this process's clock, and its reported values."""
-
-    state: State
-    reported: object
-    at: float
-
-
-_seen: Owned[dict[tuple[str, str], _Seen]] = Owned("reports", dict)
-"""The cache, by alias and key."""
-
-
-def read_states(server: Server, using: str, reported: ReportsByKey, is_refresh: bool = False) -> dict[str, State]:
-    """The states of the held locks among some locks. A refresh reads only locks that may have changed."""
-    kept = _unchanged(server, using, reported) if is_refresh else {}
-    asked_at = monotonic()
-    found = server.read_states(sorted(reported.keys() - kept.keys()))
-    if len(_seen.value) > MAX_KEPT:
-        _seen.value.clear()
-    for key in reported.keys() - kept.keys():
-        if key in found:
-            _seen.value[using, key] = _Seen(found[key], reported[key], asked_at)
-        else:
-            _seen.value.pop((using, key), None)
-    return kept | found
-
-
-def _unchanged(server: Server, using: str, reported: ReportsByKey) -> dict[str, State]:
-    """The cached locks whose reported values are unchanged, if all of them and their queues still exist.
-
-    One command counts the keys of all these locks. If it finds fewer or more keys, no lock counts as unchanged.
-    """
-    now = monotonic()
-    found = {
-        key: seen for key in reported if (seen := _seen.value.get((using, key))) and _counts(seen, reported[key], now)
-    }
-    if not found or server.count_present([*found]) != sum(seen.state.present for seen in found.values()):
-        return {}
-    return {key: _aged(seen.state, now - seen.at) for key, seen in found.items()}
-
-
-def _counts(seen: _Seen, reported: object, now: float) -> bool:
-    return reported is not None and reported == seen.reported and now - seen.at < _lasts(seen.state)
-
-
-def _lasts(state: State) -> float:
-    """How long a reading is reused. Leases are renewed after a third, and the displayed time left must not look as if a
-    renewal had failed."""
-    return MAX_AGE if state.pttl == ENDLESS else min(MAX_AGE, state.pttl / 6000)
-
-
-def _aged(state: State, seconds: float) -> State:
-    return state if state.pttl == ENDLESS else replace(state, pttl=max(state.pttl - round(1000 * seconds), 1))
-
-
-# --- survey -----------------------------------------------------------------------------------------------------------
-
-# The locks of some aliases at one moment: the reports about all of them, and the current state of some.
 
 Problem = LockUnavailableError | ImproperlyConfigured
 """The error of an alias that could not be read."""
@@ -394,3 +197,172 @@ def own_report(now: float) -> Report:
     """The report of this process, which is always up to date."""
     fields = local_report(now - monotonic())
     return parse_report(client_id(), now, {name.encode(): text.encode() for name, text in fields.items()}, "own")
+
+
+# --- a cache of recent readings ---------------------------------------------------------------------------------------
+
+# A cache of the locks that this process has just read: open pages refresh themselves, and share readings until a change
+# is reported.
+
+MAX_AGE = 5.0
+"""How long the reading of a lock is reused, in seconds; less for short leases, see ``_lasts``."""
+MAX_KEPT = 5000
+"""The largest number of locks in the cache."""
+
+ReportsByKey = Mapping[str, object]
+"""The reported values of locks, by key; None for a lock that changes too fast to be cached."""
+
+
+class _Seen(NamedTuple):
+    """The state of a lock at a time of this process's clock, and its reported values."""
+
+    state: State
+    reported: object
+    at: float
+
+
+_seen: Owned[dict[tuple[str, str], _Seen]] = Owned("reports", dict)
+"""The cache, by alias and key."""
+
+
+def read_states(server: Server, using: str, reported: ReportsByKey, is_refresh: bool = False) -> dict[str, State]:
+    """The states of the held locks among some locks. A refresh reads only locks that may have changed."""
+    kept = _unchanged(server, using, reported) if is_refresh else {}
+    asked_at = monotonic()
+    found = server.read_states(sorted(reported.keys() - kept.keys()))
+    if len(_seen.value) > MAX_KEPT:
+        _seen.value.clear()
+    for key in reported.keys() - kept.keys():
+        if key in found:
+            _seen.value[using, key] = _Seen(found[key], reported[key], asked_at)
+        else:
+            _seen.value.pop((using, key), None)
+    return kept | found
+
+
+def _unchanged(server: Server, using: str, reported: ReportsByKey) -> dict[str, State]:
+    """The cached locks whose reported values are unchanged, if all of them and their queues still exist.
+
+    One command counts the keys of all these locks. If it finds fewer or more keys, no lock counts as unchanged.
+    """
+    now = monotonic()
+    found = {
+        key: seen for key in reported if (seen := _seen.value.get((using, key))) and _counts(seen, reported[key], now)
+    }
+    if not found or server.count_present([*found]) != sum(seen.state.present for seen in found.values()):
+        return {}
+    return {key: _aged(seen.state, now - seen.at) for key, seen in found.items()}
+
+
+def _counts(seen: _Seen, reported: object, now: float) -> bool:
+    return reported is not None and reported == seen.reported and now - seen.at < _lasts(seen.state)
+
+
+def _lasts(state: State) -> float:
+    """How long a reading is reused. Leases are renewed after a third, and the displayed time left must not look as if a
+    renewal had failed."""
+    return MAX_AGE if state.pttl == ENDLESS else min(MAX_AGE, state.pttl / 6000)
+
+
+def _aged(state: State, seconds: float) -> State:
+    return state if state.pttl == ENDLESS else replace(state, pttl=max(state.pttl - round(1000 * seconds), 1))
+
+
+# --- queued messages --------------------------------------------------------------------------------------------------
+
+# Messages of Celery tasks that have a reservation: finding them, and freeing their reservations.
+
+_MOST = 5000
+"""The maximum length of a reservation's description."""
+_PATIENCE = 2.0
+"""How long freeing a reservation is retried while Redis is unreachable, in seconds."""
+
+HEADINGS = ["task", "message", "queue", "queued for", "sender", "kept for"]
+
+
+def queued_messages(
+    using: str, names: Collection[str] | None = None, pattern: str | None = None
+) -> list[QueuedMessage]:
+    """The messages in the queues of some locks; with None, of all locks of the alias whose names match a shell pattern,
+    which reads every key of the server. Raises LockUnavailableError if Redis cannot be read.
+    """
+    prefix = get_settings(using).key_prefix
+    with asking(", ".join(names or [pattern or "*"]), using) as server:
+        now, reservations = server.read_reservations(None if names is None else [prefix + name for name in names])
+    found = (_message(using, now, *reservation) for reservation in reservations)
+    matches = re.compile(translate(pattern or "*")).match
+    ours = [
+        each
+        for each in found
+        if each.key.startswith(keys.reservation_key(prefix + each.name, ""))
+        and matches(each.name)
+        and (names is None or each.name in names)
+    ]
+    return sorted(ours, key=lambda each: -each.waited)
+
+
+def _message(using: str, now: float, key: str, value: str, pttl: int) -> QueuedMessage:
+    first, _, about = value.partition("\n")
+    since, _, rest = about.partition(" ")
+    text = rest.partition(" ")[2]
+    known = document_in(text, _MOST)
+    task_id = first.partition(":")[2]
+    sent_at = number_of(since) or now
+    return QueuedMessage(
+        name=short_text(known.get("lock")),
+        using=using,
+        task=short_text(known.get("task")),
+        task_id=short_text(task_id),
+        queue=short_text(known.get("queue")),
+        sender=short_text(known.get("sender")),
+        since=sent_at,
+        waited=max(now - sent_at, 0.0),
+        left=max(pttl, 0) / 1000,
+        is_sent=not first.startswith("?"),
+        key=key,
+        value=first.removeprefix("?"),
+    )
+
+
+def with_queued(locks: Iterable[LockInfo], messages: Iterable[QueuedMessage]) -> list[LockInfo]:
+    """The locks with their queued messages, followed by the free locks for which messages are queued."""
+    queued: dict[str, list[QueuedMessage]] = {}
+    for message in messages:
+        queued.setdefault(message.name, []).append(message)
+    held = [replace(info, queued=tuple(queued.pop(info.name))) if info.name in queued else info for info in locks]
+    return held + [_only_queued(messages) for messages in queued.values()]
+
+
+def _only_queued(messages: Sequence[QueuedMessage]) -> LockInfo:
+    """A free lock for which messages are queued."""
+    first = messages[0]
+    return LockInfo(
+        name=first.name,
+        key=get_settings(first.using).key_prefix + first.name,
+        using=first.using,
+        kind="",
+        holders=(),
+        state=LockState.QUEUED,
+        remaining_lease=None,
+        until=None,
+        lease=None,
+        waiters=(),
+        waiting=0,
+        queued=tuple(messages),
+    )
+
+
+def free_reservations(messages: Sequence[QueuedMessage]) -> int:
+    """Free the reservations of messages, each only if that message still has it; returns how many were freed.
+
+    The messages themselves stay in the queue. Raises LockUnavailableError if Redis is unreachable.
+    """
+    return sum(_free(message) for message in messages)
+
+
+def _free(message: QueuedMessage) -> bool:
+    driver = sync_driver(message.using)
+    lock_key = get_settings(message.using).key_prefix + message.name
+    call = reservation_call(message.name, lock_key, message.key, message.value, 0, RUNS)
+    _, freed, *_ = run_flow(driver.run, (call, driver.now() + _PATIENCE))
+    return bool(freed)

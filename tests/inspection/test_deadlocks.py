@@ -12,7 +12,7 @@ import redis
 from django.core.management import call_command
 
 from django_rlock import LockLostError, LockTimeoutError, rlock
-from django_rlock._monitoring.survey import Name, find_deadlocks
+from django_rlock._monitoring.deadlocks import Name, find_deadlocks
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY
 from django_rlock.inspection import (
     LockInfo,

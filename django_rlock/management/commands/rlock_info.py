@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock._core.text import printable
 from django_rlock._monitoring.history import LockEvent
-from django_rlock._monitoring.queued import HEADINGS
+from django_rlock._monitoring.survey import HEADINGS
 from django_rlock._monitoring.timeline import Span, Timeline, read_timeline
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import find_named, holder_stack, listed_aliases, number_at

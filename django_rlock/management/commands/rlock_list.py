@@ -12,7 +12,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from django_rlock._monitoring.queued import HEADINGS
+from django_rlock._monitoring.survey import HEADINGS
 from django_rlock.inspection import find_locks, find_queued
 from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.management import NOTHING_MATCHED, USAGE
