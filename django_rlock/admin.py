@@ -28,7 +28,8 @@ from django.views.decorators.cache import never_cache
 from django_rlock import inspection
 from django_rlock._monitoring.deadlocks import mark
 from django_rlock._monitoring.history import History, read_history
-from django_rlock._monitoring.listing import CONTENT_TYPE, Overview, Row, exposition, public_dict
+from django_rlock._monitoring.listing import CONTENT_TYPE, Overview, exposition
+from django_rlock._monitoring.rows import Row, public_dict
 from django_rlock._monitoring.survey import Survey
 from django_rlock._monitoring.timeline import Chart, read_timeline
 from django_rlock.exceptions import LockUnavailableError

@@ -18,9 +18,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring.building import Builder
 from django_rlock._monitoring.deadlocks import edges, mark
 from django_rlock._monitoring.reading import State, asking, listed_aliases
+from django_rlock._monitoring.rows import Builder
 from django_rlock._monitoring.survey import (
     Problem,
     Survey,

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import TypeVar
 
-from django_rlock._monitoring.building import Reported
+from django_rlock._monitoring.rows import Reported
 from django_rlock.locks.infos import Deadlock, Edge, LockInfo
 
 Listed = TypeVar("Listed", LockInfo, Reported | LockInfo)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +19,11 @@ from django.core.paginator import Page, Paginator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_rlock._monitoring.building import Reported
 from django_rlock._monitoring.deadlocks import mark
 from django_rlock._monitoring.reading import listed_aliases, server_names
+from django_rlock._monitoring.rows import Reported, Row
 from django_rlock._monitoring.survey import Survey
-from django_rlock.locks.infos import CLIENT_LENGTH, Deadlock, LockInfo, LockState, Party, ProcessInfo
-from django_rlock.settings import get_settings
+from django_rlock.locks.infos import Deadlock, LockInfo, LockState, ProcessInfo
 
 # --- listing ----------------------------------------------------------------------------------------------------------
 
@@ -235,77 +233,6 @@ _FILTERS: dict[str, Callable[[Listed, str], bool]] = {
     "prefix": lambda lock, wanted: lock.name.startswith(wanted),
     "older": _is_older,
 }
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-# Locks as pages show them, without whole owner ids.
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A lock as a page shows it."""
-
-    lock: LockInfo
-
-    @property
-    def object_id(self) -> str:
-        """The lock's name in the admin's URLs and log."""
-        return f"{self.lock.using}/{self.lock.name}"
-
-    @property
-    def keeps_waiting(self) -> bool:
-        """Whether owners wait behind a hold that is longer than the alias's SLOW_HOLD."""
-        return bool(self.lock.waiting) and (self.lock.held_for or 0.0) > get_settings(self.lock.using).slow_hold
-
-    @property
-    def full_lease(self) -> float:
-        """The maximum of the meter for the time left, in seconds."""
-        lease = self.lock.lease or get_settings(self.lock.using).watchdog_timeout
-        return max(lease, self.lock.remaining_lease or 0.0)
-
-    @property
-    def low_lease(self) -> float:
-        """The time left, in seconds, below which the holder has missed a renewal, which is due after each third of the
-        lease."""
-        return self.full_lease / 3
-
-    @property
-    def nodes(self) -> list[tuple[str, str | None, bool]]:
-        """Each node of a RedLock, the owner there (see ``short_node_owner``), and whether that owner is the holder."""
-        owner = self.lock.holder.owner
-        return [(node, short_node_owner(other), other == owner) for node, other in self.lock.nodes.items()]
-
-    @property
-    def command(self) -> str:
-        """The command that frees the lock in a shell, as long as the same owner holds it."""
-        words = ["rlock_release", "--using", self.lock.using, "--owner", self.lock.holder.owner, "--", self.lock.name]
-        return " ".join(map(_shell_word, words))
-
-
-def public_dict(lock: LockInfo) -> dict[str, Any]:
-    """Plain values without whole owner ids, which a browser does not need."""
-    document = lock.as_dict()
-    for kind in ("holders", "waiters", "recent", "crowds"):
-        parties: tuple[Party, ...] = getattr(lock, kind)
-        for entry, party in zip(document[kind], parties, strict=True):
-            entry |= {"owner": party.short_owner, "client": party.client[:8], "doing": party.doing}
-            del entry["actor"]  # contains the whole client id
-    document["nodes"] = {node: short_node_owner(owner) for node, owner in lock.nodes.items()}
-    return document
-
-
-def _shell_word(word: str) -> str:
-    """A word quoted for a shell; control characters become escapes, which a terminal does not execute."""
-    if word.isprintable():
-        return shlex.quote(word)
-    plain = word.replace("\\", r"\\").replace("'", r"\'")
-    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + "'"
-
-
-def short_node_owner(owner: str | None) -> str | None:
-    """The shortened owner id on a node; "" if the lock is free there, None if the node is unreachable."""
-    return Party(owner=owner, actor=owner, client=owner[:CLIENT_LENGTH]).short_owner if owner else owner
 
 
 # --- overview ---------------------------------------------------------------------------------------------------------

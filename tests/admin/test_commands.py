@@ -20,7 +20,6 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_rlock import Semaphore
-from django_rlock._monitoring import building
 from django_rlock.inspection import force_release, iter_locks
 from django_rlock.management.commands import rlock_release
 from django_rlock.management.output import text_width
@@ -289,8 +288,8 @@ def test_release_dead_frees_what_the_dead_reported_while_the_servers_clock_was_f
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
     """A heartbeat that lies in the future is neither a sign of life until then, nor one of death."""
-    for module in (building, rlock_release):
-        monkeypatch.setattr(module, "SILENT_AFTER", 2.0)
+    monkeypatch.setattr("django_rlock._monitoring.rows.SILENT_AFTER", 2.0)
+    monkeypatch.setattr(rlock_release, "SILENT_AFTER", 2.0)
     plant_locks(redis_client, 1, 1, silent=-3600)
     living = plant_locks(redis_client, 1, 1, prefix="rlock:living:", silent=-3600)
     with beating(redis_client, living):

@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from django_rlock._monitoring import documents, reading
-from django_rlock._monitoring.building import Builder
 from django_rlock._monitoring.listing import COLUMNS, Overview
+from django_rlock._monitoring.rows import Builder
 from django_rlock.inspection import LockState, iter_locks
 from tests.conftest import OwnServer
 from tests.inspection.crowd import plant_locks

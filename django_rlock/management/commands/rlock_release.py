@@ -15,8 +15,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock._core.text import printable
-from django_rlock._monitoring.building import SILENT_AFTER
 from django_rlock._monitoring.reading import MOST_AHEAD
+from django_rlock._monitoring.rows import SILENT_AFTER
 from django_rlock._monitoring.survey import with_queued
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import (

@@ -1,10 +1,12 @@
-"""Combines the processes' reports with the current state of locks."""
+"""What a row of a list is made of: a lock as reported, its LockInfo with the current state, and what a page shows of it."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -402,3 +404,74 @@ def _state(state: State, holders: Collection[Holder], is_hot: bool) -> LockState
         return LockState.HOT
     is_unknown = all(holder.heard_ago is None and not is_kept(holder.owner) for holder in holders)
     return LockState.UNKNOWN if is_unknown else LockState.HELD
+
+
+# --- on a page --------------------------------------------------------------------------------------------------------
+
+# Locks as pages show them, without whole owner ids.
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A lock as a page shows it."""
+
+    lock: LockInfo
+
+    @property
+    def object_id(self) -> str:
+        """The lock's name in the admin's URLs and log."""
+        return f"{self.lock.using}/{self.lock.name}"
+
+    @property
+    def keeps_waiting(self) -> bool:
+        """Whether owners wait behind a hold that is longer than the alias's SLOW_HOLD."""
+        return bool(self.lock.waiting) and (self.lock.held_for or 0.0) > get_settings(self.lock.using).slow_hold
+
+    @property
+    def full_lease(self) -> float:
+        """The maximum of the meter for the time left, in seconds."""
+        lease = self.lock.lease or get_settings(self.lock.using).watchdog_timeout
+        return max(lease, self.lock.remaining_lease or 0.0)
+
+    @property
+    def low_lease(self) -> float:
+        """The time left, in seconds, below which the holder has missed a renewal, which is due after each third of the
+        lease."""
+        return self.full_lease / 3
+
+    @property
+    def nodes(self) -> list[tuple[str, str | None, bool]]:
+        """Each node of a RedLock, the owner there (see ``short_node_owner``), and whether that owner is the holder."""
+        owner = self.lock.holder.owner
+        return [(node, short_node_owner(other), other == owner) for node, other in self.lock.nodes.items()]
+
+    @property
+    def command(self) -> str:
+        """The command that frees the lock in a shell, as long as the same owner holds it."""
+        words = ["rlock_release", "--using", self.lock.using, "--owner", self.lock.holder.owner, "--", self.lock.name]
+        return " ".join(map(_shell_word, words))
+
+
+def public_dict(lock: LockInfo) -> dict[str, Any]:
+    """Plain values without whole owner ids, which a browser does not need."""
+    document = lock.as_dict()
+    for kind in ("holders", "waiters", "recent", "crowds"):
+        parties: tuple[Party, ...] = getattr(lock, kind)
+        for entry, party in zip(document[kind], parties, strict=True):
+            entry |= {"owner": party.short_owner, "client": party.client[:8], "doing": party.doing}
+            del entry["actor"]  # contains the whole client id
+    document["nodes"] = {node: short_node_owner(owner) for node, owner in lock.nodes.items()}
+    return document
+
+
+def _shell_word(word: str) -> str:
+    """A word quoted for a shell; control characters become escapes, which a terminal does not execute."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = word.replace("\\", r"\\").replace("'", r"\'")
+    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + "'"
+
+
+def short_node_owner(owner: str | None) -> str | None:
+    """The shortened owner id on a node; "" if the lock is free there, None if the node is unreachable."""
+    return Party(owner=owner, actor=owner, client=owner[:CLIENT_LENGTH]).short_owner if owner else owner
