@@ -1,6 +1,6 @@
 """Show who holds which lock, what holders are doing and who waits; and free locks that other owners hold.
 
-Names come from the process reports (``reports``), which are written with a delay. Each name is compared with the lock
+Names come from the reports of processes, which are written with a delay. Each name is compared with the lock
 itself, so a lock that has been released is never shown, and the holder is always the current one.
 """
 

@@ -19,7 +19,7 @@ import pytest
 
 from django_rlock import FairLock, RLock
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring import reports
+from django_rlock._monitoring import reporter
 from django_rlock._transport.calls import run_sync
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -182,7 +182,7 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of the server are those of locks, however long a machine stalls while it holds some."""
-    monkeypatch.setattr(reports, "MIN_AGE", 3600.0)
+    monkeypatch.setattr(reporter, "MIN_AGE", 3600.0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,7 +10,7 @@ import pytest
 import redis
 from pytest_django import Settings
 
-from django_rlock._monitoring.recorded import Recorder
+from django_rlock._monitoring.recorder import Recorder
 from example_project.embedded import EmbeddedServer
 from tests.background import caplog  # noqa: F401 - a fixture
 from tests.forms import THOROUGH, is_of_the_short_form

@@ -1,6 +1,6 @@
 """The history of locks: the last hour by template, and the locks that were lost or force-released.
 
-Each process writes its own history (``recorded``), which outlives the process. This module combines these histories. As
+Each process writes its own history (``recorder``), which outlives the process. This module combines these histories. As
 with reports, it trusts no value that it reads.
 """
 

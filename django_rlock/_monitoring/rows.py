@@ -1,4 +1,4 @@
-"""What a row of a list is made of: a lock as reported, its LockInfo with the current state, and what a page shows of it."""
+"""What a row of a list is made of: a lock as reported, the same with its current state, and as a page shows it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from django_rlock._core.process import Owned
 from django_rlock._monitoring.deadlocks import MAX_SUSPECTS, Name, find_deadlocks
 from django_rlock._monitoring.documents import Report, document_in, number_of, parse_report, short_text
 from django_rlock._monitoring.reading import MOST_AHEAD, Server, State, asking
-from django_rlock._monitoring.reports import local_report
+from django_rlock._monitoring.reporter import local_report
 from django_rlock._monitoring.rows import SILENT_AFTER, Builder, Reported
 from django_rlock._redis import keys
 from django_rlock._redis.scripts import ENDLESS

@@ -1,6 +1,6 @@
 """A lock's timeline: who held it when, how long others waited, what was lost or freed by force; and its picture.
 
-The past is what each process remembers (``recorded``), the present is the lock's current state. As with reports, no
+The past is what each process remembers (``recorder``), the present is the lock's current state. As with reports, no
 value from Redis is trusted.
 """
 

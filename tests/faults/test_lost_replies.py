@@ -11,7 +11,7 @@ from django_redis import get_redis_connection
 
 from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiLock, RLock
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring import reports
+from django_rlock._monitoring import reporter
 from django_rlock._redis import keys, scripts
 from django_rlock._transport import async_connection, calls, pool
 from django_rlock._transport.connection import KEEPALIVE
@@ -278,14 +278,14 @@ def test_release_that_was_not_sent_at_first_does_not_hide_a_loss(kind, redis_cli
 @pytest.fixture
 def publisher(proxy):
     """The report of another process, whose first write was executed and not confirmed."""
-    publisher = reports.Publisher("default")
+    publisher = reporter.Publisher("default")
     publisher.client = "another"
     publisher.key = keys.report_key(publisher.client)
     lost = [proxy.lose_reply(b"PEXPIRE") for _ in range(2)]
     with RLock("stock:42"):
         (hold,) = HOLDS.snapshot()
         publisher.add(hold)
-        publisher.publish(hold.since + reports.MIN_AGE)
+        publisher.publish(hold.since + reporter.MIN_AGE)
     assert all(each.served.is_set() for each in lost)
     return publisher
 

@@ -13,7 +13,7 @@ import django
 django.setup()
 from django_rlock import rlock
 from django_rlock.locks.records import context
-from django_rlock._monitoring import recorded as history
+from django_rlock._monitoring import recorder as history
 
 history.LOOK_EVERY = 1.0
 pause = threading.Event()

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring import reports
+from django_rlock._monitoring import reporter
 from django_rlock._monitoring.history import History, read_history
-from django_rlock._monitoring.recorded import Recorder
+from django_rlock._monitoring.recorder import Recorder
 from django_rlock.locks.records import context
 from tests.background import settle
 
@@ -25,7 +25,7 @@ class Past:
 
     @property
     def recorder(self) -> Recorder:
-        return reports._reporter.value.recorder
+        return reporter._reporter.value.recorder
 
     def round(self, ahead: float) -> float:
         """Do what is due then; returns in how many seconds something is due again."""
@@ -36,9 +36,9 @@ class Past:
     def publish(self, ahead: float) -> None:
         """Look at what was counted, and write the report."""
         settle()
-        reporter, now = reports._reporter.value, monotonic() + ahead
+        now = monotonic() + ahead
         ROUND(self.recorder, now)
-        reporter.round(now)
+        reporter._reporter.value.round(now)
 
 
 @contextmanager

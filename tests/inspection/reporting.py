@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring import reports
+from django_rlock._monitoring import reporter
 from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
 from django_rlock.inspection import lock_info
@@ -17,7 +17,7 @@ from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import settle
 
 
-class HandDriven(reports.Reporter):
+class HandDriven(reporter.Reporter):
     """A reporter without a thread."""
 
     def _wake(self) -> None:
@@ -33,25 +33,25 @@ class Clock:
     def publish_in(self, seconds: float) -> float:
         """Let a number of seconds pass and run the round; returns in how many seconds it wants to run again."""
         settle()  # background threads notify the reporter
-        if not isinstance(reports._reporter.value, HandDriven):  # settings have changed
+        if not isinstance(reporter._reporter.value, HandDriven):  # settings have changed
             drive_by_hand()
         self.ahead += seconds
         now = monotonic() + self.ahead
-        return reports._reporter.value.round(now) - now
+        return reporter._reporter.value.round(now) - now
 
 
 def drive_by_hand() -> None:
     """Begin as a process that has reported nothing."""
-    reports._reporter.value.stop()
-    driven = reports._reporter.value = HandDriven()
-    items: list[reports.Item] = [*HOLDS.snapshot(), *WAITS.snapshot()]
+    reporter._reporter.value.stop()
+    driven = reporter._reporter.value = HandDriven()
+    items: list[reporter.Item] = [*HOLDS.snapshot(), *WAITS.snapshot()]
     for item in items:
         driven.notify(item)
 
 
 def drive_by_thread() -> None:
     """Go on as usual."""
-    reports._reporter.value = reports.Reporter()
+    reporter._reporter.value = reporter.Reporter()
 
 
 @contextmanager

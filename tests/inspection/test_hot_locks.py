@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django_rlock import rlock
 from django_rlock._monitoring.documents import MAX_NAMED
 from django_rlock._monitoring.listing import Overview
-from django_rlock._monitoring.recorded import MAX_HOT, hot_locks
+from django_rlock._monitoring.recorder import MAX_HOT, hot_locks
 from django_rlock._monitoring.rows import public_dict
 from django_rlock._transport.identity import Owner, current_owner
 from django_rlock.inspection import LockInfo, LockState, iter_locks, lock_info

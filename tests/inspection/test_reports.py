@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from django_rlock import rlock
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring import documents, reports
+from django_rlock._monitoring import documents, reporter
 from django_rlock._monitoring.documents import guess_role
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
@@ -38,9 +38,9 @@ def test_a_hold_is_reported_after_half_a_second_and_removed_after_its_release(re
     started = monotonic()
     with rlock("stock:1"):
         owner = held("stock:1").holder.owner
-        assert not report_of(redis_client) or monotonic() - started >= reports.MIN_AGE - 0.1
+        assert not report_of(redis_client) or monotonic() - started >= reporter.MIN_AGE - 0.1
         report = eventually(lambda: report_of(redis_client))
-        assert monotonic() - started >= reports.MIN_AGE - 0.1
+        assert monotonic() - started >= reporter.MIN_AGE - 0.1
         assert (int(report["pid"]), report["service"]) == (os.getpid(), "tests")
         [entry] = entries(redis_client)
         assert entry["key"] == "rlock:stock:1"
@@ -53,7 +53,7 @@ def test_a_hold_is_reported_after_half_a_second_and_removed_after_its_release(re
 def test_taking_and_releasing_a_lock_sends_nothing_but_its_two_scripts(
     redis_client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "MIN_AGE", PATIENCE)  # no stall makes a hold that old
+    monkeypatch.setattr(reporter, "MIN_AGE", PATIENCE)  # no stall makes a hold that old
     lock = rlock("stock:1")
     with lock:
         pass
@@ -83,7 +83,7 @@ def test_only_what_changed_is_written(redis_client: redis.Redis, clock: Clock) -
 def test_nothing_is_written_more_than_once_a_second(
     redis_client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "_WRITE_PAUSE", PATIENCE)  # instead of a second, in which a machine may stall
+    monkeypatch.setattr(reporter, "_WRITE_PAUSE", PATIENCE)  # instead of a second, in which a machine may stall
     with rlock("stock:1"):
         clock.publish_in(0.6)
         with rlock("stock:2"), commands(redis_client) as sent:
@@ -170,7 +170,7 @@ def test_a_living_process_is_not_silent_though_the_servers_clock_was_set(
 ) -> None:
     with rlock("stock:1"):
         clock.publish_in(0.6)
-        for publisher in reports._reporter.value.publishers.values():
+        for publisher in reporter._reporter.value.publishers.values():
             publisher.clock -= step
         clock.publish_in(documents.HEARTBEAT)
         heartbeat = redis_client.zscore("rlock_processes", client_id())
@@ -195,8 +195,8 @@ def test_a_context_is_cut_to_what_is_allowed(redis_client: redis.Redis, clock: C
 
 def test_a_forked_child_leaves_its_parents_report_alone(redis_client: redis.Redis, clock: Clock) -> None:
     def exit_and_publish() -> None:
-        reports._reporter.value.leave(5)
-        reports._reporter.value.round(monotonic() + 10)
+        reporter._reporter.value.leave(5)
+        reporter._reporter.value.round(monotonic() + 10)
 
     with rlock("stock:1"):
         clock.publish_in(0.6)

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_rlock import rlock
-from django_rlock._monitoring import documents, recorded
+from django_rlock._monitoring import documents, recorder
 from django_rlock._monitoring.timeline import MAX_JSON, MAX_SHOWN, WINDOWS, Chart, Timeline, read_timeline
 from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
@@ -122,7 +122,7 @@ def test_locks_that_nobody_waited_for_are_forgotten_first(past: Past) -> None:
 def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
     about = dict.fromkeys(("route", "user", "task", "task_id"), "x" * 1000)
     with working_on(**about):
-        for number in range(recorded.MAX_LOCKS + 5):
+        for number in range(recorder.MAX_LOCKS + 5):
             with rlock(f"{number}", lease_time=60):
                 for _ in range(documents.MAX_WAITS + 5 if number == 30 else 1):
                     assert not rlock(f"{number}", owner="y").acquire(blocking=False)
@@ -132,12 +132,12 @@ def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
     past.written()
     key = keys.recent_key(client_id())
     fields = redis_client.hgetall(key)
-    assert len([field for field in fields if field.startswith("lock ")]) == recorded.MAX_LOCKS
+    assert len([field for field in fields if field.startswith("lock ")]) == recorder.MAX_LOCKS
     assert max(map(len, fields.values())) < MAX_JSON
     assert 80_000 < redis_client.ttl(key) <= 86_400
     found = read_timeline("default", "30", None)
     assert len(found.waits) == documents.MAX_WAITS
-    assert sum(wait.is_named for wait in found.waits) == recorded.MAX_NAMED_WAITS
+    assert sum(wait.is_named for wait in found.waits) == recorder.MAX_NAMED_WAITS
     assert len(found.listed) <= 3 * MAX_SHOWN
 
 

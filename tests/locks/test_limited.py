@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_rlock import LimitedLock, LockTimeoutError, ReadWriteLock, distributed_lock, rlock
-from django_rlock._monitoring import reports
+from django_rlock._monitoring import reporter
 from django_rlock.locks.holds import HOLDS
 from tests.bindings import elsewhere, visit, waiting
 from tests.eventually import UNTIL_SERVED, eventually
@@ -85,7 +85,7 @@ async def test_a_writer_waits_for_all_of_them_and_keeps_them_out(binding):
 
 
 async def test_the_admin_sees_holders_and_waiters(binding, release, monkeypatch):
-    monkeypatch.setattr(reports, "MIN_AGE", 0.0)
+    monkeypatch.setattr(reporter, "MIN_AGE", 0.0)
     held = await others(binding, 3)
     release(held[1:])
     lock = rlock("printers", permits=3, wait_time=UNTIL_SERVED)

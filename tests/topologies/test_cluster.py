@@ -18,7 +18,7 @@ from redis.exceptions import AuthenticationError
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock._core.redis_py import slot_of
 from django_rlock._monitoring.reading import asking
-from django_rlock._monitoring.reports import Publisher
+from django_rlock._monitoring.reporter import Publisher
 from django_rlock._transport.calls import pack_command
 from django_rlock._transport.cluster import ClusterClient
 from django_rlock._transport.connections import _ask_slots, cluster_client, server, slot_map

@@ -8,7 +8,7 @@ import pytest
 from pytest_django import Settings
 
 from django_rlock import rlock
-from django_rlock._monitoring import reports
+from django_rlock._monitoring import reporter
 from django_rlock._monitoring.timeline import read_timeline
 from django_rlock.inspection import holder_stack
 from example_project.embedded import EmbeddedServer
@@ -67,7 +67,7 @@ def test_the_holder_of_a_redlock_does_so_while_a_node_is_down(nodes: list[Embedd
 
 def check_stack() -> None:
     with hanging("stock:1"):
-        eventually(lambda: reports._reporter.value.stacks.channels)  # it listens, and has reported its hold
+        eventually(lambda: reporter._reporter.value.stacks.channels)  # it listens, and has reported its hold
         lines = eventually(lambda: asked("stock:1"))
     assert any(line.endswith(" in hang_inside") for line in lines)
 

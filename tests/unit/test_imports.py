@@ -45,7 +45,7 @@ from django.conf import settings
 settings.configure(INSTALLED_APPS=["django_rlock"])
 django.setup()
 from django_rlock.locks.holds import INSPECTOR
-print(INSPECTOR.holder.__module__, "django_rlock._monitoring.reports" in sys.modules)
+print(INSPECTOR.holder.__module__, "django_rlock._monitoring.reporter" in sys.modules)
 """
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert told.split() == ["django_rlock.inspection", "True"]

@@ -10,8 +10,7 @@ from django_rlock import settings as settings_module
 from django_rlock._core import callbacks, process, threads
 from django_rlock._core.callbacks import Callbacks
 from django_rlock._core.process import remembered
-from django_rlock._monitoring import reports
-from django_rlock._monitoring.reports import Reporter
+from django_rlock._monitoring.reporter import Reporter, _reporter
 from django_rlock._transport import connections, registry, worker
 from django_rlock._transport.worker import BackgroundWorker
 from tests.eventually import PATIENCE, in_threads
@@ -148,7 +147,7 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
     its, reporter, calls = BackgroundWorker("default"), Reporter(), Callbacks()
     its._began = reporter._began = calls._runs = True
     monkeypatch.setattr(worker.WORKERS, "value", {"default": its})
-    monkeypatch.setattr(reports._reporter, "value", reporter)
+    monkeypatch.setattr(_reporter, "value", reporter)
     monkeypatch.setattr(callbacks._callbacks, "value", calls)
     monkeypatch.setattr(threads, "AutoResetEvent", AutoResetEvent)
     monkeypatch.setattr(process, "monotonic", lambda: began + sum(waits))

@@ -24,7 +24,7 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, on_exit
 from django_rlock._monitoring.documents import HEARTBEAT, describe_process, described_context
-from django_rlock._monitoring.recorded import HotLock, Recents, Recorder, server_clock
+from django_rlock._monitoring.recorder import HotLock, Recents, Recorder, server_clock
 from django_rlock._redis.keys import PROCESSES, report_key, stack_channel, stack_key
 from django_rlock._transport.bridges import stack_of
 from django_rlock._transport.connections import SERVER_ERRORS
