@@ -71,7 +71,7 @@ CONTENT_TYPE = "rlock_content_type"
 SENT_BY_ITSELF = "rlock_sent_by_itself"
 """Set in the request of a run that sent a message with its own id, and not as a retry: success does not end that."""
 SUCCEEDED = "rlock_succeeded"
-"""Set in the request of a run whose success was recorded: its delivery."""
+"""Set in the request of a run whose success was recorded, or may have been: its delivery."""
 SENT_AGAIN = "rlock_sent_again"
 """Set in the request of a run whose message was sent again."""
 _DELAY = re.compile(r"^(?:[01]\.){28}")
@@ -223,18 +223,32 @@ class Delivery:
             return False
         return (bool(self._task.acks_late) or self.may_be_a_copy) and bool(self._marked_for)
 
+    @cached_property
+    def _success(self) -> str:
+        """The record of the success of this run, which differs from that of any other run of the message."""
+        return f"{self.retries}.{uuid.uuid4().int}"  # as a decimal: version 0.1.0 compares it to a number of retries
+
     def note_success(self) -> None:
         """Record the success, so that later copies end at once."""
-        self._send(self._success(f"{self.retries}"))
-        if self._leaves_outcome:
-            setattr(self.message, SUCCEEDED, self)
+        setattr(self.message, SUCCEEDED, self)
+        self._send(self._note(self._success, milliseconds(self._marked_for)))
 
     def note_stored(self) -> None:
         """Record in the background that the outcome was stored. If that fails, copies look for the outcome itself."""
-        clean_up(self._using, self._success(f"+{self.retries}"), monotonic() + self._marked_for)
+        if self._leaves_outcome:
+            call = self._note(f"+{self._success}", milliseconds(self._marked_for))
+            clean_up(self._using, call, monotonic() + self._marked_for)
 
-    def _success(self, value: str) -> ScriptCall:
-        return self._call(NoteTask, scripts.TASK_DONE, self._keys[:1], value, milliseconds(self._marked_for))
+    def forget_success(self) -> None:
+        """Forget the success before the broker delivers the message again. Raises LockUnavailableError if Redis is
+        unreachable; then the success is forgotten later."""
+        call = self._note(self._success, 0)
+        # A late copy of note_success() may be executed after this call, so the call is repeated.
+        clean_up(self._using, call, monotonic() + REMEMBERED, again=True)
+        self._send(call)
+
+    def _note(self, value: str, ms: int) -> ScriptCall:
+        return self._call(NoteTask, scripts.TASK_DONE, self._keys[:1], value, ms)
 
     def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
         """The headers of the copy that follows this delivery. A copy that continues to wait is not a retry."""

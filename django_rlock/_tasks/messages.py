@@ -9,11 +9,12 @@ the background, because other messages must not wait.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from celery.exceptions import TimeLimitExceeded
+from celery.exceptions import Reject, TimeLimitExceeded
 from celery.signals import (
     task_failure,
     task_internal_error,
@@ -29,8 +30,19 @@ from celery.states import REJECTED, SUCCESS
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._tasks.deliveries import CONTENT_TYPE, COPY, PARENTS, RECEIVED, RETRIES, SUCCEEDED, TOKEN, WAITED
+from django_rlock._tasks.deliveries import (
+    CONTENT_TYPE,
+    COPY,
+    PARENTS,
+    RECEIVED,
+    RETRIES,
+    SUCCEEDED,
+    TOKEN,
+    WAITED,
+    Delivery,
+)
 from django_rlock._tasks.reservations import RESERVATION, Reservation, is_header, release_later
+from django_rlock.exceptions import LockUnavailableError
 
 logger = logging.getLogger("django_rlock.celery")
 
@@ -85,12 +97,37 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
     """Handle the end of a run, or an error before the run. Without a state, the process is ending or Celery has
     failed."""
     known = vars(task.request)
-    if state == SUCCESS and SUCCEEDED in known:
-        known[SUCCEEDED].note_stored()
-    if state is None or (state == REJECTED and retval.requeue and task.acks_late):
+    delivery: Delivery | None = known.get(SUCCEEDED)
+    if _comes_again(task, retval, state):
+        if delivery is not None:
+            _run_again(task, delivery)
+        return
+    if state == SUCCESS and delivery is not None:
+        delivery.note_stored()
+    if state is None:
         return
     if RESERVATION in known and hasattr(task, "_rlock") and (reservation := Reservation.of_request(task, task.request)):
         reservation.release()
+
+
+def _comes_again(task: Any, retval: Any, state: str | None) -> bool:
+    """Whether the run has rejected its message, so that the broker delivers it again."""
+    # on_success() and after_return() may reject a message after a success: then the signal is sent with that state,
+    # while their error passes.
+    error = retval if state == REJECTED else sys.exc_info()[1]
+    is_requeued = isinstance(error, Reject) and error.requeue  # type: ignore[attr-defined]
+    return bool(is_requeued and task.acks_late)
+
+
+def _run_again(task: Any, delivery: Delivery) -> None:
+    """Prepare the next run of a message that was rejected after its body had succeeded."""
+    try:
+        delivery.forget_success()
+    except LockUnavailableError as error:
+        text = "Task %s[%s] is to run again, but its success could not be forgotten yet: %s"
+        log(logger, logging.ERROR, text, task.name, delivery.message.id, error)
+    if reservation := Reservation.of_request(task, delivery.message):
+        reservation.reserve_again(delivery.queue)
 
 
 @task_internal_error.connect(weak=False)

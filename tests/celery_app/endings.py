@@ -31,14 +31,22 @@ class Ends(LockedTask[..., Any]):
     def end(self, point, log, how):
         """End if it is the time to; once, where the message comes again."""
         if how.startswith(f"{point}: ") and record(f"{log}:tries", how) == 1:
-            self.WAYS[how.removeprefix(f"{point}: ")]()
+            self.WAYS[how.removeprefix(f"{point}: ").removesuffix(", gated")]()
 
     def before_start(self, task_id, args, kwargs):
         self.end("before it", *args)
 
     def __call__(self, *args, **kwargs):
         self.end("in a call", *args)
-        return super().__call__(*args, **kwargs)
+        result = super().__call__(*args, **kwargs)
+        self.end("after its body", *args)
+        return result
+
+    def on_success(self, retval, task_id, args, kwargs):
+        self.end("in on_success", *args)
+
+    def after_return(self, status, retval, task_id, args, kwargs, einfo):
+        self.end("in after_return", *args)
 
 
 def _raise(error: BaseException) -> None:
@@ -47,7 +55,7 @@ def _raise(error: BaseException) -> None:
 
 def ends(self, log, how):
     with inside(log, self.request.id):
-        if how == "gated":
+        if how.endswith("gated"):
             wait_for(f"{log}:go")
         if how == "retries unheard" and self.request.retries == 0:
             self.retry(countdown=LATER, throw=False)
@@ -58,6 +66,7 @@ def ends(self, log, how):
 ending = partial(app.task, base=Ends, bind=True, lock_key="work:<log>", lock_scope="queue", **soon)
 ends_early = ending(name="ends_early")(ends)
 ends_late = ending(name="ends_late", acks_late=True)(ends)
+ends_late_and_keeps_nothing = ending(name="ends_late_and_keeps_nothing", acks_late=True, ignore_result=True)(ends)
 ends_and_returns = ending(name="ends_and_returns", acks_late=True, reject_on_worker_lost=True)(ends)
 ends_at_its_limit = ending(name="ends_at_its_limit", acks_late=True, time_limit=1)(ends)
 ends_at_its_limit_and_returns = ending(

@@ -485,10 +485,12 @@ def task_call(script: Script, first: str | int, *args: str | int) -> ScriptCall:
 
 @story(scripts.TASK_DONE)
 def note_success(strike: Strike) -> None:
-    """A task succeeds, retries itself all the same, and succeeds again."""
+    """A task succeeds, retries itself all the same, succeeds again, is rejected, and succeeds for the third time."""
     strike()
-    send(task_call(scripts.TASK_DONE, "0", 60_000))
-    send(task_call(scripts.TASK_DONE, "1", 60_000))
+    send(task_call(scripts.TASK_DONE, "0.1", 60_000))
+    send(task_call(scripts.TASK_DONE, "1.2", 60_000))
+    send(task_call(scripts.TASK_DONE, "1.2", 0))
+    send(task_call(scripts.TASK_DONE, "1.3", 60_000))
 
 
 @story(scripts.TASK_EXPECT)

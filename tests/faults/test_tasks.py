@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
+from celery.exceptions import Reject
 
 from django_rlock import FairLock
 from django_rlock._redis import scripts
+from django_rlock._tasks import deliveries
 from django_rlock._tasks.reservations import Reservation
+from django_rlock._transport import worker
 from django_rlock.celery import LockedTask
-from tests.eventually import UNTIL_SERVED
+from tests.eventually import UNTIL_SERVED, eventually
 
 MORE_THAN_ARE_TRIED = 5
 
@@ -55,6 +58,53 @@ def test_a_task_is_sent_anew_that_redis_refused_and_then_did_not_know(app, proxy
         sent = connection.SimpleQueue("anew").get(timeout=UNTIL_SERVED)
     assert sent.headers["id"] == "1"
     assert sent.headers["rlock_token"], "it may be sent twice, and is looked up only as a copy"
+
+
+@pytest.fixture
+def reject(app, redis_client):
+    """Runs a task that rejects its message after its body has succeeded; ``then`` runs between the two."""
+
+    def reject(then=lambda: None):
+        class Rejects(LockedTask[..., Any]):
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                self.run(*args, **kwargs)  # like Task.__call__ in a worker
+                assert redis_client.keys("rlock_done:*")
+                then()
+                raise Reject("later", requeue=True)
+
+        @app.task(base=Rejects, shared=False, name="job", lock_key="job", acks_late=True)
+        def task() -> None:
+            """Do nothing."""
+
+        outcome = build_tracer(task.name, task, app=app)("1", [], {}, {"id": "1", "delivery_info": {}})
+        assert outcome.info is not None
+        assert outcome.info.state == "REJECTED"
+
+    return reject
+
+
+def test_late_record_of_a_success_is_forgotten_after_a_rejection(reject, proxy, redis_client, monkeypatch):
+    monkeypatch.setattr(worker, "AGAIN_AFTER", 0.05)
+    late = proxy.copy_late(scripts.TASK_DONE)
+    reject()
+    assert not redis_client.keys("rlock_done:*")
+    late.let_go.set()
+    assert late.obeyed.wait(UNTIL_SERVED)
+    eventually(lambda: not redis_client.keys("rlock_done:*"))
+
+
+def test_success_that_cannot_be_forgotten_at_once_is_forgotten_later(reject, proxy, redis_client, caplog, monkeypatch):
+    rules: list[Any] = []
+
+    def cut() -> None:
+        monkeypatch.setattr(deliveries, "PATIENCE", 0.1)
+        rules.extend(proxy.cut_before(scripts.TASK_DONE) for _ in range(1000))
+
+    reject(cut)
+    for rule in rules:
+        proxy.withdraw(rule)
+    eventually(lambda: not redis_client.keys("rlock_done:*"))
+    eventually(lambda: "its success could not be forgotten yet" in caplog.text)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What is remembered of a Celery task by its id."""
 
+import pytest
+
 from django_rlock._redis import scripts
 
 KEPT = 60_000
@@ -33,6 +35,21 @@ def test_a_late_copy_of_a_success_leaves_that_of_a_retry(run):
     left, _, stored = run(scripts.TASK_READ, 1)
     assert left > 0
     assert not stored
+
+
+def test_a_success_is_forgotten_without_that_of_another_run(run):
+    run(scripts.TASK_DONE, "0.1", KEPT)
+    run(scripts.TASK_DONE, "0.2", 0)
+    assert run(scripts.TASK_READ, 0)[0] > 0
+    run(scripts.TASK_DONE, "0.1", 0)
+    assert run(scripts.TASK_READ, 0) == [-2, "", 0]
+
+
+@pytest.mark.parametrize(("known", "new"), [("+0", "0.1"), ("0.1", "+0"), ("+0.1", "0.2"), ("0", "+0.1")])
+def test_successes_of_this_version_and_the_last_are_in_one_order(run, known, new):
+    for value in (known, new):
+        run(scripts.TASK_DONE, value, KEPT)
+    assert run(scripts.TASK_READ, 0)[2] == 1
 
 
 def test_a_success_that_an_earlier_version_recorded_settles_all_retries(run, redis_client):

@@ -119,6 +119,27 @@ def test_a_message_that_is_retried_after_its_process_died_keeps_its_reservation(
     is_released()
 
 
+@pytest.mark.parametrize("task", [endings.ends_late, endings.ends_late_and_keeps_nothing], ids=name_of)
+def test_a_message_that_is_rejected_after_its_body_runs_again(worker, log, is_released, has_reservation, task):
+    result = task.delay(log, "after its body: requeue, gated")
+    go(log)
+    first, second = starts(log, 2)
+    assert first["id"] == second["id"] == result.id
+    assert has_reservation()
+    go(log)
+    is_released()
+    assert records.wait_for(f"ended:{result.id}") == "REJECTED"
+    assert records.wait_for(f"ended:{result.id}") == "SUCCESS"
+
+
+@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="before Celery 5.7 the task fails")
+@pytest.mark.parametrize("point", ["in on_success", "in after_return"])
+def test_a_message_that_a_handler_of_its_success_rejects_runs_again(worker, log, is_released, point):
+    result = endings.ends_late_and_keeps_nothing.delay(log, f"{point}: requeue")
+    assert [run["id"] for run in starts(log, 2)] == [result.id] * 2
+    is_released()
+
+
 # --- by the worker ---------------------------------------------------------------------------------------------------
 
 
