@@ -17,7 +17,7 @@ from django.core.cache.backends.redis import RedisCache as _DjangosCache
 from redis.exceptions import LockError
 
 from django_rlock._core.clock import monotonic
-from django_rlock._transport.interruptions import run_when_dropped
+from django_rlock._core.interruptions import run_when_dropped
 from django_rlock.exceptions import LockTimeoutError
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings

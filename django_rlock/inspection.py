@@ -30,8 +30,8 @@ from django_rlock._monitoring.survey import (
     with_queued,
 )
 from django_rlock._redis.keys import stack_channel, stack_key
+from django_rlock._transport.calls import unavailable
 from django_rlock._transport.connections import SERVER_ERRORS, is_cluster
-from django_rlock._transport.errors import unavailable
 from django_rlock._transport.identity import new_request
 from django_rlock._transport.registry import commands_to
 from django_rlock.exceptions import LockUnavailableError

@@ -132,13 +132,16 @@ def _mapping(value: object) -> Mapping[str, Any]:
 # All private names of redis-py, django-redis and Django's Redis backend that the package uses.
 
 _parse_error: Any = getattr(redis.cluster, "ClusterParser", BaseParser).parse_error  # the first until redis-py 6
+_WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)", re.DOTALL)
+"""The form in which Redis 6.2 reports an error inside a script."""
 _command = signature(redis.ConnectionPool.get_connection).parameters.get("command_name")
 _WANTS_COMMAND = _command is not None and _command.default is Parameter.empty
 
 
-def error_from(text: str) -> RedisError:
-    """The exception that redis-py raises for the text of a server's error reply."""
-    error: RedisError = _parse_error(text)
+def server_error(text: str) -> RedisError:
+    """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
+    wrapped = _WRAPPED.fullmatch(text)
+    error: RedisError = _parse_error(text if wrapped is None else wrapped[1].strip())
     return error
 
 

@@ -18,6 +18,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.states import RETRY, STARTED
 
 from django_rlock._core.callbacks import log
+from django_rlock._core.interruptions import run_when_dropped
 from django_rlock._core.process import is_test
 from django_rlock._core.text import reason_of
 from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing
@@ -26,7 +27,6 @@ from django_rlock._tasks.owners import label
 from django_rlock._tasks.reservations import Reservation, logged, mark_of
 from django_rlock._tasks.task import REPLACED, Skipped, end_chain, held_by, skipped
 from django_rlock._transport.identity import thread_owner
-from django_rlock._transport.interruptions import run_when_dropped
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, INSPECTOR

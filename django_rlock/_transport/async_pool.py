@@ -16,7 +16,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import connection_end_in, ends_connection
 from django_rlock._core.process import Owned
+from django_rlock._core.redis_py import server_error
 from django_rlock._core.threads import LoopEvent, Sleep, sleep
 from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.calls import SHORTEST, ScriptCall, next_nonce, pack
@@ -24,7 +26,6 @@ from django_rlock._transport.cluster import Address
 from django_rlock._transport.connection import Connection, ErrorReply, Expected, replies_of
 from django_rlock._transport.connections import server as server_of
 from django_rlock._transport.connections import when_left
-from django_rlock._transport.errors import connection_end_in, ends_connection, server_error
 from django_rlock._transport.identity import task_owner
 from django_rlock._transport.pool import ConnectionWait, Server, let_go
 

@@ -18,12 +18,12 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import is_down, is_final, meaning_of
+from django_rlock._core.text import reason_of
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import MOST_KEPT, reservation_change_keys
 from django_rlock._redis.scripts import Script
-from django_rlock._transport.errors import is_down, is_final, unavailable
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.settings import get_settings
 
 if TYPE_CHECKING:
     from django_rlock._transport.identity import Owner
@@ -211,14 +211,12 @@ def _between(first: bytes) -> bytes:
     return b"\r\n$%d\r\n%b\r\n" % (len(first), first)
 
 
-@lru_cache(maxsize=MOST_KEPT)
-def _kept_tail(args: tuple[Argument, ...]) -> bytes:
-    return pack_words(args)
-
-
 def pack_words(words: tuple[Argument, ...] | list[Argument]) -> bytes:
     """Pack the words of a command, each with its length."""
     return _framed(map(_encoded, words))
+
+
+_kept_tail = lru_cache(maxsize=MOST_KEPT)(pack_words)
 
 
 def _pack_keys(keys: Iterable[str]) -> bytes:
@@ -238,8 +236,6 @@ def _encoded(word: Argument) -> bytes:
 
 # --- drivers ----------------------------------------------------------------------------------------------------------
 
-# The interface of a lock's flows to the outside world, and how to run a flow over a driver that blocks.
-#
 # A driver is a *topology*, which knows the servers of the locks (one server, a cluster, or a quorum of nodes), with a
 # *binding*, which knows the caller (a thread or an asyncio task): see ``registry``.
 
@@ -268,10 +264,8 @@ class Waiter(Protocol):
         """
 
 
-class Undo(Protocol):
-    """Makes the call that undoes another one."""
-
-    def __call__(self) -> ScriptCall: ...
+Undo = Callable[[], "ScriptCall"]
+"""Makes the call that undoes another one."""
 
 
 class Caller(Protocol):
@@ -351,8 +345,6 @@ def run_sync(coro: Coroutine[Any, Any, T]) -> T:
 
 # --- topologies -------------------------------------------------------------------------------------------------------
 
-# What all topologies share; and how calls that go to one server are retried, within their callers' time.
-
 REPLY_GRACE = 1.0
 """How long a call may exceed its caller's deadline, in seconds, so that a single try has time for a reply."""
 SHORTEST = 0.05
@@ -404,15 +396,20 @@ class Topology:
 class RetryingTopology(Topology):
     """A topology whose calls go to one server each, over ``exchange``, and are retried while that may help.
 
-    A retry is safe because counts are absolute: rules 1 and 4 of docs/architecture.md.
+    ``refused_wait_time`` is the alias's REFUSED_WAIT_TIME.
     """
 
     def __init__(
-        self, using: str, binding: Caller, at: Callable[[str], Driver], exchange: Exchange, listening: Listening | None
+        self,
+        binding: Caller,
+        at: Callable[[str], Driver],
+        exchange: Exchange,
+        refused_wait_time: float | None,
+        listening: Listening | None,
     ) -> None:
         super().__init__(binding, at, listening)
-        self._using = using
         self._exchange = exchange
+        self._refused_wait_time = math.inf if refused_wait_time is None else refused_wait_time
 
     async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
         nonce = next_nonce()
@@ -427,7 +424,8 @@ class RetryingTopology(Topology):
         return await self._run_again(call, until, failure)
 
     async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:
-        # All tries share one REPLY_GRACE.
+        # Counts are absolute, so a call that was executed can be sent again: rules 1 and 4 of docs/architecture.md. All
+        # tries share one REPLY_GRACE.
         give_up_at = call.sent_at + PATIENCE if until is None else max(until, call.sent_at)
         pauses = 0
         with_source = False
@@ -447,8 +445,8 @@ class RetryingTopology(Topology):
             elif retries >= _AT_ONCE or isinstance(failure, RedisTimeoutError):
                 pauses += 1
                 down_since = (down_since or call.sent_at) if is_down(failure) else None
-                until = give_up_at if down_since is None else min(give_up_at, refused_until(self._using, down_since))
-                await self._pause(call, pauses, until, failure)
+                end = give_up_at if down_since is None else min(give_up_at, down_since + self._refused_wait_time)
+                await self._pause(call, pauses, end, failure)
             # The traceback refers to all frames of the call, and one of the frames to the exception. Without this line,
             # the objects of an interrupted caller would live until the garbage collector runs.
             failure.__traceback__ = None
@@ -490,7 +488,13 @@ def backoff(tries: int, shortest: float, longest: float) -> float:
     return EqualJitterBackoff(longest, shortest).compute(min(tries - 1, _DOUBLED))
 
 
-def refused_until(using: str, since: float) -> float:
-    """Until when a call is retried whose server has refused connections since the monotonic time ``since``."""
-    patience = get_settings(using).refused_wait_time
-    return math.inf if patience is None else since + patience
+def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavailableError:
+    """The error for a server that is unreachable or refuses, with advice if the reason is known."""
+    text, advice = reason_of(error), None
+    meaning = meaning_of(error)
+    if meaning is not None:
+        if meaning.text is not None:
+            text = meaning.text.format(noun=noun)
+        if meaning.advice is not None:
+            advice = f"Nothing was changed; {meaning.advice[0].lower()}{meaning.advice[1:]}"
+    return LockUnavailableError(name, reason=text, advice=advice, noun=noun)

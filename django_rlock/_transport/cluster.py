@@ -37,6 +37,7 @@ from django_rlock.exceptions import LockUnavailableError
 
 if TYPE_CHECKING:
     from django_rlock._transport.one_server import Binding, Node
+    from django_rlock.settings import AliasSettings
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
@@ -398,26 +399,25 @@ _REDIRECTIONS = 5
 
 
 class Cluster(RetryingTopology):
-    """The topology of a Redis Cluster. ``make_node`` makes the node for an address; ``to_all`` is PUBLISH_TO_ALL."""
+    """The topology of a Redis Cluster. ``make_node`` makes the node for an address."""
 
     location = staticmethod(slot_of)
 
     def __init__(
         self,
-        using: str,
+        options: AliasSettings,
         binding: Binding,
         at: Callable[[str], Driver],
         make_node: Callable[[Address], Node],
         slots: SlotMap,
-        to_all: bool,
-        listening: Listening | None = None,
+        listening: Listening | None,
     ) -> None:
-        super().__init__(using, binding, at, self._exchange_redirected, listening)
+        super().__init__(binding, at, self._exchange_redirected, options.refused_wait_time, listening)
         self._gather = binding.gather
         self._slots = slots
         self._make_node = make_node
         self._nodes: dict[Address, Node] = {}
-        self._to_all = to_all
+        self._to_all = options.publish_to_all
 
     async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
         key = call.keys[0]

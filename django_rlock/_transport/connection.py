@@ -18,10 +18,10 @@ from redis.exceptions import InvalidResponse, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.interruptions import disarm, guard
+from django_rlock._core.redis_py import server_error
 from django_rlock._core.threads import Alive
 from django_rlock._redis.scripts import Script
-from django_rlock._transport.errors import server_error
-from django_rlock._transport.interruptions import disarm, guard
 
 # --- parsing replies --------------------------------------------------------------------------------------------------
 

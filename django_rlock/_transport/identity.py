@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync
 
+from django_rlock._core.interruptions import run_when_dropped
 from django_rlock._core.process import on_fork
 from django_rlock._core.threads import WeakTable
-from django_rlock._transport.interruptions import run_when_dropped
 
 AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
 

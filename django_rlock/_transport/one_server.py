@@ -19,6 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import is_final, meaning_of
 from django_rlock._core.redis_py import slot_of
 from django_rlock._core.text import reason_of
 from django_rlock._redis.scripts import OK
@@ -36,13 +37,13 @@ from django_rlock._transport.calls import (
     pack,
     pack_command,
     run_flow,
+    unavailable,
 )
 from django_rlock._transport.connection import Expected, reply_error
-from django_rlock._transport.errors import is_final, meaning_of, unavailable
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.pool import Server
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.settings import get_settings
+from django_rlock.settings import AliasSettings
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
@@ -262,11 +263,11 @@ class Confirming(RetryingTopology):
 
 
 class ConfirmingNode:
-    """A node that waits for its replicas if a call must be confirmed. ``using`` is its alias."""
+    """A node that waits for its replicas if a call must be confirmed."""
 
-    def __init__(self, node: PlainNode, using: str) -> None:
+    def __init__(self, node: PlainNode, options: AliasSettings) -> None:
         self._node = node
-        self._using = using
+        self._options = options
         self._replicas = 0
         self._counted_at = -math.inf
 
@@ -290,7 +291,7 @@ class ConfirmingNode:
             await self._count(limit)
         needed = self._needed()
         # A WAIT longer than the reply limit would look like a lost connection.
-        patience = min(get_settings(self._using).replica_ack_timeout, 0.8 * self._node.server.reply_limit)
+        patience = min(self._options.replica_ack_timeout, 0.8 * self._node.server.reply_limit)
         call.sends += 1
         packed += pack_command("WAIT", needed, math.ceil(patience * 1000))
         *_, reply, confirmed = await self._node.converse(packed, [*expected, int], limit + patience)
@@ -304,7 +305,7 @@ class ConfirmingNode:
         return reply  # type: ignore[no-any-return]
 
     def _needed(self) -> int:
-        policy = get_settings(self._using).replica_acks
+        policy = self._options.replica_acks
         if isinstance(policy, int):
             return policy
         # A server without replicas can confirm nothing, so no lock is taken there.
@@ -312,7 +313,7 @@ class ConfirmingNode:
 
     async def _count(self, limit: float) -> None:
         """Read how many replicas are connected."""
-        if isinstance(get_settings(self._using).replica_acks, str):
+        if isinstance(self._options.replica_acks, str):
             (info,) = await self._node.converse(_INFO, [bytes], limit)
             if isinstance(info, RedisError):
                 raise info
@@ -349,14 +350,14 @@ class OneServer(RetryingTopology):
 
     def __init__(
         self,
-        using: str,
+        options: AliasSettings,
         binding: Binding,
         at: Callable[[str], Driver],
         node: Node,
         division: Division,
-        listening: Listening | None = None,
+        listening: Listening | None,
     ) -> None:
-        super().__init__(using, binding, at, node.exchange, listening)
+        super().__init__(binding, at, node.exchange, options.refused_wait_time, listening)
         self._node = node
         self._division = division
         self.location = division.location

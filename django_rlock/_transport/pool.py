@@ -20,6 +20,7 @@ from redis.sentinel import MasterNotFoundError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import connection_end_in, ends_connection, is_demotion
 from django_rlock._core.redis_py import connection_of, take_socket
 from django_rlock._core.text import hide_secrets, shown
 from django_rlock._transport.calls import SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
@@ -32,7 +33,6 @@ from django_rlock._transport.connection import (
     keep_alive,
     replies_of,
 )
-from django_rlock._transport.errors import connection_end_in, ends_connection, is_demotion
 from django_rlock._transport.identity import thread_owner
 
 # --- the connections of a server --------------------------------------------------------------------------------------

@@ -147,16 +147,16 @@ def _make(
     at: Callable[[str], Driver],
     make_waiter: MakeWaiter | None = None,
 ) -> Driver:
-    if get_settings(using).nodes:
+    options = get_settings(using)
+    if options.nodes:
         return Quorum(using, (TaskTransport if binding is TASKS else ThreadTransport)(using), binding, at)
-    confirms = bool(get_settings(using).replica_acks)
-    make_node = partial(_node, binding, using, purpose, confirms)
+    make_node = partial(_node, binding, using, purpose)
     listening = None if make_waiter is None else BoundListener(listener(using), make_waiter)
     if is_cluster(using):
-        cluster = ConfirmedCluster if confirms else Cluster
-        return cluster(using, binding, at, make_node, slot_map(using), get_settings(using).publish_to_all, listening)
-    server = ConfirmedServer if confirms else OneServer
-    return server(using, binding, at, make_node(None), _division(using), listening)
+        cluster = ConfirmedCluster if options.replica_acks else Cluster
+        return cluster(options, binding, at, make_node, slot_map(using), listening)
+    server = ConfirmedServer if options.replica_acks else OneServer
+    return server(options, binding, at, make_node(None), _division(using), listening)
 
 
 class ConfirmedServer(Confirming, OneServer):
@@ -173,9 +173,9 @@ def _division(_using: str) -> Division:
     return Division()
 
 
-def _node(binding: Binding, using: str, purpose: Purpose, confirms: bool, address: Address | None) -> Node:
-    node = _plain_node(binding, using, purpose, address)
-    return ConfirmingNode(node, using) if confirms else node
+def _node(binding: Binding, using: str, purpose: Purpose, address: Address | None) -> Node:
+    node, options = _plain_node(binding, using, purpose, address), get_settings(using)
+    return ConfirmingNode(node, options) if options.replica_acks else node
 
 
 def _plain_node(binding: Binding, using: str, purpose: Purpose, address: Address | None) -> PlainNode:

@@ -21,12 +21,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._core.interruptions import disarm, guard
+from django_rlock._core.redis_py import server_error
 from django_rlock._core.threads import LoopEvent
 from django_rlock._redis.keys import is_redissons, plain_mark
 from django_rlock._transport.calls import EVERYBODY, backoff, pack_command
 from django_rlock._transport.connection import Connection, ErrorReply
-from django_rlock._transport.errors import server_error
-from django_rlock._transport.interruptions import disarm, guard
 
 # --- subscriber -------------------------------------------------------------------------------------------------------
 

@@ -18,10 +18,10 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_rlock._core import process
 from django_rlock._core.callbacks import log
+from django_rlock._core.interruptions import Method, guarded
 from django_rlock._transport.bridges import Job, running_job
 from django_rlock._transport.calls import Driver, run_flow
 from django_rlock._transport.identity import Owner, current_owner, may_block_loops, running_loop, thread_owner
-from django_rlock._transport.interruptions import Method, guarded
 from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock.locks.holds import HOLDS, NOTHING, WAITS, Before
 from django_rlock.locks.kinds import AbstractLock, Named

@@ -13,10 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import is_final
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import EVERYBODY, PATIENCE, REMEMBERED, Argument, Driver, ScriptCall, run_flow
-from django_rlock._transport.errors import is_final
 from django_rlock._transport.identity import new_request
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError

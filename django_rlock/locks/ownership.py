@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.interruptions import disarm, guard
 from django_rlock._transport.identity import NamedOwner, Owner, current_owner, may_block_loops, thread_owner
-from django_rlock._transport.interruptions import disarm, guard
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.engine import check_keep

@@ -15,9 +15,9 @@ from types import CodeType
 from typing import TYPE_CHECKING
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.interruptions import run_when_dropped
 from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import Owner
-from django_rlock._transport.interruptions import run_when_dropped
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.kinds import RENEW, Named
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from django_rlock._core.callbacks import log, post
+from django_rlock._core.interruptions import disarm, guard, run_when_dropped
 from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._transport.calls import Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import Owner, running_loop, thread_owner
-from django_rlock._transport.interruptions import disarm, guard, run_when_dropped
 from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.locks.callers import released_when_dropped

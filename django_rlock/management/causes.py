@@ -10,8 +10,8 @@ from typing import NamedTuple
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
+from django_rlock._core.errors import MEANINGS, Meaning, meaning_of
 from django_rlock._core.text import redacted
-from django_rlock._transport.errors import MEANINGS, Meaning, meaning_of
 
 LONGEST_TEXT = 200
 """The number of characters shown of another library's error: some errors list many objects."""

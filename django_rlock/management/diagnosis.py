@@ -16,6 +16,7 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import meaning_of
 from django_rlock._core.redis_py import slot_of
 from django_rlock._core.text import redacted
 from django_rlock._monitoring.reading import server_names
@@ -30,7 +31,6 @@ from django_rlock._transport.connections import (
     slot_map,
     source,
 )
-from django_rlock._transport.errors import meaning_of
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.locks import MultiLock, RLock, rlock
 from django_rlock.management.causes import cause_of

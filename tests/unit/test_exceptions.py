@@ -22,7 +22,7 @@ from django_rlock import (
     RLockError,
     StaleTokenError,
 )
-from django_rlock._transport.errors import unavailable
+from django_rlock._transport.calls import unavailable
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.inspection import Holder
 

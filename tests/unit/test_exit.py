@@ -22,7 +22,7 @@ from django_rlock._transport.subscriber import ThreadWaiter
 kept, circle = ThreadWaiter(Listener(None), "channel", None), Circle(ThreadWaiter(Listener(None), "channel", None))
 """
 BLOCK = """
-from django_rlock._transport.interruptions import guarded
+from django_rlock._core.interruptions import guarded
 def act():
     raise RuntimeError
 kept, circle = guarded(print, None, act), Circle(guarded(print, None, act))

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_rlock._core.errors import ends_connection, is_final
 from django_rlock._redis import scripts
 from django_rlock._redis.scripts import ENDLESS, LOST, OK
 from django_rlock._transport.calls import (
@@ -21,11 +22,10 @@ from django_rlock._transport.calls import (
     Topology,
     Undo,
     backoff,
-    refused_until,
 )
-from django_rlock._transport.errors import ends_connection, is_final
 from django_rlock._transport.quorum.votes import NodeDownError, QuorumCall, QuorumTransport, VoteTally, VotingRound
 from django_rlock.exceptions import QuorumNotReachedError
+from django_rlock.settings import get_settings
 
 # --- calls ------------------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,8 @@ class Quorum(Topology):
             return False
         now = self.transport.now()
         self._refused_since = self._refused_since or now
-        return now >= refused_until(self._using, self._refused_since)
+        patience = get_settings(self._using).refused_wait_time
+        return patience is not None and now >= self._refused_since + patience
 
     async def _run_once(self, call: QuorumCall) -> list[Any]:
         async with self.transport.session() as session:

@@ -12,12 +12,12 @@ from redis.exceptions import RedisError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import is_demotion, is_down
 from django_rlock._core.process import owned_table
 from django_rlock._core.text import reason_of, redacted
 from django_rlock._transport.calls import REMEMBERED, next_nonce, pack, pack_command
 from django_rlock._transport.connection import Connection, ErrorReply
 from django_rlock._transport.connections import Purpose, connect_within, server
-from django_rlock._transport.errors import is_demotion, is_down
 from django_rlock._transport.pool import Server
 from django_rlock._transport.quorum.votes import WHO_ARE_YOU, NodeDownError, Proposals, QuorumCall, Restarts, run_id_in
 from django_rlock.settings import get_settings, server_aliases

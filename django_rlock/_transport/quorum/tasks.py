@@ -14,13 +14,14 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import is_reply_that_ends_connection
+from django_rlock._core.redis_py import server_error
 from django_rlock._core.threads import Sleep, sleep
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.async_pool import TASKS, connections_of
 from django_rlock._transport.calls import next_nonce, pack
 from django_rlock._transport.connection import ErrorReply, gone_silently
-from django_rlock._transport.errors import is_reply_that_ends_connection, server_error
 from django_rlock._transport.pool import KEEP_IDLE
 from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, node_set
 from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_ask_again

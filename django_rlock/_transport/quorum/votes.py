@@ -14,10 +14,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_rlock._core.errors import ends_connection
+from django_rlock._core.redis_py import server_error
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import Argument, ScriptCall, prepare
 from django_rlock._transport.connection import ErrorReply
-from django_rlock._transport.errors import ends_connection, server_error
 from django_rlock.exceptions import QuorumNotReachedError
 
 # --- restarts ---------------------------------------------------------------------------------------------------------

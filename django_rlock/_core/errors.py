@@ -6,17 +6,12 @@ text, if its code is only ERR.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from redis import exceptions as theirs
 from redis.exceptions import RedisError, ResponseError
-
-from django_rlock._core.redis_py import error_from
-from django_rlock._core.text import reason_of
-from django_rlock.exceptions import LockUnavailableError
 
 About = Literal["connection", "server", "key", "rights", "command"]
 Retry = Literal["here", "elsewhere", "never"]
@@ -127,15 +122,6 @@ _TOLD: dict[str, str] = {
 
 _OTHER = Meaning("command", "never")
 
-_WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)", re.DOTALL)
-"""The form in which Redis 6.2 reports an error inside a script."""
-
-
-def server_error(text: str) -> RedisError:
-    """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
-    wrapped = _WRAPPED.fullmatch(text)
-    return error_from(text if wrapped is None else wrapped[1].strip())
-
 
 def meaning_of(error: BaseException) -> Meaning | None:
     """The meaning of an error; None if no server has sent it."""
@@ -188,15 +174,3 @@ def is_down(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavailableError:
-    """The error for a server that is unreachable or refuses, with advice if the reason is known."""
-    text, advice = reason_of(error), None
-    meaning = meaning_of(error)
-    if meaning is not None:
-        if meaning.text is not None:
-            text = meaning.text.format(noun=noun)
-        if meaning.advice is not None:
-            advice = f"Nothing was changed; {meaning.advice[0].lower()}{meaning.advice[1:]}"
-    return LockUnavailableError(name, reason=text, advice=advice, noun=noun)

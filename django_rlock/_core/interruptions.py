@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 from weakref import ref
 
-from django_rlock.exceptions import RLockError
+from redis.exceptions import LockError
 
 Method = TypeVar("Method", bound=Callable[..., object])
 
@@ -119,7 +119,7 @@ def _leave(
             outcome = exit_block(block, kind, error, trace)
         else:
             outcome = exit_block(block, kind, error, trace, owner=owner)
-    except RLockError:
+    except LockError:  # the base of this package's errors, which a finished exit raises
         _guards.pop(number, None)
         raise
     _guards.pop(number, None)  # as disarm()
