@@ -364,7 +364,6 @@ def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
 
     ours = (
         "django_rlock/celery.py",
-        "_tasks/bodies.py",
         "_tasks/runs.py",
         "_tasks/naming.py",
         "_tasks/holders.py",
