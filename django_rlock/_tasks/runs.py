@@ -61,7 +61,7 @@ def run_message(
     """Run the body as ``Run.execute`` does.
 
     A message with an outcome releases its reservation before the outcome is stored, so that code that reads the outcome
-    can send the next message. In all other cases the worker's signals release the reservation, see ``messages``.
+    can send the next message. In all other cases the worker's signals release the reservation, see ``requests``.
     """
     reservation = Reservation.of_request(task, request)
     try:
