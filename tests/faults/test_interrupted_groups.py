@@ -15,7 +15,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.watchdog import lose
 from tests.apart import ApartLock
-from tests.background import settle, until_clean
+from tests.background import until_clean
 from tests.faults.interrupting import Interruption, interruptions, lose_hold_of, outside_of
 
 # A socket whose interrupted opener never had it is closed by Python.
@@ -37,7 +37,7 @@ def test_interrupted_attempt_at_several_locks_keeps_none(redis_client, kind):
         if HOLDS.snapshot():
             gc.collect()  # errors of several locks refer to each other
         assert HOLDS.snapshot() == [], number
-    settle()
+    until_clean()
     assert redis_client.keys("rlock:account:?") == ["rlock:account:2"]
 
 
@@ -48,7 +48,7 @@ def test_interrupted_release_of_several_locks_keeps_none_that_it_began_with(redi
     for number in interruptions(lock.release, OUTSIDE_OF_SEVERAL):
         held = {hold.lock.name for hold in HOLDS.snapshot()}
         assert held in ({"account:1", "account:2", "account:3"}, set()), number
-        settle()
+        until_clean()
         assert bool(redis_client.keys("rlock:account:?")) == bool(held), number
         if not held:
             lock.acquire()
@@ -114,5 +114,5 @@ def test_interrupted_block_of_several_locks_is_left_where_an_earlier_loss_was_fo
     lock.enter()
     del leave
     assert HOLDS.snapshot() == []
-    settle()
+    until_clean()
     assert not any(part.locked() for part in lock.parts)

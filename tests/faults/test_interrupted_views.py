@@ -40,7 +40,7 @@ def test_interrupted_call_of_a_locked_function_is_left(names):
     call = distributed_lock(*names)(lambda: None)
     for number in interruptions(call):
         assert HOLDS.snapshot() == [], number
-        settle()
+        until_clean()
         assert not any(RLock(name).locked() for name in names), number
 
 
@@ -56,7 +56,7 @@ def test_interrupted_call_of_a_view_whose_response_keeps_the_lock_is_left(names,
     for number in interruptions(partial(view, request), OUTSIDE_OF_VIEWS):
         assert holds_left() == [], number
         assert context.get() is None, number
-        settle()
+        until_clean()
         assert not any(RLock(name).locked() for name in names), number
 
 
@@ -69,7 +69,7 @@ def test_interrupted_atomic_block_ends_its_transaction():
         assert not transaction.get_connection().in_atomic_block, number
         assert HOLDS.snapshot() == [], number
         block_of(block)
-        settle()
+        until_clean()
     assert not RLock("stock:42").locked()
 
 

@@ -162,7 +162,7 @@ def test_what_an_interruption_leaves_locked_is_known_as_held(make, interrupted):
     if interrupted == "release":
         lock.acquire()
     for number in interruptions(act):
-        settle()
+        until_clean()
         for part in lock.parts:
             hold = HOLDS.get(part, current_owner())
             assert part.locked() == (hold is not None), number
@@ -200,7 +200,7 @@ def test_interrupted_block_is_left(kind, run):
     lock = MAKERS[kind]()
     for number in interruptions(partial(run, lock)):
         assert HOLDS.snapshot() == [], number
-        settle()
+        until_clean()
         assert not any(part.locked() for part in lock.parts), number
 
 
@@ -210,7 +210,7 @@ def test_interrupted_block_of_a_lock_that_was_lost_before_is_left():
     lose_hold_of(lock)
     for number in interruptions(partial(block_of, lock)):
         assert all(hold.lost for hold in HOLDS.snapshot()), number
-        settle()
+        until_clean()
         assert not lock.locked(), number
         if not HOLDS.snapshot():
             lose_hold_of(lock)
@@ -443,7 +443,7 @@ def test_interrupted_acquire_of_a_semaphore_takes_nothing(redis_client, permits)
     printers = Semaphore("printers")
     printers.try_set_permits(2)
     for number in interruptions(lambda: printers.acquire(permits)):
-        settle()
+        until_clean()
         assert redis_client.get("rlock:printers") == "2", number
     assert redis_client.get("rlock:printers") == str(2 - permits)
 
@@ -459,7 +459,7 @@ def licences():
 def test_interrupted_acquire_of_permits_takes_nothing(licences, renewed):
     taken = []
     for number in interruptions(lambda: taken.append(licences.acquire(2, renewed=renewed))):
-        settle()
+        until_clean()
         assert taken or licences.available_permits() == 2, number
         assert taken or HOLDS.snapshot() == [], number
         while taken:
@@ -473,7 +473,7 @@ def test_permit_whose_release_is_interrupted_is_renewed_or_given_back(licences):
 
     permit = licences.acquire(renewed=True)
     for number in interruptions(give_back):
-        settle()
+        until_clean()
         assert licences.acquired_permits() == len(HOLDS.snapshot()), number
         if not HOLDS.snapshot():
             permit = licences.acquire(renewed=True)
