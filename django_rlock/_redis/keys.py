@@ -91,15 +91,9 @@ def alive_key(key: str) -> str:
     return fair_keys(key)[2]
 
 
-def tombstones_key(key: str) -> str:
-    """Sorted set of a RedLock's node: owner of an abandoned attempt → epoch milliseconds until which it is refused."""
-    return tagged("rlock_tombstones", key)
-
-
-@lru_cache(maxsize=MOST_KEPT)
-def redlock_keys(key: str) -> tuple[str, str, str, str]:
-    """State, last token, tombstones and Redisson's channel of a lock on each node."""
-    return key, token_key(key), tombstones_key(key), redisson_channel(key)
+def tombstone_key(key: str, owner: str) -> str:
+    """Exists on a RedLock's node as long as the attempts of an owner that has released are refused there."""
+    return f"{tagged('rlock_tombstone', key)}:{owner}"
 
 
 def voter_key(quarantine: float) -> str:

@@ -47,11 +47,10 @@ class Majority(Kind["RedLock"]):
         self, lock: RedLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         self.check_lease(lock, lease)
-        key, token, tombstones, _ = keys.redlock_keys(lock.key)
         options = settings_of(lock.using)
         kept = 0 if options.fence_ttl is None else milliseconds(options.fence_ttl)
-        marks = _marks(lock)
-        script, all_keys = scripts.REDLOCK_ACQUIRE, (key, token, tombstones, *marks)
+        script = scripts.REDLOCK_ACQUIRE
+        all_keys = lock.key, keys.token_key(lock.key), keys.tombstone_key(lock.key, asker), *_marks(lock)
         args = (asker, count, milliseconds(lease), kept)
         if count > 1:
             return AcquireAgain(lock.name, script, all_keys, args, lease=lease)
@@ -69,21 +68,20 @@ class Majority(Kind["RedLock"]):
         )
 
     def release(self, lock: RedLock, owner_id: str, left: int, lease: float) -> Release:
-        key, _, tombstones, channel = keys.redlock_keys(lock.key)
+        all_keys = lock.key, keys.redisson_channel(lock.key), keys.tombstone_key(lock.key, owner_id)
         refused = milliseconds(2 * settings_of(lock.using).node_timeout)
         args = (owner_id, left, milliseconds(lease), refused)
-        return Release(lock.name, scripts.REDLOCK_RELEASE, (key, channel, tombstones), args, lease=lease)
+        return Release(lock.name, scripts.REDLOCK_RELEASE, all_keys, args, lease=lease)
 
     def leave(self, lock: RedLock, asker: str, lease: float | None = None) -> Release:
         return self.release(lock, asker, 0, lease or settings_of(lock.using).watchdog_timeout)
 
     def lease(self, lock: RedLock, owner_id: str, lease: float, mode: int) -> Renew:
-        key = keys.redlock_keys(lock.key)[0]
         marks = _marks(lock)
         return Renew(
             lock.name,
             scripts.REDLOCK_RENEW,
-            (key, *(marks or (key,)), *settled_keys(lock, owner_id, mode)),
+            (lock.key, *(marks or (lock.key,)), *settled_keys(lock, owner_id, mode)),
             (owner_id, milliseconds(lease), mode, len(marks)),
             lease=lease,
             undo=partial(self.leave, lock, owner_id, lease),
@@ -92,8 +90,8 @@ class Majority(Kind["RedLock"]):
         )
 
     def _seed(self, lock: RedLock, owner_id: str, lease: float, holds: int) -> Seed:
-        key, _, tombstones, _ = keys.redlock_keys(lock.key)
-        return Seed(lock.name, scripts.REDLOCK_SEED, (key, tombstones), (owner_id, holds, milliseconds(lease)))
+        all_keys = lock.key, keys.tombstone_key(lock.key, owner_id)
+        return Seed(lock.name, scripts.REDLOCK_SEED, all_keys, (owner_id, holds, milliseconds(lease)))
 
     def check_keep(self, lock: RedLock, seconds: float) -> None:
         longest = settings_of(lock.using).longest_lease
@@ -154,7 +152,7 @@ class RedLock(BaseLock):
     shorter than twenty times NODE_TIMEOUT, and for acquiring with ``owner=``: each attempt needs a new name, so
     ``owner=`` can only be used to release or extend a hold.
 
-    State on each server: as FencedLock's, and the sorted set ``rlock_tombstones:{key}`` of abandoned attempts.
+    State on each server: as FencedLock's, and ``rlock_tombstone:{key}:owner`` for a short time after each release.
     The algorithm is Redis's Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
     """
 

@@ -28,7 +28,7 @@ BETWEEN_DUMPS = 1.0
 """Seconds, after which a thread that goes on stands somewhere else."""
 NODES = 3
 """Servers of a RedLock."""
-STAYS = re.compile(r"(redisson_lock_token|rlock_(alive|requests|settled|tombstones)):|rlock_(histor(y:|ies$)|recent:)")
+STAYS = re.compile(r"(redisson_lock_token|rlock_(alive|requests|settled|tombstone)):|rlock_(histor(y:|ies$)|recent:)")
 _NUMBER_STAYS = re.compile(rf"{STAYS.pattern}|rlock:\w+$")
 """Keys that are no lock, and the numbers of semaphores."""
 

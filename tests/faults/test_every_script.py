@@ -84,8 +84,12 @@ MUTANTS = {
     ),
     "a permit's extension is executed": ("PERMIT_RENEW", "not is_settled(KEYS[4], ARGV[1])", "true"),
     "what left a semaphore leaves again": ("SEMAPHORE_LEAVE", "if was_executed(KEYS[3], undone) then", "if false then"),
-    "a node forgets an attempt": ("REDLOCK_ACQUIRE", "if redis.call('zscore', KEYS[3], ARGV[2]) then", "if false then"),
-    "a node adds a holder that left": ("REDLOCK_SEED", " or redis.call('zscore', KEYS[2], ARGV[2])", ""),
+    "a node forgets an attempt": ("REDLOCK_ACQUIRE", "if redis.call('exists', KEYS[3]) == 1 then", "if false then"),
+    "a node adds a holder that left": (
+        "REDLOCK_SEED",
+        "redis.call('exists', KEYS[1], KEYS[2])",
+        "redis.call('exists', KEYS[1])",
+    ),
     "a copy of a message follows any": (
         "TASK_EXPECT",
         "known ~= ARGV[2] and known ~= ARGV[3]",

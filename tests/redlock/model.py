@@ -78,7 +78,6 @@ class Node:
         return -2 if not self.holds else -1 if self.expires == math.inf else max(int(self.expires - self._ms()), 0)
 
     def _is_refused(self, owner: str) -> bool:
-        # The script refuses it as long as the key lasts, which later releases may prolong.
         return self.tombstones.get(owner, 0) > self._ms()
 
     def _now_us(self) -> int:

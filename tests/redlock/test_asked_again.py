@@ -1,10 +1,8 @@
 """Nodes whose connections break, or are of no more use, in the middle of a call: they are asked again over new ones."""
 
-import time
-
 import pytest
 
-from django_rlock._redis import scripts
+from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import REMEMBERED
 from django_rlock._transport.quorum import calls
 from django_rlock._transport.quorum.nodes import node_set
@@ -81,8 +79,7 @@ async def test_a_node_whose_connections_break_twice_has_no_vote(binding, proxies
 def refused_for(node) -> float:
     """How long the attempt that a node refuses longest is refused, in seconds."""
     with node.client() as client:
-        until_ms = max((score for _, score in client.zscan_iter("rlock_tombstones:{rlock:x}")), default=0)
-    return until_ms / 1000 - time.time()
+        return max(map(client.pttl, client.scan_iter(keys.tombstone_key("rlock:x", "*"))), default=0) / 1000
 
 
 async def test_a_copy_that_comes_after_the_node_was_asked_again_takes_nothing(binding, proxies, nodes):

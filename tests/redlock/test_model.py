@@ -11,14 +11,14 @@ from django_rlock.locks import redlock
 from tests.redlock.model import Node
 
 KEY = "rlock:x"
-STATE, TOKEN, TOMBSTONES, CHANNEL = keys.redlock_keys(KEY)
+STATE, TOKEN, TOMBSTONE, CHANNEL = KEY, keys.token_key(KEY), keys.tombstone_key(KEY, ""), keys.redisson_channel(KEY)
 MARK = keys.voter_key(30)
 KEYS = {
-    scripts.REDLOCK_ACQUIRE: (STATE, TOKEN, TOMBSTONES, MARK),
+    scripts.REDLOCK_ACQUIRE: (STATE, TOKEN, TOMBSTONE, MARK),
     scripts.REDLOCK_BUMP: (STATE, TOKEN),
-    scripts.REDLOCK_RELEASE: (STATE, CHANNEL, TOMBSTONES),
+    scripts.REDLOCK_RELEASE: (STATE, CHANNEL, TOMBSTONE),
     scripts.REDLOCK_RENEW: (STATE, MARK, keys.settled_key(KEY, "client", "owner")),
-    scripts.REDLOCK_SEED: (STATE, TOMBSTONES),
+    scripts.REDLOCK_SEED: (STATE, TOMBSTONE),
     scripts.REDLOCK_VOUCH: (MARK,),
     scripts.LOCK_STATE: (STATE,),
 }
@@ -60,13 +60,14 @@ def test_model_and_scripts_agree(seed, server):
             client.delete(STATE)
             node._delete()
         elif what == "forget tombstones":
-            client.delete(TOMBSTONES)
+            client.delete(*(TOMBSTONE + owner for owner in "abc"))
             node.tombstones.clear()
         elif what == "lose mark":
             client.delete(MARK)
             node.mark = b""
         else:
-            real = client.eval(what.source, len(KEYS[what]), *KEYS[what], step, *args)[1:]
+            used = [key + args[0] if key == TOMBSTONE else key for key in KEYS[what]]
+            real = client.eval(what.source, len(used), *used, step, *args)[1:]
             assert comparable(what, real) == comparable(what, node.run(what, args)), (step, what.name, args)
         assert client.hgetall(STATE) == {owner.encode(): b"%d" % holds for owner, holds in node.holds.items()}
         before, left, after = node._pttl(), client.pttl(STATE), node._pttl()

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  last token
--- KEYS[3]  tombstones: owner of an abandoned attempt -> epoch ms
+-- KEYS[3]  tombstone: exists if the owner has released already
 -- KEYS[4]  mark of the node's data, which is lost with the data; omitted for nodes that never lose data
 -- ARGV[1]  nonce
 -- ARGV[2]  owner, whose id is new in every attempt
@@ -30,7 +30,7 @@ end
 if left ~= -2 then
     return {ARGV[1], left}
 end
-if redis.call('zscore', KEYS[3], ARGV[2]) then
+if redis.call('exists', KEYS[3]) == 1 then
     return {ARGV[1], 0}
 end
 local token, now = next_token(KEYS[2], ARGV[5], ARGV[6])

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  Redisson's channel
--- KEYS[3]  tombstones: owner of an abandoned attempt -> epoch ms
+-- KEYS[3]  tombstone of the owner
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  holds left after this release; 0 frees the lock
@@ -27,10 +27,8 @@ if held == 1 then
     -- pcall: without the right to publish, waiters retry by themselves.
     redis.pcall('publish', KEYS[2], '0')
 end
-local time = redis.call('time')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('zremrangebyscore', KEYS[3], '-inf', now_ms)
--- pcall: if memory is full, a late attempt ends with its lease.
-redis.pcall('zadd', KEYS[3], 'gt', now_ms + ARGV[5], ARGV[2])
-redis.call('pexpire', KEYS[3], no_shorter(KEYS[3], ARGV[5]))
+-- pcall: if memory is full, a late attempt ends with its lease. A release that arrives late shortens no refusal.
+if not redis.pcall('set', KEYS[3], '', 'px', ARGV[5], 'nx') then
+    redis.call('pexpire', KEYS[3], no_shorter(KEYS[3], ARGV[5]))
+end
 return {ARGV[1], held}

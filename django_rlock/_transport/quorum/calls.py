@@ -48,8 +48,8 @@ class Acquire(QuorumCall):
     """Takes the lock. Returns OK and the fencing token, or the time in ms until enough leases may have expired.
 
     ``fresh`` is the proposed token; ``valid_for`` is the lease minus the clock drift, in seconds. ``fencing`` is
-    whether the lock has a token. The keys are those of the lock, of its counter and of its tombstones, and that of the
-    mark of the node's data, unless nodes forget nothing.
+    whether the lock has a token. The keys are those of the lock, of its counter and of the owner's tombstone, and that
+    of the mark of the node's data, unless nodes forget nothing.
     """
 
     fresh = NO_PROPOSAL

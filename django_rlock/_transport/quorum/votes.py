@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core.errors import ends_connection
 from django_rlock._core.redis_py import server_error
 from django_rlock._redis.scripts import Script
-from django_rlock._transport.calls import Argument, ScriptCall, prepare
+from django_rlock._transport.calls import Argument, Prepared, ScriptCall
 from django_rlock._transport.connection import ErrorReply
 from django_rlock.exceptions import QuorumNotReachedError
 
@@ -320,7 +320,8 @@ class QuorumCall(ScriptCall):
         lease: float = 0.0,
         undo: Callable[[], QuorumCall] | None = None,
     ) -> None:
-        super().__init__(name, prepare(script, keys, args[1:], self.fresh is not None), args[0])
+        # Not kept by prepare(): the keys of most calls contain an owner, which is used for one hold.
+        super().__init__(name, Prepared(script, keys, args[1:], self.fresh is not None), args[0])
         self.lease = lease
         self.undo = undo
 
