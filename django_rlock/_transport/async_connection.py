@@ -69,7 +69,7 @@ class TaskConnection:
         self._unsent = bytearray()
         self._timers: list[asyncio.TimerHandle] = []
         self._timers_at = -math.inf
-        self._heard_at = -math.inf if connection.is_doubted else monotonic()
+        self.heard_at = -math.inf if connection.is_doubted else monotonic()
 
     def attach(self) -> None:
         """Have the loop read the connection. Record it first, since from now on the loop refers to it; and break it off
@@ -87,7 +87,7 @@ class TaskConnection:
         now = monotonic()
         until = now + limit
         try:
-            if now - self._heard_at > DOUBTED_AFTER:
+            if now - self.heard_at > DOUBTED_AFTER:
                 self._expect_life(now)
             self._owed.append((expected, future, until, now))
             if not now < self._timers_at <= until:
@@ -115,7 +115,7 @@ class TaskConnection:
         """Send a command whose reply goes to ``slot``, without a time limit."""
         now = monotonic()
         try:
-            if now - self._heard_at > DOUBTED_AFTER:
+            if now - self.heard_at > DOUBTED_AFTER:
                 self._expect_life(now)
             self._owed.append((expected, slot, math.inf, now))
             self._write(packed)
@@ -128,13 +128,9 @@ class TaskConnection:
         """Whether replies are still to come."""
         return bool(self._owed)
 
-    def heard_within(self, seconds: float, now: float) -> bool:
-        """Whether a reply has arrived in the last seconds."""
-        return now - self._heard_at <= seconds
-
     def silent_since(self) -> float | None:
         """When the oldest command without a reply was sent, or a reply last arrived if that is later; else None."""
-        return max(self._heard_at, self._owed[0][3]) if self._owed else None
+        return max(self.heard_at, self._owed[0][3]) if self._owed else None
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -182,17 +178,14 @@ class TaskConnection:
         still open; it is closed if the connection has ended, or brings stray data.
         """
         try:
-            self._read_or_break_off(once)
+            try:
+                self._read(once)
+            except RedisError as error:
+                self.break_off(error)
         except BaseException:
             self.break_off_interrupted()
             raise
         return self.is_open
-
-    def _read_or_break_off(self, once: bool) -> None:
-        try:
-            self._read(once)
-        except RedisError as error:
-            self.break_off(error)
 
     def _read(self, once: bool) -> None:
         connection = self.connection
@@ -200,7 +193,7 @@ class TaskConnection:
             if not self._owed:
                 raise stray()
             for reply in iter(connection.next_reply, INCOMPLETE):
-                self._heard_at = monotonic()  # of a whole reply: what begins another one may never end
+                self.heard_at = monotonic()  # of a whole reply: what begins another one may never end
                 self._take(reply)
             if once:
                 return
@@ -222,12 +215,12 @@ class TaskConnection:
 
     def _expect_life(self, now: float) -> None:
         """Look soon whether anything has come, if the connection was idle for long until now."""
-        if not self._owed and now - self._heard_at > DOUBTED_AFTER:
+        if not self._owed and now - self.heard_at > DOUBTED_AFTER:
             self.loop.call_later(ALIVE_WITHIN, self._look_for_life, now)
 
     def _look_for_life(self, since: float) -> None:
         # What has come while the loop was blocked may not have been read yet.
-        if self._heard_at < since and self.is_open and self.read() and self._heard_at < since:
+        if self.heard_at < since and self.is_open and self.read() and self.heard_at < since:
             self.break_off(gone_silently())
 
     # --- limits ------------------------------------------------------------------------------------------------------
@@ -258,7 +251,7 @@ class TaskConnection:
         late = RedisTimeoutError("Timeout reading from the server")
         for _, slot, until, sent_at in list(self._owed):
             if until <= now and not slot.done():
-                if sent_at >= self._heard_at:  # no reply has arrived since
+                if sent_at >= self.heard_at:  # no reply has arrived since
                     self.break_off(late)
                     return
                 slot.set_result(late)

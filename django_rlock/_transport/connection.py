@@ -21,7 +21,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import disarm, guard
 from django_rlock._core.redis_py import server_error
 from django_rlock._core.threads import Alive
-from django_rlock._redis.scripts import Script
+from django_rlock._redis.scripts import OK, Script
 
 # --- parsing replies --------------------------------------------------------------------------------------------------
 
@@ -436,7 +436,10 @@ def check_reply(reply: Any, nonce: bytes, script: Script) -> list[Any]:
     """Return a script's reply if it echoes ``nonce`` and has values that the script returns; else raise redis-py's
     exception for what it is."""
     if type(reply) is list and reply and reply[0] == nonce:
-        if len(reply) == 2 and reply[1] in script.usual:  # without a further call
+        if len(reply) == 2:
+            if reply[1] in script.usual:  # without a further call
+                return reply
+        elif tuple(map(type, reply)) in script.grants and reply[1] == OK:
             return reply
         if script.may_reply(reply[1:]):
             return reply

@@ -196,7 +196,7 @@ def test_looking_for_late_replies(new_ends: Callable[[], Ends]) -> None:
     def prepare() -> Callable[[], object]:
         links[:] = [link] = [new_ends()[0]]
         asked[:] = [link.ask(b"PING", reply, limit) for reply, limit in zip(REPLIES, (0, 0.001), strict=True)]
-        link._heard_at += 1  # so that the connection is not given up
+        link.heard_at += 1  # so that the connection is not given up
         link._timers[0].cancel()  # it goes off now
         return link._look
 

@@ -356,7 +356,7 @@ async def test_connections_that_were_idle_for_long_are_replaced(binding, proxies
             link.since -= KEEP_IDLE
     if binding.name == "async":
         for link in connections_of(asyncio.get_running_loop()).shared.values():
-            link._heard_at -= KEEP_IDLE
+            link.heard_at -= KEEP_IDLE
     assert await binding.acquire(lock, wait_time=0)
     await binding.release(lock)
 

@@ -309,11 +309,11 @@ def keys_end_too_soon(patch):
 
 
 def waits_for_all(patch):
-    patch.setattr(VoteTally, "decided", property(VoteTally.is_complete))
+    patch.setattr(VoteTally, "decided", property(lambda self: not self.unheard))
 
 
 def never_gives_up_early(patch):
-    patch.setattr(VoteTally, "decided", property(lambda self: self.won or self.is_complete()))
+    patch.setattr(VoteTally, "decided", property(lambda self: self.won or not self.unheard))
 
 
 def keys_do_not_end(patch):

@@ -26,6 +26,7 @@ ENDLESS, ABSENT = -1, -2
 """The values in place of a remaining lease in ms, as for PTTL: the lease has no end; the key does not exist."""
 
 _WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
+_TYPES = {"OK": bytes, "bytes": bytes, "int": int}
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _SHARDED = {
     # A sharded channel must be in the slot of the keys, so a process has one for each lock: keys.wake_channel().
@@ -48,7 +49,8 @@ class Script:
     ``joins`` says whether calls with the same first argument may be joined into one: it then has all their keys, and
     after that argument all their others; its reply has one value for each call. ``reply`` is a pattern of what may
     follow the nonce: ``int``, ``bytes``, ``texts`` (a list of bytes), ``numbers`` (a list of int), ``empty`` (a list),
-    or the word itself, as ``OK``. ``usual`` are the most frequent replies that are a single value.
+    or the word itself, as ``OK``. ``usual`` are the most frequent replies that are a single value, and ``grants`` the
+    types of the replies, with the nonce, that have values after ``OK``: both are recognized without the pattern.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Script:
     sha: str
     reply: re.Pattern[str]
     usual: tuple[bytes | int, ...]
+    grants: frozenset[tuple[type, ...]]
     joins: bool = False
 
     @classmethod
@@ -63,8 +66,10 @@ class Script:
         bytes_of_any_kind = "|".join(("bytes", *_WORDS.values()))
         pattern = re.compile(re.sub(r" ?(\w+)", r" \1", reply).replace("bytes", f"(?:{bytes_of_any_kind})"))
         usual = tuple(value for value in (OK, 1, 0) if pattern.fullmatch(_said([value])))
+        words = [each.split() for each in reply.split("|") if each.startswith("OK ")]
+        grants = frozenset((bytes, *map(_TYPES.__getitem__, each)) for each in words if _TYPES.keys() >= set(each))
         source = _read(name)
-        return cls(name, source, _digest(source), pattern, usual, joins)
+        return cls(name, source, _digest(source), pattern, usual, grants, joins)
 
     def may_reply(self, values: list[Any]) -> bool:
         """Whether these values may follow the nonce in a reply."""

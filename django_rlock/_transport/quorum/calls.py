@@ -301,7 +301,8 @@ def _free_in_ms(votes: VoteTally) -> int:
     """When a quorum may be free, judging by the leases reported by the nodes that refused; ENDLESS for never."""
     lasting = [_lasting(reply[1]) for reply in votes.no.values()]
     # Nodes that have not replied yet are assumed to be like the slowest of the others.
-    lasting += [0.0] * len(votes.yes) + [max(lasting, default=0.0)] * votes.unheard + [math.inf] * len(votes.errors)
+    lasting += [max(lasting, default=0.0)] * len(votes.unheard)
+    lasting += [0.0] * len(votes.yes) + [math.inf] * len(votes.errors)
     free_in = sorted(lasting)[votes.quorum - 1]
     return ENDLESS if free_in == math.inf else int(free_in)
 

@@ -246,21 +246,22 @@ class TaskTransport:
         """The running loop's open connection to each node; a connection without a reply in time is given up."""
         shared = connections_of(loop).shared
         found = [shared.get(server) for server in self._servers]
+        recently = self.now() - self.timeout
+        for each in found:
+            if each is None or not (each.is_open and each.is_introduced and each.heard_at >= recently):
+                break
+        else:
+            return found  # if one has ended since then, sending the call finds that, and the node is asked again
         _read_what_arrived(found)
         now = self.now()
-        for node, connection in enumerate(found):
-            if connection is not None and not (
-                connection.is_open and connection.is_introduced and connection.heard_within(self.timeout, now)
-            ):
-                found[node] = self._usable(node, connection, now)
-        return found
+        return [each and self._usable(node, each, now) for node, each in enumerate(found)]
 
     def _usable(self, node: int, connection: TaskConnection, now: float) -> TaskConnection | None:
         if not connection.is_open or not connection.is_introduced:
             return None
         since = connection.silent_since()
         if since is None:
-            if connection.heard_within(KEEP_IDLE, now):
+            if now - connection.heard_at <= KEEP_IDLE:
                 return connection
             connection.break_off(gone_silently())  # a vote has no time to wait for a connection that may be gone
         elif now <= since + self.timeout:

@@ -252,17 +252,19 @@ class VoteTally:
         self.yes: dict[int, list[Any]] = {}
         self.no: dict[int, list[Any]] = {}
         self.errors: dict[int, Exception] = {}
-        self.unheard = size
+        self.unheard = set(range(size))
 
     def add(self, node: int, reply: list[Any] | Exception) -> None:
         """Record a vote; only the first one of a node counts."""
+        if node not in self.unheard:
+            return
         if isinstance(reply, Exception):
-            votes: dict[int, Any] = self.errors
+            self.errors[node] = reply
+        elif self.call.is_vote_for(reply):
+            self.yes[node] = reply
         else:
-            votes = self.yes if self.call.is_vote_for(reply) else self.no
-        if node not in self.yes and node not in self.no and node not in self.errors:
-            votes[node] = reply
-            self.unheard -= 1
+            self.no[node] = reply
+        self.unheard.discard(node)
 
     @property
     def won(self) -> bool:
@@ -292,14 +294,10 @@ class VoteTally:
         """Whether so many nodes failed that no quorum can reply."""
         return len(self.errors) > self.size - self.quorum
 
-    def is_complete(self) -> bool:
-        return self.unheard == 0
-
     def close(self) -> None:
         """Record a timeout for each node that has not voted."""
-        if not self.is_complete():
-            for node in range(self.size):
-                self.add(node, RedisTimeoutError("did not reply in time"))
+        for node in self.unheard.copy():
+            self.add(node, RedisTimeoutError("did not reply in time"))
 
 
 class QuorumCall(ScriptCall):
@@ -410,7 +408,7 @@ class VotingRound:
         def count(answer: Answer) -> bool:
             nonlocal until
             self._count(answer)
-            if tally.is_complete():
+            if not tally.unheard:
                 return True
             if until == latest and tally.is_executed:
                 until = min(until, 2 * self.now() - started + _GRACE)
@@ -426,9 +424,9 @@ class VotingRound:
 
         def count(answer: Answer) -> bool:
             self._count(answer)
-            return tally.is_complete()
+            return not tally.unheard
 
-        if not tally.is_complete():
+        if tally.unheard:
             await self._session.listen(count, until)
 
     def _open(self, call: QuorumCall, voters: Collection[int] | None = None) -> VoteTally:
